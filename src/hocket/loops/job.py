@@ -7,7 +7,7 @@ replicas is decided here, in a fixed order of workers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hocket.loops.compile import CompileOptions, Kernel, compiled
 from hocket.loops.generate import KernelSource
+from hocket.loops.prefetch import Prefetch
 from hocket.loops.tiles import Tile, Tiling
 
 AnyArray = NDArray[Any]
@@ -38,6 +39,8 @@ class LoopJob:
     written: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Name -> owner, for names of one array."""
+    find_prefetch: Callable[[], Prefetch | None] = lambda: None
+    """Makes what finds the rows of written arrays that a tile touches."""
 
     @property
     def replicated(self) -> tuple[str, ...]:

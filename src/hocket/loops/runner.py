@@ -20,6 +20,7 @@ from hocket.loops.flow import stored_names
 from hocket.loops.form import Refusal
 from hocket.loops.job import LoopJob
 from hocket.loops.names import Number
+from hocket.loops.prefetch import Prefetch, prefetch_of
 from hocket.loops.recall import content, same_content, signature
 from hocket.loops.settings import Settings
 from hocket.loops.source import LoopSite, LoopSource
@@ -146,6 +147,21 @@ class SiteRunner:
             tuple(sorted(option.private)), tuple(sorted(option.summed)),
             tuple(sorted(option.buffered)), _last_worker(decision.candidate),
             option.reading.body.written, owners,
+            lambda: self._prefetch(decision, owners),
+        )  # fmt: skip
+
+    def _prefetch(self, decision: Decision, owners: Mapping[str, str]) -> Prefetch | None:
+        """How workers of other machines find the rows that a tile touches."""
+        if decision.candidate is None or decision.source is None:
+            return None
+        option = decision.candidate.option
+        written = option.reading.body.written
+        names = {name for name, owner in owners.items() if owner in written}
+        twice = {owner for name, owner in owners.items() if name != owner}
+        wanted = written - twice - option.private - option.summed
+        return prefetch_of(
+            option.reading.levels, decision.source.arguments, wanted, names | written,
+            self.source.names, is_listed=option.shape.is_listed,
         )  # fmt: skip
 
     def _combined(

@@ -1,9 +1,10 @@
-"""Ray workers, also on other machines: each has its own memory, and changed cells are moved.
+"""Ray workers, also on other machines: the rows of a tile are fetched in bulk and given back.
 
-A tile answers with the cells that it changed; before a worker runs a tile it gets the changes that
-it has not seen of all tiles that have ended. Tiles that run at the same time touch no common cell,
-so the order in which changes arrive does not matter. A worker that dies is named and started again,
-and the pass is repeated from its beginning: the caller's arrays change only when a pass has ended.
+The arrays that the loop writes stay with the caller (`row_store`); a worker finds the rows that its
+tile touches by what is left of the body (`hocket.loops.prefetch`), fetches them with one message,
+and gives back those that changed. Ray places the workers, hands out tiles and tells who died. A
+worker that dies is named and started again, and the pass is repeated from its beginning: the
+caller's arrays change only when a pass has ended.
 """
 
 from __future__ import annotations
@@ -11,80 +12,81 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hocket.base.errors import RunError
 from hocket.base.extras import require
+from hocket.loops.backends.row_store import RemoteRows, RowStore
 from hocket.loops.compile import CompileOptions, compiled
+from hocket.loops.generate import KernelSource
 from hocket.loops.job import AnyArray, LoopJob, exchange, finish
+from hocket.loops.prefetch import Prefetch
 
 Results = list[tuple[Any, ...]]
-Changes = dict[str, tuple[AnyArray, AnyArray]]
-"""Array -> places of cells, counted through, and their new values."""
 MAX_RESTARTS = 3
 _log = logging.getLogger("hocket.loops")
+
+
+@dataclass(frozen=True)
+class RayLoad:
+    """What a worker needs for a pass; its arrays come beside it, through Ray's store."""
+
+    source: KernelSource
+    options: CompileOptions
+    aliases: dict[str, str]
+    own: tuple[str, ...]
+    """Arrays of which each worker has its own."""
+    shapes: dict[str, tuple[tuple[int, ...], str]]
+    """Shape and type of the arrays whose rows stay with the caller."""
+    prefetch: Prefetch | None
+    address: str
+    token: str
 
 
 class RayMember:
     """What runs in a Ray worker: a kernel, arrays, and one tile after another."""
 
-    def load(
-        self,
-        text: str,
-        options: CompileOptions,
-        arguments: Sequence[str],
-        values: dict[str, Any],
-        aliases: dict[str, str],
-        changing: Sequence[str],
-        orders: Sequence[AnyArray],
-    ) -> int:
-        """Take a job; arrays that the loop changes become this worker's own."""
-        self.kernel = compiled(text, options)
-        own = {name: values[name].copy() for name in changing}
-        self.values = {**values, **own}
-        self.changing = own
-        self.orders = list(orders)
-        self.arguments = [self.values[aliases.get(name, name)] for name in arguments]
-        return len(own)
+    def load(self, load: RayLoad, values: dict[str, Any], orders: Sequence[AnyArray]) -> int:
+        """Take a job; arrays of its own are copied, those with rows elsewhere are empty."""
+        self.prefetch, self.orders = load.prefetch, list(orders)
+        self.kernel = compiled(load.source.text, load.options)
+        self.own = {name: values[name].copy() for name in load.own}
+        shared = {name: np.zeros(shape, kind) for name, (shape, kind) in load.shapes.items()}
+        self.num_rows = {name: len(array) for name, array in shared.items()}
+        self.remote = RemoteRows(load.address, load.token, shared)
+        given = {**values, **self.own, **shared}
+        self.values = {name: given[load.aliases.get(name, name)] for name in load.source.arguments}
+        return len(shared)
 
-    def run(
-        self, leading: Sequence[int], seen: Sequence[Changes], shared: Sequence[str]
-    ) -> tuple[tuple[Any, ...], Changes]:
-        """Apply what others changed, run a tile, and tell what it changed."""
-        for changes in seen:
-            for name, (places, cells) in changes.items():
-                self.changing[name].ravel()[places] = cells
-        before = {name: self.changing[name].copy() for name in shared}
-        result = self.kernel(*self.orders, *leading, *self.arguments) or ()
-        changed: Changes = {}
-        for name in shared:
-            # Compared as bytes: a cell that became NaN or minus zero has changed too.
-            one, other = _bytes(before[name]), _bytes(self.changing[name])
-            places = np.flatnonzero((one != other).any(axis=1))
-            changed[name] = places, self.changing[name].ravel()[places]
-        return result, changed
+    def run(self, leading: Sequence[int]) -> tuple[Any, ...]:
+        """Fetch the rows of a tile, run it, give back what it changed."""
+        first = (*self.orders, *leading)
+        rows = {name: np.arange(count) for name, count in self.num_rows.items()}
+        if self.prefetch is not None:
+            rows |= self.prefetch.rows(first, self.values)
+        self.remote.read(rows)
+        before = self.remote.taken(rows)
+        result: tuple[Any, ...] = self.kernel(*first, *self.values.values()) or ()
+        self.remote.write(rows, before)
+        return result
 
     def fetch(self, names: Sequence[str]) -> dict[str, AnyArray]:
         """This worker's own arrays."""
-        return {name: self.changing[name] for name in names}
+        return {name: self.own[name] for name in names}
 
     def store(self, arrays: dict[str, AnyArray]) -> None:
         """Replace the content of own arrays."""
         for name, array in arrays.items():
-            self.changing[name][...] = array
-
-
-def _bytes(array: AnyArray) -> AnyArray:
-    flat = np.ascontiguousarray(array).view(np.uint8)
-    found: AnyArray = flat.reshape(-1, array.dtype.itemsize)
-    return found
+            self.own[name][...] = array
 
 
 def run_on_ray(job: LoopJob) -> Results:
     """Carry out a job on the Ray cluster that this process is connected to, or a local one."""
     require("ray", "the back end 'ray'")
+    require("zmq", "the back end 'ray'")
     import ray
 
     if not ray.is_initialized():
@@ -117,47 +119,44 @@ class _Died(Exception):  # noqa: N818
 
 
 def _pass(ray: Any, job: LoopJob, contiguous: dict[str, Any], members: list[Any]) -> Results:
-    shared = sorted(job.written - set(job.replicated))
-    _load(ray, job, contiguous, members)
     values = {name: contiguous[name].copy() for name in sorted(job.written)}
     local = dataclasses.replace(job, values={**job.values, **values})
+    shared = {name: array for name, array in values.items() if name not in job.replicated}
     results: Results = [()] * len(job.tiling.tiles)
-    log: list[Changes] = []
-    seen = [0] * len(members)
     ended: set[int] = set()
-    steps = range(job.tiling.num_steps) if job.needs_barriers else [None]
-    for step in steps:
-        _run_tiles(ray, job, members, step, shared, (ended, results, log, seen))
-        if job.needs_barriers:
-            replicas = _fetched(ray, job, members)
-            exchange(local, replicas)
-            merged = {name: replicas[0][name] for name in job.buffered}
-            _all(ray, [member.store.remote(merged) for member in members], "an exchange")
-    for changes in log:
-        for name, (places, cells) in changes.items():
-            values[name].ravel()[places] = cells
-    finish(local, _fetched(ray, job, members))
+    with RowStore(shared, ray.util.get_node_ip_address()) as store:
+        _load(ray, job, contiguous, members, (shared, store))
+        for step in range(job.tiling.num_steps) if job.needs_barriers else [None]:
+            _run_tiles(ray, job, members, step, ended, results)
+            if job.needs_barriers:
+                replicas = _fetched(ray, job, members)
+                exchange(local, replicas)
+                merged = {name: replicas[0][name] for name in job.buffered}
+                _all(ray, [member.store.remote(merged) for member in members], "an exchange")
+        finish(local, _fetched(ray, job, members))
     for name in sorted(job.written):
         job.values[name][...] = values[name]
     return results
 
 
-def _load(ray: Any, job: LoopJob, contiguous: dict[str, Any], members: list[Any]) -> None:
-    """One copy of everything goes to the store; replicas differ only in what they become."""
-    started = dict(contiguous)
-    for name in job.replicated:
-        started[name] = job.replica(name)
-    stored = ray.put(started)
-    orders = ray.put(list(job.tiling.order))
-    changing = sorted(set(job.written) | set(job.replicated))
-    loads = [
-        member.load.remote(
-            job.source.text, job.options, job.source.arguments, stored, dict(job.aliases),
-            changing, orders,
-        )
-        for member in members
-    ]  # fmt: skip
-    _all(ray, loads, "the start")
+def _load(
+    ray: Any,
+    job: LoopJob,
+    contiguous: dict[str, Any],
+    members: list[Any],
+    kept: tuple[dict[str, AnyArray], RowStore],
+) -> None:
+    """One copy of what the loop reads goes to the store; what it writes stays here."""
+    shared, store = kept
+    started = {name: value for name, value in contiguous.items() if name not in shared}
+    started |= {name: job.replica(name) for name in job.replicated}
+    load = RayLoad(
+        job.source, job.options, dict(job.aliases), job.replicated,
+        {name: (array.shape, array.dtype.str) for name, array in shared.items()},
+        job.find_prefetch(), store.address, store.token,
+    )  # fmt: skip
+    stored, orders = ray.put(started), ray.put(list(job.tiling.order))
+    _all(ray, [member.load.remote(load, stored, orders) for member in members], "the start")
 
 
 def _all(ray: Any, calls: list[Any], doing: str) -> list[Any]:
@@ -184,11 +183,10 @@ def _run_tiles(
     job: LoopJob,
     members: list[Any],
     step: int | None,
-    shared: list[str],
-    state: tuple[set[int], Results, list[Changes], list[int]],
+    ended: set[int],
+    results: Results,
 ) -> None:
     """Hand each worker its next tile as soon as those that it follows have ended."""
-    ended, results, log, seen = state
     waiting = [
         [n for n, t in enumerate(job.tiling.tiles) if t.worker == w and step in (None, t.step)]
         for w in range(job.tiling.num_workers)
@@ -203,13 +201,10 @@ def _run_tiles(
             if all(other in ended for other in tile.after):
                 number = queue.pop(0)
                 leading = [int(part) for part in job.leading(tile)[len(job.tiling.order) :]]
-                news = log[seen[worker] :]
-                seen[worker] = len(log)
-                running[members[worker].run.remote(leading, news, shared)] = worker, number
+                running[members[worker].run.remote(leading)] = worker, number
         ready, _ = ray.wait(list(running), num_returns=1)
         for call in ready:
             worker, number = running.pop(call)
-            result, changes = _one(ray, call, worker, f"tile {job.tiling.tiles[number].place}")
+            result = _one(ray, call, worker, f"tile {job.tiling.tiles[number].place}")
             results[number] = tuple(result)
-            log.append(changes)
             ended.add(number)
