@@ -59,3 +59,27 @@ def test_a_killed_worker_is_named_and_its_pass_repeated(monkeypatch, caplog):
     assert "loop worker 1 died" in caplog.text
     for left, right in zip(arguments, expected, strict=True):
         np.testing.assert_array_equal(left, right)
+
+
+def towards(j, k, x, w):
+    for n in range(len(j)):
+        w[j[n]] -= w[k[n]] - x[n]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_arrays_through_tables_are_those_of_threads_where_there_is_no_delay(monkeypatch):
+    from hocket.loops.backends import tabled
+
+    monkeypatch.setattr(tabled, "STALENESS", 0)
+    j, k, x = np.arange(300) % 17, np.arange(300) % 13, np.linspace(-1, 1, 300)
+    found = []
+    for backend in ("threads", "ray"):
+        w = np.zeros(20)
+        run = hocket.parallel_for(
+            permit={"w": "revise"}, workers=1, max_delay=50, rate=0.3, backend=backend
+        )(towards)
+        run(j, k, x, w)
+        run(j, k, x, w)
+        found.append(w)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
+    assert found[0].any()

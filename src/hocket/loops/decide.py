@@ -48,6 +48,8 @@ class Decision:
     (its inner loops are tried) or ``python``."""
     source: KernelSource | None = None
     options: CompileOptions = field(default_factory=CompileOptions)
+    through: Mapping[str, str] = field(default_factory=dict)
+    """Arrays that go through tables."""
 
 
 class LoopDecider:
@@ -153,7 +155,10 @@ class LoopDecider:
             )
         source = self._sources[key]
         options = CompileOptions(self.settings.fastmath, self._checks_bounds(candidate))
-        return Decision(self.site, verdict, candidate, tuple(refusals), "parallel", source, options)
+        return Decision(
+            self.site, verdict, candidate, tuple(refusals), "parallel", source, options,
+            self.settings.through,
+        )  # fmt: skip
 
     def _checks_bounds(self, candidate: TiledOption) -> bool:
         return self.settings.check_bounds and not all_inside(candidate.space)

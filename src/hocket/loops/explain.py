@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,8 @@ class LoopExplanation:
     candidate: TiledOption | None
     refusals: tuple[Refusal, ...]
     way: str
+    through: Mapping[str, str] = field(default_factory=dict)
+    """Arrays that go through tables."""
 
     @cached_property
     def predicted(self) -> PredictedPass | None:
@@ -149,10 +151,17 @@ class LoopExplanation:
     def _notes(self) -> Iterable[str]:
         if self.option is None:
             return
+        tabled = {name for name in self.option.buffered if name in self.through}
+        revised = {name for name in tabled if self.through[name] == "revise"}
         for names, what in (
             (self.option.private, "scratch, one per worker"),
             (self.option.summed, "summed per worker, added in a fixed order"),
-            (self.option.buffered, "buffered: other workers see changes at the next step"),
+            (
+                self.option.buffered - tabled,
+                "buffered: other workers see changes at the next step",
+            ),
+            (tabled - revised, "through a table: others see changes at most a step late"),
+            (revised, "through a table, revised: changes are gradients, steps are AdaGrad's"),
             ({r.name for r in self.option.reading.reductions}, "reduced in a fixed order"),
         ):
             if names:
@@ -203,12 +212,17 @@ def _name(atom: Any) -> str:
 
 
 def explain_source(
-    source: LoopSource, *, ordered: bool = False, permit: Iterable[str] = ()
+    source: LoopSource,
+    *,
+    ordered: bool = False,
+    permit: Iterable[str] = (),
+    through: Mapping[str, str] | None = None,
 ) -> FunctionExplanation:
     """From the source alone: ranks are guessed, conditions on data are taken to hold."""
     loops: list[LoopExplanation] = []
     for site in source.sites:
         loops += _from_source(site, source, ordered, tuple(permit))
+    loops = [replace(loop, through=through or {}) for loop in loops]
     return FunctionExplanation(source.name, source.place, tuple(loops), with_data=False)
 
 
@@ -290,4 +304,6 @@ def _of_decision(decision: Decision) -> LoopExplanation:
     option = candidate.option if candidate is not None else None
     way = "serial" if is_alone else decision.way
     line, verdict = decision.site.line, decision.verdict
-    return LoopExplanation(line, verdict, option, candidate, decision.refusals, way)
+    return LoopExplanation(
+        line, verdict, option, candidate, decision.refusals, way, decision.through
+    )

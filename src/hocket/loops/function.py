@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import functools
+import math
 import os
 from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType
@@ -26,7 +27,8 @@ from hocket.loops.source import LoopSite, LoopSource, source_of
 P = ParamSpec("P")
 R = TypeVar("R")
 BACKENDS = ("threads", "processes", "ray", "in-turn")
-PERMISSIONS = ("buffer",)
+PERMISSIONS = ("buffer", "table", "revise")
+TABLE_BACKENDS = ("threads", "ray")
 
 
 class ParallelFunction(Generic[P, R]):
@@ -83,7 +85,9 @@ class ParallelFunction(Generic[P, R]):
         if self.decisions():
             return explain_call(self, None, {})
         settings = self.settings
-        return explain_source(self.source, ordered=settings.ordered, permit=settings.permit)
+        return explain_source(
+            self.source, ordered=settings.ordered, permit=settings.permit, through=settings.through
+        )
 
     def variables(self) -> dict[str, Any]:
         """Globals and closure of the function, as they are now."""
@@ -102,9 +106,16 @@ class ParallelFunction(Generic[P, R]):
             known = parameters | stored_names([self.source.node])
             if array not in known:
                 raise unknown_name("array", array, known, where="permit")
+            if way != "buffer" and options["backend"] not in TABLE_BACKENDS:
+                raise UsageError(
+                    f"the back end {options['backend']!r} has no tables",
+                    hint=f"permit 'buffer', or use {' or '.join(map(repr, TABLE_BACKENDS))}",
+                    where=f"permit[{array!r}]",
+                )
         return Settings(
             num_workers=options["workers"], backend=backend_named(options["backend"]),
-            ordered=options["ordered"], permit=tuple(sorted(permit)),
+            ordered=options["ordered"], permit=tuple(sorted(permit)), rate=options["rate"],
+            through={array: way for array, way in permit.items() if way != "buffer"},
             max_delay=options["max_delay"], fastmath=options["fastmath"],
             check_bounds=options["check_bounds"], outside=lambda name: self.variables().get(name),
         )  # fmt: skip
@@ -215,6 +226,7 @@ def parallel_for(
     workers: int | None = ...,
     backend: str = ...,
     max_delay: int | None = ...,
+    rate: float = ...,
     fastmath: bool = ...,
     check_bounds: bool = ...,
 ) -> Callable[[Callable[P, R]], ParallelFunction[P, R]]: ...
@@ -229,6 +241,7 @@ def parallel_for(
     workers: int | None = None,
     backend: str = "threads",
     max_delay: int | None = None,
+    rate: float = 0.1,
     fastmath: bool = False,
     check_bounds: bool = True,
 ) -> Any:
@@ -236,7 +249,10 @@ def parallel_for(
 
     Unless ``ordered``, iterations that meet at a cell may run in another order than the loop's, as
     long as the result is that of some order; a step such as ``A[i - 1]`` is always kept. ``permit``
-    names arrays whose updates other workers may see late: ``{"totals": "buffer"}``.
+    names arrays whose updates other workers may see late: ``{"totals": "buffer"}`` at fixed steps,
+    so that the bits are always the same; ``"table"`` through a table, without waiting for all;
+    ``"revise"`` through one that takes what a tile subtracts for gradients, with AdaGrad steps of
+    ``rate``.
     """
     if ordered and permit:
         raise UsageError(
@@ -247,10 +263,13 @@ def parallel_for(
         raise UsageError(f"workers is {workers}", hint="give 1 or more")
     if max_delay is not None and max_delay < 1:
         raise UsageError(f"max_delay is {max_delay}", hint="give 1 or more iterations")
+    if not 0 < rate < math.inf:
+        raise UsageError(f"rate is {rate}", hint="give a step size above 0")
     if backend not in BACKENDS:
         raise unknown_name("back end", backend, BACKENDS)
     options = {
         "ordered": ordered, "permit": permit or {}, "backend": backend, "max_delay": max_delay,
+        "rate": rate,
         "workers": workers or len(os.sched_getaffinity(0)), "fastmath": fastmath,
         "check_bounds": check_bounds,
     }  # fmt: skip

@@ -39,13 +39,19 @@ class LoopJob:
     written: frozenset[str] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Name -> owner, for names of one array."""
+    tabled: Mapping[str, str] = field(default_factory=dict)
+    """Arrays that go through tables, each added to ("table") or revised ("revise")."""
+    rate: float = 0.1
+    """Step size of arrays that are revised."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What tables know from one call to the next."""
     find_prefetch: Callable[[], Prefetch | None] = lambda: None
     """Makes what finds the rows of written arrays that a tile touches."""
 
     @property
     def replicated(self) -> tuple[str, ...]:
         """Arrays of which each worker has its own."""
-        return (*self.private, *self.summed, *self.buffered)
+        return (*self.private, *self.summed, *self.buffered, *self.tabled)
 
     @property
     def needs_barriers(self) -> bool:

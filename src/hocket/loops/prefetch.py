@@ -49,6 +49,20 @@ class Prefetch:
         return {name: np.flatnonzero(mark) for name, mark in marks.items()}
 
 
+def touched_rows(
+    prefetch: Prefetch | None,
+    arrays: Mapping[str, NDArray[Any]],
+    leading: Sequence[Any],
+    values: Mapping[str, Any],
+) -> dict[str, NDArray[np.int64]]:
+    """The rows of some arrays that a tile touches; all of them where that is not known."""
+    every = {name: np.arange(len(array)) for name, array in arrays.items()}
+    if prefetch is None:
+        return every
+    found = prefetch.rows(leading, values)
+    return {name: found.get(name, rows) for name, rows in every.items()}
+
+
 def prefetch_of(
     levels: Sequence[LoopLevel],
     arguments: Sequence[str],

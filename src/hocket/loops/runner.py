@@ -5,6 +5,7 @@ What was decided for a call is remembered and used again while the next calls lo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +45,7 @@ class SiteRunner:
         self.results = tuple(sorted(self._stored & site.nest.live_after))
         self.decider = LoopDecider(source, site, settings, self.results)
         self._memories: dict[Any, _Memory] = {}
+        self._kept: dict[str, Any] = {}
         self.last: Decision | None = None
 
     def run(self, variables: Mapping[str, Any]) -> Results | bool | None:
@@ -142,12 +144,14 @@ class SiteRunner:
             if neutral is not None:
                 initial = values[reduction.name]
                 started[reduction.name] = type(initial)(neutral)
+        through = {owners.get(name, name): way for name, way in self.settings.through.items()}
+        tabled = {name: way for name, way in through.items() if name in option.buffered}
         return LoopJob(
             decision.source, decision.options, tiling, started,
             tuple(sorted(option.private)), tuple(sorted(option.summed)),
-            tuple(sorted(option.buffered)), _last_worker(decision.candidate),
-            option.reading.body.written, owners,
-            lambda: self._prefetch(decision, owners),
+            tuple(sorted(option.buffered - tabled.keys())), _last_worker(decision.candidate),
+            option.reading.body.written, owners, tabled, self.settings.rate, self._kept,
+            functools.cache(lambda: self._prefetch(decision, owners)),
         )  # fmt: skip
 
     def _prefetch(self, decision: Decision, owners: Mapping[str, str]) -> Prefetch | None:

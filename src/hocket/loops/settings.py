@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.loops.job import LoopJob
@@ -19,6 +19,10 @@ class Settings:
     """Whether dependent iterations must run in the order of the loop."""
     permit: tuple[str, ...] = ()
     """Arrays whose updates may be seen late by other workers."""
+    through: Mapping[str, str] = field(default_factory=dict)
+    """Of these: the arrays that go through tables, "table" or "revise"."""
+    rate: float = 0.1
+    """Step size of adaptive revision."""
     max_delay: int | None = None
     """Iterations of one worker between two exchanges of buffered arrays."""
     fastmath: bool = False

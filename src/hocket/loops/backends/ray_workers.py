@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +21,13 @@ import numpy as np
 from hocket.base.errors import RunError
 from hocket.base.extras import require
 from hocket.loops.backends.row_store import RemoteRows, RowStore
+from hocket.loops.backends.tabled import TabledArrays, put_back, served_tables
 from hocket.loops.compile import CompileOptions, compiled
 from hocket.loops.generate import KernelSource
 from hocket.loops.job import AnyArray, LoopJob, exchange, finish
-from hocket.loops.prefetch import Prefetch
+from hocket.loops.prefetch import Prefetch, touched_rows
+from hocket.tables import Layout, Node
+from hocket.tables.address import client_port
 
 Results = list[tuple[Any, ...]]
 MAX_RESTARTS = 3
@@ -44,34 +48,55 @@ class RayLoad:
     prefetch: Prefetch | None
     address: str
     token: str
+    layout: Layout | None = None
+    """Of arrays that go through tables."""
+    tables_at: str = ""
 
 
 class RayMember:
     """What runs in a Ray worker: a kernel, arrays, and one tile after another."""
 
-    def load(self, load: RayLoad, values: dict[str, Any], orders: Sequence[AnyArray]) -> int:
+    tabled: TabledArrays | None = None
+    node: Node | None = None
+
+    def load(
+        self, load: RayLoad, values: dict[str, Any], orders: Sequence[AnyArray], number: int = 0
+    ) -> int:
         """Take a job; arrays of its own are copied, those with rows elsewhere are empty."""
         self.prefetch, self.orders = load.prefetch, list(orders)
         self.kernel = compiled(load.source.text, load.options)
         self.own = {name: values[name].copy() for name in load.own}
-        shared = {name: np.zeros(shape, kind) for name, (shape, kind) in load.shapes.items()}
-        self.num_rows = {name: len(array) for name, array in shared.items()}
-        self.remote = RemoteRows(load.address, load.token, shared)
-        given = {**values, **self.own, **shared}
+        self.shared = {name: np.zeros(shape, kind) for name, (shape, kind) in load.shapes.items()}
+        self.remote = RemoteRows(load.address, load.token, self.shared)
+        given = {**values, **self.own, **self.shared}
         self.values = {name: given[load.aliases.get(name, name)] for name in load.source.arguments}
-        return len(shared)
+        if load.layout is not None:
+            port = client_port(load.layout, number, [load.tables_at])
+            self.node = Node(load.layout, number, port).__enter__()
+            own = {table.name: self.own[table.name] for table in load.layout.tables}
+            self.tabled = TabledArrays(self.node.workers[0], own)
+        return len(self.shared)
 
     def run(self, leading: Sequence[int]) -> tuple[Any, ...]:
         """Fetch the rows of a tile, run it, give back what it changed."""
         first = (*self.orders, *leading)
-        rows = {name: np.arange(count) for name, count in self.num_rows.items()}
-        if self.prefetch is not None:
-            rows |= self.prefetch.rows(first, self.values)
+        tabled = {} if self.tabled is None else self.tabled.arrays
+        rows = touched_rows(self.prefetch, self.shared | tabled, first, self.values)
         self.remote.read(rows)
+        if self.tabled is not None:
+            self.tabled.pull(rows)
         before = self.remote.taken(rows)
         result: tuple[Any, ...] = self.kernel(*first, *self.values.values()) or ()
         self.remote.write(rows, before)
+        if self.tabled is not None:
+            self.tabled.push(rows)
         return result
+
+    def flush(self) -> None:
+        """See to it that the tables have everything."""
+        if self.node is not None:
+            self.node.flush()
+            self.node.close()
 
     def fetch(self, names: Sequence[str]) -> dict[str, AnyArray]:
         """This worker's own arrays."""
@@ -124,8 +149,21 @@ def _pass(ray: Any, job: LoopJob, contiguous: dict[str, Any], members: list[Any]
     shared = {name: array for name, array in values.items() if name not in job.replicated}
     results: Results = [()] * len(job.tiling.tiles)
     ended: set[int] = set()
-    with RowStore(shared, ray.util.get_node_ip_address()) as store:
-        _load(ray, job, contiguous, members, (shared, store))
+    host = ray.util.get_node_ip_address()
+    with ExitStack() as stack:
+        store = stack.enter_context(RowStore(shared, host))
+        tables = stack.enter_context(served_tables(local, host)) if job.tabled else None
+        load = RayLoad(
+            job.source, job.options, dict(job.aliases), job.replicated,
+            {name: (array.shape, array.dtype.str) for name, array in shared.items()},
+            job.find_prefetch(), store.address, store.token,
+            tables[0].layout if tables else None, tables[1] if tables else "",
+        )  # fmt: skip
+        started = {name: value for name, value in contiguous.items() if name not in shared}
+        started |= {name: job.replica(name) for name in job.replicated}
+        stored, orders = ray.put(started), ray.put(list(job.tiling.order))
+        loads = [member.load.remote(load, stored, orders, n) for n, member in enumerate(members)]
+        _all(ray, loads, "the start")
         for step in range(job.tiling.num_steps) if job.needs_barriers else [None]:
             _run_tiles(ray, job, members, step, ended, results)
             if job.needs_barriers:
@@ -134,29 +172,12 @@ def _pass(ray: Any, job: LoopJob, contiguous: dict[str, Any], members: list[Any]
                 merged = {name: replicas[0][name] for name in job.buffered}
                 _all(ray, [member.store.remote(merged) for member in members], "an exchange")
         finish(local, _fetched(ray, job, members))
+        if tables is not None:
+            _all(ray, [member.flush.remote() for member in members], "its end")
+            put_back(local, tables[0])
     for name in sorted(job.written):
         job.values[name][...] = values[name]
     return results
-
-
-def _load(
-    ray: Any,
-    job: LoopJob,
-    contiguous: dict[str, Any],
-    members: list[Any],
-    kept: tuple[dict[str, AnyArray], RowStore],
-) -> None:
-    """One copy of what the loop reads goes to the store; what it writes stays here."""
-    shared, store = kept
-    started = {name: value for name, value in contiguous.items() if name not in shared}
-    started |= {name: job.replica(name) for name in job.replicated}
-    load = RayLoad(
-        job.source, job.options, dict(job.aliases), job.replicated,
-        {name: (array.shape, array.dtype.str) for name, array in shared.items()},
-        job.find_prefetch(), store.address, store.token,
-    )  # fmt: skip
-    stored, orders = ray.put(started), ray.put(list(job.tiling.order))
-    _all(ray, [member.load.remote(load, stored, orders) for member in members], "the start")
 
 
 def _all(ray: Any, calls: list[Any], doing: str) -> list[Any]:
