@@ -222,7 +222,8 @@ def _member(members: ClientState, client: int) -> ClientState:
     return ClientState(
         members.facts[client], members.rate[client], members.cells[client],
         members.row_clock[client], members.subscribed[client], members.asked[client],
-        members.pending[client], members.oldest[client], members.importance[client],
+        members.pending[client], members.oldest[client], members.unsent[client],
+        members.importance[client],
         members.last[client], members.log_row[client], members.log_before[client],
         members.log_version[client], members.log_cells[client], members.batch_end[client],
         members.batch_clock[client],

@@ -13,8 +13,8 @@ from hocket.tables.core.client import (
     ME,
     MY_CLOCK,
     MY_LIFE,
-    NEVER,
     NEXT,
+    NUM_UNSENT,
     TAIL,
     TOLD,
     ClientState,
@@ -85,7 +85,7 @@ class ShardLink:
         """Whether changes are not yet in the shard."""
         facts = self.state.facts
         is_told = facts[TOLD] >= facts[MY_CLOCK] and facts[NEXT] == facts[DONE] + 1
-        return not is_told or bool((self.state.oldest != NEVER).any())
+        return not is_told or bool(facts[NUM_UNSENT])
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import LongArray
-from hocket.tables.core.client import MY_CLOCK, NEVER, ClientState
+from hocket.tables.core.client import MY_CLOCK, NUM_UNSENT, ClientState
 from hocket.tables.core.shard import NOW, ShardState
 
 
 def unsent_rows(client: ClientState) -> LongArray:
     """All rows with changes that are not sent."""
-    return np.flatnonzero(client.oldest != NEVER)
+    return client.unsent[: client.facts[NUM_UNSENT]].copy()
 
 
 def next_changes(
@@ -35,6 +35,8 @@ def ready_rows(shard: ShardState, client: int, *, at_once: bool) -> LongArray:
 
     ``at_once``: whatever was changed, without waiting for a clock.
     """
+    if not shard.num_asked[client] and not shard.num_dirty[client]:
+        return np.zeros(0, np.int64)
     asked = shard.asked[client]
     changed = shard.dirty[client] if at_once else shard.due[client]
     return np.flatnonzero(((asked >= 0) & (asked <= shard.facts[NOW])) | changed)
@@ -44,6 +46,8 @@ def next_rows(
     shard: ShardState, client: int, limit: int, order: str, random: np.random.Generator
 ) -> LongArray:
     """At most ``limit`` rows of a shard for a client: ready ones first, then changed ones."""
+    if not shard.num_asked[client] and not shard.num_dirty[client]:
+        return np.zeros(0, np.int64)
     asked = shard.asked[client]
     is_asked = (asked >= 0) & (asked <= shard.facts[NOW])
     rows = np.flatnonzero(is_asked | shard.dirty[client])

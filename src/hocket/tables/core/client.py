@@ -8,8 +8,8 @@ makes own writes always visible. Sent changes stay in the log until the shard sa
 durable; a shard that came back is sent the log again from where its checkpoint ends.
 
 The log is a list of lines in the order of sending, each pointing to the line before it of the same
-row. Reading, changing and sending a row cost O(width); a row that arrives O(width x own changes
-under way).
+row. Reading, changing and sending a row cost O(width), a batch O(unsent rows) beside it; a row that
+arrives O(width x own changes under way).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from hocket.tables.core.rule import (
 )
 
 (ME, MY_LIFE, NEXT, DONE, KEPT, MY_CLOCK, CLAIMED, TOLD, MY_PUSHES, MY_RULE, MY_WIDTH,
- BASE, TAIL, END, MY_REFUSED) = range(15)  # fmt: skip
+ BASE, TAIL, END, MY_REFUSED, NUM_UNSENT) = range(16)  # fmt: skip
 """Places in `ClientState.facts`. NEXT: number of the next change to be sent. DONE, KEPT: the last
 that the shard has applied and made durable. MY_CLOCK: the clock of the slowest worker. CLAIMED: the
 shard's claim. TOLD: the clock that the shard was told. BASE: number of the log's first line in
@@ -71,6 +71,8 @@ class ClientState(NamedTuple):
     pending: Cells
     oldest: LongArray
     """Clock of the oldest change that is not sent, or NEVER."""
+    unsent: LongArray
+    """The first NUM_UNSENT: rows with changes that are not sent."""
     importance: Cells
     last: LongArray
     """Number of the row's last line in the log, or -1."""
@@ -95,7 +97,7 @@ def new_client(
     num_batches: int = 1024,
 ) -> ClientState:
     """A client that knows no row and no shard yet."""
-    facts = np.zeros(15, np.int64)
+    facts = np.zeros(16, np.int64)
     facts[ME], facts[NEXT], facts[MY_PUSHES], facts[MY_RULE], facts[MY_WIDTH] = (
         client,
         1,
@@ -108,7 +110,8 @@ def new_client(
         facts, np.array([rate]), np.zeros((num_rows, cell_width(rule, width)), np.float32),
         np.full(num_rows, -1, np.int64), np.zeros(num_rows, np.bool_),
         np.full(num_rows, -1, np.int64), np.zeros((num_rows, change), np.float32),
-        np.full(num_rows, NEVER, np.int64), np.zeros((1, num_rows), np.float32),
+        np.full(num_rows, NEVER, np.int64), np.zeros(num_rows, np.int64),
+        np.zeros((1, num_rows), np.float32),
         np.full(num_rows, -1, np.int64), np.zeros(num_lines, np.int64),
         np.zeros(num_lines, np.int64), np.zeros(num_lines, np.int64),
         np.zeros((num_lines, change), np.float32), np.zeros(num_batches, np.int64),
@@ -169,6 +172,9 @@ def change_rows(client: ClientState, clock: int, rows: LongArray, changes: Cells
             continue
         size = size_of(client.cells, row, facts[MY_WIDTH])
         is_first = client.oldest[row] == NEVER
+        if is_first:
+            client.unsent[facts[NUM_UNSENT]] = row
+            facts[NUM_UNSENT] += 1
         gather_change(facts[MY_RULE], client.cells, row, client.pending, is_first, changes, i)
         if client.row_clock[row] >= 0:
             apply_locally(facts[MY_RULE], client.rate[0], client.cells, row, changes, i)
@@ -201,11 +207,15 @@ def send_changes(client: ClientState, rows: LongArray, head: LongArray) -> int:
         client.oldest[row] = NEVER
         client.importance[0, row] = 0.0
         facts[END] += 1
-    if facts[MY_CLOCK] > facts[TOLD]:
-        clock = facts[MY_CLOCK]
-        for row in range(len(client.oldest)):
+    clock, left = facts[MY_CLOCK], 0
+    for i in range(facts[NUM_UNSENT]):
+        row = client.unsent[i]
+        if client.oldest[row] != NEVER:
             clock = min(clock, client.oldest[row])
-        facts[TOLD] = max(facts[TOLD], clock)
+            client.unsent[left] = row
+            left += 1
+    facts[NUM_UNSENT] = left
+    facts[TOLD] = max(facts[TOLD], clock)
     place = version % len(client.batch_end)
     client.batch_end[place] = facts[END]
     client.batch_clock[place] = facts[TOLD]

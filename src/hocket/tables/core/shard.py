@@ -9,7 +9,8 @@ it: at each advance the rows that others changed become due, and when none is du
 of the client are at the shard's clock, which is claimed in the head.
 
 Which rows are sent when is decided elsewhere (`hocket.tables.priority`): nothing here depends on
-it. Changing a row costs O(width + clients), sending it O(width), an advance O(clients x rows).
+it. Changing a row costs O(width + clients), sending it O(width), an advance O(clients), and O(rows)
+for those that have rows to be sent.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ class ShardState(NamedTuple):
     due: NDArray[np.bool_]
     """[P, R] dirty since before the last advance: it holds back the claim."""
     num_due: LongArray
+    num_dirty: LongArray
+    num_asked: LongArray
+    """[P] how many rows of ``due``, ``dirty`` and ``asked`` are set."""
     since: LongArray
     """[P, R] the number of the change that made the row dirty."""
     importance: Cells
@@ -103,6 +107,7 @@ def new_shard(
         np.zeros(num_clients, np.int64), np.zeros(num_clients, np.int64),
         np.zeros(num_clients, np.int64), np.full(pairs, -1, np.int64),
         np.zeros(pairs, np.bool_), np.zeros(pairs, np.bool_), np.zeros(pairs, np.bool_),
+        np.zeros(num_clients, np.int64), np.zeros(num_clients, np.int64),
         np.zeros(num_clients, np.int64), np.zeros(pairs, np.int64), np.zeros(pairs, np.float32),
     )  # fmt: skip
 
@@ -121,6 +126,7 @@ def shard_take(shard: ShardState, message: Message) -> bool:
             # The earliest of several: who asked for a later clock asks again, while a worker that
             # waits for the earlier one may be what the later clock waits for.
             shard.asked[client, row] = head[NEED] if asked < 0 else min(asked, head[NEED])
+            shard.num_asked[client] += asked < 0
     if head[KIND] == UPDATES:
         if head[VERSION] > shard.applied[client] + 1:
             return False
@@ -164,6 +170,7 @@ def _change(shard: ShardState, client: int, message: Message, line: int) -> None
         if shard.subscribed[other, row] and (other == client) != fine:
             if not shard.dirty[other, row]:
                 shard.since[other, row] = shard.facts[NUM_CHANGES]
+                shard.num_dirty[other] += 1
             shard.dirty[other, row] = True
             shard.importance[other, row] += relative(change, size) if fine else 1.0
 
@@ -173,6 +180,8 @@ def _advance(shard: ShardState, now: int) -> None:
     """All changes of clocks before ``now`` are here: what was changed is due to subscribers."""
     shard.facts[NOW] = now
     for client in range(shard.dirty.shape[0]):
+        if shard.num_dirty[client] == shard.num_due[client]:
+            continue
         for row in range(shard.dirty.shape[1]):
             if shard.dirty[client, row] and not shard.due[client, row]:
                 shard.due[client, row] = True
@@ -199,11 +208,13 @@ def shard_send(shard: ShardState, client: int, rows: LongArray, out: Message) ->
             out.cells[count, j] = shard.cells[row, j]
         out.rows[count] = row
         count += 1
-        if shard.asked[client, row] <= now:
+        if 0 <= shard.asked[client, row] <= now:
             shard.asked[client, row] = -1
+            shard.num_asked[client] -= 1
         if shard.due[client, row]:
             shard.due[client, row] = False
             shard.num_due[client] -= 1
+        shard.num_dirty[client] -= shard.dirty[client, row]
         shard.dirty[client, row] = False
         shard.importance[client, row] = 0.0
         shard.subscribed[client, row] = shard.facts[PUSHES]
@@ -237,7 +248,7 @@ def shard_restore(shard: ShardState, epoch: int) -> None:
     shard.facts[NOW] = _slowest(shard)
     for client in range(len(shard.clocks)):
         shard.durable[client] = shard.applied[client]
-        shard.num_due[client] = 0
+        shard.num_due[client] = shard.num_dirty[client] = shard.num_asked[client] = 0
         for row in range(shard.asked.shape[1]):
             shard.asked[client, row] = -1
             shard.subscribed[client, row] = False
