@@ -65,6 +65,7 @@ class ShardLink:
         self._random = np.random.default_rng((seed, client, number))
         self._scratch = np.zeros(num_rows, np.int64)
         self._asks: list[tuple[LongArray, int]] = []
+        self._ready: list[Message] = []
         self.is_flushing = False
         """Whether all changes should go now, without regard to clocks."""
 
@@ -90,7 +91,7 @@ class ShardLink:
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
     def send_due(self) -> bool:
-        """Send what should go now; whether anything was."""
+        """Send what should go now, or make it ready for `post`; whether there was anything."""
         facts = self.state.facts
         if not self.is_connected:
             return False
@@ -106,8 +107,17 @@ class ShardLink:
         self.is_flushing = False
         unsent = unsent_rows(self.state)
         if has_clocked or len(unsent):
-            self.send_rows(unsent)
+            self._ready.append(self._next_batch(unsent))
         return True
+
+    def post(self) -> None:
+        """Send what is ready: the longest part of it, for which workers need not stand still.
+
+        The lines of the log stay where they are until the next batch is made, by the same thread.
+        """
+        for message in self._ready:
+            self.route.send(self.number, message)
+        self._ready.clear()
 
     def _send_managed(self) -> bool:
         state, sent = self.state, False
@@ -117,23 +127,21 @@ class ShardLink:
             rows = next_changes(state, limit, self.spec.order, slack, self._random)
             if not len(rows) and state.facts[MY_CLOCK] <= state.facts[TOLD]:
                 break
-            self.send_rows(rows)
+            self.route.send(self.number, self._next_batch(rows))
             sent = True
         return sent
 
-    def send_rows(self, rows: LongArray) -> None:
-        """Send the changes of some rows as one batch."""
+    def _next_batch(self, rows: LongArray) -> Message:
+        """The changes of some rows as one batch."""
         self._make_room(len(rows))
         head = np.zeros(HEAD, np.int64)
         num = send_changes(self.state, rows, head)
-        self._send_batch(head, int(self.state.facts[END]) - num)
+        return self._batch(head, int(self.state.facts[END]) - num)
 
-    def _send_batch(self, head: LongArray, start: int) -> None:
+    def _batch(self, head: LongArray, start: int) -> Message:
         first = start - int(self.state.facts[BASE])
         lines = slice(first, first + int(head[COUNT]))
-        self.route.send(
-            self.number, Message(head, self.state.log_row[lines], self.state.log_cells[lines])
-        )
+        return Message(head, self.state.log_row[lines], self.state.log_cells[lines])
 
     def ask(self, missing: LongArray, num: int, need: int) -> bool:
         """Note rows to ask for that nothing is on its way for; whether there are any."""
@@ -173,7 +181,7 @@ class ShardLink:
         head = np.zeros(HEAD, np.int64)
         for version in range(first, int(self.state.facts[NEXT])):
             batch_head(self.state, version, head)
-            self._send_batch(head, batch_start(self.state, version))
+            self.route.send(self.number, self._batch(head, batch_start(self.state, version)))
 
     # ── the log's memory ────────────────────────────────────────────────────────────────────────
 

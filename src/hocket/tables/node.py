@@ -146,6 +146,8 @@ class Node:
                 if route.owes_answer:
                     self.links[0][shard].ping()
             self._ping_if_silent()
+        for link in self._all_links():
+            link.post()
         return busy
 
     def _take(self, shard: int, data: bytes) -> None:
