@@ -90,9 +90,11 @@ def _arguments(path: Path, parameters: tuple[str, ...]) -> dict[str, Any]:
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
             found = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except OSError as error:
+        raise InputFileError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise InputFileError(
-            f"is no .npz file of arrays: {error}",
+            "is no .npz file of arrays",
             hint="write it with numpy.savez(path, name=array, ...)",
             where=str(path),
         ) from error
