@@ -61,15 +61,15 @@ def test_with_data_sizes_and_times_are_known_and_drawn(program, tmp_path):
     rng = np.random.default_rng(0)
     data, report = tmp_path / "data.npz", tmp_path / "report.html"
     np.savez(
-        data, u=rng.integers(0, 60, 5000), i=rng.integers(0, 40, 5000), v=rng.random(5000),
-        W=rng.random((60, 4)), H=rng.random((40, 4)), lr=0.1,
+        data, u=rng.integers(0, 60, 50_000), i=rng.integers(0, 40, 50_000), v=rng.random(50_000),
+        W=rng.random((60, 32)), H=rng.random((40, 32)), lr=0.1,
     )  # fmt: skip
     found = json.loads(
         run(f"{program}:epoch", "--data", data, "--workers", 3, "--report", report, "--json")
     )
     (loop,) = found["loops"]
     assert loop["tiles"] == 9
-    assert loop["iterations"] == 5000
+    assert loop["iterations"] == 50_000
     assert 1 <= loop["imbalance"] < 1.3
     page = report.read_text()
     assert page.count("worker ") >= 3

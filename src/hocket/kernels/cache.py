@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numba.core import serialize, types
 from numba.core.compiler import CompileResult
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 from hocket.kernels import files
 from hocket.kernels.dependencies import SourceFunction

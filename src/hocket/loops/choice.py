@@ -188,14 +188,20 @@ def _seconds(node: ast.AST, space: Space) -> float:
     """Time of a statement; an inner loop counts as often as it turns."""
     if isinstance(node, (ast.For, ast.While)):
         inside_s = sum(_seconds(child, space) for child in node.body) + OPERATION_S
+        turns = _turns(node, space) if isinstance(node, ast.For) else 8.0
         if isinstance(node, ast.For) and _is_vector(node):
-            inside_s *= VECTOR_OPERATION_S / OPERATION_S
-        return inside_s * (_turns(node, space) if isinstance(node, ast.For) else 8)
+            turns = _vector_turns(turns)
+        return inside_s * turns
     kinds = (ast.BinOp, ast.Compare, ast.Subscript, ast.AugAssign, ast.UnaryOp)
     count = sum(1 for part in ast.walk(node) if isinstance(part, kinds))
     count += CALL_OPERATIONS * sum(1 for part in ast.walk(node) if isinstance(part, ast.Call))
     length = _row_length(getattr(node, "lineno", 0), space)
-    return count * (length * VECTOR_OPERATION_S if length > 1 else OPERATION_S)
+    return count * OPERATION_S * (_vector_turns(length) if length > 1 else 1.0)
+
+
+def _vector_turns(turns: float) -> float:
+    """Turns beside each other, as turns one after another; a few take as long as one."""
+    return max(turns * VECTOR_OPERATION_S / OPERATION_S, min(turns, 1.0))
 
 
 def _is_vector(loop: ast.For) -> bool:
