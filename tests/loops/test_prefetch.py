@@ -96,6 +96,24 @@ def test_only_rows_that_a_tile_names_are_fetched():
             np.testing.assert_array_equal(rows[name], expected)
 
 
+def pairs(u, x, out, total):
+    for n in range(len(u)):
+        a, out[n] = u[n], 2.0 * x[n]
+        total[a] = 0.5 * total[a] + x[n]
+
+
+def test_a_statement_that_writes_is_no_part_of_the_search_for_rows():
+    data = np.arange(12) % 5, np.ones(12), np.zeros(12), np.zeros(5)
+    looked = Looked(pairs, data, workers=2).record()
+    runner, decision, values, owners = looked.decisions[0]
+    job = runner.job(decision, values, owners)
+    found = job.find_prefetch()
+    if found is not None:
+        for tile in job.tiling.tiles:
+            found.rows(job.leading(tile), values)
+    assert not values["out"].any()
+
+
 def test_the_store_answers_nobody_without_its_token():
     with RowStore({"a": np.arange(3.0)}) as store:
         stranger = RemoteRows(store.address, "guessed", {"a": np.zeros(3)})

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.loops.backends.team import team
+from hocket.loops.backends.team import Abandoned, team
 from hocket.loops.job import AnyArray, LoopJob, arguments_for, finish
 from hocket.loops.prefetch import touched_rows
 from hocket.tables import Layout, Node, ShardServer, TableSpec, Worker, local_tables
@@ -121,13 +121,14 @@ def run_on_threads_through_tables(job: LoopJob) -> list[tuple[Any, ...]]:
     layout, prefetch = layout_of(job, "essp"), job.find_prefetch()
     with local_tables(layout.tables, num_clients=layout.num_clients) as group:
         take_up(job, group.servers[0])
+        failed = threading.Lock()
 
         def work(number: int) -> None:
             own = {name: replicas[number][name] for name in job.tabled}
             tables = TabledArrays(group.nodes[number].workers[0], own)
             arguments = arguments_for(job, replicas[number])
             named = dict(zip(job.source.arguments, arguments, strict=True))
-            with _ending(group.nodes):
+            with _ending(group.nodes, failed):
                 for place, tile in enumerate(tiling.tiles):
                     if tile.worker != number:
                         continue
@@ -146,11 +147,13 @@ def run_on_threads_through_tables(job: LoopJob) -> list[tuple[Any, ...]]:
 
 
 @contextlib.contextmanager
-def _ending(nodes: Sequence[Node]) -> Iterator[None]:
-    """A worker that fails lets nobody wait for its clock."""
+def _ending(nodes: Sequence[Node], failed: threading.Lock) -> Iterator[None]:
+    """A worker that fails lets nobody wait for its clock; only the first failure is told."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        if not failed.acquire(blocking=False):
+            raise Abandoned from error
         for node in nodes:
             node.close()
         raise
