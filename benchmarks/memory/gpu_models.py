@@ -106,11 +106,11 @@ class Bottleneck(nn.Module):
 class DeepResNet(nn.Module):
     """About ``depth`` convolutions, as ResNet-101 grows: most blocks at 1024 channels, 14 x 14."""
 
-    def __init__(self, depth: int, size: int = 224) -> None:
+    def __init__(self, depth: int, size: int = 224, channels: int = 1024) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 1024, size // 14, size // 14)
-        self.blocks = nn.ModuleList(Bottleneck(1024) for _ in range(depth // 3))
-        self.classify = nn.Linear(1024, 1000)
+        self.stem = nn.Conv2d(3, channels, size // 14, size // 14)
+        self.blocks = nn.ModuleList(Bottleneck(channels) for _ in range(depth // 3))
+        self.classify = nn.Linear(channels, 1000)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         x = self.stem(images)

@@ -117,7 +117,9 @@ def pairs(run: Run) -> None:
         "experts": (
             gpt(width, 3, sizes, "cpu", num_experts=4, hidden=width), word_batch(sizes), forward,
         ),
-        "resnet": (drawn(DeepResNet(24, 56), "cpu"), image, plain_forward),
+        "resnet": (
+            drawn(DeepResNet(24, 56, run.replays["channels"]), "cpu"), image, plain_forward,
+        ),
     }  # fmt: skip
     for name, (model, batch, loss_of) in models.items():
         case = Case(model, batch, loss_of, on="auto", device=torch.device(DEVICE))
@@ -204,7 +206,7 @@ def replays(run: Run) -> None:
     )
     sound = (torch.randn(sizes["rows"], sizes["length"], width, device=DEVICE),
              torch.randint(29, (sizes["rows"], sizes["length"]), device=DEVICE))  # fmt: skip
-    deep = lambda home: drawn(DeepResNet(sizes["depth"], sizes["image"]), home)  # noqa: E731
+    deep = lambda home: drawn(DeepResNet(sizes["depth"], sizes["image"], sizes["channels"]), home)  # noqa: E731
     experts = {"num_experts": sizes["experts"], "hidden": 2 * width}
     cases = {
         "resnet batch 16": (deep, image(16)),
@@ -242,10 +244,19 @@ def sizes_of(book: Book, *, is_toy: bool) -> Run:
     """The sizes of a run."""
     if is_toy:
         tiny = Sizes(sequence=16, vocabulary=64, tokens=64)
-        replays = {"width": 16, "image": 28, "rows": 4, "depth": 12, "length": 40, "experts": 2}
+        replays = {
+            "width": 16,
+            "channels": 16,
+            "image": 28,
+            "rows": 4,
+            "depth": 12,
+            "length": 40,
+            "experts": 2,
+        }
         return Run(book, tiny, 32, 3, (GIB // 64,), (32, range(1, 4)), (32, 3, tiny), replays)
     replays = {
-        "width": 1024, "image": 224, "rows": 128, "depth": 1001, "length": 400, "experts": 48,
+        "width": 1024, "channels": 1024, "image": 224, "rows": 128, "depth": 1001, "length": 400,
+        "experts": 48,
     }  # fmt: skip
     small = Sizes(tokens=4096)
     caps = (8 * GIB, 12 * GIB)

@@ -35,8 +35,13 @@ def run_budget(
     """Train for some steps within the plan's budget, by the model's own modules."""
     options.require_meaning("budget")
     require_structure(plan, problem)
+    if problem.cluster.num_devices != 1:
+        raise UsageError(
+            f"a memory plan of {problem.cluster.num_devices} devices cannot be carried out",
+            hint="plan for one device with hocket fit",
+        )
     predicted = simulate(problem, plan)
-    (device,) = problem.cluster.devices
+    device = problem.cluster.devices[0]
     backend, (place,) = choose("budget", options.backend, [device])
     watch.on_progress(f"building {problem.graph.name}")
     built = build(problem.graph, model=options.model, source=source, seed=options.seed)
