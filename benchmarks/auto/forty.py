@@ -86,7 +86,7 @@ def _table(found: list[dict]) -> list[str]:  # type: ignore[type-arg]
             continue
         gains = [_best(row, BY_HAND), _best(row, ROOMS)]
         told = ["–" if best is None else f"{best / step:.2f}x" for best in gains]
-        cells = (row["model"], row["cluster"], f"{step * 1e3:.0f} ms", row["how"], *told,
+        cells = (row["model"], row["cluster"], f"{step * 1e3:.0f} ms", row["winner"], *told,
                  f"{row['plan_cpu_s']:.1f} s")  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return [*lines, "", *_summaries(found)]
