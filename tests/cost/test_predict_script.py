@@ -19,7 +19,10 @@ def predict():
     spec = importlib.util.spec_from_file_location("benchmark_predict", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    # Where a script that is started finds its neighbours.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        spec.loader.exec_module(module)
     return module
 
 

@@ -1,16 +1,13 @@
 """The exported script stands alone, and trains as one device does; and the command."""
 
 import ast
-import contextlib
-import io
 import json
-import runpy
-import sys
 from collections import Counter
 from dataclasses import replace
 
 import forked
 import pytest
+from export import lone_script
 from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 
 from hocket.base.errors import CheckError, UsageError
@@ -21,22 +18,14 @@ from hocket.runtime.parallel.jobs import make_job
 from hocket.runtime.parallel.reference import reference_run
 
 
-def run_without_us(tell, script, arguments):
-    """What a script prints where hocket cannot be imported."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "hocket"]:
-        sys.modules[name] = None
-    sys.argv = [script, *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(script, run_name="__main__")
-    return printed.getvalue()
-
-
 def test_the_script_runs_by_itself_and_trains_as_one_device(tmp_path):
     model, division, schedule = divided(GPT, "zb-v", 2, layers=(1, 2, 1, 1), recompute="full")
     for name, text in export_plan(plan_of(model, division, schedule), "torch").items():
         (tmp_path / name).write_text(text)
     arguments = ["--steps=2", "--seed=4", "--dtype=float64"]
-    printed = "".join(forked.answers(2, run_without_us, str(tmp_path / "train.py"), arguments))
+    printed = "".join(
+        forked.answers(2, lone_script.run_without_us, str(tmp_path / "train.py"), arguments)
+    )
     losses = [float(line.split()[3]) for line in printed.splitlines() if "loss" in line]
     job = make_job(model, division, schedule, steps=2, seed=4, dtype="float64")
     assert losses == pytest.approx(reference_run(job).losses, abs=1e-6)

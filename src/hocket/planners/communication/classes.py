@@ -91,7 +91,7 @@ def connected_classes(cluster: Cluster, sizes: Sequence[int]) -> list[tuple[Fabr
     for size in sizes:
         for ranks in combinations(cluster.device_names, size):
             try:
-                fabric = fabric_of(cluster, ranks)
+                fabric = fabric_of(cluster, ranks, links="peer")
             except NoFeasiblePlanError:
                 continue
             # Units differ where all links of a set are double: the class is that of the rates.
