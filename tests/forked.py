@@ -10,7 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,8 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
+
+from ports import reserved_port
 
 from hocket.processes import system
 
@@ -109,16 +110,6 @@ def answers(count: int, function: Callable[..., Any], *arguments: Any, **variabl
     """What each rank returns."""
     with ranks(count, function, *arguments, **variables) as started:
         return [rank.hear() for rank in started]
-
-
-@contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-    """A port where someone may soon listen: nobody else is given it until then."""
-    with socket.socket() as held:
-        # Who listens sets this option, too, and then the system allows it beside a bound socket.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield int(held.getsockname()[1])
 
 
 def _live(

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import torch
 from cli.terminal import hocket
-from forked import reserved_port
 from forked_command import ForkedCommand
+from ports import reserved_port
 
 from hocket.api.divisions import limited, make_training, plan_of
 from hocket.api.planners import compare_ways

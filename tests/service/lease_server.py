@@ -2,7 +2,6 @@
 refuse, to be away, or to ask the attempt to leave."""
 
 import json
-import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -107,13 +106,6 @@ class Saves:
     def __call__(self, step):
         self.steps.append(step)
         return f"step-{step}"
-
-
-def free_port():
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def leaves(saves, ask, *, start=0, **options):

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from ports import reserved_port
+
 PACKAGES = (
     "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "libhwloc15", "libmunge2",
 )  # fmt: skip
@@ -72,6 +74,7 @@ class SlurmCluster:
         self._root = unpacked()
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports = contextlib.ExitStack()
         self.environment = {
             "PATH": f"{self._root}/usr/bin:{os.environ['PATH']}",
             "LD_LIBRARY_PATH": f"{self._root}/{LIBRARIES}/slurm-wlm:{self._root}/{LIBRARIES}",
@@ -154,15 +157,20 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 handle.kill()
                 handle.wait(60)
+        self._ports.close()
 
     def _trouble(self) -> str:
         told = [(self._folder / f"{name}.out").read_text()[-200:] for name in self._running]
         return " / ".join(text.replace("\n", " ") for text in told)
 
+    def _port(self) -> int:
+        """One for the life of the cluster."""
+        return self._ports.enter_context(reserved_port())
+
     def _configuration(self) -> str:
         folder, host = self._folder, socket.gethostname().partition(".")[0]
         nodes = [
-            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} "
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={self._port()} "
             f"CPUs={cpus} Feature={kind} State=UNKNOWN"
             for name, (kind, cpus) in NODES.items()
         ]
@@ -170,7 +178,7 @@ class SlurmCluster:
             [
                 "ClusterName=hocket",
                 f"SlurmctldHost={host}(127.0.0.1)",
-                f"SlurmctldPort={_free_port()}",
+                f"SlurmctldPort={self._port()}",
                 "AuthType=auth/none",
                 "CredType=cred/none",
                 "SlurmUser=root",
@@ -201,10 +209,3 @@ class SlurmCluster:
                 "",
             ]
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -9,7 +9,8 @@ import threading
 import time
 
 import pytest
-from service.lease_server import Saves, free_port, leaves
+from ports import reserved_port
+from service.lease_server import Saves, leaves
 from service.local_attempts import wait_until
 
 from hocket.base.errors import RunError
@@ -18,20 +19,20 @@ from hocket.service.lease import StaleLeaseError, lease
 
 
 def test_training_goes_on_while_the_daemon_is_away(in_fleet, monkeypatch, tmp_path):
-    port = free_port()
     endpoint = tmp_path / "endpoint.json"
     monkeypatch.setenv("HOCKET_ENDPOINT", str(endpoint))
-    endpoint.write_text(json.dumps({"url": f"http://127.0.0.1:{port}"}))
     monkeypatch.setattr(module, "_LONGEST_RETRY_S", 0.05)
-    made = lease(save=Saves(), report_every_s=0.01)
-    for step in made.steps(0, 20):
-        if step == 3:
-            assert made.commit(3, "three") is False
-            assert made.commit(4, "four") is False
-        if step == 10:
-            assert in_fleet.served == 0
-            endpoint.write_text(json.dumps({"url": in_fleet.url}))
-            wait_until(lambda: in_fleet.checkpoints)
+    with reserved_port() as port:
+        endpoint.write_text(json.dumps({"url": f"http://127.0.0.1:{port}"}))
+        made = lease(save=Saves(), report_every_s=0.01)
+        for step in made.steps(0, 20):
+            if step == 3:
+                assert made.commit(3, "three") is False
+                assert made.commit(4, "four") is False
+            if step == 10:
+                assert in_fleet.served == 0
+                endpoint.write_text(json.dumps({"url": in_fleet.url}))
+                wait_until(lambda: in_fleet.checkpoints)
     assert [one["step"] for one in in_fleet.checkpoints] == [4, 20]
 
 
