@@ -240,7 +240,9 @@ def started(plan_file):
     variables = {**os.environ, "TMPDIR": str(temporary)}
     with ForkedCommand("run", plan_file, "--steps", "1000000", env=variables) as run:
         lines = [run.stdout.readline() for _ in range(2)]
-        assert lines[1].startswith("step "), run.communicate()[1]
+        if not lines[1].startswith("step "):
+            run.kill()
+            raise AssertionError(run.communicate()[1])
         children = psutil.Process(run.pid).children(recursive=True)
         ranks = [child for child in children if "hocket.runtime.rank" in child.cmdline()]
         keepers = [child for child in children if child not in ranks]
