@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -153,7 +154,9 @@ def clip_together(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> 
     in the order of the parameters.
     """
     device = next((p.grad.device for p in parameters if p.grad is not None), torch.device("cpu"))
-    norms = torch.zeros(2, len(parameters), device=device)
+    # Norms have the numbers of the gradients, also of those that others have.
+    dtype = reduce(torch.promote_types, (parameter.dtype for parameter in parameters))
+    norms = torch.zeros(2, len(parameters), device=device, dtype=dtype)
     own = []
     for at, parameter in enumerate(parameters):
         if parameter.grad is not None:
