@@ -114,7 +114,8 @@ def _found(daemon: Daemon, after: int, limit: int, wanted: set[JobStatus]) -> It
 
 def _stored(daemon: Daemon, after: int) -> Iterator[JobRecord]:
     while records := daemon.jobs(after, _AT_ONCE):
-        yield from records
+        # As memory tells them: the store is a moment ahead, and no later answer may be older.
+        yield from (daemon.world.jobs.get(record.number, record) for record in records)
         after = records[-1].number
 
 
