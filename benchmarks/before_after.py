@@ -70,6 +70,8 @@ def main() -> None:
         before = unpacked(options.revision, work / "before")
         rows = all_rows(work, options.ops, options.trace)
         wanted = options.rows.split(",") if options.rows else list(rows)
+        if unknown := sorted(set(wanted) - set(rows)):
+            parser.error(f"no row is called {unknown[0]!r}; there are {', '.join(rows)}")
         print("| what | before, s | after, s | ratio |\n|---|---|---|---|", flush=True)
         for name in wanted:
             print(measured(name, rows[name], before, options.rounds), flush=True)
@@ -119,13 +121,13 @@ def all_rows(work: Path, num_ops: int, trace: Path | None) -> dict[str, Row]:
         )
     for name in ("layer-blocks", "m-topo"):
         for mode in ("shared", "queued"):
-            rows[f"simulate {name}, {mode}"] = lambda source, name=name, mode=mode: script_s(
+            rows[f"simulate {name} {mode}"] = lambda source, name=name, mode=mode: script_s(
                 source, SIMULATING, name, str(num_ops), mode
             )
     if trace is not None:
         fleet = ("fleet", "simulate", str(trace), "--cluster", "v100:36,p100:36,k80:36",
                  "--jobs", "4000:5000", "--json")  # fmt: skip
-        rows["fleet, as Gavel does"] = lambda source: command_s(
+        rows["fleet as Gavel does it"] = lambda source: command_s(
             source, *fleet, "--compatible", "gavel"
         )
         rows["fleet"] = lambda source: command_s(source, *fleet)
