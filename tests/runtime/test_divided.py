@@ -1,18 +1,23 @@
 """Divisions carry a person's own module: the same losses, weights and states as one process."""
 
+import functools
+
 import forked
 import pytest
 from runtime.divided_ranks import differences
 
-TWO = (
-    "unequal", "owners", "sharded", "pipeline", "tied-split", "looped", "gpt2-pipeline",
-    "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor", "hollow", "placed",
+SMALL = (
+    "unequal", "owners", "sharded", "pipeline", "tied-split", "looped", "hollow", "placed",
     "accumulated", "cut",
+)  # fmt: skip
+NAMED = (
+    "gpt2-pipeline", "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor",
 )  # fmt: skip
 FOUR = ("data-pipeline", "tensor-pipeline", "data-tensor", "uneven")
 RESUMED = ("resume:data-pipeline", "resume:data-tensor")
+STARTS = ((2, (*SMALL, "save")), (2, NAMED), (4, (*FOUR, *RESUMED)))
+"""How many ranks carry out which cases, one after another; what is resumed was saved before."""
 TOLERANCE = 1e-6
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +27,24 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder):
-    """By case, what each rank saw."""
-    two = forked.answers(2, differences, folder, [*TWO, "save"])
-    four = forked.answers(4, differences, folder, [*FOUR, *RESUMED])
-    return {case: [rank[case] for rank in ranks] for ranks in (two, four) for case in ranks[0]}
+    """What each rank sees of a case; each start of ranks is part of the first test that asks."""
+
+    @functools.cache
+    def ranks(start):
+        if start == len(STARTS) - 1:
+            ranks(0)
+        return forked.answers(STARTS[start][0], differences, folder, STARTS[start][1])
+
+    def of(case):
+        start = next(number for number, (_, cases) in enumerate(STARTS) if case in cases)
+        return [rank[case] for rank in ranks(start)]
+
+    return of
 
 
-@pytest.mark.parametrize("case", [*TWO, *FOUR])
+@pytest.mark.parametrize("case", [*SMALL, *NAMED, *FOUR])
 def test_a_division_trains_as_one_process_does(found, case):
-    for seen in found[case]:
+    for seen in found(case):
         assert seen["keys"]
         for what in ("loss", "weights", "states", "evaluate", "predict"):
             assert seen[what] < TOLERANCE, (what, seen[what])
@@ -45,13 +59,13 @@ def test_ranks_of_a_placement_clip_in_the_numbers_of_the_model(found):
                                   "cut", "data-pipeline", "tensor-pipeline",
                                   "data-tensor"])  # fmt: skip
 def test_a_rank_holds_its_part_of_the_weights_alone(found, case):
-    held, total = [seen["held"] for seen in found[case]], found[case][0]["total"]
+    held, total = [seen["held"] for seen in found(case)], found(case)[0]["total"]
     assert max(held) < 0.85 * total
     assert sum(held) >= total
 
 
 @pytest.mark.parametrize("case", RESUMED)
 def test_a_checkpoint_resumes_on_other_ranks_with_another_division(found, case):
-    for seen in found[case]:
+    for seen in found(case):
         for what, error in seen.items():
             assert error < TOLERANCE, (what, error)
