@@ -23,11 +23,8 @@ from ports import reserved_port
 from hocket.processes import system
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# A first optimiser imports PyTorch's compiler, which takes as long as PyTorch itself.
-CONTEXT.set_forkserver_preload([
-    "torch._dynamo", "numba", "hocket.api.carried", "hocket.training", "hocket.runtime.ranks",
-    "hocket.runtime.parallel.trainer", "hocket.runtime.shared.trainer",
-])  # fmt: skip
+CONTEXT.set_forkserver_preload(["torch._dynamo", "tests.warm"])
+"""The second is found where tests are started in the folder of the project."""
 
 
 class Descriptor:
