@@ -52,7 +52,7 @@ def test_a_division_trains_as_one_process_does(found, case):
 
 def test_ranks_of_a_placement_clip_in_the_numbers_of_the_model(found):
     """Norms in single precision were 1e-9 away."""
-    assert all(seen["weights"] < 1e-12 for seen in found["placed"])
+    assert all(seen["weights"] < 1e-12 for seen in found("placed"))
 
 
 @pytest.mark.parametrize("case", ["sharded", "pipeline", "hollow", "tied-split", "gpt2-tensor",
