@@ -37,6 +37,13 @@ def leave(parent):
     os._exit(3)
 
 
+def leave_slowly(parent):
+    """As on a busy machine: nothing more will be said, but it takes a while until it has ended."""
+    os.close(parent._writer.descriptor)
+    time.sleep(0.5)
+    os._exit(3)
+
+
 def print_without_end(parent):
     for _ in range(6):
         os.write(2, b"nonsense\n" * 500_000)
@@ -69,7 +76,7 @@ def sleep(parent):
 WORKS = {
     work.__name__: work
     for work in (
-        report_then_work, count_in_one_piece, fail, lose_another, leave, print_without_end,
+        report_then_work, count_in_one_piece, fail, lose_another, leave, leave_slowly, print_without_end,
         print_a_line_in_pieces, start_others, sleep,
     )
 }  # fmt: skip

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from processes.crews import TESTS, spec
 
+from hocket.processes import crew as crew_module
 from hocket.processes import start
 from hocket.processes.blame import ProcessError
 from hocket.processes.crew import Crew
@@ -162,6 +163,11 @@ def test_what_processes_start_ends_with_them_in_other_sessions_too():
 def test_a_process_that_cannot_be_started_leaves_nothing():
     with pytest.raises(FileNotFoundError), Crew([spec("echo"), spec("echo", folder="/nonsense")]):
         pass
+
+
+def test_the_exit_of_a_process_that_says_nothing_more_is_waited_for(monkeypatch):
+    monkeypatch.setattr(crew_module, "_CAUSE_S", 0.0)
+    assert blamed("leave_slowly").message == "leave_slowly ended with code 3 while at 0.0"
 
 
 def test_a_module_that_is_not_there_is_told_in_its_own_words():

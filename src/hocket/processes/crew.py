@@ -30,6 +30,9 @@ from hocket.processes.start import start_module
 _LOOK_S = 0.1
 _CAUSE_S = 0.7
 """The failure of one process makes others fail: how long to wait for the first cause to show."""
+_EXIT_S = 20.0
+"""How long to wait, where nothing is known yet, for the exit of a process that has closed its pipe:
+on a busy machine that is no moment."""
 _END_TRIES, _END_S = 200, 0.01
 _START_PATIENCE = 4
 """How many times as long before the first step: loading large libraries keeps a process from
@@ -211,8 +214,11 @@ class Crew:
 
     def _failure(self) -> ProcessError:
         """The error for the process that failed first, as far as can be told."""
-        until_s = time.monotonic() + _CAUSE_S
-        while not (found := self._blame()).is_clear and time.monotonic() < until_s:
+        since_s = time.monotonic()
+        while not (found := self._blame()).is_clear:
+            limit_s = _EXIT_S if found.cause == "unknown" else _CAUSE_S
+            if time.monotonic() >= since_s + limit_s:
+                break
             if all(_has_ended(member) for member in self._members):
                 break
             for key, _ in self._selector.select(_LOOK_S):
