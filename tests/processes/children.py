@@ -76,8 +76,8 @@ def sleep(parent):
 WORKS = {
     work.__name__: work
     for work in (
-        report_then_work, count_in_one_piece, fail, lose_another, leave, leave_slowly, print_without_end,
-        print_a_line_in_pieces, start_others, sleep,
+        report_then_work, count_in_one_piece, fail, lose_another, leave, leave_slowly,
+        print_without_end, print_a_line_in_pieces, start_others, sleep,
     )
 }  # fmt: skip
 
