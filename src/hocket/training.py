@@ -120,7 +120,7 @@ def prepare(
             device = rank_device(variables)
             task = DividedTask(
                 model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
-                make_inner=lambda rows, seed: _alone(model, rows, recipe, options, device, seed),
+                make_inner=lambda how, rows, seed: _alone(model, rows, how, options, device, seed),
                 seed=seed, count=count, max_shapes=max_shapes, weights=weights,
                 sums_by=_sums_by(saved, device),
             )  # fmt: skip

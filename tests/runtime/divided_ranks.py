@@ -4,6 +4,7 @@ import copy
 import os
 import warnings
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Communication, Replica, Shares
+from hocket.planners.whole.tables import block_edges
 from hocket.runtime.train.update import planned_update
 from hocket.transformer import Division
 
@@ -167,7 +169,7 @@ def bert():
 CASES = {
     "unequal": (resnet, Division(data=2, global_batch=9, shares=(6, 3))),
     "owners": (mlp, Division(data=2, global_batch=9, shares=(4, 5), zero=1)),
-    "sharded": (mlp, Division(data=2, global_batch=9, shares=(5, 4), zero=3)),
+    "sharded": (mlp, Division(data=2, global_batch=9, shares=(5, 4), zero=3, recompute="full")),
     "pipeline": (mlp, Division(pipeline=2, global_batch=9, microbatch=4)),
     "tied-split": (words, Division(pipeline=2, global_batch=8, microbatch=2, schedule="zb-h1")),
     "looped": (words, Division(pipeline=2, chunks=2, global_batch=8, microbatch=2,
@@ -193,6 +195,10 @@ CASES = {
 forward pass, and its microbatches."""
 
 
+HOLDS_LESS = ("accumulated", "uneven")
+"""Shares whose blocks run again and whose updates are on the host."""
+
+
 def optimizer_of(model):
     parameters = list(model.parameters())
     groups = [
@@ -202,8 +208,9 @@ def optimizer_of(model):
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
-def shared(graph, replicas):
-    """A plan of shares."""
+def shared(graph, replicas, *, holds_less):
+    """A plan of shares; where they hold less, all blocks are recomputed."""
+    edges = block_edges(graph) if holds_less else ()
     num_devices = sum(len(cuts) + 1 for cuts, _ in replicas)
     problem = make_problem(graph, f"{num_devices}xcpu-core")
     forward = np.flatnonzero(graph.op_phase == Phase.FORWARD)
@@ -212,6 +219,7 @@ def shared(graph, replicas):
         Replica(
             devices=tuple(next(names) for _ in range(len(cuts) + 1)), microbatches=sizes,
             cuts=tuple(int(forward[int(cut * len(forward))]) for cut in cuts),
+            recomputed=tuple(pairwise(edges)), update="host" if holds_less else "device",
         )
         for cuts, sizes in replicas
     ))  # fmt: skip
@@ -241,7 +249,7 @@ def start(name, folder):
         if division is None:  # single ops on the devices of two ranks
             division = hocket.plan_graph(graph, "2xv100-16g", planners="layer-blocks")
         else:
-            division = shared(graph, division)
+            division = shared(graph, division, holds_less=name in HOLDS_LESS)
         if name == "planned-sums":  # by trees over the links, which are measured when they begin
             devices = division.problem.cluster.device_names
             trees = Communication("allreduce", "packed trees", devices, devices[0], ())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hocket.base.arrays import pointers
-from hocket.capture.program import Call, Program
+from hocket.capture.program import Program
 from hocket.capture.sharing import sharing_ops
 from hocket.graph import Graph, OpColumns, Phase, Role, TensorColumns, assemble
 
@@ -16,7 +16,7 @@ from hocket.graph import Graph, OpColumns, Phase, Role, TensorColumns, assemble
 def graph_of(program: Program, name: str, meta: Mapping[str, Any]) -> Graph:
     """The Graph whose ops and tensors have the numbers of the program."""
     calls = program.calls
-    op_names = unique_names(_op_name(program, call) for call in calls)
+    op_names = unique_names(_op_name(program, op) for op in range(len(calls)))
     drawn = np.cumsum([call.draws for call in calls], dtype=np.int64) - 1
     ops = OpColumns(
         name=op_names,
@@ -58,11 +58,14 @@ def unique_names(wanted: Iterable[str]) -> list[str]:
     return names
 
 
-def _op_name(program: Program, call: Call) -> str:
+def _op_name(program: Program, op: int) -> str:
+    call = program.calls[op]
     short = call.cost.kind.partition(".")[2]
     if call.phase == Phase.OPTIMIZER:
         return f"{program.names[call.args[0].number]}/{short}"
     place = f"{call.module}/{short}" if call.module else short
+    if op in program.repeats:
+        return f"{place}@again"
     return f"{place}.backward" if call.phase == Phase.BACKWARD else place
 
 

@@ -83,10 +83,14 @@ def draw_seed(seed: int, step: int, draw: int) -> int:
 
 def seed_device(device: torch.device, seed: int) -> None:
     """Make the next random numbers of ``device`` those of ``seed``."""
+    generator_of(device).manual_seed(seed)
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """The generator from which ops on ``device`` draw."""
     if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
 
 
 def _placed(leaf: Any, device: torch.device | None) -> Any:

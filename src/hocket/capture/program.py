@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -65,12 +65,19 @@ class Program:
     """What the user keeps: the loss in training, all results in inference."""
     returned: Returned | None = None
     """All that the model returned; of tensors that are not outputs, what a run kept of them."""
+    repeats: Mapping[int, int] = field(default_factory=dict)
+    """Calls that do once more what another did, with that one."""
 
     @cached_property
     def draws(self) -> dict[int, int]:
-        """Calls that draw random numbers, with their position among those."""
-        drawing = (index for index, call in enumerate(self.calls) if call.draws)
-        return {index: draw for draw, index in enumerate(drawing)}
+        """Calls that draw random numbers, with their position among those.
+
+        One that does again what another did draws the same.
+        """
+        drawing = [index for index, call in enumerate(self.calls) if call.draws]
+        firsts = (index for index in drawing if index not in self.repeats)
+        found = {index: draw for draw, index in enumerate(firsts)}
+        return {index: found[self.repeats.get(index, index)] for index in drawing}
 
     @property
     def parameters(self) -> dict[str, int]:

@@ -11,17 +11,16 @@ waits for what it needs, and says so once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
+from hocket.runtime.memory.again import computed_again
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import CopyEngines, HostPool
 from hocket.runtime.memory.saved import SavedStorages, SavedView
@@ -97,11 +96,10 @@ class Visits:
         visit.saved = self._saved(visit, args)
         with self._hooks(visit), _without_cached_casts():
             if block.policy.activations == "recomputed":
-                again = Repeated(block)
-                result = checkpoint(
-                    again.first(forward), *args, use_reentrant=False, **kwargs,
-                    preserve_rng_state=self.repeats_draws, context_fn=again.contexts,
-                )  # fmt: skip
+                modules = block.modules.values()
+                result = computed_again(
+                    modules, forward, args, kwargs, repeats_draws=self.repeats_draws
+                )
             else:
                 result = forward(*args, **kwargs)
         self._end(visit, result)
@@ -270,51 +268,6 @@ class Visits:
                 visit.saved.forget()
             visit.block.num_open = 0
         self._forward = []
-
-
-class Repeated:
-    """Has a block computed again without its buffers noticing: running means move once a step."""
-
-    def __init__(self, block: Block) -> None:
-        modules = block.modules.values()
-        self._buffers = [buffer for module in modules for buffer in module.buffers()]
-        # Kernels of norms write to their running means unseen by autograd.
-        self._moved: list[torch.Tensor] = [
-            buffer
-            for outer in modules
-            for module in outer.modules()
-            if isinstance(module, _NormBase)
-            for buffer in module.buffers(recurse=False)
-        ]
-        self._is_first = True
-
-    def first(self, forward: Forward) -> Forward:
-        """The function; its first call shows which buffers it writes to."""
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            before = [buffer._version for buffer in self._buffers]
-            result = forward(*args, **kwargs)
-            if self._is_first:
-                pairs = zip(self._buffers, before, strict=True)
-                self._moved += [buffer for buffer, version in pairs if buffer._version != version]
-                self._is_first = False
-            return result
-
-        return called
-
-    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Around the first call, and around the second."""
-        return nullcontext(), self._unmoved()
-
-    @contextmanager
-    def _unmoved(self) -> Iterator[None]:
-        kept = [buffer.clone() for buffer in self._moved]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in zip(self._moved, kept, strict=True):
-                    buffer.copy_(value)
 
 
 def _put_aside_gradients(block: Block) -> None:

@@ -23,6 +23,7 @@ from hocket.runtime.kernels import stand_in
 from hocket.runtime.package import pack, unpack
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do
+from hocket.runtime.train.repeated import Redraws
 from hocket.runtime.train.weight import Weight, starts_backward
 
 Slots = list[Any]
@@ -60,6 +61,7 @@ class CarriedStep:
         self._moving: dict[int, torch.Tensor] = {}
         self.gradients: dict[int, torch.Tensor] = {}
         """By parameter, after the backward part."""
+        self._redraws = Redraws(setup.program, device)
         acts = self._acts()
         num_forward = 1 + max(
             (at for at, act in enumerate(acts)
@@ -155,6 +157,8 @@ class CarriedStep:
         do = performed(BoundCall(call, self.device, function), call, slots)
         if self._seed is not None and op in self.setup.program.draws:
             return partial(self._seeded, do, self.setup.program.draws[op])
+        if op in self.setup.program.draws and self.setup.program.repeats:
+            return partial(self._redraws.run, op, do)
         return do
 
     def _hand_out(self, parameter: int, gradient: int, slots: Slots) -> None:

@@ -57,7 +57,7 @@ class MovedModules:
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer."""
-        optimizer.step()
+        self._recipe.make_update(optimizer)
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """Forward and backward of the model itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from hocket.runtime.train.carry import CarriedStep, kept_tensors
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.like import placed_like
 from hocket.runtime.train.ranked import RankedStep
+from hocket.runtime.train.repeated import BlockOf, run_again
 from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.streamed import StreamedStep
 from hocket.runtime.train.weight import starts_backward
@@ -40,6 +41,10 @@ from hocket.simulate.verify import update_violations
 
 Kind = Literal["train", "evaluate", "predict"]
 """A training step; the loss without gradients; what the model returns, without gradients."""
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,10 @@ class Recipe:
     device: str
     """Whose kernels are recorded."""
     name: str = ""
+    again: BlockOf | None = None
+    """Which blocks of a training step run again for their backward pass; None for none."""
+    make_update: Callable[[torch.optim.Optimizer], None] = _step
+    """How a step of the person's optimizer is made."""
 
     def trace(self, model: nn.Module, batch: Any, kind: Kind) -> tuple[Graph, Program]:
         """The step on a batch as it is settled; neither model nor batch nor draws are changed."""
@@ -59,10 +68,13 @@ class Recipe:
         if kind == "evaluate":
             forward = self._with_loss
         with in_mode(model, is_training=None if kind == "train" else False):
-            return capture_program(
+            graph, program = capture_program(
                 model, batch, loss=self.loss, optimizer=update, repeat=False, device=self.device,
                 forward=forward, name=self.name,
             )  # fmt: skip
+        if self.again is None or kind != "train":
+            return graph, program
+        return run_again(graph, program, self.again(graph, program))
 
     def _with_loss(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         returned = (self.forward or apply_model)(model, batch)
@@ -193,11 +205,11 @@ def _parts(
 
     On one device there is one generator of random numbers, which gives what the unsplit model gets
     as long as ops draw in recorded order, and forward ends before backward begins, so that both can
-    be asked for one by one.
+    be asked for one by one. What runs again does so late, as recorded, and not as soon as it could.
     """
     tables = instructions_of(problem, plan)
     planned = split(problem.graph, tables, timeline=predicted, order=plan.by_device)
-    if not one_device or _keeps_order(planned, program):
+    if not one_device or (not program.repeats and _keeps_order(planned, program)):
         return planned
     return split(problem.graph, tables)
 

@@ -6,6 +6,7 @@ What `CarriedStep` is for one device, with the streams, events and marks of `Sin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from hocket.runtime.record import StepRecord
 from hocket.runtime.setup import Setup
 from hocket.runtime.single import SingleProcess
 from hocket.runtime.split import Do, Instruction
+from hocket.runtime.train.repeated import Redraws
 from hocket.runtime.train.weight import Weight, starts_backward
 from hocket.runtime.worker import DeviceWorker
 
@@ -38,6 +40,7 @@ class StreamedStep(SingleProcess):
         self._weight: Weight = 1.0
         self.gradients: dict[int, torch.Tensor] = {}
         """By parameter."""
+        self._redraws = {worker: Redraws(setup.program, worker.device) for worker in self.workers}
 
     def carry_out(
         self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
@@ -71,7 +74,11 @@ class StreamedStep(SingleProcess):
             parameter, gradient = call.args[0].number, call.args[1].number
             self.gradients[parameter] = worker.held[gradient]
             return
-        super()._run(worker, op, step)
+        run = partial(super()._run, worker, op, step)
+        if worker.seed is None:
+            self._redraws[worker].run(op, run)
+        else:
+            run()
         if starts_backward(self.program, call):
             (seed,) = (output for output in call.outputs if output is not None)
             worker.held[seed].mul_(self._weight)

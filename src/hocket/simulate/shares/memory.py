@@ -55,11 +55,22 @@ class SecondRun(NamedTuple):
 @lru_cache(maxsize=256)
 def second_run(graph: Graph, blocks: tuple[tuple[int, int], ...]) -> SecondRun:
     """What recomputing some blocks of forward ops means."""
+    return second_run_of(graph, blocks_of(graph, blocks))
+
+
+def blocks_of(graph: Graph, blocks: Sequence[tuple[int, int]]) -> IntArray:
+    """The block of each forward op; -1 for none."""
     number = np.arange(graph.num_ops)
     block_of = np.full(graph.num_ops, -1, dtype=np.int32)
     for index, (start, stop) in enumerate(blocks):
         block_of[(number >= start) & (number < stop) & (graph.op_phase == Phase.FORWARD)] = index
-    in_forward = block_of >= 0
+    return block_of
+
+
+def second_run_of(graph: Graph, block_of: IntArray) -> SecondRun:
+    """What recomputing the forward ops of some blocks means, by the block of each op."""
+    number = np.arange(graph.num_ops)
+    in_forward = (block_of >= 0) & (graph.op_phase == Phase.FORWARD)
     block_of = np.where(in_forward, block_of, block_of[places_of(graph)])
     reader = np.repeat(number, np.diff(graph.read_ptr))
     maker = graph.tensor_producer[graph.reads]
@@ -69,7 +80,7 @@ def second_run(graph: Graph, blocks: tuple[tuple[int, int], ...]) -> SecondRun:
     is_read: NDArray[np.bool_] = is_backward & is_made & (made_in == block_of[reader])
     runs = np.zeros(graph.num_ops, dtype=np.bool_)
     runs[maker[is_read]] = True
-    first = np.full(len(blocks), graph.num_ops)
+    first = np.full(1 + int(block_of.max(initial=-1)), graph.num_ops)
     np.minimum.at(first, made_in[is_read], reader[is_read])
     for op in np.flatnonzero(in_forward)[::-1].tolist():
         if runs[op]:

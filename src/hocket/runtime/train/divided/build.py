@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hocket.runtime.train.batches import settled
 from hocket.runtime.train.carrier import Carrier, Passes
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.accumulated import Accumulated, AccumulatedAlone
+from hocket.runtime.train.divided.again import all_layers
 from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
 from hocket.runtime.train.divided.cutting import Cutting, cut_by_layers
 from hocket.runtime.train.divided.hollow import fill_hollow
@@ -33,14 +34,14 @@ from hocket.runtime.train.divided.shares import (
     shared_rows,
     take_rows,
 )
-from hocket.runtime.train.divided.stack import find_stack
+from hocket.runtime.train.divided.stack import find_stack, layer_paths
 from hocket.runtime.train.divided.staged import Pipeline
 from hocket.runtime.train.divided.tensor import divide_layers
 from hocket.runtime.train.recorded import Recipe
 from hocket.transformer import Division
 from hocket.transformer.rules import broken_shares
 
-MakeInner = Callable[[Any, int | None], Carrier]
+MakeInner = Callable[[Recipe, Any, int | None], Carrier]
 """The carrier of the model on one device for batches like the given one, with a seed for draws."""
 WARNED_LEVEL = 7
 """Callers between a warning of this file and the person's script."""
@@ -85,6 +86,10 @@ class RankPart:
     joins_norms: bool = True
     """Whether all replicas see a batch at once, so that batch norms can see all of it."""
     pipeline: tuple[Cutting, Schedule] | None = None
+    again: Sequence[str] = ()
+    """Modules that are computed again for their backward pass where weights are divided."""
+    is_offloaded: bool = False
+    """Whether parts of divided weights and of the optimizer's states live on the host."""
 
 
 def divided_carrier(
@@ -98,6 +103,10 @@ def divided_carrier(
     _warn_of_memory(division)
     is_split = accumulates or division.pipeline > 1
     sizes = (1,) * (division.num_microbatches if is_split else 1)
+    again: Sequence[str] = ()
+    if division.recompute == "full":
+        again = layer_paths(task.model)
+        task = replace(task, recipe=replace(task.recipe, again=all_layers(task.model)))
     if division.num_devices == 1:
         return alone(task, sizes)
     mesh = Mesh(division, task.device)
@@ -111,6 +120,7 @@ def divided_carrier(
     return carried(task, RankPart(
         mesh=mesh, shares=division.shares or (1,) * division.data, sizes=sizes,
         zero=division.zero, tensor=division.tensor, joins_norms=len(sizes) == 1, pipeline=pipeline,
+        again=again,
     ))  # fmt: skip
 
 
@@ -123,11 +133,12 @@ def agree(task: DividedTask) -> None:
 def alone(task: DividedTask, sizes: Sequence[int]) -> Carrier:
     """The whole model on the one device of a plan, in this process."""
     if len(sizes) == 1:
-        return task.make_inner(task.batch, task.seed)
+        return task.make_inner(task.recipe, task.batch, task.seed)
     _warn_of_norms(task.model)
     first = microbatches(task.batch, sizes, task.count)[0][0]
+    inner = task.make_inner(task.recipe, first, None)
     return AccumulatedAlone(
-        task.make_inner(first, None), sizes, count=task.count, device=task.device, seed=task.seed,
+        inner, sizes, count=task.count, device=task.device, seed=task.seed,
         predicted_s=task.predicted_s,
     )  # fmt: skip
 
@@ -181,11 +192,14 @@ def _on_one_rank(
     inner: Passes
     if part.zero == 3 and len(part.shares) > 1:
         named = {name: cuts.get(id(p)) for name, p in task.model.named_parameters()}
-        inner = ShardedModel(task.model, task.optimizer, task.recipe, part.mesh.axes["dp"])
+        inner = ShardedModel(
+            task.model, task.optimizer, task.recipe, part.mesh.axes["dp"],
+            again=part.again, is_offloaded=part.is_offloaded and task.device.type != "cpu",
+        )  # fmt: skip
         now = dict(task.model.named_parameters())
         cuts = {id(now[name]): cut for name, cut in named.items() if cut is not None}
     else:
-        inner = task.make_inner(first, None)
+        inner = task.make_inner(task.recipe, first, None)
     if len(part.sizes) > 1:
         inner = Accumulated(inner, part.sizes, count=task.count, device=task.device)
     return inner, cuts
@@ -248,7 +262,7 @@ def _warn_of_memory(division: Division) -> None:
     left_out = [
         what
         for what, is_planned in (
-            (f"recomputation ({division.recompute})", division.recompute != "none"),
+            ("recomputation of attention alone", division.recompute == "selective"),
             ("sequence parallelism", division.sequence_parallel),
         )
         if is_planned

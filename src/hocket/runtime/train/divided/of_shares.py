@@ -12,22 +12,23 @@ from torch import nn
 
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Role
-from hocket.plan.sections import Shares
+from hocket.plan.sections import Replica, Shares
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.train.carrier import Carrier
+from hocket.runtime.train.divided.again import blocks_like, covered_modules
 from hocket.runtime.train.divided.build import DividedTask, RankPart, agree, alone, carried
 from hocket.runtime.train.divided.cutting import cut_at_ops
 from hocket.runtime.train.divided.mesh import Mesh, UnevenMesh
+from hocket.runtime.train.on_host import HostUpdate
 from hocket.transformer import Division
 
 
 def shared_carrier(task: DividedTask, graph: Graph, shares: Shares) -> Carrier:
     """Carry the model by all ranks of shares of the planned ``graph``."""
     _require_same_weights(graph, task.model)
-    _refuse_memory(shares)
     replicas = shares.replicas
     if len(shares.devices) == 1:
-        return alone(task, replicas[0].microbatches)
+        return alone(_holding_less(task, graph, replicas[0]), replicas[0].microbatches)
     noted = graph.meta.get("device")
     if isinstance(noted, str):
         # Stages are cut at ops, so the same kernels are recorded.
@@ -40,6 +41,7 @@ def shared_carrier(task: DividedTask, graph: Graph, shares: Shares) -> Carrier:
     )
     agree(task)
     own = replicas[mesh.data_rank]
+    task = _holding_less(task, graph, own)
     pipeline = None
     if len(own.devices) > 1:
         schedule = make_schedule(shares.schedule, len(own.devices), len(own.microbatches))
@@ -51,16 +53,19 @@ def shared_carrier(task: DividedTask, graph: Graph, shares: Shares) -> Carrier:
         zero=3 if shares.sharded else 0,
         joins_norms=all(len(r.microbatches) == len(r.devices) == 1 for r in replicas),
         pipeline=pipeline,
+        again=covered_modules(graph, own.recomputed) if shares.sharded else (),
+        is_offloaded=own.update == "host",
     ))  # fmt: skip
 
 
-def _refuse_memory(shares: Shares) -> None:
-    if any(replica.recomputed or replica.update == "host" for replica in shares.replicas):
-        raise UsageError(
-            "a person's loop does not recompute blocks or update on the host within shares",
-            hint="hocket.prepare(memory=…) does both on one device; hocket run carries the plan "
-            "out without holding less",
-        )
+def _holding_less(task: DividedTask, graph: Graph, own: Replica) -> DividedTask:
+    """The task as the replica of this rank does it: blocks run again, updates on the host."""
+    recipe = task.recipe
+    if own.recomputed:
+        recipe = replace(recipe, again=blocks_like(graph, own.recomputed))
+    if own.update == "host" and task.device.type != "cpu":
+        recipe = replace(recipe, make_update=HostUpdate())
+    return replace(task, recipe=recipe)
 
 
 def _require_same_weights(graph: Graph, model: nn.Module) -> None:

@@ -7,19 +7,25 @@ parameters in the place of parameters; the person's optimizer is told of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from hocket.base.errors import UsageError
 from hocket.capture.fake import model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.step import apply_model
+from hocket.runtime.memory.again import computed_again
 from hocket.runtime.train.carrier import Carried, Timings
-from hocket.runtime.train.divided.stack import find_stack
+from hocket.runtime.train.divided.stack import layer_paths
 from hocket.runtime.train.modules import detached
 from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.weight import Weight
@@ -43,18 +49,30 @@ class ShardedModel:
     lost = ""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe, axis: Any
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        recipe: Recipe,
+        axis: Any,
+        *,
+        again: Sequence[str] = (),
+        is_offloaded: bool = False,
     ) -> None:
-        """``axis`` is the mesh of the replicas."""
+        """``axis`` is the mesh of the replicas; modules named in ``again`` keep their input alone.
+
+        Where weights are offloaded, parts of them and the optimizer's states live on the host.
+        """
         before = {id(parameter): name for name, parameter in model.named_parameters()}
         _refuse_states(optimizer)
-        stack, num_layers = find_stack(model)
-        for number in range(num_layers):
-            layer = model.get_submodule(f"{stack}.{number}" if stack else str(number))
+        for path in again:
+            _compute_again(model.get_submodule(path))
+        policy = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
+        for path in layer_paths(model):
+            layer = model.get_submodule(path)
             if any(True for _ in layer.parameters()):
-                fully_shard(layer, mesh=axis)
+                fully_shard(layer, mesh=axis, offload_policy=policy)
         self._applied = _Applied(model, recipe)
-        fully_shard(self._applied, mesh=axis)
+        fully_shard(self._applied, mesh=axis, offload_policy=policy)
         for module in self._applied.modules():
             if isinstance(module, FSDPModule):
                 # Losses are weighted by their share, so gradients are summed and not averaged.
@@ -98,6 +116,18 @@ class ShardedModel:
         """What the model returns."""
         with torch.no_grad(), in_mode(self._model, is_training=False):
             return self._applied(batch)
+
+
+def _compute_again(module: nn.Module) -> None:
+    """Have a module keep its input alone, and make the rest again in the backward pass."""
+    forward = module.forward
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return computed_again([module], forward, args, kwargs)
+
+    module.forward = called
 
 
 def _refuse_states(optimizer: torch.optim.Optimizer) -> None:

@@ -17,13 +17,7 @@ _NUMBERED = re.compile(r"[0-9]+")
 
 def find_stack(model: nn.Module) -> tuple[str, int]:
     """The path of the longest list of modules, and its length; the outermost of equal ones."""
-    found = [
-        (len(children), path)
-        for path, module in model.named_modules()
-        if (children := list(module.named_children()))
-        and all(_NUMBERED.fullmatch(name) for name, _ in children)
-        and isinstance(module, nn.Sequential | nn.ModuleList)
-    ]
+    found = _lists(model)
     if not found:
         raise UsageError(
             f"{type(model).__name__} has no list of layers that a pipeline could divide",
@@ -32,6 +26,23 @@ def find_stack(model: nn.Module) -> tuple[str, int]:
         )
     length, path = max(found, key=lambda entry: entry[0])
     return path, length
+
+
+def layer_paths(model: nn.Module) -> list[str]:
+    """The paths of the layers of the longest list; none where there is no list."""
+    length, path = max(_lists(model), key=lambda entry: entry[0], default=(0, ""))
+    return [f"{path}.{number}" if path else str(number) for number in range(length)]
+
+
+def _lists(model: nn.Module) -> list[tuple[int, str]]:
+    """Length and path of every list of modules."""
+    return [
+        (len(children), path)
+        for path, module in model.named_modules()
+        if (children := list(module.named_children()))
+        and all(_NUMBERED.fullmatch(name) for name, _ in children)
+        and isinstance(module, nn.Sequential | nn.ModuleList)
+    ]
 
 
 def layer_of(module: str, stack: str) -> int | None:

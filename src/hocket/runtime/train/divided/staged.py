@@ -81,7 +81,7 @@ class Pipeline:
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer."""
-        optimizer.step()
+        self._recipe.make_update(optimizer)
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """All microbatches forward and backward, in the order of the schedule."""

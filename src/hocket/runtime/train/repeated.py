@@ -1,0 +1,281 @@
+"""A recorded step in which blocks run again for their backward pass, so that they keep little.
+
+Recomputation (Chen et al. 2016, sublinear memory) as a rewrite of the program: a block's forward
+calls stand a second time right before the first of its backward calls that needs what they made,
+and its backward calls read what the second run makes. What the first run made is then dropped when
+the forward pass has used it, by whoever carries out the program, as it drops everything. Which
+calls run again is what the simulator counts (`second_run`), but for those whose second run would
+not give the same: calls that talk to other ranks, and calls on memory that was written since.
+Running statistics are written once: the second run of a batch norm writes to copies. O(calls).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hocket.base.arrays import IntArray
+from hocket.capture.assemble import graph_of
+from hocket.capture.perform import generator_of
+from hocket.capture.program import Call, Program, TensorSpec
+from hocket.capture.recording import Cost, Ref, Returned, map_tree
+from hocket.graph.graph import Graph, Phase, Role
+from hocket.simulate.shares.memory import SecondRun, second_run_of
+
+BlockOf = Callable[[Graph, Program], IntArray]
+"""The block of each forward op of a recorded step that is to run again; -1 for none."""
+_NORMS = "batch_norm"
+_COLLECTIVE = "_c10d_functional."
+
+
+def run_again(graph: Graph, program: Program, block_of: IntArray) -> tuple[Graph, Program]:
+    """The step whose blocks run again; ``block_of`` counts for forward ops alone."""
+    found = second_run_of(graph, block_of)
+    again = _repeatable(program, found)
+    if not again:
+        return graph, program
+    written = _Rewriting(program, found, again).written()
+    return graph_of(written, graph.name, graph.meta), written
+
+
+# ── what may run again ───────────────────────────────────────────────────────────────────────────
+
+
+def _repeatable(program: Program, found: SecondRun) -> frozenset[int]:
+    """Calls whose second run gives what the first gave."""
+    maker = _makers(program)
+    last_write = _last_writes(program)
+    again = {op for op in found.ops.tolist() if not _is_exchange(program.calls[op])}
+    while True:
+        fresh = {storage for storage, op in maker.items() if op in again}
+        wrong = {op for op in again if not _is_faithful(program, op, fresh, last_write)}
+        # What a call fails to write again makes all that is in that memory wrong.
+        for op in wrong:
+            stale = {program.tensors[t].storage for t in program.calls[op].targets}
+            wrong = wrong | {maker[storage] for storage in stale & fresh}
+        if not wrong:
+            return frozenset(again)
+        again -= wrong
+
+
+def _is_faithful(program: Program, op: int, fresh: set[int], last_write: dict[int, int]) -> bool:
+    call, specs = program.calls[op], program.tensors
+    if _is_norm(call):
+        # In training it writes its statistics and does not look at them.
+        targets = {specs[t].storage for t in call.targets}
+    elif any(specs[t].storage not in fresh for t in call.targets):
+        return False
+    else:
+        targets = set()
+    read = {specs[t].storage for t in call.reads} - fresh - targets
+    return all(last_write.get(storage, -1) < op for storage in read)
+
+
+def _is_norm(call: Call) -> bool:
+    return _NORMS in call.cost.kind and bool(call.targets)
+
+
+def _is_exchange(call: Call) -> bool:
+    return call.cost.kind.startswith(_COLLECTIVE)
+
+
+def _makers(program: Program) -> dict[int, int]:
+    """The call that first makes each storage of the step."""
+    return {
+        spec.storage: spec.producer
+        for spec in program.tensors
+        if spec.storage >= 0 and spec.alias_of < 0 and spec.producer >= 0
+    }
+
+
+def _last_writes(program: Program) -> dict[int, int]:
+    """By storage: the last call but updates that writes to it in place."""
+    return {
+        program.tensors[target].storage: op
+        for op, call in enumerate(program.calls)
+        if call.phase != Phase.OPTIMIZER
+        for target in call.targets
+    }
+
+
+# ── the program with second runs ─────────────────────────────────────────────────────────────────
+
+
+class _Rewriting:
+    """Writes the calls anew in their order, each second run where it belongs."""
+
+    def __init__(self, program: Program, found: SecondRun, again: frozenset[int]) -> None:
+        self._old, self._block_of, self._again = program, found.block_of.tolist(), again
+        self._made: dict[int, list[int]] = {}
+        for number, spec in enumerate(program.tensors):
+            self._made.setdefault(spec.producer, []).append(number)
+        self._before: dict[int, list[int]] = {}
+        for op, first in zip(found.ops.tolist(), found.before.tolist(), strict=True):
+            if op in again:
+                self._before.setdefault(first, []).append(op)
+        self._storages = 1 + max(spec.storage for spec in program.tensors)
+        self._calls: list[Call] = []
+        self._tensors: list[TensorSpec] = []
+        self._first: dict[int, int] = {}
+        """The new number of each tensor."""
+        self._second: dict[int, int] = {}
+        """The number of what a second run makes in place of a tensor."""
+        self._op: dict[int, int] = {}
+        self._repeats: dict[int, int] = {}
+
+    def written(self) -> Program:
+        old = self._old
+        for tensor in self._made.get(-1, ()):
+            self._first[tensor] = self._add(old.tensors[tensor]._replace(alias_of=-1))
+        for tensor in self._made.get(-1, ()):
+            alias = old.tensors[tensor].alias_of
+            if alias >= 0:
+                at = self._first[tensor]
+                self._tensors[at] = self._tensors[at]._replace(alias_of=self._first[alias])
+        for op in range(len(old.calls)):
+            for repeated in self._before.get(op, ()):
+                self._write_again(repeated)
+            self._write(op)
+        first = self._first
+        return replace(
+            old,
+            calls=tuple(self._calls),
+            tensors=tuple(self._tensors),
+            names={first[tensor]: name for tensor, name in old.names.items()},
+            gradients={first[p]: first[gradient] for p, gradient in old.gradients.items()},
+            outputs=tuple(first[tensor] for tensor in old.outputs),
+            returned=_renumbered(old.returned, first),
+            repeats=self._repeats,
+        )
+
+    def _write(self, op: int) -> None:
+        call = self._old.calls[op]
+        known = self._known(op, call)
+        self._op[op] = len(self._calls)
+        for tensor in self._made.get(op, ()):
+            self._first[tensor] = self._add(self._spec(tensor, known, self._op[op]))
+        made = {tensor: self._first[tensor] for tensor in self._made.get(op, ())}
+        partner = self._op.get(call.partner, -1)
+        self._calls.append(_with_tensors(call, known | made)._replace(partner=partner))
+
+    def _write_again(self, op: int) -> None:
+        call = self._old.calls[op]
+        known = self._known(op, call)
+        copies = self._copied(call, known) if _is_norm(call) else {}
+        index = len(self._calls)
+        for tensor in self._made.get(op, ()):
+            spec = self._spec(tensor, known | copies, index)
+            if spec.alias_of < 0 and spec.storage >= 0:
+                spec = spec._replace(storage=self._new_storage())
+            self._second[tensor] = self._add(spec._replace(role=_passing(spec.role)))
+        made = {tensor: self._second[tensor] for tensor in self._made.get(op, ())}
+        self._repeats[index] = self._op[op]
+        again = _with_tensors(call, known | copies | made)
+        self._calls.append(again._replace(phase=Phase.BACKWARD, partner=self._op[op]))
+
+    def _copied(self, call: Call, known: dict[int, int]) -> dict[int, int]:
+        """Copies of what a call writes that must not be written twice."""
+        found = {}
+        for target in call.targets:
+            layout = self._tensors[known[target]].layout
+            assert layout is not None
+            size = layout.size_bytes
+            spec = TensorSpec(
+                layout._replace(offset=0), self._new_storage(), size, Role.ACTIVATION, -1,
+                len(self._calls),
+            )  # fmt: skip
+            found[target] = self._add(spec)
+            cost = Cost("aten.clone", "", call.cost.dtype, 0.0, 2 * size)
+            clone = Call(
+                torch.ops.aten.clone.default, (Ref(known[target]),), {}, (found[target],),
+                (), (), (known[target],), Phase.BACKWARD, call.module, -1, False, False, cost,
+            )  # fmt: skip
+            self._calls.append(clone)
+        return found
+
+    def _known(self, op: int, call: Call) -> dict[int, int]:
+        """The number by which a call knows each tensor that it reads or gives back."""
+        used = {*call.reads, *call.targets, *(t for t in call.outputs if t is not None)}
+        return {tensor: self._seen(op, tensor) for tensor in used if tensor in self._first}
+
+    def _seen(self, op: int, tensor: int) -> int:
+        maker = self._old.tensors[tensor].producer
+        is_own = maker >= 0 and self._block_of[maker] == self._block_of[op]
+        return self._second.get(tensor, self._first[tensor]) if is_own else self._first[tensor]
+
+    def _spec(self, tensor: int, known: dict[int, int], producer: int) -> TensorSpec:
+        spec = self._old.tensors[tensor]
+        if spec.alias_of < 0:
+            return spec._replace(producer=producer)
+        base = known[spec.alias_of]
+        storage = self._tensors[base].storage
+        return spec._replace(alias_of=base, storage=storage, producer=producer)
+
+    def _add(self, spec: TensorSpec) -> int:
+        self._tensors.append(spec)
+        return len(self._tensors) - 1
+
+    def _new_storage(self) -> int:
+        self._storages += 1
+        return self._storages - 1
+
+
+def _passing(role: Role) -> Role:
+    """What a second run makes outlasts nothing."""
+    return role if role == Role.CONTROL else Role.ACTIVATION
+
+
+def _with_tensors(call: Call, number: dict[int, int]) -> Call:
+    def change(leaf: Any) -> Any:
+        return Ref(number[leaf.number]) if isinstance(leaf, Ref) else leaf
+
+    def each(tensors: Iterable[int]) -> tuple[int, ...]:
+        return tuple(number[tensor] for tensor in tensors)
+
+    return call._replace(
+        args=map_tree(call.args, change),
+        kwargs=map_tree(call.kwargs, change),
+        outputs=tuple(None if tensor is None else number[tensor] for tensor in call.outputs),
+        targets=each(call.targets),
+        written=each(call.written),
+        reads=tuple(sorted(each(call.reads))),
+    )
+
+
+def _renumbered(returned: Returned | None, number: dict[int, int]) -> Returned | None:
+    if returned is None:
+        return None
+    leaves = (Ref(number[x.number]) if isinstance(x, Ref) else x for x in returned.leaves)
+    return returned._replace(leaves=tuple(leaves))
+
+
+# ── draws ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Redraws:
+    """Has second runs draw what the first drew where draws have no seeds of their own."""
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        pairs = program.repeats.items()
+        self._first_of = {again: op for again, op in pairs if program.calls[again].draws}
+        self._firsts = frozenset(self._first_of.values())
+        self._generator = generator_of(device) if self._firsts else None
+        self._states: dict[int, torch.Tensor] = {}
+
+    def run(self, op: int, do: Callable[[], None]) -> None:
+        """Do what an op does, with the generator where it was for its first run."""
+        generator = self._generator
+        if generator is None or (op not in self._firsts and op not in self._first_of):
+            do()
+            return
+        now = generator.get_state()
+        if op in self._firsts:
+            self._states[op] = now
+            do()
+            return
+        generator.set_state(self._states[self._first_of[op]])
+        do()
+        generator.set_state(now)
