@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 
 import pytest
 
-from hocket.base.atomic import write_atomically
+from hocket.base.atomic import write_atomically, write_together
 from hocket.base.errors import UsageError
 
 
@@ -51,6 +52,26 @@ def test_write_keeps_the_old_content_when_it_fails(tmp_path, monkeypatch):
         write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "fchmod"])
+def test_one_who_is_killed_while_it_writes_leaves_nothing_behind(tmp_path, call):
+    (tmp_path / "a").write_bytes(b"old")
+    child = os.fork()
+    if not child:
+        setattr(os, call, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        write_together({tmp_path / "b": b"other", tmp_path / "a": b"new"})
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_write_where_no_file_can_be_without_a_name_is_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)  # as a file system without it: refused
+    write_together({tmp_path / "a": b"one", tmp_path / "b": b"two"})
+    assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == {
+        "a": b"one", "b": b"two",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["missing/a.json", "", "nul\0"])

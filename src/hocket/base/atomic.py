@@ -27,27 +27,79 @@ def write_together(contents: Mapping[str | Path, bytes]) -> None:
 
     All contents are on the disk before the first name changes, so a full disk changes nothing.
     """
-    prepared: dict[Path, Path] = {}
+    drafts: dict[Path, _Draft] = {}
     try:
         for path, data in contents.items():
             with _told(path):
                 if not _is_special(path):
                     target = Path(os.path.realpath(path))
-                    prepared[target] = _prepared(target, data)
+                    drafts[target] = _written(target, data)
         for path, data in contents.items():
             with _told(path):
                 if _is_special(path):
                     # Not the real path: a pipe has none, only a text such as ``pipe:[4711]``.
                     _write_directly(path, data)
-        for target in [*prepared]:
+        for target in [*drafts]:
             with _told(target):
-                os.replace(prepared[target], target)
-            del prepared[target]
+                drafts[target].take_the_place_of(target)
+            drafts.pop(target).close()
             _sync_folder(target.parent)
     finally:
-        for temporary in prepared.values():
+        for draft in drafts.values():
+            draft.close()
+
+
+class _Draft:
+    """New content of a file: open, and without a name as long as the file system allows that.
+
+    So one who is killed while it writes leaves nothing behind.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._name: Path | None = None
+        nameless = _open_nameless(folder)
+        if nameless is not None:
+            self.descriptor = nameless
+            return
+        name = _fresh_name(folder)
+        # Not tempfile: its files are private to the user whatever the umask says.
+        self.descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._name = name
+
+    def take_the_place_of(self, target: Path) -> None:
+        """Be the file of this name."""
+        if self._name is None:
+            name = _fresh_name(target.parent)
+            folder = os.open(target.parent, os.O_PATH)
+            try:
+                # With a folder given, links are followed: that of /proc leads to what is open.
+                os.link(f"/proc/self/fd/{self.descriptor}", name.name, dst_dir_fd=folder)
+            finally:
+                os.close(folder)
+            self._name = name
+        os.replace(self._name, target)
+        self._name = None
+
+    def close(self) -> None:
+        """Let go, and leave no name behind but that of the target."""
+        os.close(self.descriptor)
+        if self._name is not None:
             with contextlib.suppress(OSError):
-                os.unlink(temporary)
+                os.unlink(self._name)
+
+
+def _open_nameless(folder: Path) -> int | None:
+    """A file in this folder without a name; None where the system has no such thing."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):
+        return None
+    try:
+        return os.open(folder, os.O_WRONLY | os.O_TMPFILE, 0o666)
+    except OSError:
+        return None
+
+
+def _fresh_name(folder: Path) -> Path:
+    return folder / f".{secrets.token_hex(8)}.tmp"
 
 
 @contextlib.contextmanager
@@ -79,23 +131,19 @@ def _write_directly(path: str | Path, data: bytes) -> None:
         file.write(data)
 
 
-def _prepared(target: Path, data: bytes) -> Path:
-    """A file beside the target that holds its new content, durably."""
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    # Not tempfile: its files are private to the user whatever the umask says.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+def _written(target: Path, data: bytes) -> _Draft:
+    """The new content of a file, durably."""
+    draft = _Draft(target.parent)
     try:
-        with open(descriptor, "wb") as file:
-            if target.exists():
-                os.fchmod(descriptor, target.stat().st_mode & 0o7777)
+        if target.exists():
+            os.fchmod(draft.descriptor, target.stat().st_mode & 0o7777)
+        with open(draft.descriptor, "wb", closefd=False) as file:
             file.write(data)
-            file.flush()
-            os.fsync(descriptor)
+        os.fsync(draft.descriptor)
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        draft.close()
         raise
-    return temporary
+    return draft
 
 
 def _sync_folder(folder: Path) -> None:
