@@ -203,6 +203,20 @@ def test_list_names_what_other_commands_take(what, names, hocket):
     assert all(entry["is"] for entry in listed)
     out, _ = hocket("list", what)
     assert all(name in out for name in names)
+    assert "…" not in out, "nothing is cut off at 80 columns"
+
+
+def test_list_tells_names_apart(hocket):
+    planners, presets, models = (
+        {
+            entry["name"]: entry["is"]
+            for entry in json.loads(hocket("list", what, "--json")[0])[what]
+        }
+        for what in ("planners", "presets", "models")
+    )
+    assert len(set(planners.values())) == len(planners)
+    assert presets["mixed-desktop"] == "machine: 1 x titanx-12g + 1 x v100-16g + 1 x rtx3090"
+    assert "1,008 billion" in models["gpt-1t"]
 
 
 def test_show_writes_the_trace_of_a_parallel_plan(hocket, plan_file, tmp_path):

@@ -11,7 +11,7 @@ from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.candidates import judge
 from hocket.planners.compare import compare
-from hocket.planners.goal import num_devices, ranked, thrifty
+from hocket.planners.goal import num_devices, ranked, thrift_told, thrifty
 
 GRAPH = generate("chain", 8, 0)
 
@@ -62,6 +62,11 @@ def test_a_plan_that_is_nearly_as_fast_on_far_fewer_devices_is_told(problem):
     assert thrifty(problem, tried, 0) == 1
     assert thrifty(problem, [tried[0], placed(problem, [0], 2.9)], 0) is None
     assert thrifty(problem, tried, 1) is None
+    # Of two that are tied the first, which is the plainest.
+    assert thrifty(problem, [*tried, placed(problem, [0], 1.199)], 0) == 1
+    told = thrift_told(problem, tried, 0)
+    assert told == "on [0] takes 20 % longer on 1 device instead of 3 (--goal cost)"
+    assert not thrift_told(problem, tried, 1)
 
 
 def test_one_device_is_one_row_unless_only_another_order_fits():

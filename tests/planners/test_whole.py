@@ -228,6 +228,25 @@ def test_the_bound_holds_for_every_way(unequal):
     assert all(way.step_s >= bound for way in shared_ways(unequal, budget))
 
 
+def test_one_device_that_holds_the_batch_is_one_row(graph):
+    problem = problem_on(graph, "1xt4")
+    alone = compare_whole(problem)
+    assert [c.planner for c in alone.candidates] == ["one device, unsplit"]
+    assert alone.winner.step_s >= alone.bound.seconds
+    assert "one device" in alone.why
+    # Less memory is a question even then, and what must not be is not.
+    assert len(compare_whole(problem, "memory").candidates) > 1
+    assert compare_whole(problem, must=parse_must(("step 1us",))).winner is None
+
+
+def test_far_fewer_devices_for_nearly_the_same_step_are_told(graph):
+    """Eight cards behind a slow link are hardly quicker than one."""
+    found = compare_whole(problem_on(graph, "8xt4"))
+    one = next(c for c in found.candidates if num_devices(c) == 1)
+    assert f"{one.planner} takes" in found.why
+    assert f"on 1 device instead of {num_devices(found.winner)}" in found.why
+
+
 def test_a_graph_without_sizes_is_placed_as_before(graph):
     from dataclasses import replace
 

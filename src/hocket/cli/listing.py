@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import click
@@ -23,8 +24,9 @@ def _presets() -> Names:
     machines = []
     for name in machine_names():
         cluster = read_machine(PRESETS / f"{name}.toml").cluster
-        found = " + ".join(dict.fromkeys(device.kind.name for device in cluster.devices))
-        machines.append((name, f"machine: {cluster.num_devices} x {found}"))
+        counts = Counter(device.kind.name for device in cluster.devices)
+        found = " + ".join(f"{count} x {kind}" for kind, count in counts.items())
+        machines.append((name, f"machine: {found}"))
     return kinds + machines
 
 
@@ -35,7 +37,7 @@ def _models() -> Names:
 
     shapes = [(name, find_model(name)) for name in preset_names()]
     both = [
-        (name, f"plan, parallel: {parameter_counts(shape).total / 1e9:.3g} billion parameters")
+        (name, f"plan, parallel: {_billions(parameter_counts(shape).total)} billion parameters")
         for name, shape in shapes
     ]
     others: Names = []
@@ -45,6 +47,10 @@ def _models() -> Names:
         others = [(name, "plan") for name in ZOO if name not in preset_names()]
     cached = [(PREFIX + name, "from the cache of Hugging Face models") for name in cached_names()]
     return [*both, *others, *cached]
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:,.0f}" if count >= 1e11 else f"{count / 1e9:.3g}"
 
 
 def _planners() -> Names:
@@ -91,10 +97,12 @@ def command(what: str, as_json: bool) -> None:
     if as_json:
         emit({what: [{"name": name, "is": told} for name, told in names]})
         return
+    from rich.table import Table
     from rich.text import Text
 
-    from hocket.view.table import Column, FittedTable
-
-    columns = (Column(title="name"), Column(title="", is_name=True))
-    rows = [[Text(name), Text(told, style="dim")] for name, told in names]
-    console().print(FittedTable(columns=columns, rows=rows))
+    shown = Table.grid(padding=(0, 2), pad_edge=True)
+    shown.add_column(no_wrap=True)
+    shown.add_column()
+    for name, told in names:
+        shown.add_row(Text(name), Text(told, style="dim"))
+    console().print(shown)

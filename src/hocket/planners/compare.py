@@ -14,7 +14,7 @@ from hocket.planners import find_planner
 from hocket.planners.auto import AUTO, portfolio
 from hocket.planners.bounds import LowerBound, lower_bound
 from hocket.planners.candidates import Candidate, Comparison, propose
-from hocket.planners.goal import TIED, Goal, num_devices, thrifty
+from hocket.planners.goal import TIED, Goal, devices_told, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.memory import explain_shortage, spread_memory
 from hocket.planners.registry import BASE, LAST_RESORT, MENDED, ONE_DEVICE, RELIEF
@@ -116,17 +116,10 @@ def _sentence(problem: Problem, tried: list[Candidate], ranked: list[int], goal:
     best = tried[ranked[0]]
     assert best.timeline is not None
     if goal == "cost":
-        parts = [f"chosen because its steps cost least ({_devices(num_devices(best))})"]
+        parts = [f"chosen because its steps cost least ({devices_told(num_devices(best))})"]
     else:
         parts = [f"chosen because {_advantage(best, [tried[i] for i in ranked[1:]], tried)}"]
-    cheaper = thrifty(problem, tried, ranked[0])
-    if cheaper is not None:
-        longer = format_percent(_ratio(tried[cheaper], best) - 1)
-        parts.append(
-            f"{tried[cheaper].planner} takes {longer} longer on "
-            f"{_devices(num_devices(tried[cheaper]))} instead of {num_devices(best)} "
-            "(--goal cost)"
-        )
+    parts.append(thrift_told(problem, tried, ranked[0]))
     if best.plan is not None and best.plan.claims.made_from:
         parts.append(f"made from {best.plan.claims.made_from}")
     if problem.objective == "latency":
@@ -141,13 +134,9 @@ def _advantage(best: Candidate, others: list[Candidate], tried: list[Candidate])
     shorter = 1 - 1 / _ratio(others[0], best)
     if shorter < TIED:
         fewer = num_devices(best) < num_devices(others[0])
-        on = f" on {_devices(num_devices(best))} instead of {num_devices(others[0])}"
+        on = f" on {devices_told(num_devices(best))} instead of {num_devices(others[0])}"
         return f"its {what} is as short as that of {others[0].planner}{on if fewer else ''}"
     return f"its {what} is {format_percent(shorter)} shorter than the next ({others[0].planner})"
-
-
-def _devices(count: int) -> str:
-    return "1 device" if count == 1 else f"{count} devices"
 
 
 def _ratio(other: Candidate, best: Candidate) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from hocket.base.units import format_percent
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Candidate
 from hocket.simulate.analysis import price_per_hour, used_devices
@@ -37,13 +38,36 @@ def ranked(problem: Problem, tried: Sequence[Candidate], goal: Goal) -> list[int
 
 
 def thrifty(problem: Problem, tried: Sequence[Candidate], chosen: int) -> int | None:
-    """The candidate that gives most of the chosen one's speed per device, where that is telling."""
-    fitting = [i for i, candidate in enumerate(tried) if _fits(candidate)]
-    cheapest = min(fitting, key=lambda i: (_device_s(tried[i]), i))
+    """The candidate that gives most of the chosen one's speed per device, where that is telling.
+
+    Of several that give as much, the first, which is the plainest.
+    """
+    fitting = {i: _device_s(candidate) for i, candidate in enumerate(tried) if _fits(candidate)}
+    least_s = min(fitting.values())
+    cheapest = next(i for i, device_s in fitting.items() if device_s <= least_s * (1 + TIED))
     if num_devices(tried[chosen]) < WORTHWHILE * num_devices(tried[cheapest]):
         return None
     gain = _device_s(tried[chosen]) / max(_device_s(tried[cheapest]), 1e-30)
     return cheapest if gain >= WORTHWHILE else None
+
+
+def thrift_told(problem: Problem, tried: Sequence[Candidate], chosen: int) -> str:
+    """The thrifty candidate beside the chosen one, in words; empty where there is none."""
+    cheapest = thrifty(problem, tried, chosen)
+    if cheapest is None:
+        return ""
+    other_s, best_s = tried[cheapest].value_s or 0.0, tried[chosen].value_s or 0.0
+    longer = format_percent(other_s / best_s - 1) if best_s > 0 else "no"
+    count = num_devices(tried[cheapest])
+    return (
+        f"{tried[cheapest].planner} takes {longer} longer on {devices_told(count)} instead of "
+        f"{num_devices(tried[chosen])} (--goal cost)"
+    )
+
+
+def devices_told(count: int) -> str:
+    """So many devices, in words."""
+    return "1 device" if count == 1 else f"{count} devices"
 
 
 def num_devices(candidate: Candidate) -> int:

@@ -118,7 +118,7 @@ def coarsely(planner: _Planner) -> _Planner:
     def planned(problem: Problem, plan: Plan) -> Plan:
         return _through(planner, coarsened(problem), problem, plan)
 
-    planned.__doc__ = planner.__doc__
+    planned.__doc__ = told(planner, "Groups of the whole step")
     return planned
 
 
@@ -128,8 +128,13 @@ def forward_coarsely(planner: _Planner) -> _Planner:
     def planned(problem: Problem, plan: Plan) -> Plan:
         return _through(planner, forward_coarsened(problem), problem, plan)
 
-    planned.__doc__ = planner.__doc__
+    planned.__doc__ = told(planner, "Groups of the forward pass")
     return planned
+
+
+def told(planner: _Planner, what: str) -> str:
+    """What a planner says of itself, and what it is given instead of single ops."""
+    return f"{what}: {(planner.__doc__ or '').strip()}"
 
 
 def fastest_s(problem: Problem) -> FloatArray:

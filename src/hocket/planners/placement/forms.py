@@ -27,6 +27,7 @@ from hocket.planners.placement.coarse import (
     fastest_s,
     forward_coarsely,
     forward_coarsened,
+    told,
 )
 from hocket.planners.placement.devices import workers
 from hocket.simulate.engine import simulate
@@ -50,6 +51,7 @@ def better_form(planner: _Planner) -> _Planner:
             )
         return _better(problem, plan, {"groups": on_groups, "ops": planner, "step": on_step})
 
+    planned.__doc__ = told(planner, "The best of groups and single ops")
     return planned
 
 

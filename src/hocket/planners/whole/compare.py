@@ -21,7 +21,7 @@ from hocket.plan.words import in_words
 from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
 from hocket.planners.candidates import Candidate, Comparison
-from hocket.planners.goal import Goal, num_devices
+from hocket.planners.goal import Goal, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.devices import workers
 from hocket.planners.whole.baselines import (
@@ -63,6 +63,10 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
     tables, devices = tables_of(problem), workers(problem).tolist()
     budget = Budget(problem)
     named: list[tuple[str, Candidate]] = list(unsplit_baselines(problem))
+    if len(devices) == 1 and goal != "memory":
+        only = _limited(problem, titled(*named[0]), must)
+        if only.feasible:
+            return _alone(problem, only, tables)
     by_hand = ((DDP, ddp(tables, devices)), (GPIPE, gpipe(tables, devices)))
     named += [(name, budget.simulated(shares)) for name, shares in by_hand if shares is not None]
     shards = ((FSDP, equal_shards(tables, devices, budget)),
@@ -92,10 +96,23 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
         )  # fmt: skip
     best = tried[order[0]]
     why = explained(problem, best, [tried[i] for i in order[1:]], ways)
+    thrift = thrift_told(problem, tried, order[0])
+    why += f"; {thrift}" if thrift else ""
     told = [with_reason(c, best) if c is not best else c for c in tried]
     return Comparison(
         problem=problem, candidates=tuple(told), chosen=order[0], why=why, bound=bound,
         counts=counts,
+    )  # fmt: skip
+
+
+def _alone(problem: Problem, only: Candidate, tables: Tables) -> Comparison:
+    """One device that holds the whole batch: there is nothing to share and nothing to compare."""
+    assert only.timeline is not None
+    limit = _placed_limit(problem, only.timeline)
+    why = f"there is one device, and it holds the whole batch; {limit}"
+    return Comparison(
+        problem=problem, candidates=(only,), chosen=0, why=why, counts={"ways": 1, "simulated": 1},
+        bound=shares_bound(tables, workers(problem).tolist()),
     )  # fmt: skip
 
 
