@@ -177,6 +177,25 @@ def test_a_module_that_is_not_there_is_told_in_its_own_words():
         crew.hear()
 
 
+def test_one_that_ends_while_it_is_looked_at_is_blamed_for_how_it_ended(monkeypatch):
+    """Its pipes close a moment before its exit code is there."""
+    sighting, seen = CrewMember.sighting, []
+
+    def then_it_ends(self, *arguments, **options):
+        seen.append(sighting(self, *arguments, **options))
+        return seen[-1]
+
+    monkeypatch.setattr(CrewMember, "sighting", then_it_ends)
+    with Crew([spec("leave")]) as crew:
+        process = crew._members[0].process
+        poll = process.poll
+        wait_until(lambda: poll() is not None)
+        monkeypatch.setattr(process, "poll", lambda: poll() if seen else None)
+        with pytest.raises(ProcessError, match="ended with code 3"):
+            crew.hear()
+    assert seen[0].exit_code is None
+
+
 def test_another_thread_can_make_the_waiting_end():
     with Crew([spec("sleep")]) as crew:
         threading.Timer(0.1, crew.kill).start()

@@ -215,18 +215,18 @@ class Crew:
     def _failure(self) -> ProcessError:
         """The error for the process that failed first, as far as can be told."""
         since_s = time.monotonic()
-        while not (found := self._blame()).is_clear:
-            limit_s = _EXIT_S if found.cause == "unknown" else _CAUSE_S
-            if time.monotonic() >= since_s + limit_s:
-                break
-            if all(_has_ended(member) for member in self._members):
-                break
+        while True:
+            # Looked at before blaming: one that ends in between is blamed for how it ended.
+            have_ended = all(_has_ended(member) for member in self._members)
+            found, waited_s = self._blame(), time.monotonic() - since_s
+            patience_s = _EXIT_S if found.cause == "unknown" else _CAUSE_S
+            if found.is_clear or have_ended or waited_s > patience_s:
+                return ProcessError(found)
             for key, _ in self._selector.select(_LOOK_S):
                 if key.fd == key.data.writer.descriptor:
                     self._write(key.data)
                 else:
                     self._listen_for_cause(key.data)
-        return ProcessError(found)
 
     def _listen_for_cause(self, member: CrewMember) -> None:
         frame = member.reader.read()
