@@ -15,13 +15,14 @@ demo: $(VENV)/.kernels
 	@echo "next: $(BIN)/hocket explain plan.json, $(BIN)/hocket run plan.json --steps 3"
 
 # Tests start over a hundred Pythons, which read bytecode instead of compiling their sources.
+# Kernels are compiled beside the installing and the lints, which need no compiled code.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(VENV)/.dev
+test:
 	$(MAKE) --no-print-directory -j2 check kernels
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -p no:schemathesis
 
 # Compiled once, so that tests side by side find the kernels on disk.
-kernels: $(VENV)/.dev
+kernels: $(VENV)/.torch
 	$(BIN)/python scripts/compile
 
 check: $(VENV)/.dev
@@ -35,9 +36,11 @@ $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
+# Bytecode is written of what is imported: pip would compile ten thousand files, one by one.
+$(VENV)/.torch: export PYTHONDONTWRITEBYTECODE =
 $(VENV)/.torch: $(VENV)/.venv $(INPUTS)
-	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch]'
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[torch]'
+	$(BIN)/python -c 'import numba, scipy.optimize, torch._dynamo, transformers'
 	touch $@
 
 # Part of installing, so that the first plan does not wait for the compiler.
@@ -47,7 +50,7 @@ $(VENV)/.kernels: $(VENV)/.torch
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch $(INPUTS)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,dev]'
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[torch,dev]'
 	touch $@
 
 clean:
