@@ -86,7 +86,8 @@ def fsdp_offload(model: Any, batch: Any, micro: int) -> Step:
     if not dist.is_initialized():
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
         store = dist.HashStore()
-        dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
+        backend = "cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
     options: dict[str, Any] = {
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
         "offload_policy": CPUOffloadPolicy(pin_memory=DEVICE == "cuda"),

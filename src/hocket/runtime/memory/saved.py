@@ -55,6 +55,9 @@ class SavedStorages:
     num_offered_bytes: int = 0
     num_sent_bytes: int = 0
     _saved: dict[int, _Saved] = field(default_factory=dict)
+    _beyond: set[int] = field(default_factory=set)
+    """Storages that stay because the others are enough; autograd holds them, so none of these
+    comes to lie where another was."""
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """What autograd holds in place of a tensor."""
@@ -63,11 +66,12 @@ class SavedStorages:
         # A device without a number is the same as the one that tensors name.
         is_elsewhere = tensor.device.type != self.engines.device.type
         stays = num_bytes < _MIN_BYTES or key in self.kept or is_elsewhere
-        if stays or tensor.layout != torch.strided:
+        if stays or tensor.layout != torch.strided or key in self._beyond:
             return tensor
         if key not in self._saved:
             self.num_offered_bytes += num_bytes
             if self.num_offered_bytes > self.most_bytes:
+                self._beyond.add(key)
                 return tensor
             self._saved[key] = self._send(tensor)
         saved = self._saved[key]

@@ -182,6 +182,10 @@ class Visits:
         def pack(tensor: torch.Tensor) -> Any:
             if view := self.slots.noted(tensor):
                 return view
+            if tensor.grad_fn is not None:
+                # A result that knows the op which saves it would keep that op, and all that the
+                # step saved, alive until a backward pass comes.
+                tensor = tensor.detach()
             return tensor if visit.saved is None else visit.saved.pack(tensor)
 
         def unpack(packed: Any) -> torch.Tensor:
