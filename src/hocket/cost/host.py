@@ -27,6 +27,11 @@ class HostOverhead:
     """Whether the device works while the host goes on (a CUDA stream), or the host does the work
     itself (a processor)."""
 
+    @property
+    def by_phase(self) -> FloatArray:
+        """Seconds per op, by `hocket.graph.graph.Phase`."""
+        return np.array([self.forward_s, self.backward_s, self.optimizer_s])
+
 
 EAGER = HostOverhead(forward_s=16e-6, backward_s=20e-6, optimizer_s=10e-6, overlaps=True)
 """Where no host was measured. ``benchmarks/cost/predict_kernels.py`` on an H200's host: a view
@@ -50,8 +55,7 @@ def with_host_overhead(
     all dispatch times: a device that is always behind hides the host, a host that is always behind
     leaves gaps, and each gap is added to the op in front of which it lies.
     """
-    by_phase = np.array([host.forward_s, host.backward_s, host.optimizer_s])
-    host_s: FloatArray = by_phase[op_phase]
+    host_s: FloatArray = host.by_phase[op_phase]
     if not host.overlaps:
         return kernel_s + host_s
     if host_s.sum() <= kernel_s.sum():

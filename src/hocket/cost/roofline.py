@@ -7,7 +7,8 @@ a profile lacks are priced by the roofline fitted to that profile. O(kinds · op
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from hocket.hardware.cluster import Cluster, DeviceKind
 
 Launches = Literal["eager", "replayed"]
 LAUNCHES: tuple[Launches, ...] = get_args(Launches)
+_SETTINGS = "settings of the costs"
 _MAX_LISTED = 6
 """Kinds that an error lists."""
 
@@ -78,26 +80,58 @@ def estimate_costs(
 
 def costs_from_settings(graph: Graph, cluster: Cluster, settings: Mapping[str, Any]) -> Costs:
     """The same costs again, from the ``settings`` that they carry."""
-    where = "settings of the costs"
-    with fields.located(where):
+    found = _read_settings(settings)
+    try:
+        return estimate_costs(
+            graph, cluster, calibration=found.calibration, profile=found.profile,
+            launches=found.launches,
+        )  # fmt: skip
+    except UsageError as error:
+        # No option of the user is wrong here, but the file that holds the settings.
+        raise InputFileError(error.message, hint=error.hint, where=_SETTINGS) from None
+
+
+class _Settings(NamedTuple):
+    calibration: Calibration | None
+    profile: Profile | None
+    launches: Launches
+
+
+def _read_settings(settings: Mapping[str, Any]) -> _Settings:
+    with fields.located(_SETTINGS):
         known = fields.record(
             settings, "the settings", optional=("calibration", "profile", "launches")
         )
         launches = fields.choice(known.get("launches", "eager"), "launches", LAUNCHES)
     calibration, profile = known.get("calibration"), known.get("profile")
-    try:
-        return estimate_costs(
-            graph,
-            cluster,
-            calibration=None
-            if calibration is None
-            else calibration_from_dict(calibration, f"{where}: calibration"),
-            profile=None if profile is None else profile_from_dict(profile, f"{where}: profile"),
-            launches=cast(Launches, launches),
-        )
-    except UsageError as error:
-        # No option of the user is wrong here, but the file that holds the settings.
-        raise InputFileError(error.message, hint=error.hint, where=where) from None
+    return _Settings(
+        None
+        if calibration is None
+        else calibration_from_dict(calibration, f"{_SETTINGS}: calibration"),
+        None if profile is None else profile_from_dict(profile, f"{_SETTINGS}: profile"),
+        cast(Launches, launches),
+    )
+
+
+class KindWork(NamedTuple):
+    """What ops ask of one kind of device and of its host, apart."""
+
+    device_s: FloatArray
+    """Seconds of arithmetic or memory traffic at the attained rates, without launches."""
+    host_s: FloatArray
+    """Seconds in which the host issues each op; 0 where it does the work itself."""
+
+
+def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> KindWork:
+    """The parts of the op times on a kind of device, as costs with these settings have them."""
+    found = _read_settings(settings)
+    measured = found.profile
+    if measured is not None and measured.device_kind != kind.name:
+        measured = None
+    fit = _fit_of(graph, kind, found.calibration, measured, found.launches)
+    host = _host_of(fit, kind, measured, found.launches)
+    device_s = roofline_s(work_of(graph), kind, replace(fit, launch_s=0.0))
+    return KindWork(device_s, host.by_phase[graph.op_phase] * host.overlaps)
 
 
 def _require_kind(what: str, kinds: tuple[str, ...], cluster: Cluster) -> None:
@@ -141,9 +175,7 @@ def _op_times(
         known = np.isfinite(seconds)
         op_s = np.where(known, seconds, op_s)
         source[known] = TimeSource.PROFILE
-    host = fit.host if measured is None else measured.host
-    if launches == "replayed" and not kind.is_cpu:
-        host = REPLAYED
+    host = _host_of(fit, kind, measured, launches)
     op_s = with_host_overhead(op_s, graph.op_phase, host)
     stated = stated_op_s(graph, kind)
     if stated is not None:
@@ -166,6 +198,14 @@ def _fit_of(
         # No host issues the kernels of a replayed graph one by one.
         return KindFit(launch_s=REPLAYED.forward_s, host=REPLAYED)
     return KindFit(host=_usual_host(graph, kind))
+
+
+def _host_of(
+    fit: KindFit, kind: DeviceKind, measured: Profile | None, launches: Launches
+) -> HostOverhead:
+    if launches == "replayed" and not kind.is_cpu:
+        return REPLAYED
+    return fit.host if measured is None else measured.host
 
 
 def _usual_host(graph: Graph, kind: DeviceKind) -> HostOverhead:

@@ -13,7 +13,7 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, PlacedDivision, Schedule, Shares
+from hocket.plan.sections import Communication, Lanes, PlacedDivision, Schedule, Shares
 from hocket.plan.training import TransformerTraining
 from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.instructions import Instructions
@@ -21,6 +21,7 @@ from hocket.simulate.lowering import order_priority, trimmed
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.rewriting.step import carried_out
 from hocket.simulate.shares import Unfolded, unfold
+from hocket.simulate.shares.lanes import circle
 from hocket.simulate.state import EngineState, MemoryState
 from hocket.simulate.timeline import Timeline, step_timeline
 
@@ -38,7 +39,7 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
         return simulate_pipeline(plan[Schedule], plan[PlacedDivision].stage_costs)
     shares = plan.get(Shares)
     if shares is not None:
-        return simulate_shares(problem, shares, plan.get(Communication))[1]
+        return simulate_shares(problem, shares, plan.get(Communication), plan.get(Lanes))[1]
     problem, plan = carried_out(problem, plan)
     device_of, priority = _decisions(problem, plan)
     is_strict = plan.by_device is not None
@@ -49,18 +50,23 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
 
 
 def simulate_shares(
-    problem: Problem, shares: Shares, planned: Communication | None = None
+    problem: Problem,
+    shares: Shares,
+    planned: Communication | None = None,
+    lanes: Lanes | None = None,
 ) -> tuple[Unfolded, Timeline]:
     """The graph of a step whose batch is shared out, and what carrying it out would be like.
 
-    The graph's ops have no names; `unfold` gives it with them. Raises `CheckError` where stages
-    wait for each other in a circle.
+    The graph's ops have no names; `unfold` gives it with them. Raises `CheckError` where stages or
+    lanes wait for each other in a circle.
     """
-    unfolded = unfold(problem, shares, planned, is_named=False)
+    unfolded = unfold(problem, shares, planned, lanes, is_named=False)
     _, timeline = simulate_placement(
         unfolded.problem, unfolded.device_of, unfolded.priority, is_strict=unfolded.is_strict
     )
     if np.isnan(timeline.op_end_s).any():
+        if lanes is not None:
+            raise circle()
         raise CheckError(
             "stages of the pipeline wait for each other in a circle",
             hint="cut the model at other ops, where nothing goes back to an earlier stage",

@@ -142,6 +142,49 @@ def _next_op(schedule: Agenda, runs: RunTable, queue: int, strict: bool) -> int:
 
 
 @kernel
+def _set_pace(schedule: Agenda, queue: int, pace: float, now: float) -> None:
+    """Let the op of a queue go on at another pace from now on."""
+    if schedule.pace[queue] == pace:
+        return
+    schedule.work_left_s[queue] -= (now - schedule.since_s[queue]) * schedule.pace[queue]
+    schedule.since_s[queue] = now
+    schedule.pace[queue] = pace
+    schedule.due_s[queue] = now + max(schedule.work_left_s[queue], 0.0) / pace
+    event = _OP_END * _KIND + schedule.running[queue]
+    push(schedule.events, _ZERO, schedule.due_s[queue], event)
+
+
+@kernel
+def _is_due(schedule: Agenda, queue: int, op: int, now: float) -> bool:
+    """Whether an op ends now; its pace may have changed since that was foreseen."""
+    is_running = not schedule.is_free[queue] and schedule.running[queue] == op
+    return bool(is_running and schedule.due_s[queue] == now)
+
+
+@kernel
+def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: float) -> None:
+    """An op begins; beside one of the other lane, both run at the pace that they leave each other.
+
+    Together they get all of the device and of the host and no more: where they ask for more, both
+    are slowed down alike.
+    """
+    schedule.running[queue] = op
+    schedule.work_left_s[queue] = runs.duration_s[op]
+    schedule.pace[queue] = 0.0
+    schedule.since_s[queue] = now
+    other, pace = runs.other_lane[queue], 1.0
+    if other >= 0 and not schedule.is_free[other]:
+        beside = schedule.running[other]
+        asked = max(
+            runs.device_share[op] + runs.device_share[beside],
+            runs.host_share[op] + runs.host_share[beside],
+        )
+        pace = 1.0 / max(asked, 1.0)
+        _set_pace(schedule, other, pace, now)
+    _set_pace(schedule, queue, pace, now)
+
+
+@kernel
 def _start_ops(
     schedule: Agenda, spans: Spans, memory: MemoryState, runs: RunTable, strict: bool, now: float
 ) -> bool:
@@ -165,7 +208,7 @@ def _start_ops(
         schedule.is_free[queue] = False
         spans.op_start_s[op] = now
         hold(memory, runs.device[op], runs.alloc_bytes[op], now)
-        push(schedule.events, _ZERO, now + runs.duration_s[op], _OP_END * _KIND + op)
+        _begin_work(schedule, runs, queue, op, now)
     schedule.touched.size[0] = 0
     return is_open
 
@@ -178,6 +221,9 @@ def _end_op(
     state.spans.op_end_s[op] = now
     schedule.is_free[queue] = True
     mark(schedule.touched, queue)
+    other = runs.other_lane[queue]
+    if other >= 0 and not schedule.is_free[other]:
+        _set_pace(schedule, other, 1.0, now)
     hold(memory, runs.device[op], -runs.workspace_bytes[op], now)
     for index in range(runs.read_ptr[op], runs.read_ptr[op + 1]):
         use_up(memory, places, places.read_place[index], now)
@@ -200,6 +246,8 @@ def _end_events(
             event = pop(schedule.events, _ZERO)
             kind, index = event // _KIND, event % _KIND
             if kind == _OP_END:
+                if not _is_due(schedule, runs.queue[index], index, now):
+                    continue
                 _end_op(state, runs, places, index, strict, now)
                 for sent in range(runs.send_ptr[index], runs.send_ptr[index + 1]):
                     _offer(schedule, state.spans, transfers, sent, mode, now)

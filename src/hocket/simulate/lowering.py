@@ -15,7 +15,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.cost.costs import Costs
-from hocket.graph.graph import Graph, Role
+from hocket.graph.graph import Graph, Role, Stream
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import TRANSFER_MODES, Problem
@@ -53,7 +53,7 @@ def new_draft(problem: Problem, devices: IntArray | None = None) -> LoweringDraf
     return LoweringDraft(
         given=given,
         tables=Instructions(
-            runs=_run_room(graph, num_queues),
+            runs=_run_room(graph, num_queues, int(given.num_streams[0])),
             places=_place_room(graph, graph.num_tensors + num_away, num_devices),
             transfers=_transfer_room(num_away),
             routes=routes,
@@ -114,6 +114,8 @@ def _given(problem: Problem, route_of_pair: LongArray) -> Given:
         user_read=table(np.argsort(graph.reads, kind="stable"), np.int64),
         op_stream=table(graph.op_stream, np.int64),
         op_s=table(costs.op_s, np.float64),
+        device_share=table(_share(costs, 0), np.float64),
+        host_share=table(_share(costs, 1), np.float64),
         row=table(costs.device_row, np.int64),
         memory_bytes=table(problem.memory_bytes, np.int64),
         latency_s=table(routes.latency_s.ravel(), np.float64),
@@ -125,6 +127,19 @@ def _given(problem: Problem, route_of_pair: LongArray) -> Given:
         mode=table([TRANSFER_MODES.index(problem.transfers)], np.int64),
         num_streams=table([int(graph.op_stream.max(initial=0)) + 1], np.int64),
     )
+
+
+def _share(costs: Costs, which: int) -> FloatArray:
+    return np.zeros((0, 0)) if costs.demand is None else costs.demand[which]
+
+
+def _other_lanes(num_queues: int, num_streams: int) -> LongArray:
+    """Per queue, that of the other lane; there is none where no graph has a second lane."""
+    other = np.full(num_queues, -1, dtype=np.int64)
+    if num_streams > Stream.SECOND:
+        first = np.arange(0, num_queues, num_streams)
+        other[first], other[first + Stream.SECOND] = first + Stream.SECOND, first
+    return other
 
 
 def _slowest(costs: Costs) -> FloatArray:
@@ -157,7 +172,7 @@ def _routes(costs: Costs, devices: list[int], num_devices: int) -> tuple[RouteTa
     ), route_of_pair
 
 
-def _run_room(graph: Graph, num_queues: int) -> RunTable:
+def _run_room(graph: Graph, num_queues: int, num_streams: int) -> RunTable:
     num_ops = graph.num_ops
     return RunTable(
         device=zeros(num_ops),
@@ -172,6 +187,9 @@ def _run_room(graph: Graph, num_queues: int) -> RunTable:
         priority=np.zeros(num_ops),
         lineup_ptr=zeros(num_queues + 1),
         lineup=zeros(num_ops),
+        device_share=np.zeros(num_ops),
+        host_share=np.zeros(num_ops),
+        other_lane=_other_lanes(num_queues, num_streams),
     )
 
 
@@ -335,6 +353,9 @@ def _list_runs(given: Given, runs: RunTable, places: PlaceTable, scratch: Scratc
         runs.queue[op] = device * num_streams + given.op_stream[op]
         ptr[runs.queue[op] + 1] += 1
         runs.duration_s[op] = given.op_s[given.row[device], op]
+        if len(given.device_share) > 0:
+            runs.device_share[op] = given.device_share[given.row[device], op]
+            runs.host_share[op] = given.host_share[given.row[device], op]
         num_bytes = runs.workspace_bytes[op]
         for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
             num_bytes += places.num_bytes[tensor]

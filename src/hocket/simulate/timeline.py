@@ -67,11 +67,19 @@ class Timeline:
 
     @property
     def busy_s(self) -> FloatArray:
-        """Seconds in which each device computes; copies and sums on other streams go on beside."""
-        computes = self.stream[: self.num_works] == Stream.COMPUTE
+        """Seconds in which each device computes, in one lane or both; copies and sums on other
+        streams go on beside."""
+        stream = self.stream[: self.num_works]
+        computes = stream == Stream.COMPUTE
         length_s = np.where(computes, self.op_end_s - self.op_start_s, 0.0)
         busy_s = np.bincount(self.op_device, weights=length_s, minlength=self.num_devices)
-        return busy_s.astype(np.float64)
+        if not (stream == Stream.SECOND).any():
+            return busy_s.astype(np.float64)
+        in_lanes = computes | (stream == Stream.SECOND)
+        return np.array([
+            _covered_s(self.op_start_s[here], self.op_end_s[here])
+            for here in (in_lanes & (self.op_device == d) for d in range(self.num_devices))
+        ])  # fmt: skip
 
     @property
     def idle_share(self) -> float:
@@ -127,6 +135,14 @@ class Timeline:
     def transfer_end_s(self) -> FloatArray:
         """When it has arrived."""
         return self.end_s[self.num_works :]
+
+
+def _covered_s(start_s: FloatArray, end_s: FloatArray) -> float:
+    """Seconds that lie in at least one span."""
+    order = np.argsort(start_s, kind="stable")
+    start_s, end_s = start_s[order], np.maximum.accumulate(end_s[order])
+    before_s = np.concatenate(([0.0], end_s[:-1])) if len(end_s) else end_s
+    return float(np.maximum(end_s - np.maximum(start_s, before_s), 0.0).sum())
 
 
 def step_timeline(

@@ -16,7 +16,7 @@ from hocket.graph.graph import PERSISTENT_ROLES
 from hocket.plan.divided import DividedTraining, rank_memory_violations
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Memory, Shares
+from hocket.plan.sections import Communication, Lanes, Memory, Shares
 from hocket.plan.training import TransformerTraining
 from hocket.plan.verify import (
     contiguity_violations,
@@ -61,7 +61,7 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
 def _share_violations(problem: Problem, plan: Plan, timeline: Timeline | None) -> list[Violation]:
     """Stages that wait for each other in a circle, and devices that lack memory."""
     try:
-        unfolded = unfold(problem, plan[Shares], plan.get(Communication))
+        unfolded = unfold(problem, plan[Shares], plan.get(Communication), plan.get(Lanes))
         timeline = timeline or simulate(problem, plan)
     except CheckError as error:
         return [Violation("shares", error.message)]

@@ -13,7 +13,7 @@ from hocket.base.units import format_seconds
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Order, Placement, Shares
+from hocket.plan.sections import Communication, Lanes, Order, Placement, Shares
 from hocket.plan.words import in_words
 from hocket.planners.goal import dollars_per_million, samples_per_s
 from hocket.planners.memory.blocks import layer_label
@@ -38,7 +38,7 @@ _MOST_LINES = 12
 
 def unfolded(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     """The larger graph that the plan's shares stand for, and where its ops run."""
-    found = unfold(problem, plan[Shares], plan.get(Communication))
+    found = unfold(problem, plan[Shares], plan.get(Communication), plan.get(Lanes))
     sections = (Placement(found.device_of), Order(priority=found.priority))
     inner = replace(plan, work_hash=found.problem.work_hash, sections=sections)
     return found.problem, inner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hocket.plan.sections.communication import Communication
 from hocket.plan.sections.division import PlacedDivision
+from hocket.plan.sections.lanes import Lanes, LaneWait
 from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.plan.sections.order import Order
 from hocket.plan.sections.placement import Placement
@@ -14,6 +15,8 @@ from hocket.plan.sections.shares import Replica, Shares
 __all__ = [
     "SECTIONS",
     "Communication",
+    "LaneWait",
+    "Lanes",
     "Memory",
     "MemoryBlock",
     "Order",
@@ -33,5 +36,6 @@ SECTIONS: dict[str, type[Section]] = {
     "memory": Memory,
     "communication": Communication,
     "shares": Shares,
+    "lanes": Lanes,
 }
 """Kinds of sections by the name that they have in files, in the order in which files list them."""

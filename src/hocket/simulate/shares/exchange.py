@@ -7,6 +7,7 @@ backward pass, one after the other. O(replicas x gradients).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -36,8 +37,10 @@ def exchange(
         num_bytes = int(graph.tensor_bytes[gradients[members]].sum())
         devices = homes[:, members[0]]
         seconds = exchange_s(problem, tuple(devices.tolist()), num_bytes, planned)
-        common = {"kind": sheet.kind("all_reduce"), "phase": Phase.BACKWARD,
-                  "stream": Stream.COMMUNICATION, "device": devices}  # fmt: skip
+        common: dict[str, Any] = {
+            "kind": sheet.kind("all_reduce"), "phase": Phase.BACKWARD,
+            "stream": Stream.COMMUNICATION, "device": devices,
+        }  # fmt: skip
         names = [f"bucket.{bucket}{own.label}" for own in copies]
         ready = sheet.add_ops(
             [f"{name}/ready" for name in names], np.zeros((num_kinds, len(copies))),

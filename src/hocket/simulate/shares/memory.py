@@ -118,6 +118,7 @@ def run_again(
     op_of[ops] = sheet.add_ops(
         CopiedNames(graph.op_names, ops, _AGAIN + label),
         sized.costs.op_s[:, ops],
+        None if sized.costs.demand is None else sized.costs.demand[:, :, ops],
         kind=graph.op_kind[ops],
         module=graph.op_module[ops],
         phase=Phase.BACKWARD,

@@ -31,6 +31,8 @@ def priced_at(problem: Problem, num_samples: int) -> Problem:
         return problem
     graph = at_batch(problem.graph, num_samples)
     costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
+    # Shares that someone states are those of ops of every size.
+    costs = replace(costs, demand=problem.costs.demand)
     return replace(problem, work=graph, op_costs=costs)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -228,8 +228,10 @@ def _together(
     whole_s = ring_all_reduce_s(size, len(copies), ring.latency_s, ring.bandwidth_bps)
     seconds = float(whole_s) / 2
     num_kinds = len(problem.costs.kind_names)
-    common = {"kind": sheet.kind("exchange"), "phase": Phase.BACKWARD,
-              "stream": Stream.COMMUNICATION, "device": devices}  # fmt: skip
+    common: dict[str, Any] = {
+        "kind": sheet.kind("exchange"), "phase": Phase.BACKWARD,
+        "stream": Stream.COMMUNICATION, "device": devices,
+    }  # fmt: skip
     names = [f"{label}{own.label}" for own in copies]
     ready = sheet.add_ops(
         [f"{name}/ready" for name in names], np.zeros((num_kinds, len(copies))),

@@ -61,6 +61,7 @@ class Sheet:
     )
     _aliases: list[tuple[IntArray, IntArray]] = field(default_factory=list)
     _op_s: list[FloatArray] = field(default_factory=list)
+    _demand: list[FloatArray] = field(default_factory=list)
     _readers: list[NDArray[Any]] = field(default_factory=list)
     _reads: list[NDArray[Any]] = field(default_factory=list)
 
@@ -70,11 +71,19 @@ class Sheet:
             self.kinds.append(name)
         return self.kinds.index(name)
 
-    def add_ops(self, names: Names, op_s: FloatArray, **columns: Any) -> IntArray:
-        """Add ops; ``op_s`` is [kind of device, op]. Returns their numbers."""
+    def add_ops(
+        self, names: Names, op_s: FloatArray, demand: FloatArray | None = None, **columns: Any
+    ) -> IntArray:
+        """Add ops; ``op_s`` is [kind of device, op]. Returns their numbers.
+
+        ``demand`` is as in `Costs`; all of the device where it is not given.
+        """
         count = len(names)
         self._op_names.append(names)
         self._op_s.append(op_s)
+        self._demand.append(
+            np.stack((np.ones_like(op_s), np.zeros_like(op_s))) if demand is None else demand
+        )
         for name in _OPS:
             default = -1 if name == "module" else 0
             self._ops[name].append(_filled(columns.pop(name, default), count))
@@ -106,9 +115,18 @@ class Sheet:
         """[kind of device, op]: seconds."""
         return np.concatenate(self._op_s, axis=1)[:, self._order]
 
+    def demand(self) -> FloatArray:
+        """[device or host, kind of device, op]: shares."""
+        return np.concatenate(self._demand, axis=2)[:, :, self._order]
+
     def column(self, name: str) -> NDArray[Any]:
         """A column of the ops."""
         found: NDArray[Any] = np.concatenate(self._ops[name])[self._order]
+        return found
+
+    def placed(self, ops: IntArray) -> IntArray:
+        """The numbers that ops have in the graph; -1 stays."""
+        found: IntArray = np.where(ops >= 0, self._rank[ops], -1).astype(np.int32)
         return found
 
     @cached_property

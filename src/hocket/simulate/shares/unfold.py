@@ -17,14 +17,18 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.errors import InputFileError
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Shares
+from hocket.plan.sections import Communication, Lanes, Shares
+from hocket.plan.sections.lanes import NUM_LANES
 from hocket.simulate.shares.copies import Pass, ReplicaCopy
 from hocket.simulate.shares.exchange import exchange
+from hocket.simulate.shares.lanes import circle, hold_back, in_lane
 from hocket.simulate.shares.memory import (
     copies_in,
     copies_out,
@@ -57,24 +61,30 @@ class Unfolded:
     device_of: IntArray
     priority: FloatArray
     is_strict: bool
-    """Whether devices run ops in exactly this order: stages of a pipeline do, and a block that runs
-    again must not do so before its time."""
+    """Whether devices run ops in exactly this order: stages of a pipeline do, lanes do, and a block
+    that runs again must not do so before its time."""
+    passes: tuple[IntArray, ...]
+    """Per replica [microbatch, op of the given graph]: its number here; -1 where not repeated."""
 
 
 def unfold(
     problem: Problem,
     shares: Shares,
     planned: Communication | None = None,
+    lanes: Lanes | None = None,
     *,
     is_named: bool = True,
 ) -> Unfolded:
     """The graph of all that a step with these shares does.
 
-    ``planned`` says how replicas exchange gradients where it is about their very devices.
+    ``planned`` says how replicas exchange gradients where it is about their very devices; with
+    ``lanes`` microbatches run in turns in two lanes.
     """
     graph = problem.graph
     sheet = Sheet(kinds=list(graph.kinds), modules=graph.modules, is_named=is_named)
-    copies = [_replicate(problem, shares, index, sheet) for index in range(len(shares.replicas))]
+    copies = [
+        _replicate(problem, shares, index, lanes, sheet) for index in range(len(shares.replicas))
+    ]
     done: dict[int, IntArray] = {}
     if shares.sharded:
         exchange_shards(problem, copies, sheet)
@@ -89,14 +99,21 @@ def unfold(
     for index, own in enumerate(copies):
         num_sharing = num_hosted[_host(problem, own.replica.devices[0])]
         _update(problem, own, done.get(index), num_sharing, sheet)
-    unfolded = sheet.graph(graph.name, {**graph.meta, "unfolded": True})
-    costs = _costs(problem.costs, sheet.op_s(), unfolded)
-    is_strict = any(len(r.devices) > 1 or r.recomputed for r in shares.replicas)
+    try:
+        unfolded = sheet.graph(graph.name, {**graph.meta, "unfolded": True})
+    except InputFileError:
+        raise circle() from None  # nothing but waits of lanes leads back
+    demand = None if lanes is None else sheet.demand()
+    costs = _costs(problem.costs, sheet.op_s(), demand, unfolded)
+    is_strict = lanes is not None or any(
+        len(r.devices) > 1 or r.recomputed for r in shares.replicas
+    )
     return Unfolded(
         problem=replace(problem, work=unfolded, op_costs=costs),
         device_of=sheet.column("device").astype(np.int32),
         priority=sheet.column("priority").astype(np.float64),
         is_strict=is_strict,
+        passes=tuple(np.stack([sheet.placed(p.op) for p in own.passes]) for own in copies),
     )
 
 
@@ -104,9 +121,9 @@ def _host(problem: Problem, device: str) -> str:
     return problem.cluster.devices[problem.cluster.device_names.index(device)].host
 
 
-def _costs(costs: Costs, op_s: FloatArray, graph: Graph) -> Costs:
+def _costs(costs: Costs, op_s: FloatArray, demand: FloatArray | None, graph: Graph) -> Costs:
     return replace(
-        costs, op_s=op_s, op_source=np.zeros(op_s.shape, dtype=np.uint8),
+        costs, op_s=op_s, op_source=np.zeros(op_s.shape, dtype=np.uint8), demand=demand,
         tensor_bytes=graph.tensor_bytes,
     )  # fmt: skip
 
@@ -114,7 +131,9 @@ def _costs(costs: Costs, op_s: FloatArray, graph: Graph) -> Costs:
 # ── forward and backward ─────────────────────────────────────────────────────────────────────────
 
 
-def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> ReplicaCopy:
+def _replicate(
+    problem: Problem, shares: Shares, index: int, lanes: Lanes | None, sheet: Sheet
+) -> ReplicaCopy:
     """Parameters of a replica once, its forward and backward ops once per microbatch."""
     graph, replica = problem.graph, shares.replicas[index]
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}
@@ -144,7 +163,12 @@ def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> Re
     order = slots(len(replica.devices), len(replica.microbatches), shares.schedule)
     for microbatch, size in enumerate(replica.microbatches):
         start = order[stage, graph.op_phase.clip(max=1), microbatch] * float(graph.num_ops)
-        _run_microbatch(problem, own, microbatch, priced_at(problem, size), start, sheet)
+        sized = priced_at(problem, size)
+        if lanes is not None:
+            sized = in_lane(sized, microbatch % NUM_LANES)
+        _run_microbatch(problem, own, microbatch, sized, start, sheet)
+    if lanes is not None:
+        hold_back(graph, own, lanes, sheet)
     return own
 
 
@@ -213,13 +237,18 @@ def _run_microbatch(
     if own.num_shards > 1:
         return
     if microbatch:
-        _accumulate(problem, own, label, priority, sheet)
+        _accumulate(problem, own, label, priority, graph.op_stream, sheet)
     else:
         own.sums[own.parts] = own.tensor[own.parts]
 
 
 def _accumulate(
-    problem: Problem, own: ReplicaCopy, label: str, priority: FloatArray, sheet: Sheet
+    problem: Problem,
+    own: ReplicaCopy,
+    label: str,
+    priority: FloatArray,
+    op_stream: NDArray[np.int8],
+    sheet: Sheet,
 ) -> None:
     """Add the gradients of a microbatch to those before, each as soon as it is there."""
     graph, parts = problem.graph, own.parts
@@ -233,6 +262,7 @@ def _accumulate(
         flops=sizes / 4,
         bytes_touched=3 * sizes,
         device=own.device_of[maker],
+        stream=op_stream[maker],
         priority=priority[maker] + 0.5,
     )
     sheet.add_reads(np.tile(added, 2), np.concatenate((own.sums[parts], own.tensor[parts])))
@@ -270,6 +300,7 @@ def _add_ops(
     return sheet.add_ops(
         CopiedNames(graph.op_names, ops, label),
         sized.costs.op_s[:, ops] if seconds is None else seconds,
+        None if sized.costs.demand is None else sized.costs.demand[:, :, ops],
         kind=graph.op_kind[ops],
         module=graph.op_module[ops],
         phase=graph.op_phase[ops],

@@ -1,0 +1,145 @@
+"""The lanes section: microbatches of a replica run in two lanes on one device at the same time.
+
+The first microbatch (wave tick) runs in the first lane, the second (wave tock) in the second, and
+so on in turns. Tock begins when tick has run its first ``lead`` ops, so that what it holds grows
+while what tick holds shrinks, and its kernels fill the gaps of the other lane (Wavelet, Wang et
+al., MLSys 2021). The section stands beside `Shares`, which says what each microbatch takes.
+
+``form`` says what is made of the gradients:
+
+- ``exact``: they are added up in the order of the microbatches and the parameters change once per
+  step: accumulation, to the bit.
+- ``between``: the published form. The parameters change after every wave, by the mean of its
+  gradients and those of the wave before. No lane ever waits for the other one, but a wave is
+  computed with parameters that are one change old, every gradient counts in two changes, and the
+  parameters are held twice.
+
+``waits`` keep addresses safe: where something of one lane lies in the slab where something of the
+other lay before, the op that makes it waits for the last one that read the other, however fast the
+lanes really are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from hocket.base import fields
+from hocket.graph.graph import Graph, Phase
+from hocket.plan.sections.section import Section
+from hocket.plan.sections.shares import Shares
+from hocket.plan.violation import Violation
+
+if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
+
+WaveForm = Literal["exact", "between"]
+WAVE_FORMS: tuple[WaveForm, ...] = get_args(WaveForm)
+NUM_LANES = 2
+_MAX_COUNT = 2**31 - 1
+_MAX_BYTES = 2**60
+
+
+class LaneWait(NamedTuple):
+    """An op that waits for one of the other lane."""
+
+    wave: int
+    """The microbatch of the op that waits."""
+    op: int
+    """An op of the graph, forward or backward."""
+    on_wave: int
+    on_op: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lanes(Section):
+    """When the second lane begins, and where it waits for the first and the first for it."""
+
+    lead: int
+    """Ops of the first microbatch that run before the second begins; 0: both begin together."""
+    form: WaveForm = "exact"
+    slab_bytes: int = 0
+    """What the planned addresses of all that lives in both lanes take; 0 where none are planned."""
+    waits: tuple[LaneWait, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """The section as plain data."""
+        return {
+            "lead": self.lead,
+            "form": self.form,
+            "slab_bytes": self.slab_bytes,
+            "waits": [list(wait) for wait in self.waits],
+        }
+
+    @classmethod
+    def from_data(cls, data: object, problem: Problem) -> Lanes:
+        """The section of such data."""
+        entry = fields.record(data, "lanes", required=("lead", "form", "slab_bytes", "waits"))
+        form = fields.choice(entry["form"], "lanes.form", WAVE_FORMS)
+        return cls(
+            lead=fields.integer(entry["lead"], "lanes.lead", 0, _MAX_COUNT),
+            form=next(name for name in WAVE_FORMS if name == form),
+            slab_bytes=fields.integer(entry["slab_bytes"], "lanes.slab_bytes", 0, _MAX_BYTES),
+            waits=tuple(_waits(entry["waits"], "lanes.waits")),
+        )
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """The JSON Schema of the data."""
+        count = {"type": "integer", "minimum": 0}
+        return {
+            "description": "Microbatches in turns in two lanes of one device.",
+            "required": ["lead", "form", "slab_bytes", "waits"],
+            "properties": {
+                "lead": {**count, "description": "Ops of the first lane before the second begins."},
+                "form": {"enum": list(WAVE_FORMS)},
+                "slab_bytes": count,
+                "waits": {
+                    "type": "array",
+                    "items": {"type": "array", "items": count, "minItems": 4, "maxItems": 4},
+                    "description": "Microbatch and op that wait, microbatch and op waited for.",
+                },
+            },
+        }
+
+    def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
+        """Two microbatches or more on single devices; waits between ops that exist."""
+        shares = plan.get(Shares)
+        if shares is None:
+            yield Violation("lanes", "lanes take microbatches in turns, and the plan has none")
+            return
+        if shares.sharded or any(len(replica.devices) > 1 for replica in shares.replicas):
+            yield Violation("lanes", "lanes are for replicas that are one device with all weights")
+        if any(replica.update == "host" for replica in shares.replicas):
+            yield Violation("lanes", "lanes update parameters on the device")
+        counts = {len(replica.microbatches) for replica in shares.replicas}
+        if len(counts) != 1 or min(counts) < NUM_LANES:
+            yield Violation("lanes", "replicas have two microbatches or more, equally many each")
+            return
+        yield from self._wrong_ops(problem.graph, min(counts))
+
+    def _wrong_ops(self, graph: Graph, num_waves: int) -> Iterator[Violation]:
+        num_passed = int((graph.op_phase != Phase.OPTIMIZER).sum())
+        if self.lead > num_passed:
+            told = f"the second lane begins after {self.lead} ops, a wave has {num_passed}"
+            yield Violation("lanes", told)
+        for wait in self.waits:
+            waves, ops = (wait.wave, wait.on_wave), (wait.op, wait.on_op)
+            if max(waves) >= num_waves or max(ops) >= graph.num_ops:
+                yield Violation("lanes", f"a wait is about an op that is not there: {list(wait)}")
+                return
+            if wait.wave % NUM_LANES == wait.on_wave % NUM_LANES:
+                yield Violation("lanes", f"a wait is inside one lane: {list(wait)}")
+                return
+            if any(graph.op_phase[op] == Phase.OPTIMIZER for op in ops):
+                yield Violation("lanes", f"a wait is about an update: {list(wait)}")
+                return
+
+
+def _waits(data: object, path: str) -> Iterator[LaneWait]:
+    for number, wait in enumerate(fields.items(data, path)):
+        where = f"{path}[{number}]"
+        fields.sized(wait, where, 4, "microbatch and op that wait, microbatch and op waited for")
+        yield LaneWait(*fields.int_column(wait, where, 0, _MAX_COUNT).tolist())

@@ -1,0 +1,1 @@
+"""Two waves of one training on the same devices, the second behind the first (Wavelet)."""

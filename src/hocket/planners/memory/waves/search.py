@@ -1,0 +1,243 @@
+"""Find when the second wave begins: the shortest step whose two waves fit, by search.
+
+Wavelet (Wang et al., MLSys 2021) starts the second wave half a cycle behind the first, so that its
+memory grows while the first one's shrinks. How far behind is best depends on the model and on what
+kernels leave free: the earlier, the more the lanes overlap; the later, the less they hold together.
+So starts are tried over the whole of the first wave, evenly in its time, then ever finer around the
+best; every one is simulated as a whole, and the plan is the shortest that keeps the budget. Beside
+it stand what people do without lanes. O(tries) simulations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from hocket.base.errors import NoFeasiblePlanError, UsageError
+from hocket.base.units import format_bytes
+from hocket.graph.graph import Phase
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Lanes, Replica, Shares
+from hocket.plan.sections.lanes import NUM_LANES, WaveForm
+from hocket.planners.candidates import empty_plan
+from hocket.planners.memory.waves.blocks import LaneBlocks, lane_blocks
+from hocket.planners.memory.waves.slab import slab_of
+from hocket.planners.placement.devices import workers
+from hocket.simulate.engine import simulate_shares
+from hocket.simulate.shares import Unfolded, priced_at
+from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.timeline import Timeline
+
+PLANNER = "waves"
+_FIRST_TRIES = 17
+"""Starts over the whole of the first wave, its two ends among them."""
+_FINER = 3
+"""How often the distance between tries is halved around the best."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WaveWay:
+    """One way to take the samples of a step, and what the simulator thinks of it."""
+
+    name: str
+    shares: Shares
+    lanes: Lanes | None
+    unfolded: Unfolded
+    timeline: Timeline
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one step."""
+        return self.timeline.makespan_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of all replicas."""
+        return self.shares.num_samples / self.step_s
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the fullest device."""
+        return int(self.timeline.peak_bytes.max())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WaveFit:
+    """What tick-tock gains over the ways without lanes, and its plan."""
+
+    problem: Problem
+    budget_bytes: int
+    plain: WaveWay
+    """All samples at once."""
+    accumulated: WaveWay
+    """The same microbatches one after the other."""
+    aligned: WaveWay
+    """Two waves that begin together."""
+    tried: tuple[WaveWay, ...]
+    """Waves with every start that was simulated, by start."""
+
+    @cached_property
+    def leanest(self) -> WaveWay:
+        """The start with which two waves that overlap at all hold least."""
+        return min(self._overlapping, key=lambda way: (way.peak_bytes, way.step_s))
+
+    @cached_property
+    def chosen(self) -> WaveWay | None:
+        """The shortest step within the budget; None where no two waves fit."""
+        fitting = [way for way in self._overlapping if way.peak_bytes <= self.budget_bytes]
+        return min(fitting, key=lambda way: (way.step_s, way.peak_bytes), default=None)
+
+    @property
+    def _overlapping(self) -> list[WaveWay]:
+        whole = len(pass_order(self.problem.graph))
+        return [way for way in self.tried if way.lanes is not None and way.lanes.lead < whole]
+
+    @property
+    def best_alone(self) -> WaveWay | None:
+        """The best within the budget without lanes."""
+        alone = (self.plain, self.accumulated)
+        fitting = [way for way in alone if way.peak_bytes <= self.budget_bytes]
+        return min(fitting, key=lambda way: way.step_s, default=None)
+
+    @property
+    def gain(self) -> float | None:
+        """Samples per second of the chosen waves over the best without lanes; None without them."""
+        if self.chosen is None or self.best_alone is None:
+            return None
+        return self.chosen.samples_per_s / self.best_alone.samples_per_s
+
+    @property
+    def pays(self) -> bool:
+        """Whether the waves are quicker, or the only way that fits."""
+        return self.chosen is not None and (self.gain is None or self.gain > 1.0)
+
+    def blocks(self, way: WaveWay) -> LaneBlocks:
+        """What the lanes of the first device hold over time."""
+        return lane_blocks(self.problem.graph, way.unfolded, way.timeline)
+
+    @property
+    def one_wave_bytes(self) -> int:
+        """What the step holds at most while it takes one microbatch after the other."""
+        return self.accumulated.peak_bytes
+
+    def plan(self) -> Plan:
+        """The plan of the chosen waves; raises `NoFeasiblePlanError` where none fit."""
+        way = self.chosen
+        if way is None or way.lanes is None:
+            least = self.leanest
+            raise NoFeasiblePlanError(
+                f"two waves of {self.problem.graph.name} do not fit into "
+                f"{format_bytes(self.budget_bytes)}: the leanest need "
+                f"{format_bytes(least.peak_bytes)}",
+                hint="give them more memory, or make the batch smaller",
+            )
+        addresses, waits = slab_of(self.blocks(way))
+        lanes = replace(way.lanes, slab_bytes=addresses.slab_bytes, waits=waits)
+        plan = empty_plan(self.problem, PLANNER).having(way.shares, lanes)
+        return plan.claiming(step_s=way.step_s, peak_bytes=tuple(way.timeline.peak_bytes.tolist()))
+
+
+def fit_waves(
+    problem: Problem,
+    *,
+    num_waves: int = NUM_LANES,
+    budget_bytes: int | None = None,
+    form: WaveForm = "exact",
+) -> WaveFit:
+    """Search the start of the second wave; every device takes an equal share of the batch.
+
+    ``budget_bytes`` are those of each device, by default what it has. Raises `UsageError` for a
+    batch that cannot be shared out so.
+    """
+    shares = even_shares(problem, num_waves)
+    whole = replace(
+        shares,
+        replicas=tuple(replace(r, microbatches=(r.num_samples,)) for r in shares.replicas),
+    )
+    usable = int(problem.memory_bytes[workers(problem)].min())
+    tried = _search(problem, shares, form, budget_bytes or usable)
+    return WaveFit(
+        problem=problem,
+        budget_bytes=budget_bytes or usable,
+        plain=simulated(problem, "one batch", whole),
+        accumulated=simulated(problem, "one after the other", shares),
+        aligned=tried[0],
+        tried=tuple(tried),
+    )
+
+
+def even_shares(problem: Problem, num_waves: int) -> Shares:
+    """The batch in so many microbatches on each device."""
+    other, names = problem.graph.other_batch, problem.cluster.device_names
+    devices = workers(problem).tolist()
+    if other is None:
+        raise UsageError(
+            f"{problem.graph.name} does not say what grows with its batch, so there are no waves",
+            hint="give a model instead of a graph file, with a batch of two or more",
+        )
+    if num_waves < NUM_LANES:
+        raise UsageError(f"{num_waves} wave has no other beside it", hint="give 2 or more")
+    if not (problem.graph.op_phase == Phase.BACKWARD).any():
+        raise UsageError("waves are of a training step", hint="plan it with an optimizer")
+    parts = len(devices) * num_waves
+    if other.num_samples < parts:
+        raise UsageError(
+            f"{other.num_samples} samples are fewer than {num_waves} waves on "
+            f"{len(devices)} devices take",
+            hint=f"give a batch of {parts} or more",
+        )
+    each, rest = divmod(other.num_samples, parts)
+    sizes = [each + (part < rest) for part in range(parts)]
+    return Shares(
+        replicas=tuple(
+            Replica(
+                devices=(names[device],),
+                microbatches=tuple(sizes[i * num_waves : (i + 1) * num_waves]),
+            )
+            for i, device in enumerate(devices)
+        )
+    )
+
+
+def simulated(problem: Problem, name: str, shares: Shares, lanes: Lanes | None = None) -> WaveWay:
+    """A way and its timeline."""
+    unfolded, timeline = simulate_shares(problem, shares, None, lanes)
+    return WaveWay(name=name, shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
+
+
+def _search(problem: Problem, shares: Shares, form: WaveForm, budget_bytes: int) -> list[WaveWay]:
+    """Waves by their start: all over the first wave, then finer around the best."""
+    wave = priced_at(problem, shares.replicas[0].microbatches[0])
+    order = pass_order(wave.graph)
+    row = int(problem.costs.device_row[workers(problem)[0]])
+    passed_s = np.cumsum(wave.costs.op_s[row, order])
+    tried: dict[int, WaveWay] = {}
+
+    def attempt(shares_of_wave: Iterable[float]) -> None:
+        for part in shares_of_wave:
+            lead = int(np.searchsorted(passed_s, part * passed_s[-1], "left")) + 1 if part else 0
+            lead = min(lead, len(order))
+            if lead not in tried:
+                lanes = Lanes(lead=lead, form=form)
+                tried[lead] = simulated(problem, "tick-tock", shares, lanes)
+
+    def best() -> float:
+        fitting = [way for way in tried.values() if way.peak_bytes <= budget_bytes]
+        way = min(
+            fitting or tried.values(),
+            key=lambda way: (way.step_s, way.peak_bytes) if fitting else (way.peak_bytes, 0),
+        )
+        lead = 0 if way.lanes is None else way.lanes.lead
+        return float(passed_s[lead - 1] / passed_s[-1]) if lead else 0.0
+
+    attempt(np.linspace(0.0, 1.0, _FIRST_TRIES))
+    step = 1.0 / (_FIRST_TRIES - 1)
+    for _ in range(_FINER):
+        step /= 2
+        middle = best()
+        attempt(np.clip([middle - step, middle + step], 0.0, 1.0))
+    return [tried[lead] for lead in sorted(tried)]

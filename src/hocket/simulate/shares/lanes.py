@@ -1,0 +1,68 @@
+"""Two lanes of one device: where the ops of each run, when the second begins, what waits for what.
+
+Microbatches take lanes in turns; a lane runs its ops in their order. What one lane has to wait for
+in the other is a tensor without bytes that the op waited for makes. O(ops + waits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from hocket.base.arrays import IntArray
+from hocket.base.errors import CheckError
+from hocket.cost.demand import demand_of
+from hocket.graph.graph import Graph, Phase, Role, Stream
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Lanes
+from hocket.plan.sections.lanes import LaneWait
+from hocket.simulate.shares.copies import ReplicaCopy
+from hocket.simulate.shares.sheet import Sheet
+
+LANE_STREAMS = (Stream.COMPUTE, Stream.SECOND)
+
+
+@lru_cache(maxsize=64)
+def in_lane(problem: Problem, lane: int) -> Problem:
+    """The problem with its ops in a lane, and what they ask of the device there."""
+    graph = problem.graph
+    is_compute = graph.op_stream == Stream.COMPUTE
+    stream = np.where(is_compute, int(LANE_STREAMS[lane]), graph.op_stream).astype(np.int8)
+    costs = problem.costs
+    if costs.demand is None:
+        costs = replace(costs, demand=demand_of(graph, problem.cluster, costs))
+    return replace(problem, work=replace(graph, op_stream=stream), op_costs=costs)
+
+
+@lru_cache(maxsize=64)
+def pass_order(graph: Graph) -> IntArray:
+    """The ops of a wave in the order in which a lane runs them: forward, then backward."""
+    ops = np.flatnonzero(graph.op_phase != Phase.OPTIMIZER)
+    return ops[np.argsort(graph.op_phase[ops], kind="stable")].astype(np.int32)
+
+
+def circle() -> CheckError:
+    """What is wrong where waits of the plan lead back to themselves."""
+    return CheckError(
+        "the two lanes wait for each other in a circle", hint="plan them again with hocket waves"
+    )
+
+
+def hold_back(graph: Graph, own: ReplicaCopy, lanes: Lanes, sheet: Sheet) -> None:
+    """Let the second lane begin after the lead, and ops wait where the plan says so."""
+    order = pass_order(graph)
+    waits = list(lanes.waits)
+    if lanes.lead:
+        waits.append(LaneWait(1, int(order[0]), 0, int(order[lanes.lead - 1])))
+    for wait in waits:
+        waiting, awaited = (
+            own.passes[wait.wave].op[wait.op],
+            own.passes[wait.on_wave].op[wait.on_op],
+        )
+        if waiting < 0 or awaited < 0:
+            continue  # runs once per step, after all waves
+        name = f"wave {wait.wave} op {wait.op} waits for {wait.on_op}{own.label}"
+        told = sheet.add_tensors([name], role=Role.CONTROL, producer=[awaited])
+        sheet.add_reads(np.array([waiting]), told)

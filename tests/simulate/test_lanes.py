@@ -1,0 +1,186 @@
+"""Two lanes on one device: how fast ops run beside each other, and what both hold."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from simulate.problems import device, device_kind
+from torch import nn
+
+from hocket.api import make_problem
+from hocket.base.errors import CheckError
+from hocket.capture.sizes import capture_sizes
+from hocket.cost.costs import Costs, device_rows
+from hocket.cost.demand import demand_of
+from hocket.cost.roofline import estimate_costs
+from hocket.graph import GraphBuilder, Stream
+from hocket.graph.verify import verify_graph
+from hocket.hardware import Cluster
+from hocket.plan.files import plan_from_data, plan_to_data
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Lanes, LaneWait, Replica, Shares
+from hocket.planners.candidates import empty_plan
+from hocket.simulate import simulate
+from hocket.simulate.engine import simulate_placement, simulate_shares
+from hocket.simulate.shares import unfold
+from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.verify import violations
+
+# ── two rows of ops, against a walk from instant to instant ──────────────────────────────────────
+
+OPS = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([0.2, 0.5, 0.8, 1.0]),
+        st.sampled_from([0.0, 0.3, 1.0]),
+    ),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+def two_rows(rows):
+    """A problem of two rows of ops, one per lane, with (seconds, device's share, host's share)."""
+    builder = GraphBuilder("rows")
+    for lane, row in enumerate(rows):
+        for index, _ in enumerate(row):
+            stream = (Stream.COMPUTE, Stream.SECOND)[lane]
+            op = builder.op(f"{lane}.{index}", "work", stream=stream)
+            builder.tensor(f"t{lane}.{index}", 1, producer=op)
+    graph = builder.build()
+    kind = device_kind("x")
+    cluster = Cluster(name="one", devices=(device("d", kind, host="h"),), hosts=("h",))
+    flat = np.array([op for row in rows for op in row])
+    costs = Costs(
+        kind_names=("x",), op_s=flat[None, :, 0], op_source=np.zeros((1, len(flat)), np.uint8),
+        device_row=device_rows(cluster), routes=cluster.routes, tensor_bytes=graph.tensor_bytes,
+        settings={}, demand=flat.T[1:, None, :].copy(),
+    )  # fmt: skip
+    return Problem(work=graph, cluster=cluster, op_costs=costs)
+
+
+def walked(rows):
+    """When each row ends, from one end of an op to the next."""
+    at, left, now, ends = [0, 0], [row[0][0] for row in rows], 0.0, [0.0, 0.0]
+    while any(at[lane] < len(rows[lane]) for lane in (0, 1)):
+        alive = [lane for lane in (0, 1) if at[lane] < len(rows[lane])]
+        asked = [sum(rows[lane][at[lane]][share] for lane in alive) for share in (1, 2)]
+        pace = 1 / max(1.0, *asked) if len(alive) == 2 else 1.0
+        step = min(left[lane] for lane in alive) / pace
+        now += step
+        for lane in alive:
+            left[lane] -= step * pace
+            if left[lane] <= 1e-12:
+                ends[lane], at[lane] = now, at[lane] + 1
+                left[lane] = rows[lane][at[lane]][0] if at[lane] < len(rows[lane]) else 0.0
+    return ends
+
+
+@given(st.tuples(OPS, OPS))
+def test_rows_end_when_a_walk_from_instant_to_instant_says(rows):
+    problem = two_rows(rows)
+    _, timeline = simulate_placement(problem, np.zeros(problem.graph.num_ops, np.int32))
+    first = len(rows[0])
+    found = timeline.op_end_s[first - 1], timeline.op_end_s[-1]
+    assert found == pytest.approx(walked(rows), abs=1e-9)
+
+
+@given(OPS)
+def test_one_lane_is_what_it_was_to_the_bit(row):
+    problem = two_rows([row, []])
+    alone = replace(problem, op_costs=replace(problem.op_costs, demand=None))
+    everywhere = np.zeros(problem.graph.num_ops, np.int32)
+    ends = [simulate_placement(each, everywhere)[1].op_end_s for each in (problem, alone)]
+    assert ends[0].tolist() == ends[1].tolist() == np.cumsum([op[0] for op in row]).tolist()
+
+
+def test_a_device_is_busy_once_where_both_lanes_work():
+    problem = two_rows([[(2.0, 0.5, 0.0)], [(3.0, 0.5, 0.0)]])
+    _, timeline = simulate_placement(problem, np.zeros(2, np.int32))
+    assert timeline.busy_s.tolist() == [3.0]
+
+
+# ── waves of a model ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def problem():
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(12)]
+    graph = capture_sizes(nn.Sequential(*layers), torch.zeros(64, 64))
+    return replayed(make_problem(graph, "1xv100-16g"))
+
+
+def replayed(problem):
+    """No host in the way: launches follow each other on the device."""
+    costs = estimate_costs(problem.graph, problem.cluster, launches="replayed")
+    return replace(problem, op_costs=costs)
+
+
+def waves(problem, lead, sizes=(32, 32), **options):
+    replica = Replica(devices=(problem.cluster.device_names[0],), microbatches=sizes)
+    lanes = Lanes(lead=lead, **options)
+    return empty_plan(problem, "test").having(Shares(replicas=(replica,)), lanes)
+
+
+def test_waves_one_after_the_other_are_accumulation(problem):
+    order = pass_order(problem.graph)
+    plan = waves(problem, len(order))
+    verify_graph(unfold(problem, plan[Shares], None, plan[Lanes]).problem.graph)
+    late, plain = simulate(problem, plan), simulate(problem, plan.without(Lanes))
+    # Updates run in the first lane, beside the last sums of the second.
+    assert 0.95 * plain.makespan_s < late.makespan_s <= plain.makespan_s * (1 + 1e-9)
+    assert late.peak_bytes.tolist() == plain.peak_bytes.tolist()
+
+
+def test_small_kernels_overlap_and_large_ones_do_not(problem):
+    plain = simulate(problem, waves(problem, 0).without(Lanes)).makespan_s
+    together = simulate(problem, waves(problem, 0)).makespan_s
+    assert together < 0.75 * plain
+    full = in_full(problem)
+    assert simulate(full, waves(full, 0)).makespan_s == pytest.approx(plain, rel=1e-6)
+
+
+def in_full(problem):
+    """The same times, of kernels that fill the device."""
+    demand = demand_of(problem.graph, problem.cluster, problem.costs)
+    demand[0], demand[1] = 1.0, 0.0
+    return replace(problem, op_costs=replace(problem.op_costs, demand=demand))
+
+
+def test_the_second_lane_waits_for_the_lead_and_where_it_is_told(problem):
+    order, lead = pass_order(problem.graph), 10
+    middle = int(order[20])
+    plan = waves(problem, lead, waits=(LaneWait(1, middle, 0, int(order[-1])),))
+    assert not violations(plan, problem)
+    found, timeline = simulate_shares(problem, plan[Shares], None, plan[Lanes])
+    tick, tock = found.passes[0]
+    assert timeline.op_start_s[tock[order[0]]] >= timeline.op_end_s[tick[order[lead - 1]]]
+    assert timeline.op_start_s[tock[middle]] >= timeline.op_end_s[tick[order[-1]]]
+
+
+def test_lanes_that_wait_in_a_circle_are_refused(problem):
+    first, last = pass_order(problem.graph)[[0, -1]].tolist()
+    plan = waves(problem, 1, waits=(LaneWait(0, first, 1, last),))
+    with pytest.raises(CheckError, match="wait for each other"):
+        simulate(problem, plan)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lead": 10**6}, "begins after 1000000 ops"),
+        ({"lead": 1, "waits": (LaneWait(2, 0, 1, 0),)}, "not there"),
+        ({"lead": 1, "waits": (LaneWait(1, 0, 1, 1),)}, "inside one lane"),
+        ({"lead": 1, "sizes": (64,)}, "two microbatches"),
+    ],
+)
+def test_lanes_that_cannot_be_are_named(problem, options, message):
+    found = violations(waves(problem, **options), problem)
+    assert any(message in violation.message for violation in found)
+
+
+def test_plans_with_lanes_are_read_as_they_were_written(problem):
+    plan = waves(problem, 7, form="between", slab_bytes=512, waits=(LaneWait(1, 3, 0, 4),))
+    read = plan_from_data(plan_to_data(problem, plan), "plan.json")
+    assert read.plan[Lanes] == plan[Lanes]
