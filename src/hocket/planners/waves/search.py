@@ -24,9 +24,9 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Replica, Shares
 from hocket.plan.sections.lanes import NUM_LANES, WaveForm
 from hocket.planners.candidates import empty_plan
-from hocket.planners.memory.waves.blocks import LaneBlocks, lane_blocks
-from hocket.planners.memory.waves.slab import slab_of
 from hocket.planners.placement.devices import workers
+from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
+from hocket.planners.waves.slab import slab_of
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares import Unfolded, priced_at
 from hocket.simulate.shares.lanes import pass_order

@@ -12,8 +12,8 @@ from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.roofline import estimate_costs
 from hocket.plan.sections import Lanes
-from hocket.planners.memory.waves.search import fit_waves
-from hocket.planners.memory.waves.slab import slab_of
+from hocket.planners.waves.search import fit_waves
+from hocket.planners.waves.slab import slab_of
 from hocket.simulate import simulate
 from hocket.simulate.verify import violations
 

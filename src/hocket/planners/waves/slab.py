@@ -14,7 +14,7 @@ import numpy as np
 from hocket.base.arrays import LongArray
 from hocket.plan.sections import LaneWait
 from hocket.planners.memory.packing import ALIGNMENT_BYTES, Addresses, Intervals, pack
-from hocket.planners.memory.waves.blocks import LaneBlocks
+from hocket.planners.waves.blocks import LaneBlocks
 
 
 def slab_of(blocks: LaneBlocks) -> tuple[Addresses, tuple[LaneWait, ...]]:
