@@ -225,19 +225,19 @@ def _search(problem: Problem, shares: Shares, form: WaveForm, budget_bytes: int)
                 lanes = Lanes(lead=lead, form=form)
                 tried[lead] = simulated(problem, "tick-tock", shares, lanes)
 
-    def best() -> float:
-        fitting = [way for way in tried.values() if way.peak_bytes <= budget_bytes]
-        way = min(
-            fitting or tried.values(),
-            key=lambda way: (way.step_s, way.peak_bytes) if fitting else (way.peak_bytes, 0),
-        )
-        lead = 0 if way.lanes is None else way.lanes.lead
-        return float(passed_s[lead - 1] / passed_s[-1]) if lead else 0.0
+    def shortest(lead: int) -> tuple[float, ...]:
+        way = tried[lead]
+        return max(way.peak_bytes - budget_bytes, 0), way.step_s, way.peak_bytes
+
+    def leanest(lead: int) -> tuple[float, ...]:
+        return tried[lead].peak_bytes, tried[lead].step_s
 
     attempt(np.linspace(0.0, 1.0, _FIRST_TRIES))
-    step = 1.0 / (_FIRST_TRIES - 1)
-    for _ in range(_FINER):
-        step /= 2
-        middle = best()
-        attempt(np.clip([middle - step, middle + step], 0.0, 1.0))
+    for wanted in (shortest, leanest):
+        step = 1.0 / (_FIRST_TRIES - 1)
+        for _ in range(_FINER):
+            step /= 2
+            lead = min(tried, key=wanted)
+            middle = float(passed_s[lead - 1] / passed_s[-1]) if lead else 0.0
+            attempt(np.clip([middle - step, middle + step], 0.0, 1.0))
     return [tried[lead] for lead in sorted(tried)]
