@@ -82,3 +82,31 @@ def test_a_loop_that_one_core_does_sooner_is_not_shared(monkeypatch):
     found = run.explain(long, long.copy())
     assert found.loops[0].schedule == "independent"
     assert found.loops[0].predicted.speed_up > 1.5
+
+
+def roots(x, out):
+    for n in range(len(x)):
+        out[n] = np.sqrt(x[n])
+
+
+def exponentials(x, out):
+    for n in range(len(x)):
+        out[n] = np.exp(x[n])
+
+
+def roots_by_number(x, out, u):
+    for n in range(len(u)):
+        place = u[n]
+        out[place] = np.sqrt(x[place])
+
+
+def predicted_s(function, *more):
+    x = np.ones(100_000)
+    (loop,) = hocket.parallel_for(workers=1)(function).explain(x, x.copy(), *more).loops
+    return loop.candidate.work_s
+
+
+def test_turns_that_the_processor_takes_beside_each_other_are_predicted_shorter():
+    """Measured: a root of each cell of an array takes an eighth of what one after another would."""
+    assert 5 * predicted_s(roots) < predicted_s(exponentials)
+    assert 5 * predicted_s(roots) < predicted_s(roots_by_number, np.arange(100_000))

@@ -31,6 +31,10 @@ VECTOR_OPERATION_S = 0.05e-9
 """An operation of an inner loop whose turns the compiler does beside each other."""
 CALL_OPERATIONS = 20
 """A call, such as ``exp``, in operations."""
+_INSTRUCTIONS = {
+    "sqrt": CALL_OPERATIONS, "abs": 1, "fabs": 1, "min": 1, "max": 1, "floor": 1, "ceil": 1,
+}  # fmt: skip
+"""Calls that processors have for several numbers at once, in operations."""
 _LISTED_BYTES = 64
 """Bytes that picking an iteration from a list costs: its numbers, and columns read with gaps."""
 
@@ -180,8 +184,12 @@ def _moved(option: LoopOption, space: Space, tiling: Tiling) -> int:
 
 def work_s(space: Space) -> float:
     """A rough time of the whole loop on one core: its operations, each at a usual time."""
-    body_s = sum(_seconds(statement, space) for statement in space.reading.statements)
-    return space.num_iterations * body_s
+    reading = space.reading
+    body_s = sum(_seconds(statement, space) for statement in reading.statements)
+    turns = float(space.num_iterations)
+    if _is_vector(reading.levels[-1].name, reading.statements):
+        turns = _vector_turns(turns)
+    return turns * body_s
 
 
 def _seconds(node: ast.AST, space: Space) -> float:
@@ -189,12 +197,13 @@ def _seconds(node: ast.AST, space: Space) -> float:
     if isinstance(node, (ast.For, ast.While)):
         inside_s = sum(_seconds(child, space) for child in node.body) + OPERATION_S
         turns = _turns(node, space) if isinstance(node, ast.For) else 8.0
-        if isinstance(node, ast.For) and _is_vector(node):
+        if isinstance(node, ast.For) and _is_vector(ast.unparse(node.target), node.body):
             turns = _vector_turns(turns)
         return inside_s * turns
     kinds = (ast.BinOp, ast.Compare, ast.Subscript, ast.AugAssign, ast.UnaryOp)
     count = sum(1 for part in ast.walk(node) if isinstance(part, kinds))
-    count += CALL_OPERATIONS * sum(1 for part in ast.walk(node) if isinstance(part, ast.Call))
+    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+    count += sum(_INSTRUCTIONS.get(_called(call), CALL_OPERATIONS) for call in calls)
     length = _row_length(getattr(node, "lineno", 0), space)
     return count * OPERATION_S * (_vector_turns(length) if length > 1 else 1.0)
 
@@ -204,27 +213,50 @@ def _vector_turns(turns: float) -> float:
     return max(turns * VECTOR_OPERATION_S / OPERATION_S, min(turns, 1.0))
 
 
-def _is_vector(loop: ast.For) -> bool:
-    """Whether turns are plain arithmetic on neighbouring cells, with nothing carried along."""
+def _called(call: ast.Call) -> str:
+    """The last word of what is called."""
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def _is_vector(turn: str, body: Sequence[ast.stmt]) -> bool:
+    """Whether turns of a loop over ``turn`` are arithmetic on neighbours, nothing carried along."""
     written: dict[str, str] = {}
-    for statement in loop.body:
+    names: set[str] = set()
+    for statement in body:
         match statement:
             case ast.Assign([ast.Subscript() as target], _):
                 written[ast.unparse(target.value)] = ast.unparse(target)
             case ast.AugAssign(target=ast.Subscript() as target):
                 written[ast.unparse(target.value)] = ast.unparse(target)
-            case ast.Assign([ast.Name()], _):
-                pass
+            case ast.Assign([ast.Name() as name], _):
+                names.add(name.id)
             case _:
                 return False
-    parts = [part for statement in loop.body for part in ast.walk(statement)]
+    parts = [part for statement in body for part in ast.walk(statement)]
     cells = [part for part in parts if isinstance(part, ast.Subscript)]
     is_carried = any(
         written.get(ast.unparse(cell.value), text) != text
         for cell in cells
         for text in [ast.unparse(cell)]
     )
-    return not is_carried and not any(isinstance(part, ast.Call) for part in parts)
+    calls = [part for part in parts if isinstance(part, ast.Call)]
+    return (
+        not is_carried
+        and all(_called(call) in _INSTRUCTIONS for call in calls)
+        and all(_is_next_to(cell, turn, names) for cell in cells)
+    )
+
+
+def _is_next_to(cell: ast.Subscript, turn: str, assigned: set[str]) -> bool:
+    """Whether cells of one turn and the next are neighbours, or the same."""
+    subs = cell.slice.elts if isinstance(cell.slice, ast.Tuple) else [cell.slice]
+    used = [{part.id for part in ast.walk(sub) if isinstance(part, ast.Name)} for sub in subs]
+    if any(each & assigned for each in used) or any(turn in each for each in used[:-1]):
+        return False
+    match subs[-1]:
+        case ast.Name() | ast.BinOp(ast.Name(), ast.Add() | ast.Sub(), ast.Constant()):
+            return True
+    return turn not in used[-1]
 
 
 def _row_length(line: int, space: Space) -> float:

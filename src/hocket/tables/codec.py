@@ -34,18 +34,19 @@ def encode(message: Message, sent_bytes: int = 0, *, is_counted: bool = True) ->
     return b"".join((message.head.tobytes(), *parts))
 
 
-def _parts(message: Message, count: int) -> tuple[bytes, ...]:
+def _parts(message: Message, count: int) -> tuple[bytes | memoryview, ...]:
     rows = message.rows[:count].astype(np.int32).tobytes()
     if not count or not message.cells.shape[1] or not len(message.cells):
         return (rows,)
     cells = message.cells[:count]
-    num = int(np.count_nonzero(cells))
+    # Counting in booleans takes a third of the time of counting floats.
+    filled = cells != 0
+    num = int(np.count_nonzero(filled))
     if 6 * num + 2 * count < 4 * cells.size:
-        filled = cells != 0
         lengths = filled.sum(axis=1, dtype=np.uint16)
         columns = np.nonzero(filled)[1].astype(np.uint16)
         return rows, _SPARSE, lengths.tobytes(), columns.tobytes(), cells[filled].tobytes()
-    return rows, _DENSE, cells.tobytes()
+    return rows, _DENSE, memoryview(cells).cast("B")
 
 
 def head_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

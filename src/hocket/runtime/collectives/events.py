@@ -19,6 +19,22 @@ ANSWER_S = 5.0
 class NeedsMendError(Exception):
     """An event says that all begin anew; the text says why."""
 
+    def __init__(self, why: str, suspect: tuple[int, int] | None = None) -> None:
+        super().__init__(why)
+        self.suspect = suspect
+        """The ranks whose link it is about; None: any."""
+
+
+def mend(why: str, suspect: tuple[int, int]) -> str:
+    """The event that a link between two ranks fails."""
+    return f"mend {min(suspect)} {max(suspect)}: {why}"
+
+
+def _needed(what: str) -> NeedsMendError:
+    head, _, why = what.partition(": ")
+    ranks = [int(word) for word in head.split()[1:]]
+    return NeedsMendError(why, (ranks[0], ranks[1]) if len(ranks) == 2 else None)
+
 
 def explained(error: BaseException) -> BaseException:
     """An error as people can use it: those of the store say nothing of who holds it."""
@@ -39,7 +55,7 @@ class Events:
         self._num_seen = 0
 
     def announce(self, what: str) -> None:
-        """Add ``call`` or ``mend: reason``, unless an event is there that we have not followed."""
+        """Add ``call`` or a `mend`, unless an event is there that we have not followed."""
         self.follow()
         # Of two ranks that announce at once the first wins, for all.
         self._store.compare_set(f"event/{self._num_seen}", "", what)
@@ -51,7 +67,7 @@ class Events:
             number, what = self._num_seen, self._store.get(f"event/{self._num_seen}")
             self._num_seen += 1
             if what.startswith(b"mend"):
-                raise NeedsMendError(what.decode().partition(": ")[2])
+                raise _needed(what.decode())
             self._store.set(f"event/{number}/here/{self.rank}", "1")
 
     def call(self, what: str) -> None:

@@ -3,7 +3,7 @@
 Pairs meet as in a tournament (the circle method), so that every rank has one partner at a time and
 all partners within ranks - 1 rounds; every round is a slice of the same time on all clocks, begun
 when all have met at the store. The first part of a slice is not counted: buckets of shapers and
-windows fill there. At most two seconds for any number of ranks.
+windows fill there. At most two seconds for any number of ranks; one pair can be measured by itself.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from hocket.hardware.probed import Rates
 from hocket.runtime.collectives.wires import close_all, connect_all
 
 PROBE_S = 1.3
+PAIR_S = 0.3
+"""For one pair of ranks."""
 _TOGETHER_S = 0.4
 _NOT_COUNTED = 0.4
 _BUFFER_BYTES = 1 << 16
@@ -38,6 +40,20 @@ def probe(store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float 
         if found.is_connected:
             break
     return found
+
+
+def probe_pair(store: Any, end: int, key: str, *, patience_s: float) -> float:
+    """What one of two ranks (``end`` 0 or 1) gets from the other while both send; both call."""
+    sockets = connect_all(store, end, 2, key, patience_s=patience_s)
+    other = sockets[1 - end]
+    if other is None:
+        return 0.0
+    try:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        now_s = time.monotonic()
+        return _exchange({1 - end: other}, now_s, now_s + PAIR_S)[1 - end]
+    finally:
+        close_all(sockets)
 
 
 def _probe_once(store: Any, rank: int, num_ranks: int, key: str, patience_s: float) -> Rates:

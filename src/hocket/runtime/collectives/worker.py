@@ -1,7 +1,7 @@
 """The thread of a rank that carries out collectives, one after the other, and mends their links.
 
-When an event says so (`events`) all ranks close their connections, make new ones, measure them,
-plan anew and do again what was under way.
+When an event says so (`events`) all ranks close their connections, make new ones, measure the one
+that is suspected (all, where that does not tell enough), plan anew and do again what was under way.
 
 A collective may be done on some ranks and not on others when a link fails; never are two. Those
 that have it keep the result until the next one begins and give it to those that lack it (of a
@@ -12,10 +12,11 @@ it would have been, except by the new trees from then on.
 from __future__ import annotations
 
 import atexit
+import json
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +24,20 @@ import numpy as np
 
 from hocket.base.errors import RunError
 from hocket.hardware.cluster import Cluster
-from hocket.hardware.probed import cluster_of
+from hocket.hardware.probed import after_failure, cluster_of
 from hocket.planners.communication.certificate import Collective
 from hocket.runtime.collectives.carry import Carry, CarryState, Connections
-from hocket.runtime.collectives.events import ANSWER_S, CALL_S, Events, NeedsMendError, explained
+from hocket.runtime.collectives.events import (
+    ANSWER_S,
+    CALL_S,
+    Events,
+    NeedsMendError,
+    explained,
+    mend,
+)
 from hocket.runtime.collectives.layout import layout_of
 from hocket.runtime.collectives.plans import AgreedPlan, AgreedPlans
-from hocket.runtime.collectives.probe import probe
+from hocket.runtime.collectives.probe import probe, probe_pair
 from hocket.runtime.collectives.wires import AHEAD_S, close_all, connect_all, is_cut, reader_s
 
 _SLICE_S = 0.1
@@ -180,17 +188,17 @@ class CollectiveWorker:
             if state == CarryState.GARBLED:
                 raise RunError(f"rank {int(carry.who[0])} says in {what} what makes no sense")
             if state == CarryState.CLOSED:
-                self._events.announce(
-                    f"mend: rank {int(carry.who[0])} broke its connection off in {what}"
-                )
+                other = int(carry.who[0])
+                why = f"rank {other} broke its connection off in {what}"
+                self._events.announce(mend(why, (self.rank, other)))
             if self._is_closing:
                 raise RunError(f"the group was closed in {what}")
             self._judge(plan)
             self._events.follow()
             if carry.num_moved != moved:
                 moved, since_s, call_s = carry.num_moved, time.monotonic(), CALL_S
-            elif self._has_cut_link():
-                self._events.announce(f"mend: a link was cut in {what}")
+            elif (other := self._cut_off()) is not None:
+                self._events.announce(mend(f"a link was cut in {what}", (self.rank, other)))
             elif time.monotonic() - since_s > call_s:
                 self._events.call(what)
                 call_s *= 2
@@ -207,12 +215,47 @@ class CollectiveWorker:
             rates = probe(self._store, self.rank, self.num_ranks, key, patience_s=patience_s)
             cluster, cut = cluster_of(rates), rates.cut_from(self.rank)
         self._plans = AgreedPlans(self._store, self.rank, cluster, self.num_ranks, key)
+        self._connect(cluster, f"{key}/wires", patience_s, without=cut)
+
+    def _open_around(self, reason: NeedsMendError) -> bool:
+        """Connect, look at the link that is suspected alone, plan; whether that told enough."""
+        assert self._plans is not None
+        if (pair := reason.suspect) is None:
+            return False
+        known, key = self._plans.cluster, f"epoch/{self._epoch}"
+        self._connect(known, f"{key}/around", _AGAIN_S)
+        missing = [n for n, each in enumerate(self._sockets) if each is None and n != self.rank]
+        got_bps = 0.0
+        if self.rank in pair and not set(missing).intersection(pair):
+            end = pair.index(self.rank)
+            got_bps = probe_pair(self._store, end, f"{key}/pair", patience_s=_AGAIN_S)
+        self._store.set(f"{key}/links/{self.rank}", json.dumps([missing, got_bps]))
+        told = [json.loads(text) for text in self._events.answers(f"{key}/links", str(reason))]
+        cut = {(a, b) for a, (others, _) in enumerate(told) for b in others}
+        between_bps = np.zeros((self.num_ranks, self.num_ranks))
+        between_bps[pair], between_bps[pair[::-1]] = told[pair[1]][1], told[pair[0]][1]
+        cluster = after_failure(known, cut, pair, between_bps)
+        if cluster is None:
+            self._disconnect()
+            return False
+        self._plans = AgreedPlans(self._store, self.rank, cluster, self.num_ranks, key)
+        return True
+
+    def _connect(
+        self, cluster: Cluster, key: str, patience_s: float, without: Sequence[int] = ()
+    ) -> None:
         self._sockets = connect_all(
-            self._store, self.rank, self.num_ranks, f"{key}/wires", patience_s=patience_s,
-            without=cut, ahead_bytes=AHEAD_S * max(link.bandwidth_bps for link in cluster.links),
+            self._store, self.rank, self.num_ranks, key, patience_s=patience_s, without=without,
+            ahead_bytes=AHEAD_S * max(link.bandwidth_bps for link in cluster.links),
         )  # fmt: skip
         descriptors = [-1 if each is None else each.fileno() for each in self._sockets]
         self._connections = Connections(descriptors)
+
+    def _disconnect(self) -> None:
+        close_all(self._sockets)
+        if self._connections is not None:
+            self._connections.close()
+        self._sockets, self._connections = [], None
 
     def _mend(self, current: CollectiveJob | None, reason: NeedsMendError) -> CollectiveJob | None:
         """All ranks begin anew; those that have the collective under way give it to the others.
@@ -221,7 +264,7 @@ class CollectiveWorker:
         """
         while True:
             try:
-                done = self._reopen(str(reason))
+                done = self._reopen(reason)
                 if min(done) == max(done):
                     return None
                 if self._num_done == max(done):
@@ -235,16 +278,16 @@ class CollectiveWorker:
             except NeedsMendError as another:
                 reason = another
 
-    def _reopen(self, reason: str) -> list[int]:
+    def _reopen(self, reason: NeedsMendError) -> list[int]:
         """New links and plans; how many collectives each rank has done."""
-        close_all(self._sockets)
-        if self._connections is not None:
-            self._connections.close()
+        self._disconnect()
         self._epoch += 1
         before = self._plans.cluster.content_hash if self._plans is not None else ""
         self._store.set(f"epoch/{self._epoch}/done/{self.rank}", str(self._num_done))
-        done = [int(text) for text in self._events.answers(f"epoch/{self._epoch}/done", reason)]
-        self._open(_AGAIN_S)
+        key = f"epoch/{self._epoch}/done"
+        done = [int(text) for text in self._events.answers(key, str(reason))]
+        if not self._open_around(reason):
+            self._open(_AGAIN_S)
         assert self._plans is not None
         self._slow.begin_anew(has_changed=self._plans.cluster.content_hash != before)
         return done
@@ -269,13 +312,18 @@ class CollectiveWorker:
             self._carry(_Sharing(job), "broadcast", done.index(max(done)), self._num_done)
         self._num_done += 1
 
-    def _has_cut_link(self) -> bool:
-        return any(is_cut(each.fileno(), _CUT_S) for each in self._sockets if each is not None)
+    def _cut_off(self) -> int | None:
+        """A rank to which nothing gets through any more."""
+        for other, each in enumerate(self._sockets):
+            if each is not None and is_cut(each.fileno(), _CUT_S):
+                return other
+        return None
 
     def _judge(self, plan: AgreedPlan) -> None:
         assert self._connections is not None
-        if self._slow.judge(self._connections, plan, self.rank):
-            self._events.announce("mend: a link is much slower than the plan takes it to be")
+        if (other := self._slow.judge(self._connections, plan, self.rank)) is not None:
+            why = "a link is much slower than the plan takes it to be"
+            self._events.announce(mend(why, (self.rank, other)))
 
 
 class _Sharing(CollectiveJob):
@@ -299,8 +347,8 @@ class _SlowLinks:
         self._late: dict[int, int] = {}
         self._seen: dict[int, tuple[float, int]] = {}
 
-    def judge(self, connections: Connections, plan: AgreedPlan, rank: int) -> bool:
-        """Whether a link was much slower than the plan takes it to be, several times in a row."""
+    def judge(self, connections: Connections, plan: AgreedPlan, rank: int) -> int | None:
+        """The rank to which a link was much slower than the plan takes it to be, several times."""
         expected_bps = plan.expected_bps(rank)
         for peer, rate_bps in enumerate(expected_bps.tolist()):
             if rate_bps == 0 or connections.fd[peer] < 0:
@@ -314,4 +362,7 @@ class _SlowLinks:
             is_late = sent - before < _TOO_SLOW * rate_bps * (busy_s - before_s)
             self._late[peer] = self._late.get(peer, 0) + 1 if is_late else 0
             self._seen[peer] = (busy_s, sent)
-        return max(self._late.values(), default=0) >= _LATE * self._patience
+        latest = max(self._late, key=self._late.__getitem__, default=None)
+        if latest is None or self._late[latest] < _LATE * self._patience:
+            return None
+        return latest
