@@ -25,6 +25,8 @@ STEP_S = 30e-6
 """Waking the workers for a step."""
 BYTES_PER_S = 5e9
 """Memory that one core moves."""
+NEIGHBOURS_BYTES_PER_S = 20e9
+"""Cells next to each other that one core goes through."""
 OPERATION_S = 0.3e-9
 """An operation of a chain that waits for its own results: stencils, sums, gathered rows."""
 VECTOR_OPERATION_S = 0.05e-9
@@ -187,9 +189,11 @@ def work_s(space: Space) -> float:
     reading = space.reading
     body_s = sum(_seconds(statement, space) for statement in reading.statements)
     turns = float(space.num_iterations)
-    if _is_vector(reading.levels[-1].name, reading.statements):
-        turns = _vector_turns(turns)
-    return turns * body_s
+    if not _is_vector(reading.levels[-1].name, reading.statements):
+        return turns * body_s
+    names = {access.array for access in reading.body.accesses} & space.values.keys()
+    touched_bytes = turns * sum(int(space.values[name].itemsize) for name in names)
+    return max(_vector_turns(turns) * body_s, touched_bytes / NEIGHBOURS_BYTES_PER_S)
 
 
 def _seconds(node: ast.AST, space: Space) -> float:

@@ -46,7 +46,7 @@ def _parts(message: Message, count: int) -> tuple[bytes | memoryview, ...]:
         lengths = filled.sum(axis=1, dtype=np.uint16)
         columns = np.nonzero(filled)[1].astype(np.uint16)
         return rows, _SPARSE, lengths.tobytes(), columns.tobytes(), cells[filled].tobytes()
-    return rows, _DENSE, memoryview(cells).cast("B")
+    return rows, _DENSE, cells.data.cast("B")
 
 
 def head_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

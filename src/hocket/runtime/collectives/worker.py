@@ -197,8 +197,8 @@ class CollectiveWorker:
             self._events.follow()
             if carry.num_moved != moved:
                 moved, since_s, call_s = carry.num_moved, time.monotonic(), CALL_S
-            elif (other := self._cut_off()) is not None:
-                self._events.announce(mend(f"a link was cut in {what}", (self.rank, other)))
+            elif (far := self._cut_off()) is not None:
+                self._events.announce(mend(f"a link was cut in {what}", (self.rank, far)))
             elif time.monotonic() - since_s > call_s:
                 self._events.call(what)
                 call_s *= 2
