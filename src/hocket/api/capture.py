@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hocket.capture import ZOO, CaptureWarning, capture, capture_program, load_model
 from hocket.capture.loss import MEAN, OWN, told
-from hocket.capture.sizes import capture_sizes
+from hocket.capture.sizes import capture_sizes, trying_samples
 
 __all__ = [
     "MEAN",
@@ -16,4 +16,5 @@ __all__ = [
     "capture_sizes",
     "load_model",
     "told",
+    "trying_samples",
 ]

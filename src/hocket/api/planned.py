@@ -177,17 +177,22 @@ def auto(
     headroom_bytes: int | None = None,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
+    check: bool = True,
 ) -> Planned:
     """Capture a model's training step and plan it on a cluster: who takes which samples, and how.
 
     ``loss``, ``forward`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the
     whole batch of a step. The best way may take a process per device (`hocket launch`);
-    ``planners="auto"`` places single ops instead, which one process carries out.
+    ``planners="auto"`` places single ops instead, which one process carries out. With ``check`` it
+    is tried at toy size whether parts of a batch train as the whole does; where they do not, the
+    batch is not shared out.
     """
-    from hocket.capture.sizes import capture_sizes
+    from hocket.capture.sizes import capture_sizes, trying_samples
     from hocket.runtime.rebuild import ModelSource
 
     graph = capture_sizes(model, batch, loss=loss, forward=forward, optimizer=optimizer)
+    if check and not planners:
+        graph = trying_samples(graph, model, batch, loss=loss, forward=forward)
     planned = plan_graph(
         graph, on, planners=planners, headroom_bytes=headroom_bytes, profile=profile,
         calibration=calibration,

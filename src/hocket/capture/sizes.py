@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.capture.apart import samples_apart
 from hocket.capture.fake import batch_tensors, map_batch
 from hocket.capture.model import capture
-from hocket.graph import Graph
+from hocket.graph import Graph, Phase, Role
 from hocket.graph.batches import at_batch, differing_op, has_same_ops, with_other_batch
 
 _LOGGER = logging.getLogger(__name__)
@@ -27,6 +28,22 @@ def capture_sizes(model: nn.Module, batch: Any, **options: Any) -> Graph:
     """As `capture`, and the graph knows what grows with the batch where that can be known."""
     graph = capture(model, batch, **options)
     return knowing_sizes(graph, lambda size: capture(model, resized(batch, size), **options))
+
+
+def trying_samples(graph: Graph, model: nn.Module, batch: Any, **options: Any) -> Graph:
+    """The graph with what a try at toy size shows of its samples: they may not be taken apart.
+
+    ``model`` and ``batch`` may be smaller than what was captured; options are `samples_apart`'s.
+    """
+    if graph.other_batch is None or graph.meta.get("optimizer") is None:
+        return graph
+    forward = float(graph.flops[graph.op_phase == Phase.FORWARD].sum())
+    is_given = (graph.tensor_role == Role.INPUT) & (graph.tensor_producer < 0)
+    given_bytes = max(1, int(graph.tensor_bytes[is_given].sum()))
+    found = samples_apart(model, batch, flops_per_byte=forward / given_bytes, **options)
+    if not found.is_apart:
+        return _unsplit(replace(graph, other_batch=None), found.told)
+    return replace(graph, meta={**graph.meta, "samples": found.told})
 
 
 def knowing_sizes(graph: Graph, captured: Callable[[int], Graph]) -> Graph:

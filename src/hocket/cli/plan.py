@@ -144,6 +144,12 @@ def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -
     help="Also tell what so much money per hour, such as $5/h, would bring most for: devices put "
     "in, or others instead.",
 )
+@click.option(
+    "--check/--no-check",
+    default=True,
+    help="Try at toy size whether parts of a batch train as the whole does; where they do not, the "
+    "batch is not shared out. [default: check]",
+)
 @click.option("--all", "shows_all", is_flag=True,
               help="Show every form of every planner that was tried.")  # fmt: skip
 @overwrite_option
@@ -164,6 +170,7 @@ def command(
     limits: tuple[str, ...],
     changes: tuple[str, ...],
     budget: str | None,
+    check: bool,
     shows_all: bool,
     overwrite: bool,
     options: ModelOptions,
@@ -189,7 +196,7 @@ def command(
     if output is not None:
         require_folder(output)
         require_own_kind(output, "placement", overwrite=overwrite)
-    graph, graph_file = load_graph(source, options)
+    graph, graph_file = load_graph(source, options, check=check and not planners)
     problem = make_problem(
         graph, on, transfers, profile, calibration, objective, contiguous, headroom_bytes
     )

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hocket.plan.problem import Objective, Problem, TransferMode
 
 F = TypeVar("F", bound=Callable[..., Any])
+TOY_BATCH, TOY_SEQ = 4, 8
+"""Sizes at which a model of the zoo is tried."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +121,20 @@ def is_graph_file(text: str) -> bool:
     return text.endswith((".json", ".json.gz", ".txt", ".txt.gz"))
 
 
-def load_graph(text: str, options: ModelOptions) -> tuple[Graph, Path | None]:
-    """The graph that a file holds, or that a model is captured to (then without a path)."""
+def load_graph(
+    text: str, options: ModelOptions, *, check: bool = False
+) -> tuple[Graph, Path | None]:
+    """The graph that a file holds, or that a model is captured to (then without a path).
+
+    With ``check`` the model's samples are taken apart at toy size.
+    """
     if is_graph_file(text):
         from hocket.api.graphs import read_graph
 
         options.refuse_for_file(text)
         with working(f"reading {text}"):
             return read_graph(Path(text)), Path(text)
-    return capture_model(text, options), None
+    return capture_model(text, options, check=check), None
 
 
 def refuse_wrong_file(text: str) -> None:
@@ -168,11 +175,16 @@ def build_model(text: str, options: ModelOptions) -> tuple[Any, Any]:
 
 
 def capture_model(
-    text: str, options: ModelOptions, *, full: bool = False, device: str = "accelerator"
+    text: str,
+    options: ModelOptions,
+    *,
+    full: bool = False,
+    device: str = "accelerator",
+    check: bool = False,
 ) -> Graph:
     """Capture one step of a model of the zoo or of the user, at several sizes of its batch."""
     refuse_wrong_file(text)
-    from hocket.api.capture import CaptureWarning, capture_sizes
+    from hocket.api.capture import ZOO, CaptureWarning, capture_sizes, trying_samples
 
     with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
@@ -186,7 +198,13 @@ def capture_model(
             repeat=not full,
             device=device,
         )
+        if check and graph.other_batch is not None:
+            if text in ZOO:
+                model, batch = build_model(text, replace(options, batch=TOY_BATCH, seq=TOY_SEQ))
+            graph = trying_samples(graph, model, batch, loss=options.loss)
     say_loss(graph)
+    if check and (reason := graph.meta.get("unsplit")):
+        say(f"the batch is not shared out: {reason}")
     for warning in caught:
         if issubclass(warning.category, CaptureWarning):
             say(f"warning: {warning.message}")

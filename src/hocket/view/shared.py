@@ -24,6 +24,7 @@ from hocket.simulate.verify import violations
 from hocket.view import placed
 from hocket.view.facts import fullest_device
 from hocket.view.names import LONGEST_SENTENCE, inert
+from hocket.view.sameness import kept_training
 from hocket.view.table import Column, FittedTable
 from hocket.view.text import verdict
 from hocket.view.wording import dollars, of_capacity
@@ -179,6 +180,11 @@ def _why(comparison: Comparison) -> list[Text]:
         bound, why = format_seconds(comparison.bound.seconds), inert(comparison.bound.why)
         told = f"no way to share these ops over these devices is shorter than {bound} ({why})"
         lines.append(Text(told, style="dim"))
+    winner = comparison.winner
+    shares = None if winner is None or winner.plan is None else winner.plan.get(Shares)
+    if shares is not None:
+        kept = kept_training(comparison.problem.graph, shares)
+        lines += [Text(inert(line, LONGEST_SENTENCE), style="dim") for line in kept]
     return lines
 
 
@@ -227,7 +233,8 @@ def placing(comparison: Comparison, winner: Candidate) -> dict[str, Any]:
     assert winner.plan is not None, "a winner has a plan"
     shares, problem = winner.plan.get(Shares), comparison.problem
     if shares is not None:
-        return {"shares": shares.to_data()}
+        kept = kept_training(problem.graph, shares)
+        return {"shares": shares.to_data(), "training": kept}
     assert winner.timeline is not None, "a placement was simulated"
     sent = problem.graph.tensor_bytes[winner.timeline.transfer_tensor]
     return {

@@ -1,0 +1,108 @@
+"""Samples that can be taken apart, and those that cannot."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hocket.capture.apart import samples_apart
+from hocket.capture.sizes import capture_sizes, trying_samples
+
+
+class Encoder(nn.Module):
+    """Draws by a module and by a function, normalises over samples, has a list of layers."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(6))
+        self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.5)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + functional.dropout(torch.tanh(layer(x)), 0.3, self.training)
+        return self.drop(self.norm(x))
+
+
+def mean_loss(model, x):
+    return model(x).square().mean()
+
+
+def sum_loss(model, x):
+    return model(x).square().sum()
+
+
+def compared_loss(model, x):
+    """Each sample against all others, as contrastive training does."""
+    rows = functional.normalize(model(x), dim=-1)
+    return functional.cross_entropy(rows @ rows.T / 0.1, torch.arange(len(rows)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_apart"), [(mean_loss, True), (sum_loss, False), (compared_loss, False)]
+)
+def test_a_loss_that_looks_across_samples_is_seen(loss, is_apart):
+    torch.manual_seed(0)
+    model, x = Encoder(), torch.randn(9, 8)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    found = samples_apart(model, x, forward=loss)
+    assert found.is_apart == is_apart
+    assert (
+        "tried at toy size: gradients" in found.told or "away from that of the whole" in found.told
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert len(model.layers) == 6
+
+
+def test_labels_that_do_not_count_and_models_without_memory_are_tried():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+        def forward(self, input_ids, labels):
+            scores = self.head(self.table(input_ids))
+            return {"loss": functional.cross_entropy(scores.flatten(0, 1), labels.flatten())}
+
+    tokens = torch.randint(0, 50, (4, 6))
+    labels = tokens.clone()
+    labels[0, 2:] = -100
+    assert "add up" in samples_apart(Words(), {"input_ids": tokens, "labels": labels}).told
+    with torch.device("meta"):
+        model, tokens = Words(), torch.zeros(4, 6, dtype=torch.long)
+    assert "add up" in samples_apart(model, {"input_ids": tokens, "labels": tokens}).told
+
+
+def test_what_cannot_be_tried_says_why():
+    torch.manual_seed(0)
+
+    def fails(model, x):
+        if len(x) < 9:
+            raise RuntimeError("nine samples or nothing")
+        return model(x).mean()
+
+    def draws(model, x):
+        return (model(x) * torch.rand(())).mean()
+
+    assert "nine samples or nothing" in samples_apart(nn.Linear(4, 4), torch.randn(9, 4),
+                                                      forward=fails).told  # fmt: skip
+    assert "not the same twice" in samples_apart(nn.Linear(4, 4), torch.randn(9, 4),
+                                                 forward=draws).told  # fmt: skip
+    large = samples_apart(nn.Linear(20_000, 20_000, device="meta"), torch.ones(4, 20_000))
+    assert "400 million weights" in large.told
+
+
+def test_a_batch_that_cannot_be_taken_apart_is_not_shared_out():
+    def spread(model, x):
+        return model(x).mean(0).square().sum()
+
+    torch.manual_seed(0)
+    model, x = Encoder(), torch.randn(8, 8)
+    for forward, is_shared in ((mean_loss, True), (spread, False)):
+        graph = capture_sizes(model, x, forward=forward)
+        found = trying_samples(graph, model, x, forward=forward)
+        assert graph.other_batch is not None
+        assert (found.other_batch is not None) == is_shared
+        noted = found.meta["samples" if is_shared else "unsplit"]
+        assert ("add up" if is_shared else "away from that of the whole") in noted
