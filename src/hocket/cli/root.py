@@ -34,6 +34,7 @@ from hocket.cli import (
     tables,
     validate,
     verify,
+    waves,
 )
 
 
@@ -71,8 +72,8 @@ def root() -> None:
 
 
 for module in (
-    plan, fit, parallel, collective, fleet, loop, tables, split, serve_classes, run, launch, show,
-    explain, simulate, verify, export, capture, generate, listing, detect, probe, profile,
+    plan, fit, waves, parallel, collective, fleet, loop, tables, split, serve_classes, run, launch,
+    show, explain, simulate, verify, export, capture, generate, listing, detect, probe, profile,
     calibrate, validate, schema, doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

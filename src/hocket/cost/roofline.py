@@ -119,7 +119,8 @@ class KindWork(NamedTuple):
     device_s: FloatArray
     """Seconds of arithmetic or memory traffic at the attained rates, without launches."""
     host_s: FloatArray
-    """Seconds in which the host issues each op; 0 where it does the work itself."""
+    """Seconds in which the host issues each op; 0 where it does the work itself, and where a graph
+    is replayed: the time from one kernel to the next is then the device's own, in each lane."""
 
 
 def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> KindWork:
@@ -131,7 +132,8 @@ def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> Kind
     fit = _fit_of(graph, kind, found.calibration, measured, found.launches)
     host = _host_of(fit, kind, measured, found.launches)
     device_s = roofline_s(work_of(graph), kind, replace(fit, launch_s=0.0))
-    return KindWork(device_s, host.by_phase[graph.op_phase] * host.overlaps)
+    is_issued = host.overlaps and found.launches == "eager"
+    return KindWork(device_s, host.by_phase[graph.op_phase] * is_issued)
 
 
 def _require_kind(what: str, kinds: tuple[str, ...], cluster: Cluster) -> None:

@@ -67,10 +67,10 @@ class RunOptions:
 
 _ARTICLE = {
     "placement": "a placement", "division": "a division", "shares": "shares of a batch",
-    "budget": "a memory plan",
+    "budget": "a memory plan", "waves": "waves",
 }  # fmt: skip
 _ONLY_FOR = {
-    "slowdown": ("placement",), "model": ("placement", "shares", "budget"),
+    "slowdown": ("placement",), "model": ("placement", "shares", "budget", "waves"),
     "scale": ("placement", "shares"),
     "checks": ("division",), "dtype": ("division",),
 }  # fmt: skip

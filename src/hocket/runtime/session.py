@@ -10,7 +10,7 @@ import numpy as np
 from hocket.base.errors import UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Memory, PlacedDivision, Shares
+from hocket.plan.sections import Lanes, Memory, PlacedDivision, Shares
 from hocket.plan.verify import raise_violations, structure_violations
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.executor import PlacedProgram
@@ -47,6 +47,10 @@ def run_plan(
     being done. ``source`` is the planned model where it is at hand.
     """
     watch = Onlookers(on_start=on_start, on_step=on_step, on_progress=on_progress)
+    if plan.get(Lanes) is not None:
+        from hocket.runtime.sessions.waves import run_waves
+
+        return run_waves(problem, plan, options, source, watch)
     if plan.get(Shares) is not None:
         from hocket.runtime.sessions.shares import run_shares
 

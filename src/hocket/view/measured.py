@@ -117,6 +117,7 @@ def shares_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str
         "planner": plan.planner,
         "loss": problem.graph.meta.get("loss"),
         **_common(result),
+        "devices": _devices(problem, result),
         "shares": plan[Shares].to_data(),
     }
 

@@ -112,8 +112,8 @@ class Lanes(Section):
             return
         if shares.sharded or any(len(replica.devices) > 1 for replica in shares.replicas):
             yield Violation("lanes", "lanes are for replicas that are one device with all weights")
-        if any(replica.update == "host" for replica in shares.replicas):
-            yield Violation("lanes", "lanes update parameters on the device")
+        if any(r.update == "host" or r.recomputed for r in shares.replicas):
+            yield Violation("lanes", "lanes keep what they make and update on the device")
         counts = {len(replica.microbatches) for replica in shares.replicas}
         if len(counts) != 1 or min(counts) < NUM_LANES:
             yield Violation("lanes", "replicas have two microbatches or more, equally many each")

@@ -127,7 +127,7 @@ class WaveFit:
     def plan(self) -> Plan:
         """The plan of the chosen waves; raises `NoFeasiblePlanError` where none fit."""
         way = self.chosen
-        if way is None or way.lanes is None:
+        if way is None:
             least = self.leanest
             raise NoFeasiblePlanError(
                 f"two waves of {self.problem.graph.name} do not fit into "
@@ -135,6 +135,11 @@ class WaveFit:
                 f"{format_bytes(least.peak_bytes)}",
                 hint="give them more memory, or make the batch smaller",
             )
+        return self.plan_of(way)
+
+    def plan_of(self, way: WaveWay) -> Plan:
+        """The plan of a way with lanes, with its addresses and waits."""
+        assert way.lanes is not None
         addresses, waits = slab_of(self.blocks(way))
         lanes = replace(way.lanes, slab_bytes=addresses.slab_bytes, waits=waits)
         plan = empty_plan(self.problem, PLANNER).having(way.shares, lanes)

@@ -1,9 +1,9 @@
-"""A step within a budget of bytes: the model's own modules, in this process."""
+"""A training loop in this process that counts what it holds: memory plans, and waves."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,11 @@ from hocket.runtime.executors.executor import num_gpus
 from hocket.runtime.options import Onlookers, RunOptions
 
 if TYPE_CHECKING:
+    import torch
+
     from hocket.hardware.cluster import Device
     from hocket.runtime.memory.ledger import Ledger
     from hocket.runtime.record import StepRecord
-    from hocket.runtime.train.budgeted import Budgeted
     from hocket.runtime.train.loop import TrainingLoop
 
 _NUM_COUNTED = 2
@@ -23,30 +24,31 @@ _NUM_COUNTED = 2
 
 
 @dataclass(frozen=True, eq=False)
-class BudgetedModel:
-    """A model under a memory plan, ready to train."""
+class LoopedModel:
+    """A model under a plan, ready to train."""
 
     train: TrainingLoop
-    carrier: Budgeted
+    lasting: Callable[[], Iterable[torch.Tensor]]
+    """What is on the device before a step and stays; the batch, where it is there as a whole."""
     batch: Any
     place: str
 
 
 @dataclass(frozen=True)
-class OneProcessBudget:
-    """A `PlanExecutor` for memory plans."""
+class OneProcessLoop:
+    """A `PlanExecutor` for memory plans and waves."""
 
     processes_per_device = 0
 
     def suits(self, devices: Sequence[Device]) -> bool:
-        """Always: a memory plan has one device."""
+        """Always: such a plan has one device."""
         return True
 
     def places(self, devices: Sequence[Device]) -> list[str]:
         """The first GPU, or the processor."""
         return ["cuda:0" if num_gpus() else "cpu"] * len(devices)
 
-    def run(self, work: BudgetedModel, options: RunOptions, watch: Onlookers) -> None:
+    def run(self, work: LoopedModel, options: RunOptions, watch: Onlookers) -> None:
         """Carry out all steps."""
         import torch
 
@@ -70,7 +72,7 @@ class OneProcessBudget:
             torch.set_num_threads(before)
 
 
-def _step(work: BudgetedModel, number: int, seed: int) -> StepRecord:
+def _step(work: LoopedModel, number: int, seed: int) -> StepRecord:
     import torch
 
     from hocket.capture.perform import draw_seed
@@ -84,13 +86,11 @@ def _step(work: BudgetedModel, number: int, seed: int) -> StepRecord:
 
 
 @contextmanager
-def _counting(work: BudgetedModel) -> Iterator[Ledger]:
+def _counting(work: LoopedModel) -> Iterator[Ledger]:
     """Counts what is there before the first step and what steps make."""
-    from hocket.capture.fake import batch_tensors
     from hocket.runtime.memory.ledger import Ledger
 
     ledger = Ledger()
     with ledger:
-        ledger.hold(work.carrier.lasting)
-        ledger.hold(tensor for _, tensor in batch_tensors(work.batch))
+        ledger.hold(work.lasting())
         yield ledger

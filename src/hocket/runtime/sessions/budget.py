@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 
 from hocket.base.errors import UsageError
+from hocket.capture.fake import batch_tensors
 from hocket.capture.optimizer import optimizer_of_meta
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Memory
 from hocket.plan.verify import require_structure
 from hocket.runtime.executors import EXECUTORS, choose
-from hocket.runtime.executors.budget import BudgetedModel
+from hocket.runtime.executors.budget import LoopedModel
 from hocket.runtime.options import Onlookers, RunOptions
 from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
@@ -71,7 +72,8 @@ def run_budget(
         records.append(record)
         watch.on_step(number, record)
 
-    work = BudgetedModel(train, carrier, built.batch, place)
+    rows = [tensor for _, tensor in batch_tensors(built.batch)]
+    work = LoopedModel(train, lambda: (*carrier.lasting, *rows), built.batch, place)
     EXECUTORS["budget"][backend].run(work, options, replace(watch, on_step=note))
     peaks = [record.peak_bytes[0] for record in records if 0 in record.peak_bytes]
     return RunResult(

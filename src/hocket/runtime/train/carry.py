@@ -72,13 +72,17 @@ class CarriedStep:
 
     def forward(self, given: Sequence[Mapping[int, torch.Tensor]], step: int) -> None:
         """Compute all up to the loss from the tensors that are there before, per device."""
+        self.fill(given, step)
+        self._carry_out(self._parts[0])
+
+    def fill(self, given: Sequence[Mapping[int, torch.Tensor]], step: int) -> None:
+        """Take the tensors that are there before a step, per device, and nothing else."""
         for slots, tensors in zip(self._slots, given, strict=True):
             slots[:] = [None] * len(slots)
             for number, tensor in tensors.items():
                 slots[number] = tensor
         self.gradients, self._step = {}, step
         self._moving.clear()
-        self._carry_out(self._parts[0])
 
     def backward(self, weight: Weight = 1.0) -> None:
         """Compute the gradients of ``weight`` times the loss."""

@@ -6,6 +6,7 @@ in the other is a tensor without bytes that the op waited for makes. O(ops + wai
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -14,7 +15,7 @@ import numpy as np
 from hocket.base.arrays import IntArray
 from hocket.base.errors import CheckError
 from hocket.cost.demand import demand_of
-from hocket.graph.graph import Graph, Phase, Role, Stream
+from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes
 from hocket.plan.sections.lanes import LaneWait
@@ -50,13 +51,40 @@ def circle() -> CheckError:
     )
 
 
-def hold_back(graph: Graph, own: ReplicaCopy, lanes: Lanes, sheet: Sheet) -> None:
-    """Let the second lane begin after the lead, and ops wait where the plan says so."""
+def lane_waits(graph: Graph, lanes: Lanes, num_waves: int) -> Iterator[LaneWait]:
+    """All that ops of one lane wait for in the other.
+
+    The lead, what the plan adds, and what keeps results those of accumulation: numbers are drawn in
+    the order of the waves, and what outlasts a step (statistics of a batch norm) is changed in it.
+    """
     order = pass_order(graph)
-    waits = list(lanes.waits)
     if lanes.lead:
-        waits.append(LaneWait(1, int(order[0]), 0, int(order[lanes.lead - 1])))
-    for wait in waits:
+        yield LaneWait(1, int(order[0]), 0, int(order[lanes.lead - 1]))
+    yield from lanes.waits
+    drawing = order[graph.rng_order[order] >= 0]
+    for wave in range(1, num_waves):
+        if len(drawing):
+            yield LaneWait(wave, int(drawing[0]), wave - 1, int(drawing[-1]))
+        for op in _lasting_changes(graph).tolist():
+            yield LaneWait(wave, op, wave - 1, op)
+
+
+@lru_cache(maxsize=64)
+def _lasting_changes(graph: Graph) -> IntArray:
+    """Ops of a wave that change what is there before the step."""
+    changed = (
+        np.isin(graph.tensor_role, PERSISTENT_ROLES)
+        & (graph.tensor_producer >= 0)
+        & (graph.tensor_producer[graph.root_of] < 0)
+    )
+    ops = np.unique(graph.tensor_producer[changed])
+    found: IntArray = ops[graph.op_phase[ops] != Phase.OPTIMIZER].astype(np.int32)
+    return found
+
+
+def hold_back(graph: Graph, own: ReplicaCopy, lanes: Lanes, sheet: Sheet) -> None:
+    """Let ops wait for the other lane where they have to."""
+    for wait in dict.fromkeys(lane_waits(graph, lanes, len(own.passes))):
         waiting, awaited = (
             own.passes[wait.wave].op[wait.op],
             own.passes[wait.on_wave].op[wait.on_op],

@@ -19,6 +19,7 @@ from hocket.capture.perform import draw_seed
 from hocket.runtime.train.carrier import Carried, Carrier, Passes, Timings
 from hocket.runtime.train.divided.draws import draws_of
 from hocket.runtime.train.divided.shares import Count, microbatches, num_rows
+from hocket.runtime.train.waves import Waves
 from hocket.runtime.train.weight import Weight
 
 
@@ -34,9 +35,14 @@ class Accumulated:
         device: torch.device,
         seed: int | None = None,
         predicted_s: float | None = None,
+        waves: Waves | None = None,
     ) -> None:
-        """``sizes`` are proportions; without a seed draws go on where the generator stands."""
+        """``sizes`` are proportions; without a seed draws go on where the generator stands.
+
+        ``waves`` take the microbatches in two lanes instead.
+        """
         self._inner, self._sizes, self._count = inner, tuple(sizes), count
+        self._waves = waves
         self._device, self._seed = device, seed
         self.predicted_s, self.lost = predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
@@ -49,13 +55,17 @@ class Accumulated:
         self._inner.update(optimizer)
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
-        """Forward and backward of one microbatch after the other."""
+        """Forward and backward of one microbatch after the other, or in two lanes."""
         batches, shares = microbatches(batch, self._sizes, self._count)
+        weights = [weight * share for share in shares]
         with self._draws(step):
-            parts = [
-                self._inner.train(each, step, weight * share)
-                for each, share in zip(batches, shares, strict=True)
-            ]
+            if self._waves is not None:
+                parts = self._waves.train(batches, step, weights)
+            else:
+                parts = [
+                    self._inner.train(each, step, part)
+                    for each, part in zip(batches, weights, strict=True)
+                ]
         return _whole(parts, shares, [num_rows(each) for each in batches])
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:

@@ -37,7 +37,9 @@ from hocket.runtime.train.divided.shares import (
 from hocket.runtime.train.divided.stack import find_stack, layer_paths
 from hocket.runtime.train.divided.staged import Pipeline
 from hocket.runtime.train.divided.tensor import divide_layers
+from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.waves import WaveOrder, Waves
 from hocket.transformer import Division
 from hocket.transformer.rules import broken_shares
 
@@ -70,6 +72,8 @@ class DividedTask:
     sums_by: str | None = None
     """The backend of torch.distributed for gradients where it is not that of all else."""
     predicted_s: float | None = None
+    waves: WaveOrder | None = None
+    """In which order two lanes take the microbatches of this rank; None: one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +143,23 @@ def alone(task: DividedTask, sizes: Sequence[int]) -> Carrier:
     inner = task.make_inner(task.recipe, first, None)
     return AccumulatedAlone(
         inner, sizes, count=task.count, device=task.device, seed=task.seed,
-        predicted_s=task.predicted_s,
+        predicted_s=task.predicted_s, waves=_in_lanes(task, inner),
     )  # fmt: skip
+
+
+def _in_lanes(task: DividedTask, inner: Passes) -> Waves | None:
+    """Two lanes, where the task has them; calls that are not recorded cannot be taken in turns."""
+    if task.waves is None:
+        return None
+    if isinstance(inner, Programs):
+        return Waves(inner, task.waves, task.device)
+    warnings.warn(
+        "the calls of this model are not recorded, so that its waves run one after the other: "
+        "numbers are the same",
+        DivisionWarning,
+        WARNED_LEVEL,
+    )
+    return None
 
 
 def carried(task: DividedTask, part: RankPart) -> Carrier:
@@ -201,7 +220,8 @@ def _on_one_rank(
     else:
         inner = task.make_inner(task.recipe, first, None)
     if len(part.sizes) > 1:
-        inner = Accumulated(inner, part.sizes, count=task.count, device=task.device)
+        waves = _in_lanes(task, inner)
+        inner = Accumulated(inner, part.sizes, count=task.count, device=task.device, waves=waves)
     return inner, cuts
 
 

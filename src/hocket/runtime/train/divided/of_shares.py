@@ -12,7 +12,8 @@ from torch import nn
 
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Role
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Lanes, Replica, Shares
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.divided.again import blocks_like, covered_modules
@@ -20,14 +21,19 @@ from hocket.runtime.train.divided.build import DividedTask, RankPart, agree, alo
 from hocket.runtime.train.divided.cutting import cut_at_ops
 from hocket.runtime.train.divided.mesh import Mesh, UnevenMesh
 from hocket.runtime.train.on_host import HostUpdate
+from hocket.runtime.train.waves import wave_order
 from hocket.transformer import Division
 
 
-def shared_carrier(task: DividedTask, graph: Graph, shares: Shares) -> Carrier:
-    """Carry the model by all ranks of shares of the planned ``graph``."""
+def shared_carrier(
+    task: DividedTask, problem: Problem, shares: Shares, lanes: Lanes | None = None
+) -> Carrier:
+    """Carry the model by all ranks of shares of the problem's graph."""
+    graph = problem.graph
     _require_same_weights(graph, task.model)
     replicas = shares.replicas
     if len(shares.devices) == 1:
+        task = _in_lanes(task, problem, shares, lanes, 0)
         return alone(_holding_less(task, graph, replicas[0]), replicas[0].microbatches)
     noted = graph.meta.get("device")
     if isinstance(noted, str):
@@ -42,6 +48,7 @@ def shared_carrier(task: DividedTask, graph: Graph, shares: Shares) -> Carrier:
     agree(task)
     own = replicas[mesh.data_rank]
     task = _holding_less(task, graph, own)
+    task = _in_lanes(task, problem, shares, lanes, mesh.data_rank)
     pipeline = None
     if len(own.devices) > 1:
         schedule = make_schedule(shares.schedule, len(own.devices), len(own.microbatches))
@@ -56,6 +63,19 @@ def shared_carrier(task: DividedTask, graph: Graph, shares: Shares) -> Carrier:
         again=covered_modules(graph, own.recomputed) if shares.sharded else (),
         is_offloaded=own.update == "host",
     ))  # fmt: skip
+
+
+def _in_lanes(
+    task: DividedTask, problem: Problem, shares: Shares, lanes: Lanes | None, replica: int
+) -> DividedTask:
+    """The task with the order in which a replica's two lanes take its microbatches."""
+    if lanes is None:
+        return task
+    noted = problem.graph.meta.get("device")
+    if isinstance(noted, str):
+        # Lanes take the ops of the plan in turns, so the same kernels are recorded.
+        task = replace(task, recipe=replace(task.recipe, device=noted))
+    return replace(task, waves=wave_order(problem, shares, lanes, replica))
 
 
 def _holding_less(task: DividedTask, graph: Graph, own: Replica) -> DividedTask:

@@ -8,7 +8,7 @@ import torch
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision, Schedule, Shares
+from hocket.plan.sections import Lanes, PlacedDivision, Schedule, Shares
 from hocket.plan.training import TransformerTraining
 from hocket.runtime.launch import used_devices
 from hocket.runtime.train.carrier import Carrier
@@ -35,7 +35,7 @@ def carried_plan(task: DividedTask, problem: Problem, plan: Plan) -> Carrier:
     shares = plan.get(Shares)
     if shares is not None:
         require_batch(shares.num_samples, task.batch)
-        return shared_carrier(task, problem.graph, shares)
+        return shared_carrier(task, problem, shares, plan.get(Lanes))
     division = plan[PlacedDivision].division
     if isinstance(problem.work, TransformerTraining):
         require_layers(task.model, problem.training.model.layers)

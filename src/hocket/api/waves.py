@@ -1,0 +1,93 @@
+"""Waves: what two lanes of one training gain on a device, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hocket.api.planned import make_problem
+from hocket.base.atomic import write_together
+from hocket.cost.roofline import LAUNCHES, Launches, costs_from_settings
+from hocket.graph.graph import Graph
+from hocket.hardware.cluster import Cluster
+from hocket.plan.files import plan_bytes
+from hocket.plan.problem import Problem
+from hocket.plan.sections.lanes import WAVE_FORMS, WaveForm
+from hocket.planners.waves.search import WaveFit, fit_waves
+
+__all__ = ["LAUNCHES", "WAVE_FORMS", "WaveOutlook", "save_waves", "waves", "waves_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class WaveOutlook:
+    """What waves gain where the host issues every op, and where graphs are replayed."""
+
+    by_launches: dict[Launches, WaveFit]
+    launches: Launches
+    """How ops are issued of which the plan is."""
+
+    @property
+    def fit(self) -> WaveFit:
+        """As ops are issued here."""
+        return self.by_launches[self.launches]
+
+    @property
+    def other(self) -> WaveFit | None:
+        """If ops were issued in the other way; None on a processor, which has but one."""
+        return next((fit for name, fit in self.by_launches.items() if name != self.launches), None)
+
+
+def waves(
+    graph: Graph,
+    on: str | Path | Cluster,
+    *,
+    memory_bytes: int | None = None,
+    num_waves: int = 2,
+    form: WaveForm = "exact",
+    launches: Launches = "eager",
+) -> WaveOutlook:
+    """What two waves of a training step gain on a cluster, and their plan.
+
+    ``memory_bytes`` is what each device may hold, by default what it has; ``launches`` says whether
+    the host issues op by op or a captured graph is replayed.
+    """
+    return waves_of(
+        make_problem(graph, on), memory_bytes=memory_bytes, num_waves=num_waves, form=form,
+        launches=launches,
+    )  # fmt: skip
+
+
+def waves_of(
+    problem: Problem,
+    *,
+    memory_bytes: int | None = None,
+    num_waves: int = 2,
+    form: WaveForm = "exact",
+    launches: Launches = "eager",
+) -> WaveOutlook:
+    """As `waves` for a problem that is there already."""
+    is_cpu = all(kind.is_cpu for kind in problem.cluster.kinds)
+    tried: tuple[Launches, ...] = (launches,) if is_cpu else LAUNCHES
+    found = {
+        name: fit_waves(
+            _launched(problem, name), num_waves=num_waves, budget_bytes=memory_bytes, form=form
+        )
+        for name in tried
+    }
+    return WaveOutlook(found, launches)
+
+
+def _launched(problem: Problem, launches: Launches) -> Problem:
+    settings = {**problem.costs.settings, "launches": launches}
+    costs = costs_from_settings(problem.graph, problem.cluster, settings)
+    return replace(problem, op_costs=costs)
+
+
+def save_waves(
+    fit: WaveFit, path: str | Path, *, report: str | Path, graph_file: str | Path | None = None
+) -> None:
+    """Write the plan of the waves and the report, both or none of them."""
+    from hocket.view.waves_report import waves_report_html
+
+    plan = plan_bytes(path, fit.problem, fit.plan(), graph_file=graph_file)
+    write_together({path: plan, report: waves_report_html(fit).encode()})

@@ -1,0 +1,120 @@
+"""``hocket waves``: what two waves of one training gain on the same devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hocket.cli.output import console, emit, fail, json_option, say, working
+from hocket.cli.plan import CARRIED_OPS, size_option_value
+from hocket.cli.sources import (
+    ModelOptions,
+    announce_compilation,
+    load_graph,
+    make_problem,
+    model_options,
+    require_folder,
+)
+
+if TYPE_CHECKING:
+    from hocket.api.waves import WaveOutlook
+
+
+@click.command("waves")
+@click.argument("source", metavar="MODEL_OR_GRAPH")
+@click.option(
+    "--on",
+    required=True,
+    metavar="CLUSTER",
+    help="Devices that take equal shares: shorthand such as 1xh200, a preset or a TOML file.",
+)
+@click.option(
+    "--memory",
+    "memory_bytes",
+    default=None,
+    callback=size_option_value,
+    metavar="SIZE",
+    help="Bytes that each device may hold, such as 8GiB. [default: what it has]",
+)
+@click.option(
+    "--waves", "num_waves", type=click.IntRange(2, 1024), default=2, show_default=True,
+    help="Microbatches per step; two lanes take them in turns.",
+)  # fmt: skip
+@click.option(
+    "--launches", type=click.Choice(["eager", "replayed"]), default="eager", show_default=True,
+    help="Whether the host issues op by op or a captured graph of the step is replayed.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=None,
+    help="Plan file to write; the report goes beside it. [default: nothing is written]",
+)  # fmt: skip
+@click.option(
+    "--profile", type=click.Path(path_type=Path), default=None,
+    help="Measured op times from hocket profile.",
+)  # fmt: skip
+@click.option(
+    "--calibration", type=click.Path(path_type=Path), default=None,
+    help="Fitted efficiencies from hocket calibrate.",
+)  # fmt: skip
+@model_options
+@json_option
+def command(
+    source: str,
+    on: str,
+    memory_bytes: int | None,
+    num_waves: int,
+    launches: str,
+    output: Path | None,
+    profile: Path | None,
+    calibration: Path | None,
+    options: ModelOptions,
+    as_json: bool,
+) -> None:
+    """Say what two waves of MODEL_OR_GRAPH gain on the same devices, or why they do not pay.
+
+    The batch is taken in microbatches by two lanes at the same time, the second behind the first;
+    when it begins is searched. Compares all samples at once, microbatches one after the other, and
+    both lanes. Exit code 4 where no two waves fit.
+    """
+    from hocket.api.waves import LAUNCHES, waves_of
+    from hocket.base.errors import NoFeasiblePlanError
+    from hocket.view import waves as view
+
+    if output is not None:
+        require_folder(output)
+    announce_compilation()
+    graph, graph_file = load_graph(source, options)
+    problem = make_problem(graph, on, "shared", profile, calibration)
+    with working("searching when the second wave begins"):
+        outlook = waves_of(
+            problem,
+            memory_bytes=memory_bytes,
+            num_waves=num_waves,
+            launches=next(name for name in LAUNCHES if name == launches),
+        )
+    if not as_json:
+        console().print(view.waves_table(outlook))
+    if outlook.fit.chosen is None:
+        try:
+            outlook.fit.plan()
+        except NoFeasiblePlanError as error:
+            raise SystemExit(fail(error, as_json=as_json, extra=view.data(outlook))) from None
+    written = [] if output is None else _write(outlook, output, graph_file)
+    if as_json:
+        emit({**view.data(outlook), "written": [str(path) for path in written]})
+    elif written:
+        names = ", ".join(path.name for path in written)
+        say(f"wrote {names} — next: hocket run {written[0]}, or train with "
+            f"hocket.prepare(model, optimizer, batch, plan={str(written[0])!r})")  # fmt: skip
+
+
+def _write(outlook: WaveOutlook, output: Path, graph_file: Path | None) -> list[Path]:
+    from hocket.api.waves import save_waves
+
+    stem = output.name.removesuffix(".gz").removesuffix(".json")
+    report = output.with_name("report.html" if stem == "plan" else f"{stem}.report.html")
+    is_carried = outlook.fit.problem.graph.num_ops <= CARRIED_OPS
+    save_waves(outlook.fit, output, report=report, graph_file=None if is_carried else graph_file)
+    return [output, report]

@@ -1,0 +1,118 @@
+"""Two waves carried out: build the model, record a wave, train in two lanes, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hocket.base.errors import UsageError
+from hocket.capture.optimizer import Optimizer, optimizer_of_meta
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Lanes, Shares
+from hocket.plan.verify import require_structure
+from hocket.runtime.executors import EXECUTORS, choose
+from hocket.runtime.executors.budget import LoopedModel
+from hocket.runtime.options import Onlookers, RunOptions
+from hocket.runtime.rebuild import ModelSource, build
+from hocket.runtime.record import StepRecord
+from hocket.runtime.result import RunResult
+from hocket.runtime.shared.trainer import torch_optimizer
+from hocket.runtime.train.divided.accumulated import AccumulatedAlone
+from hocket.runtime.train.divided.shares import microbatches
+from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.programs import Programs
+from hocket.runtime.train.recorded import Recipe, problem_like
+from hocket.runtime.train.waves import Waves, wave_order
+from hocket.simulate import simulate
+
+
+def run_waves(
+    problem: Problem,
+    plan: Plan,
+    options: RunOptions,
+    source: ModelSource | None,
+    watch: Onlookers,
+) -> RunResult:
+    """Train for some steps in two lanes of one device, by recorded calls."""
+    options.require_meaning("waves")
+    require_structure(plan, problem)
+    shares = plan[Shares]
+    if len(shares.replicas) > 1:
+        raise UsageError(
+            f"waves of {len(shares.replicas)} devices take a process for each",
+            hint="hocket launch carries them out in your own loop; plan one device to run it here",
+        )
+    update = optimizer_of_meta(problem.graph.meta)
+    if update is None:
+        raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
+    predicted = simulate(problem, plan)
+    (name,) = shares.devices
+    device = next(each for each in problem.cluster.devices if each.name == name)
+    backend, (place,) = choose("waves", options.backend, [device])
+    watch.on_progress(f"building {problem.graph.name}")
+    built = build(problem.graph, model=options.model, source=source, seed=options.seed)
+    watch.on_progress("recording a wave")
+    # Recorded as it was planned, whatever it is carried out on.
+    kernels = str(problem.graph.meta.get("device") or place)
+    label = built.name or problem.graph.name
+    recipe = Recipe(loss=built.loss, update=update, device=kernels, name=label)
+    train = _loop(problem, plan, built.module, built.batch, recipe, update, torch.device(place))
+    records: list[StepRecord] = []
+
+    def note(number: int, record: StepRecord) -> None:
+        records.append(record)
+        watch.on_step(number, record)
+
+    def lasting() -> Iterable[torch.Tensor]:
+        return (*built.module.parameters(), *built.module.buffers())
+
+    work = LoopedModel(train, lasting, built.batch, place)
+    EXECUTORS["waves"][backend].run(work, options, replace(watch, on_step=note))
+    peaks = [record.peak_bytes[0] for record in records if 0 in record.peak_bytes]
+    return RunResult(
+        backend=backend,
+        runs_on={name: place},
+        losses=tuple(record.loss for record in records),
+        step_s=tuple(record.step_s for record in records),
+        predicted_step_s=predicted.makespan_s,
+        predicted=predicted,
+        measured=None,
+        peak_bytes={name: max(peaks)} if peaks else {},
+    )
+
+
+def _loop(
+    problem: Problem,
+    plan: Plan,
+    model: nn.Module,
+    batch: Any,
+    recipe: Recipe,
+    update: Optimizer,
+    device: torch.device,
+) -> TrainingLoop:
+    """A loop over whole batches, whose microbatches two lanes take."""
+    shares, options = plan[Shares], LoopOptions(replay=False)
+    sizes = shares.replicas[0].microbatches
+    model.to(device)
+    first = microbatches(batch, sizes, None)[0][0]
+    graph, program = recipe.trace(model, first, "train")
+    wave = problem_like(problem, graph)
+    everywhere = Plan(planner=plan.planner).placing(np.zeros(graph.num_ops, dtype=np.int32))
+    inner = Programs(
+        model, first, recipe, wave, everywhere, program, [device] * problem.cluster.num_devices,
+        seed=None, outputs=False, max_shapes=options.max_shapes, replay=False, is_ranked=False,
+    )  # fmt: skip
+    waves = Waves(inner, wave_order(problem, shares, plan[Lanes]), device)
+    carrier = AccumulatedAlone(inner, sizes, count=None, device=device, waves=waves)
+    parameters = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (update.only is None or name in update.only)
+    ]
+    return TrainingLoop(model, torch_optimizer(update, parameters), carrier, options)

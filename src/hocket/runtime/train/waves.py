@@ -1,0 +1,199 @@
+"""Microbatches in two lanes: the calls of recorded steps in turns, in the order of a plan.
+
+Every wave is a recorded step with slots of its own; parameters and buffers are the same. Calls are
+asked for in the order in which the simulator saw them start, so that on a processor no more is held
+than planned. On a CUDA device each lane is a stream, and events hold one back where it has to wait
+for the other. Gradients are added as soon as they are there, in the order of the waves, and numbers
+are drawn in that order: the result is that of accumulation, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hocket.base.errors import UsageError
+from hocket.graph.graph import Phase
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Lanes, Shares
+from hocket.plan.sections.lanes import NUM_LANES
+from hocket.runtime.lanes import Lane, new_lane
+from hocket.runtime.setup import Setup
+from hocket.runtime.train.carrier import Carried
+from hocket.runtime.train.carry import CarriedStep
+from hocket.runtime.train.programs import Programs
+from hocket.runtime.train.recorded import RecordedStep
+from hocket.runtime.train.weight import Weight
+from hocket.simulate.engine import simulate_shares
+from hocket.simulate.shares.lanes import lane_waits
+
+WaveOp = tuple[int, int]
+"""A microbatch and an op of its graph."""
+
+
+class WaveOrder(NamedTuple):
+    """In which order the ops of all waves are asked for."""
+
+    sequence: tuple[WaveOp, ...]
+    waits: Mapping[WaveOp, tuple[WaveOp, ...]]
+    """What an op waits for in the other lane."""
+    num_ops: int
+    """Of the graph, updates included."""
+
+
+def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0) -> WaveOrder:
+    """The order of a plan, of the waves of one replica."""
+    unfolded, timeline = simulate_shares(problem, shares, None, lanes)
+    passes = unfolded.passes[replica]
+    wave, op = np.nonzero(passes >= 0)
+    number = passes[wave, op]
+    order = np.lexsort((number, timeline.op_start_s[number]))
+    waits: dict[WaveOp, tuple[WaveOp, ...]] = {}
+    for wait in lane_waits(problem.graph, lanes, len(passes)):
+        key = wait.wave, wait.op
+        waits[key] = (*waits.get(key, ()), (wait.on_wave, wait.on_op))
+    sequence = zip(wave[order].tolist(), op[order].tolist(), strict=True)
+    return WaveOrder(tuple(sequence), waits, problem.graph.num_ops)
+
+
+class WaveStep(CarriedStep):
+    """One wave: a recorded step whose calls are asked for one by one."""
+
+    def __init__(self, setup: Setup, device: torch.device, *, keep: frozenset[int]) -> None:
+        super().__init__(setup, device, seed=None, keep=keep)
+        self._act_of = {act.op: act for part in self._parts for act in part}
+        self.made_at: dict[int, list[tuple[int, int]]] = {}
+        """By op: parameters and their gradients that nothing but an update needs after it."""
+        for parameter, gradient in setup.program.gradients.items():
+            users = setup.graph.users_of(gradient).tolist()
+            calls = setup.program.calls
+            last = max(
+                (op for op in users if calls[op].phase != Phase.OPTIMIZER),
+                default=setup.program.tensors[gradient].producer,
+            )
+            self.made_at.setdefault(last, []).append((parameter, gradient))
+
+    def begin(self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight) -> None:
+        """Start a wave from the tensors that are there before, with what its loss counts."""
+        self.fill(given, step)
+        self._weight = weight
+
+    def run(self, op: int) -> None:
+        """One call and what it makes free."""
+        self._carry_out((self._act_of[op],))
+
+    def take(self, gradient: int) -> torch.Tensor:
+        """A gradient, which the wave forgets."""
+        found = self.value(gradient)
+        for slots in self._slots:
+            slots[gradient] = None
+        return found
+
+
+class Waves:
+    """Carries the microbatches of a step in two lanes of a device."""
+
+    def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
+        self._programs, self._order, self._device = programs, order, device
+        self._lanes = [new_lane(device) for _ in range(NUM_LANES)]
+        self._awaited = {awaited for waits in order.waits.values() for awaited in waits}
+        self._first = {wave: op for wave, op in reversed(order.sequence)}
+        self._last = dict(order.sequence)
+        self._steps: dict[tuple[int, int], WaveStep] = {}
+
+    def train(self, batches: Sequence[Any], step: int, weights: Sequence[Weight]) -> list[Carried]:
+        """Forward and backward of all microbatches; their gradients are added to the parameters."""
+        found = [self._programs.find("train", batch) for batch in batches]
+        sums = _GradientSums(self._programs.tensors)
+        events: dict[WaveOp, Any] = {}
+        outcomes: dict[int, Carried] = {}
+        with self._on_lanes():
+            for at in self._order.sequence:
+                wave, op = at
+                (recorded, batch), lane = found[wave], self._lanes[wave % NUM_LANES]
+                lane.make_current()
+                own = self._step(recorded, wave)
+                if self._first[wave] == op:
+                    given = [dict(here) for here in self._programs.given(recorded, batch)]
+                    own.begin(given, step, weights[wave])
+                for awaited in self._order.waits.get(at, ()):
+                    lane.wait(events[awaited])
+                own.run(op)
+                if at in self._awaited:
+                    events[at] = lane.event()
+                for parameter, gradient in own.made_at.get(op, ()):
+                    name = recorded.program.names[parameter]
+                    sums.add(name, wave, own.take(gradient), lane)
+                if self._last[wave] == op:
+                    outcomes[wave] = _outcome(recorded, own)
+        return [outcomes[wave] for wave in range(len(batches))]
+
+    def _step(self, recorded: RecordedStep, wave: int) -> WaveStep:
+        key = id(recorded), wave % NUM_LANES
+        if key not in self._steps:
+            if recorded.setup.graph.num_ops != self._order.num_ops:
+                raise UsageError(
+                    f"a microbatch has {recorded.setup.graph.num_ops} ops, the plan's graph has "
+                    f"{self._order.num_ops}, so its waves cannot be told apart by ops",
+                    hint="plan this very model and batch again with hocket waves",
+                )
+            self._steps[key] = WaveStep(recorded.setup, self._device, keep=recorded.keep)
+        return self._steps[key]
+
+    @contextmanager
+    def _on_lanes(self) -> Iterator[None]:
+        """Lanes begin after all that was asked for before; what is asked for next, after them."""
+        if self._device.type != "cuda":
+            yield
+            return
+        here = torch.cuda.current_stream(self._device)
+        for lane in self._lanes:
+            lane.wait(here.record_event())
+        try:
+            yield
+        finally:
+            torch.cuda.set_stream(here)
+            for lane in self._lanes:
+                here.wait_event(lane.event())
+
+
+class _GradientSums:
+    """Adds gradients to those of the parameters in the order of the waves."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._early: dict[tuple[str, int], tuple[torch.Tensor, Any]] = {}
+        """By parameter and wave: gradients that wait for those of an earlier wave."""
+        self._num_added: dict[str, int] = {}
+        self._added: dict[str, Any] = {}
+
+    @torch.no_grad()
+    def add(self, name: str, wave: int, gradient: torch.Tensor, lane: Lane) -> None:
+        """A gradient is there; what can be added by now is added in this lane."""
+        self._early[name, wave] = gradient, lane.event()
+        parameter = self._tensors[name]
+        while (found := self._early.pop((name, self._num_added.get(name, 0)), None)) is not None:
+            gradient, made = found
+            lane.wait(made)
+            if parameter.grad is None:
+                parameter.grad = gradient.to(parameter.device)
+            else:
+                lane.wait(self._added.get(name))
+                parameter.grad.add_(gradient.to(parameter.device))
+            self._added[name] = lane.event()
+            self._num_added[name] = self._num_added.get(name, 0) + 1
+
+
+def _outcome(recorded: RecordedStep, own: WaveStep) -> Carried:
+    """Loss and outputs of a wave that is over; nothing stays behind."""
+    usual, recorded.carried = recorded.carried, own
+    try:
+        loss = own.value(recorded.program.outputs[0]).detach()
+        return Carried(loss, recorded.returned())
+    finally:
+        recorded.carried = usual
+        own.forget()

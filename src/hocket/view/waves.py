@@ -1,0 +1,122 @@
+"""What tick-tock gains: the table of ways, the verdict and its reason, plain data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hocket.base.units import format_bytes, format_percent, format_seconds
+from hocket.planners.waves.search import WaveFit, WaveWay
+from hocket.planners.waves.why import reasons
+from hocket.view.table import Column, FittedTable
+from hocket.view.wording import sentence
+
+if TYPE_CHECKING:
+    from hocket.api.waves import WaveOutlook
+
+
+def shown_ways(fit: WaveFit) -> list[tuple[str, WaveWay]]:
+    """The ways without lanes, both waves together, and the chosen start (or the leanest)."""
+    told = fit.chosen or fit.leanest
+    ways = [("one batch", fit.plain), ("one after the other", fit.accumulated)]
+    if told is not fit.aligned:
+        ways.append(("both together", fit.aligned))
+    return [*ways, ("tick-tock", told)]
+
+
+def data(outlook: WaveOutlook) -> dict[str, Any]:
+    """The result as plain data."""
+    fit = outlook.fit
+    other = outlook.other
+    return {
+        "graph": {"name": fit.problem.graph.name, "hash": fit.problem.graph.content_hash},
+        "cluster": fit.problem.cluster.name,
+        "launches": outlook.launches,
+        "feasible": fit.chosen is not None,
+        "pays": fit.pays,
+        "gain": fit.gain,
+        "why": reasons(fit),
+        "budget_bytes": fit.budget_bytes,
+        "one_wave_bytes": fit.one_wave_bytes,
+        "ways": [
+            {"name": name, **numbers(way, fit)} for name, way in shown_ways(fit)
+        ],
+        "starts": [
+            {"lead": way.lanes.lead, "step_s": way.step_s, "peak_bytes": way.peak_bytes}
+            for way in fit.tried
+            if way.lanes is not None
+        ],
+        "other_launches": None if other is None else {"gain": other.gain, "pays": other.pays},
+    }  # fmt: skip
+
+
+def numbers(way: WaveWay, fit: WaveFit) -> dict[str, Any]:
+    """Step, rate and peak of a way."""
+    return {
+        "step_s": way.step_s,
+        "samples_per_s": way.samples_per_s,
+        "peak_bytes": way.peak_bytes,
+        "fits": way.peak_bytes <= fit.budget_bytes,
+        "lead": None if way.lanes is None else way.lanes.lead,
+    }
+
+
+def waves_table(outlook: WaveOutlook) -> RenderableType:
+    """A line per way, then the verdict."""
+    fit = outlook.fit
+    columns = (
+        Column(title=""),
+        Column(title="way", is_name=True),
+        Column(title="step", align="right"),
+        Column(title="samples/s", align="right", rank=1),
+        Column(title="peak memory  ", align="right"),
+        Column(title="of one wave", align="right", rank=2),
+    )
+    lines = [_cells(fit, name, way) for name, way in shown_ways(fit)]
+    told = [Text(line) for line in sentences(outlook)]
+    return Group(FittedTable(columns=columns, rows=lines), Text(), *told)
+
+
+def _cells(fit: WaveFit, name: str, way: WaveWay) -> list[Text]:
+    fits = way.peak_bytes <= fit.budget_bytes
+    is_chosen = way is (fit.chosen if fit.pays else fit.best_alone)
+    cells = [
+        "✔" if is_chosen else "",
+        name,
+        format_seconds(way.step_s),
+        f"{way.samples_per_s:,.1f}",
+        f"{format_bytes(way.peak_bytes)} {' ' if fits else '✗'}",
+        f"{way.peak_bytes / fit.one_wave_bytes:.2f} x",
+    ]
+    style = "bold" if is_chosen else "" if fits else "dim"
+    return [Text(cell, style=style) for cell in cells]
+
+
+def sentences(outlook: WaveOutlook) -> list[str]:
+    """Whether it pays, why, and what the other way to issue ops would change."""
+    fit, other = outlook.fit, outlook.other
+    lines = [verdict(fit), *map(sentence, reasons(fit))]
+    if other is not None and other.pays != fit.pays:
+        how = (
+            "one captured graph were replayed" if outlook.launches == "eager" else "ops were eager"
+        )
+        gain = "" if other.gain is None else f" ({other.gain:.2f} x)"
+        told = "it would pay" if other.pays else "it would not"
+        lines.append(f"If {how}, {told}{gain}.")
+    return lines
+
+
+def verdict(fit: WaveFit) -> str:
+    """One sentence."""
+    if fit.chosen is None:
+        return (
+            f"Two waves do not fit into {format_bytes(fit.budget_bytes)}: the leanest start needs "
+            f"{format_bytes(fit.leanest.peak_bytes)}."
+        )
+    if fit.gain is None:
+        return "Two waves fit where nothing else does."
+    if fit.pays:
+        return f"Tick-tock pays: {format_percent(fit.gain - 1)} more samples per second."
+    return f"Tick-tock does not pay here: {fit.gain:.2f} times the samples per second."

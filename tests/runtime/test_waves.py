@@ -1,0 +1,134 @@
+"""Waves in two lanes are accumulation to the bit, and hold what was planned."""
+
+import copy
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.api import make_problem, run_plan
+from hocket.base.errors import UsageError
+from hocket.capture.perform import draw_seed
+from hocket.capture.sizes import capture_sizes
+from hocket.plan.files import SavedPlan
+from hocket.plan.sections import Lanes, Replica, Shares
+from hocket.planners.waves.search import even_shares, fit_waves
+from hocket.runtime.options import RunOptions
+from hocket.runtime.rebuild import ModelSource
+from hocket.runtime.train.waves import wave_order
+from hocket.simulate.shares.lanes import pass_order
+
+
+class Net(nn.Module):
+    """Draws numbers, keeps statistics and uses a weight twice."""
+
+    def __init__(self, width=32, depth=3):
+        super().__init__()
+        self.body = nn.Sequential(*(
+            nn.Sequential(
+                nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2)
+            )
+            for _ in range(depth)
+        ))  # fmt: skip
+        self.out = nn.Linear(width, width)
+
+    def forward(self, rows):
+        return self.out(self.body(self.out(rows))).pow(2).mean()
+
+
+@pytest.fixture(scope="module")
+def case():
+    torch.manual_seed(0)
+    model, batch = Net(), torch.randn(1024, 32)
+    graph = capture_sizes(model, batch)
+    problem = make_problem(graph, "1xv100-16g")
+    return model, batch, fit_waves(problem, num_waves=4)
+
+
+def accumulated(case, num_waves=4, steps=3):
+    """Losses and state of the same microbatches, one after the other, in plain PyTorch."""
+    model, batch = copy.deepcopy(case[0]), case[1]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    losses = []
+    for step in range(1, steps + 1):
+        torch.manual_seed(draw_seed(0, step, 0))
+        parts = []
+        for rows in batch.chunk(num_waves):
+            loss = model(rows)
+            (loss / num_waves).backward()
+            parts.append(loss.detach() / num_waves)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(torch.stack(parts).sum(0).item())
+    return losses, model.state_dict()
+
+
+def test_waves_are_accumulation_to_the_bit(case):
+    model, batch, fit = copy.deepcopy(case[0]), case[1], case[2]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # batch norm sees microbatches
+        plan = SavedPlan(fit.problem, fit.plan_of(fit.leanest))
+        train = hocket.prepare(model, optimizer, batch, plan=plan, seed=0)
+    losses, state = accumulated(case)
+    assert [train.step(batch).item() for _ in losses] == losses
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("start", [0.0, 0.5])
+def test_whenever_the_second_wave_begins_losses_are_the_same(case, start):
+    model, batch, fit = case
+    lead = round(start * len(pass_order(fit.problem.graph)))
+    plan = fit.plan_of(fit.leanest).having(Lanes(lead=lead))
+    source = ModelSource(model, batch, None)
+    result = run_plan(fit.problem, plan, RunOptions(steps=3, threads=1), source=source)
+    assert list(result.losses) == accumulated(case)[0]
+
+
+def test_lanes_take_turns_and_waves_of_a_lane_follow_each_other(case):
+    way = case[2].leanest
+    sequence = wave_order(case[2].problem, way.shares, way.lanes).sequence
+    lanes = [wave % 2 for wave, _ in sequence]
+    assert sum(a != b for a, b in pairwise(lanes)) > len(lanes) // 4
+    for lane in (0, 1):
+        waves = [wave for wave, _ in sequence if wave % 2 == lane]
+        assert waves == sorted(waves)
+
+
+def test_a_run_holds_what_was_planned(case):
+    model, batch, fit = case
+    for way in (fit.leanest, fit.aligned):
+        result = run_plan(
+            fit.problem, fit.plan_of(way), RunOptions(steps=2, threads=1),
+            source=ModelSource(model, batch, None),
+        )  # fmt: skip
+        (measured,) = result.peak_bytes.values()
+        assert measured == pytest.approx(way.peak_bytes, rel=0.02)
+
+
+def test_waves_of_several_devices_are_for_a_launcher(case):
+    problem = make_problem(case[2].problem.graph, "2xv100-16g")
+    shares = even_shares(problem, 2)
+    assert [replica.microbatches for replica in shares.replicas] == [(256, 256), (256, 256)]
+    plan = fit_waves(problem).plan()
+    with pytest.raises(UsageError, match="a process for each"):
+        run_plan(problem, plan, RunOptions())
+
+
+def test_another_model_is_refused(case):
+    _, batch, fit = case
+    other = Net(depth=2)
+    optimizer = torch.optim.AdamW(other.parameters())
+    with pytest.raises(UsageError, match="the plan is for a model with"):
+        hocket.prepare(other, optimizer, batch, plan=SavedPlan(fit.problem, fit.plan()))
+
+
+def test_lanes_without_microbatches_are_no_plan(case):
+    problem = case[2].problem
+    name = problem.cluster.device_names[0]
+    whole = Shares(replicas=(Replica(devices=(name,), microbatches=(1024,)),))
+    found = list(Lanes(lead=1).verify(problem, case[2].plan().having(whole)))
+    assert "two microbatches or more" in found[0].message
