@@ -22,7 +22,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-import service
+import under_load
 import uvicorn
 
 from hocket.service.outlook.process import ProcessOutlook
@@ -77,7 +77,7 @@ for (path, status), count in sorted(counts.items()): print(f"  {path} answered {
 
 
 def measure(folder: Path, num_jobs: int, num_requests: int, num_curious: int) -> None:
-    store, daemon, executor = service.filled(folder, num_jobs, 2.0)
+    store, daemon, executor = under_load.filled(folder, num_jobs, 2.0)
     listener = listening_socket("127.0.0.1", 0)
     outlook = ProcessOutlook()
     tokens = Tokens()
@@ -86,7 +86,7 @@ def measure(folder: Path, num_jobs: int, num_requests: int, num_curious: int) ->
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     random = np.random.default_rng(1)
-    bodies = [service.make_spec(random).model_dump_json() for _ in range(num_requests)]
+    bodies = [under_load.make_spec(random).model_dump_json() for _ in range(num_requests)]
     arguments = [str(listener.getsockname()[1]), TOKEN, str(num_requests), str(PAUSE_S)]
     curious = subprocess.Popen(
         [sys.executable, "-c", CURIOUS, arguments[0], TOKEN, str(num_curious)],
@@ -112,7 +112,7 @@ def measure(folder: Path, num_jobs: int, num_requests: int, num_curious: int) ->
     cpu_ms = 1e3 * (time.process_time() - cpu_s) / num_requests
     client.wait()
     curious.communicate()
-    service.report_waits("over HTTP, one after the other", waits_ms)
+    under_load.report_waits("over HTTP, one after the other", waits_ms)
     rounds = daemon.state.round_number - first_round
     print(
         f"{len(daemon.world.jobs)} live jobs, {len(waits_ms)} requests, {rounds} rounds; "

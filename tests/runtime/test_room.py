@@ -69,6 +69,9 @@ def test_the_hint_leaves_room_for_the_weights_twice():
     assert "--scale 0.25 (2 of 8 samples)" in room._instead(graph, 1000, 600)
     assert "--scale 0.5 (4 of 8 samples)" in room._instead(graph, 1000, 700)
     assert "--scale" not in room._instead(graph, 1000, 200)
+    # A part of a plan is told as a part of the whole plan, and each model has a sample.
+    assert "--scale 0.0625 (2 of 32 samples)" in room._instead(graph, 1000, 600, 1, 32)
+    assert "--scale" not in room._instead(graph, 1000, 700, 3, 32)
 
 
 def test_the_command_refuses_before_it_builds_the_model(tmp_path, monkeypatch):

@@ -156,6 +156,10 @@ def test_shares_without_room_are_refused_with_the_part_that_has(folder, monkeypa
     monkeypatch.setattr(room, "available_bytes", lambda: 1000)
     refused = hocket("run", "shared.json", "--backend", backend, cwd=folder, expect=2)
     assert "are free" in refused.stderr
+    monkeypatch.setattr(room, "available_bytes", lambda: 2 * room.PROCESS_BYTES)
+    if backend == "gloo":
+        refused = hocket("run", "shared.json", "--backend", backend, cwd=folder, expect=2)
+        assert "one share after the other with --backend single" in refused.stderr
 
 
 def test_a_persons_loop_takes_microbatches_in_one_process(folder, whole):

@@ -23,12 +23,14 @@ def require_room(
     *,
     num_processes: int,
     num_models: int = 1,
+    planned_samples: int | None = None,
 ) -> None:
     """Refuse a run whose predicted peaks are more than is free where it would run.
 
     ``places`` says by device of the plan what it is carried out on, ``num_models`` how many hold
-    all that is trained. The process that starts the others holds the model as well, until they have
-    it.
+    all that is trained, a sample of the batch at least, and ``planned_samples`` what the plan has
+    where the problem is a part of it. The process that starts the others holds the model as well,
+    until they have it.
     """
     graph = problem.graph
     held = persistent_bytes(graph, (Role.PARAMETER, Role.BUFFER))
@@ -45,7 +47,7 @@ def require_room(
             raise UsageError(
                 f"running {graph.name} here takes {format_bytes(peak_bytes)} on {place}, and "
                 f"{format_bytes(free_bytes)} are free",
-                hint=_instead(graph, peak_bytes, free_bytes, num_models),
+                hint=_instead(graph, peak_bytes, free_bytes, num_models, planned_samples),
             )
 
 
@@ -58,17 +60,24 @@ def persistent_bytes(graph: Graph, roles: Sequence[Role] = _KEPT) -> int:
     return int(graph.held_bytes[stays].sum())
 
 
-def _instead(graph: Graph, needed_bytes: int, free_bytes: int, num_models: int = 1) -> str:
-    """The largest part of the batch that should fit, or what else can be done."""
+def _instead(
+    graph: Graph,
+    needed_bytes: int,
+    free_bytes: int,
+    num_models: int = 1,
+    planned_samples: int | None = None,
+) -> str:
+    """The largest part of the planned batch that should fit, or what else can be done."""
     batch = graph.meta.get("batch")
     kept = (1 + num_models) * persistent_bytes(graph)
     if isinstance(batch, int) and batch > 1 and free_bytes > kept:
         # A tenth less than what would just fit: other programs take memory as well.
         share = 0.9 * (free_bytes - kept) / max(needed_bytes - kept, 1)
         samples = 2 ** math.floor(math.log2(share * batch)) if share * batch >= 1 else 0
-        if samples:
+        if samples >= num_models:
+            planned = planned_samples or batch
             return (
-                f"run a smaller batch of the same plan with --scale {samples / batch:.3g} "
-                f"({samples} of {batch} samples), or on a machine with more memory"
+                f"run a smaller batch of the same plan with --scale {samples / planned:.3g} "
+                f"({samples} of {planned} samples), or on a machine with more memory"
             )
     return "run it on a machine with more memory, or plan a smaller model"

@@ -96,9 +96,13 @@ def _run_placement(
         problem.graph, model=options.model, source=source, seed=options.seed, scale=options.scale
     )
     if options.scale < 1:
+        planned = problem.graph.meta.get("batch")
         problem = with_walk(with_graph(problem, rebuilt.graph), places)
         predicted = simulate(problem, plan)
-        require_room(problem, predicted, places, num_processes=num_processes)
+        require_room(
+            problem, predicted, places, num_processes=num_processes,
+            planned_samples=planned if isinstance(planned, int) else None,
+        )  # fmt: skip
     tables = instructions_of(problem, plan)
     parts = split(problem.graph, tables, timeline=predicted, order=plan.by_device)
     setup = Setup(problem.graph, rebuilt.program, plan.device_of, parts)

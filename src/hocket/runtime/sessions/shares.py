@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from hocket.base.errors import UsageError
 from hocket.capture.optimizer import optimizer_of_meta
@@ -39,6 +40,7 @@ def run_shares(
     update = optimizer_of_meta(problem.graph.meta)
     if update is None:
         raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
+    planned_samples = shares.num_samples
     if options.scale < 1:
         problem, shares = smaller_shares(problem, shares, options.scale)
         plan = plan.having(shares)
@@ -50,7 +52,7 @@ def run_shares(
     if wanted == "auto" and source is not None:
         wanted = "single"  # a model that is only here cannot be built elsewhere
     backend, places = choose("shares", wanted, [found[name] for name in names])
-    _require_room(problem, shares, predicted, backend, places)
+    _require_room(problem, shares, predicted, backend, places, planned_samples)
     watch.on_progress(f"building {problem.graph.name}")
     model = build(
         problem.graph, model=options.model, source=source, seed=options.seed,
@@ -87,7 +89,12 @@ def run_shares(
 
 
 def _require_room(
-    problem: Problem, shares: Shares, predicted: Timeline, backend: str, places: Sequence[str]
+    problem: Problem,
+    shares: Shares,
+    predicted: Timeline,
+    backend: str,
+    places: Sequence[str],
+    planned_samples: int,
 ) -> None:
     """Refuse shares for which this machine has no room.
 
@@ -102,13 +109,23 @@ def _require_room(
     names = problem.cluster.device_names
     devices = [names.index(replica.devices[0]) for replica in shares.replicas]
     num_processes = EXECUTORS["shares"][backend].processes_per_device * len(devices)
+    require = partial(require_room, problem, predicted, planned_samples=planned_samples)
+    # One after the other, in this process, the largest needs most.
+    largest = devices.index(max(devices, key=lambda device: int(predicted.peak_bytes[device])))
+    in_turn = partial(require, {devices[largest]: places[largest]}, num_processes=1)
     if not num_processes:
-        # One after the other, in this process.
-        devices = [max(devices, key=lambda device: int(predicted.peak_bytes[device]))]
-    require_room(
-        problem,
-        predicted,
-        dict(zip(devices, places, strict=False)),
-        num_processes=1 + num_processes,
-        num_models=len(devices),
-    )
+        in_turn()
+        return
+    try:
+        require(
+            dict(zip(devices, places, strict=True)),
+            num_processes=1 + num_processes,
+            num_models=len(devices),
+        )
+    except UsageError as error:
+        try:
+            in_turn()
+        except UsageError:
+            raise error from None
+        hint = f"carry out one share after the other with --backend single; or {error.hint}"
+        raise UsageError(error.message, hint=hint) from None

@@ -1,10 +1,11 @@
 """The fleet's service under load: submissions, restarts, and daemons that are killed.
 
-    python benchmarks/fleet/service.py [--only submit|restart|kill-daemon] [--trials 100]
+    python benchmarks/fleet/under_load.py [--only submit|restart|queue|kill-daemon] [--trials 100]
 
 submit       2,048 live jobs on 3 kinds of devices, rounds of 2 s, a pretended engine: time from
              asking to the answer, which comes after the commit is on disk.
 restart      time to open a store with 2,048 live and 10,000 ended jobs, all rows checked.
+queue        20,000 live jobs, of which most wait: processor time per submission and of a restart.
 kill-daemon  a real daemon process with real job processes is killed (SIGKILL) at random moments;
              the store and the processes' own logs are then checked.
 """
@@ -37,6 +38,7 @@ from hocket.service.store.batch import Batch
 
 NUM_LIVE = 2048
 NUM_ENDED = 10_000
+NUM_QUEUED = 20_000
 KINDS = ("v100", "p100", "k80")
 
 
@@ -134,6 +136,30 @@ def restart(folder: Path) -> None:
     store.close()
 
 
+def queue(folder: Path) -> None:
+    cpu_s = time.process_time()
+    store, daemon, executor = filled(folder, NUM_QUEUED, 3600.0)
+    cpu_ms = 1e3 * (time.process_time() - cpu_s) / NUM_QUEUED
+    print(f"{NUM_QUEUED} jobs, 16 at once: {cpu_ms:.2f} ms CPU per submission")
+    random, cpu_s, count = np.random.default_rng(1), time.process_time(), 100
+    for _ in range(count):
+        daemon.submit(make_spec(random))
+    cpu_ms = 1e3 * (time.process_time() - cpu_s) / count
+    print(f"{count} more, one after the other: {cpu_ms:.2f} ms CPU per submission")
+    daemon.close()
+    store.close()
+    cpu_s = time.process_time()
+    store = Store.open(folder)
+    opened_s = time.process_time() - cpu_s
+    daemon = Daemon(store, executor, Rules(round_s=3600.0), KINDS)
+    daemon.start()
+    daemon.submit(make_spec(random))
+    cpu_s = time.process_time() - cpu_s
+    print(f"restart: opened and checked in {opened_s:.2f} s CPU, first answer after {cpu_s:.2f} s")
+    daemon.close()
+    store.close()
+
+
 def ended_jobs() -> Batch:
     """History: each job had one attempt and four events."""
     random, numbers = np.random.default_rng(0), range(1, NUM_ENDED + 1)
@@ -175,13 +201,14 @@ def kill_daemon(folder: Path, trials: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["submit", "restart", "kill-daemon"])
+    parser.add_argument("--only", choices=["submit", "restart", "queue", "kill-daemon"])
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--folder", type=Path, help="on the disk that counts")
     options = parser.parse_args()
     runs: dict[str, Callable[[Path], None]] = {
         "submit": submit,
         "restart": restart,
+        "queue": queue,
         "kill-daemon": lambda folder: kill_daemon(folder, options.trials),
     }
     for name, run in runs.items():
