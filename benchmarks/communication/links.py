@@ -1,6 +1,6 @@
 """A cable cut to a quarter, then another one gone, under ``init_process_group("hocket")``.
 
-    sudo python benchmarks/communication/links.py
+    sudo [MIB=16] python benchmarks/communication/links.py
 
 Ranks 0-3 of a DGX-1V in network namespaces (benchmarks/testbed.py) sum 4 MiB again and again; each
 line is one phase: the rate, the bound of the links as they are in truth, and the longest
@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-UNIT, STEPS, NUMBERS = 7.5e6, 9, 2**20
+UNIT, STEPS = 7.5e6, 9
+NUMBERS = 2**18 * int(os.environ.get("MIB", "4"))
+lines_seen: list[list[str]] = []
 
 
 def main() -> None:
@@ -49,12 +51,14 @@ def main() -> None:
         lines = processes[0].stdout
         next(lines)
         _phase("as planned", cluster, ranks, scale, lines)
+        since_s = time.monotonic()
         bed.shape("gpu0", "gpu3", Shape(UNIT / 2, burst_bytes=100_000))
         cluster = _changed(cluster, "gpu0-gpu3", 12.5e9)
-        _phase("gpu0-gpu3 at a quarter", cluster, ranks, scale, lines)
+        _phase("gpu0-gpu3 at a quarter", cluster, ranks, scale, lines, since_s)
+        since_s = time.monotonic()
         bed.cut("gpu1", "gpu2")
         cluster = _changed(cluster, "gpu1-gpu2", None)
-        _phase("gpu1-gpu2 gone", cluster, ranks, scale, lines)
+        _phase("gpu1-gpu2 gone", cluster, ranks, scale, lines, since_s)
 
 
 def _changed(cluster: Any, name: str, rate_bps: float | None) -> Any:
@@ -66,16 +70,22 @@ def _changed(cluster: Any, name: str, rate_bps: float | None) -> Any:
     return replace(cluster, links=tuple(links))
 
 
-def _phase(name: str, cluster: Any, ranks: Any, scale: float, lines: Any) -> None:
+def _phase(
+    name: str, cluster: Any, ranks: Any, scale: float, lines: Any, since_s: float = 0.0
+) -> None:
     from hocket.planners.communication.collective import plan_collective
 
     bound = float(plan_collective(cluster, "allreduce", ranks).bound_bps) * scale
-    # What was printed before belongs to the phase before.
-    now_s = time.monotonic()
-    fresh = (parts for parts in map(str.split, lines) if float(parts[2]) > now_s)
+    # What ended before belongs to the phase before.
+    fresh = (p for p in map(str.split, lines) if float(p[2]) + float(p[0]) > since_s)
+    before = int(lines_seen[-1][1]) if lines_seen else 0
     found = list(islice(fresh, STEPS))
+    while name != "as planned" and int(found[-1][1]) == before:
+        found += islice(fresh, 1)  # it has not been noticed yet
+    found += islice(fresh, STEPS)
+    lines_seen[:] = found
     spent = [float(line[0]) for line in found]
-    settled = spent[spent.index(max(spent)) + 1 :] if name != "as planned" else spent
+    settled = spent[-STEPS:]
     rate = 4 * NUMBERS / statistics.median(settled)
     print(f"{name:24} {rate / 1e6:6.2f} MB/s of {bound / 1e6:.2f} ({100 * rate / bound:.0f} %), "
           f"longest {max(spent):.2f} s, mended {found[-1][1]} times; links {found[-1][3]}",

@@ -111,3 +111,9 @@ def test_wrong_names_and_files_are_explained(program, tmp_path):
     bad.write_bytes(b"nothing")
     with pytest.raises(HocketError, match=r"no \.npz file"):
         run(f"{program}:epoch", "--data", bad)
+
+
+def test_data_without_an_argument_is_told_what_it_lacks(program, tmp_path):
+    np.savez(tmp_path / "some.npz", keys=np.arange(3))
+    with pytest.raises(HocketError, match="lacks what the function needs: out"):
+        run(f"{program}:count", "--data", tmp_path / "some.npz")

@@ -105,7 +105,8 @@ def test_addresses_and_layout_files_are_checked(tmp_path):
     assert layout_of(layout_data(layout), "here") == layout
     path = tmp_path / "tables.toml"
     path.write_text('[[table]]\nname = "w"\nrows = 3\nwidth = 2\nstalenes = 1\n')
-    with pytest.raises(InputFileError, match=r"unknown key 'table\.0\.stalenes'"):
+    with pytest.raises(InputFileError, match=r"unknown key 'table\.0\.stalenes'") as found:
         read_layout(path)
+    assert "did you mean 'staleness'" in found.value.hint
     path.write_text('shards = 3\n[[table]]\nname = "w"\nrows = 3\nwidth = 2\nstaleness = inf\n')
     assert read_layout(path).tables[0].is_asynchronous

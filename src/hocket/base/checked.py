@@ -46,7 +46,8 @@ def _meant(model: type[BaseModel], error: ValidationError) -> str:
     """Did-you-mean for the first unknown key, looked up in the model that refused it."""
     for problem in error.errors(include_url=False):
         *parents, key = problem["loc"]
-        owner = _inner(model, [str(part) for part in parents])
+        # A number is a place in a list, all of whose members have one model.
+        owner = _inner(model, [part for part in parents if isinstance(part, str)])
         if problem["type"] == "extra_forbidden" and owner is not None:
             names = [field.alias or name for name, field in owner.model_fields.items()]
             return did_you_mean(str(key), names)
@@ -54,7 +55,7 @@ def _meant(model: type[BaseModel], error: ValidationError) -> str:
 
 
 def _inner(model: type[BaseModel], parents: list[str]) -> type[BaseModel] | None:
-    """The model of a part of a file; None where that part is a list or a table of many."""
+    """The model of a part of a file; None where that part is a table of many."""
     from pydantic import BaseModel
 
     for name in parents:

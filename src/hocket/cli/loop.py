@@ -56,7 +56,7 @@ def explain(
     if data is None:
         found = explain_source(source, ordered=ordered, permit=permit)
     else:
-        variables = _arguments(data, source.parameters)
+        variables = _arguments(data, source.parameters, source.required)
         found = explain_data(source, _runners(source, ordered, permit, workers), variables)
     if report is not None:
         write_loop_report(report, found)
@@ -78,7 +78,9 @@ def _runners(source: Any, ordered: bool, permit: tuple[str, ...], workers: int |
     return {site.number: SiteRunner(source, site, settings) for site in sites}
 
 
-def _arguments(path: Path, parameters: tuple[str, ...]) -> dict[str, Any]:
+def _arguments(
+    path: Path, parameters: tuple[str, ...], required: tuple[str, ...]
+) -> dict[str, Any]:
     """Arrays and numbers by the names of the function's parameters."""
     import zipfile
 
@@ -101,4 +103,12 @@ def _arguments(path: Path, parameters: tuple[str, ...]) -> dict[str, Any]:
     for name in found:
         if name not in parameters:
             raise unknown_name("argument", name, parameters, where=str(path))
+    missing = [name for name in required if name not in found]
+    if missing:
+        wanted = ", ".join(f"{name}={name}" for name in missing)
+        raise InputFileError(
+            f"lacks what the function needs: {', '.join(missing)}",
+            hint=f"write them beside the others: numpy.savez(path, {wanted}, ...)",
+            where=str(path),
+        )
     return {name: value if value.ndim else value.item() for name, value in found.items()}

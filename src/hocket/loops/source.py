@@ -63,6 +63,16 @@ class LoopSource:
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         return tuple(argument.arg for argument in every)
 
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The names of the arguments without a default."""
+        arguments = self.node.args
+        plain = [*arguments.posonlyargs, *arguments.args]
+        named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        needed = plain[: len(plain) - len(arguments.defaults)]
+        needed += [argument for argument, default in named if default is None]
+        return tuple(argument.arg for argument in needed)
+
 
 def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> LoopSource:
     """Find the loops of a function."""

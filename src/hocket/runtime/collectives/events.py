@@ -14,6 +14,7 @@ from hocket.base.errors import RunError
 CALL_S = 2.5
 """After so long without progress all are called."""
 ANSWER_S = 5.0
+_POLL_S = 0.001
 
 
 class NeedsMendError(Exception):
@@ -75,6 +76,17 @@ class Events:
         number = self._num_seen
         self.announce("call")
         self.answers(f"event/{number}/here", f"nothing moves in {what}")
+
+    def hear(self, key: str) -> str:
+        """What some rank says under a key of the store; while it does not, all are called."""
+        since_s, call_s = time.monotonic(), CALL_S
+        while not self._store.check([key]):
+            self.follow()
+            if time.monotonic() - since_s > call_s:
+                self.call(f"the wait for {key}")
+                call_s *= 2
+            time.sleep(_POLL_S)
+        return str(self._store.get(key).decode())
 
     def answers(self, key: str, why: str) -> list[bytes]:
         """What every rank has to say; raises for those that say nothing."""

@@ -76,10 +76,12 @@ class RankLayout:
 
 
 def layout_of(
-    section: Communication, rank: int, num_items: int, item_bytes: int, rate_bps: float
-) -> RankLayout:
+    section: Communication, rank: int, num_items: int, item_bytes: int, rate_bps: float,
+    chunk_factor: float = 1.0,
+) -> RankLayout:  # fmt: skip
     """The tables of a rank for a message of so many items, at the rate that the plan promises.
 
+    ``chunk_factor``: chunks in parts of the number that the model says.
     Of a gather or scatter the message is all shards, one after the other in the order of the ranks.
     """
     ranges = [(a * item_bytes, b * item_bytes) for a, b in ranges_of(section, num_items)]
@@ -87,7 +89,7 @@ def layout_of(
     spent_s = max(num_items * item_bytes / rate_bps, 1e-9)
     chunks = []
     for index, (tree, (start, stop)) in enumerate(zip(section.trees, ranges, strict=True)):
-        number = _num_chunks(_depth(tree), spent_s, stop - start)
+        number = _num_chunks(_depth(tree), spent_s, stop - start, chunk_factor)
         ends = _cuts(start, stop, number, item_bytes)
         part = 1 / (len(ends) - 1)
         chunks += [((n + 0.5) * part, index, a, b) for n, (a, b) in enumerate(pairwise(ends))]
@@ -217,9 +219,9 @@ def _depth(tree: Tree) -> int:
     return max((*at.values(), *down.values()))
 
 
-def _num_chunks(depth: int, spent_s: float, num_bytes: int) -> int:
+def _num_chunks(depth: int, spent_s: float, num_bytes: int, factor: float) -> int:
     """A pipeline fills for depth - 1 chunks, pays for each: C = sqrt((depth - 1) time / cost)."""
-    best = sqrt(max(depth - 1, 0) * spent_s / _CHUNK_S)
+    best = factor * sqrt(max(depth - 1, 0) * spent_s / _CHUNK_S)
     return min(max(ceil(num_bytes / MAX_CHUNK_BYTES), round(best), 1),
                max(1, num_bytes // MIN_CHUNK_BYTES))  # fmt: skip
 

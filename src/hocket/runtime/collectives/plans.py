@@ -17,13 +17,14 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections.communication import Communication
 from hocket.planners.communication.certificate import Collective
 from hocket.planners.communication.collective import plan_collective
+from hocket.runtime.collectives.tuning import ChunkTuning
 
 
 class AgreedPlan:
     """A section, what it promises, and what each rank must get through for it."""
 
-    def __init__(self, section: Communication, cluster: Cluster) -> None:
-        self.section = section
+    def __init__(self, section: Communication, cluster: Cluster, tuning: ChunkTuning) -> None:
+        self.section, self.tuning = section, tuning
         self.rate_bps = float(section.rate_bps(cluster))
 
     def expected_bps(self, rank: int) -> FloatArray:
@@ -64,4 +65,5 @@ class AgreedPlans:
             self._store.set(key, dump_json(found.chosen.section.to_data()))
         data = parse_json(bytes(self._store.get(key)), "plan")
         problem = Problem(work=None, cluster=self.cluster)
-        return AgreedPlan(Communication.from_data(data, problem), self.cluster)
+        tuning = ChunkTuning(self._store, self._rank, len(self._ranks), key, 1 << size)
+        return AgreedPlan(Communication.from_data(data, problem), self.cluster, tuning)

@@ -179,11 +179,13 @@ class CollectiveWorker:
             job.data = job.refreshed()
         plan = self._plans.plan(collective, root, job.data.nbytes)
         layout = layout_of(
-            plan.section, self.rank, job.data.size, job.data.itemsize, plan.rate_bps
+            plan.section, self.rank, job.data.size, job.data.itemsize, plan.rate_bps,
+            plan.tuning.factor(self._events.hear),
         )  # fmt: skip
         carry = Carry(layout, self._connections, job.data, sequence=number)
         what = f"{collective} {number}"
-        moved, since_s, call_s = -1, time.monotonic(), CALL_S
+        began_s = time.monotonic()
+        moved, since_s, call_s = -1, began_s, CALL_S
         while (state := carry.go_on(_SLICE_S)) != CarryState.DONE:
             if state == CarryState.GARBLED:
                 raise RunError(f"rank {int(carry.who[0])} says in {what} what makes no sense")
@@ -202,6 +204,7 @@ class CollectiveWorker:
             elif time.monotonic() - since_s > call_s:
                 self._events.call(what)
                 call_s *= 2
+        plan.tuning.took((time.monotonic() - began_s) / max(job.data.nbytes, 1))
         self._judge(plan)
 
     # ── links ──
