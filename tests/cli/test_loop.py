@@ -117,3 +117,6 @@ def test_data_without_an_argument_is_told_what_it_lacks(program, tmp_path):
     np.savez(tmp_path / "some.npz", keys=np.arange(3))
     with pytest.raises(HocketError, match="lacks what the function needs: out"):
         run(f"{program}:count", "--data", tmp_path / "some.npz")
+    np.save(tmp_path / "one.npy", np.arange(3))
+    with pytest.raises(HocketError, match=r"is no \.npz file of arrays"):
+        run(f"{program}:count", "--data", tmp_path / "one.npy")

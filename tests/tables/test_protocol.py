@@ -168,3 +168,7 @@ def test_a_checkpoint_of_other_tables_or_none_is_refused_in_words(tmp_path):
     path.write_bytes(b"no archive")
     with pytest.raises(InputFileError, match="no checkpoint"):
         checkpoint(path, Layout((TableSpec("w", 4, 2),)))
+    with path.open("wb") as file:
+        np.save(file, np.arange(3))  # one array, without a name
+    with pytest.raises(InputFileError, match="no checkpoint"):
+        checkpoint(path, Layout((TableSpec("w", 4, 2),)))

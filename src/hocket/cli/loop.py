@@ -82,24 +82,10 @@ def _arguments(
     path: Path, parameters: tuple[str, ...], required: tuple[str, ...]
 ) -> dict[str, Any]:
     """Arrays and numbers by the names of the function's parameters."""
-    import zipfile
-
-    import numpy as np
-
     from hocket.base.errors import InputFileError, unknown_name
-    from hocket.base.regular import open_regular
+    from hocket.base.npz import read_npz
 
-    try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
-            found = {name: stored[name] for name in stored.files}
-    except OSError as error:
-        raise InputFileError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise InputFileError(
-            "is no .npz file of arrays",
-            hint="write it with numpy.savez(path, name=array, ...)",
-            where=str(path),
-        ) from error
+    found = read_npz(path, hint="write it with numpy.savez(path, name=array, ...)")
     for name in found:
         if name not in parameters:
             raise unknown_name("argument", name, parameters, where=str(path))

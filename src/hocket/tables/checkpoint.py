@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 
 from hocket.base.atomic import write_atomically
 from hocket.base.errors import InputFileError
-from hocket.base.regular import open_regular
+from hocket.base.npz import read_npz
 from hocket.tables.core.shard import ShardState
 from hocket.tables.spec import Layout
 
@@ -39,12 +38,12 @@ def write_checkpoint(path: Path, layout: Layout, shard: int, states: Sequence[Sh
 
 def read_checkpoint(path: Path, layout: Layout, shard: int, states: Sequence[ShardState]) -> None:
     """Put a checkpoint into the states of a shard; raises `InputFileError` if it is not theirs."""
+    what, hint = "is no checkpoint of a shard", "give one that a shard has written, or a new name"
+    found = read_npz(path, what=what, hint=hint)
     try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
-            found = {name: stored[name] for name in stored.files}
         facts = json.loads(found["facts"].tobytes())
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise InputFileError(f"is no checkpoint of a shard: {error}", where=str(path)) from error
+    except (KeyError, ValueError) as error:
+        raise InputFileError(what, hint=hint, where=str(path)) from error
     expected = _facts(layout, shard)
     if facts != expected:
         keys = set(facts) | set(expected) if isinstance(facts, dict) else {"format"}
