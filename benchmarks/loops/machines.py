@@ -41,7 +41,16 @@ def follow(options: argparse.Namespace) -> None:
 
     from hocket.loops.backends import ray_workers, row_store
 
-    ray.init(address=options.address, log_to_driver=False)
+    for left in range(30, -1, -1):
+        try:
+            ray.init(address=options.address, log_to_driver=False)
+            break
+        except Exception:
+            if not left:
+                raise
+            time.sleep(4)
+    while sum(node["Alive"] for node in ray.nodes()) < options.hosts:
+        time.sleep(1)
     places: list[str] = []
     moved: list[int] = []
     run_tiles = ray_workers._run_tiles
