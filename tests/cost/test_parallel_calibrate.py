@@ -26,6 +26,7 @@ from hocket.cost.parallel.coefficients import (
 )
 from hocket.cost.parallel.measurements import PublishedRun, read_runs
 from hocket.cost.parallel.softwares import find_software
+from hocket.cost.parallel.stages import stage_costs
 from hocket.cost.parallel.step import predict
 from hocket.transformer import Division, Divisions
 
@@ -101,6 +102,49 @@ def test_too_few_runs_and_too_small_clusters_are_refused() -> None:
         calibrate(runs, cluster_of("1xdgx-a100-80g"))
 
 
+def test_runs_share_what_no_coefficient_explains_with_runs_like_them() -> None:
+    """A division that is slow for a reason of its own is so for its neighbours, not for all."""
+    runs = runs_with(Coefficients())
+    slow = [
+        replace(run, step_s=1.1 * run.step_s) if run.division.tensor == 8 else run for run in runs
+    ]
+    fitted = calibrate(slow[:9], cluster_of(ON))
+    before, after = (
+        np.abs(prediction_errors(slow, cluster_of(ON), coefficients))
+        for coefficients in (Coefficients(), fitted)
+    )
+    measured = [4, 5]
+    assert (after[measured] < 0.2 * before[measured]).all()
+    assert (after[[0, 1, 2, 7, 8]] < 0.01).all()
+    # Others with as many tensor-parallel ranks, which were not measured.
+    assert after[9] < before[9]
+    assert after[13] < before[13]
+
+
+def test_steps_their_parts_and_their_stages_follow_measured_runs() -> None:
+    anchor_of = calibrate(
+        [replace(run, step_s=1.2 * run.step_s) for run in runs_with(Coefficients())],
+        cluster_of(ON),
+    )
+    plain = replace(anchor_of, anchors=())
+    model, division = MODELS[1], DIVISIONS[7]
+    figures, without = (
+        predict(model, Divisions.of([division]), cluster_of(ON), SOFTWARE, coefficients)
+        for coefficients in (anchor_of, plain)
+    )
+    factor = figures.step_s[0] / without.step_s[0]
+    assert factor == pytest.approx(float(figures.factor[0]))
+    assert abs(factor - 1) > 0.001
+    assert sum(part[0] for part in figures.parts().values()) == pytest.approx(figures.step_s[0])
+    costs, plain_costs = (
+        stage_costs(model, division, cluster_of(ON), SOFTWARE, coefficients)
+        for coefficients in (anchor_of, plain)
+    )
+    for name in ("forward_s", "input_gradient_s", "weight_gradient_s", "send_s", "after_s"):
+        scaled = [factor * seconds for seconds in getattr(plain_costs, name)]
+        assert getattr(costs, name) == pytest.approx(scaled)
+
+
 # ── files ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -109,6 +153,8 @@ def test_coefficients_survive_their_file(tmp_path: Path) -> None:
     write_coefficients(coefficients, tmp_path / "c.json")
     assert read_coefficients(tmp_path / "c.json") == coefficients
     assert coefficients_from_dict(coefficients_to_dict(Coefficients())) == Coefficients()
+    fitted = calibrate(runs_with(Coefficients(matrix=1.1)), cluster_of(ON))
+    assert coefficients_from_dict(coefficients_to_dict(fitted)) == fitted
 
 
 @pytest.mark.parametrize(
@@ -119,6 +165,9 @@ def test_coefficients_survive_their_file(tmp_path: Path) -> None:
         ({"matrix": 0}, "matrix is 0"),
         ({"matrix": 1e9}, "matrix is 1000000000.0"),
         ({"schema": "other/1"}, "schema is 'other/1'"),
+        ({"anchors": 3}, "anchors is 3"),
+        ({"anchors": [{"program": "x", "place": [1.0], "weight": 0.0}]}, "place"),
+        ({"anchors": [{"program": "x", "place": [0.0] * 15, "weight": 1e9}]}, "weight"),
     ],
 )
 def test_wrong_coefficient_files_are_refused(change: dict[str, object], message: str) -> None:

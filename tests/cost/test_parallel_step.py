@@ -200,4 +200,4 @@ def test_unknown_software_is_refused_with_a_hint() -> None:
 
 def test_there_are_at_most_a_dozen_coefficients() -> None:
     assert len(NAMES) <= 12
-    assert {field.name for field in fields(Coefficients)} - set(NAMES) == {"source"}
+    assert {field.name for field in fields(Coefficients)} - set(NAMES) == {"source", "anchors"}

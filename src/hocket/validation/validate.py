@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.cost.parallel.calibrate import calibrate
+from hocket.cost.parallel.calibrate import MIN_RUNS, calibrate
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.memory import (
     FORMULAS_ONLY,
@@ -44,15 +44,6 @@ FORMULA_TABLES = frozenset({"korthikanti-memory"})
 """Tables whose memory was counted, not measured: nothing is added to the formulas."""
 MIN_WEIGHED = 5
 """Runs with measured memory from which overheads are fitted."""
-TRANSFER_TABLES = frozenset(
-    {
-        "sc21-zero3", "mt-nlg", "megatron-january-2021", "h100-strong-scaling", "nemo-h100-float8",
-        "dgx-a100-2020", "dgx2-v100-2020", "torchtitan", "torchtitan-float8", "fsdp-h100-float8",
-        "bridge-blackwell", "bridge-blackwell-experts",
-    }
-)  # fmt: skip
-"""Tables of other programs than their site's, or too small to take rows from: scored with the
-site's coefficients, never fitted to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,19 +127,14 @@ def _site_names(tables: Mapping[str, Sequence[Measured]]) -> list[str]:
 
 def calibrated_site(site: str, tables: Mapping[str, Sequence[Measured]]) -> CalibratedSite:
     """What the chosen runs of a site tell about it."""
-    rows = [
-        row
-        for name, table in tables.items()
-        if name not in TRANSFER_TABLES
-        for row in table
-        if row.cluster == site
-    ]
+    rows = [row for table in tables.values() for row in table if row.cluster == site]
     timed = _chosen([row for row in rows if row.step_s is not None])
+    timed = timed if len(timed) >= MIN_RUNS else []
     weighed = _chosen(
         [row for row in rows if row.memory_bytes is not None and row.table not in FORMULA_TABLES]
     )
     return CalibratedSite(
-        coefficients=calibrate(timed, _cluster(timed)) if len(timed) > 2 else Coefficients(),
+        coefficients=calibrate(timed, _cluster(timed)) if timed else Coefficients(),
         overheads=fitted_overheads(weighed) if len(weighed) >= MIN_WEIGHED else None,
         timed=frozenset((row.table, row.row) for row in timed),
         weighed=frozenset((row.table, row.row) for row in weighed),

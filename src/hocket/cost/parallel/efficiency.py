@@ -51,6 +51,12 @@ class Constants:
     cast: Megatron's kernel takes a number of heads times sequences that four divides."""
     unfused_host: float = 0.3
     """More of the host's time to launch a pass then."""
+    loss_bytes: tuple[float, float] = (12.0, 18.0)
+    """Moved per token and word by the loss, forward and backward."""
+    plain_loss_bytes: tuple[float, float] = (38.0, 14.0)
+    """The same in Megatron-LM of 2021 and 2022, kernel by kernel (``_VocabParallelCrossEntropy``):
+    logits to 32 bits 6, maximum 4, less it 8, exponent 8, sum 4, divided by it 8; backward, times
+    the gradient 8, to 16 bits 6."""
     backward_bytes: float = 1.5
     """What the backward of norms, dropouts and activations moves, to what their forward does."""
     host_s: float = 1.15e-3

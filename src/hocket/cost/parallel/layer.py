@@ -379,6 +379,11 @@ def _ends(
     # The output layer stays in 16 bits where the others are computed in 8.
     product = matrix_s(tokens, words, hidden, setting, coefficients, in_16_bits=True)
     # Logits are turned to 32 bits, and the loss passes over them several times.
-    forward = product + memory_s(12 * tokens * words, setting, coefficients)
-    backward = 2 * product + memory_s(18 * tokens * words, setting, coefficients)
+    constants = efficiency.CONSTANTS
+    passes, passes_back = (
+        np.where(setting.is_flash > 0, fused, plain)
+        for fused, plain in zip(constants.loss_bytes, constants.plain_loss_bytes, strict=True)
+    )
+    forward = product + memory_s(passes * tokens * words, setting, coefficients)
+    backward = 2 * product + memory_s(passes_back * tokens * words, setting, coefficients)
     return first, forward, backward + reduce_s + added_s

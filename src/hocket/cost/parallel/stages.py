@@ -17,6 +17,7 @@ from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.layer import LayerSlices, LayerTimes, boundary_s, layer_times
+from hocket.cost.parallel.likeness import factors
 from hocket.cost.parallel.ranks import Degrees, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
 from hocket.cost.parallel.software import Software
@@ -24,7 +25,7 @@ from hocket.cost.parallel.stage import stage_times
 from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.cost.parallel.step import exposed_s, slowest_kind
 from hocket.hardware.cluster import Cluster, DeviceKind
-from hocket.transformer import RECOMPUTES, Division, Transformer
+from hocket.transformer import RECOMPUTES, Division, Divisions, Transformer
 from hocket.transformer.stages import stage_layers, stage_ranks
 
 
@@ -51,16 +52,19 @@ def stage_costs(
         for stage, (count, rank) in enumerate(zip(layers, ranks, strict=True))
     ]
     held = stage_memory(model, division, software)
+    (factor,) = factors(coefficients.anchors, model, software, Divisions.of([division])).tolist()
     between = setting_of(model, software, of_rank[0], cluster.network)
     return StageCosts(
-        forward_s=tuple(stage[0] for stage in times),
-        input_gradient_s=tuple(stage[1] for stage in times),
-        weight_gradient_s=tuple(stage[2] for stage in times),
-        send_s=_sends_s(division, ranks, between, coefficients),
+        forward_s=tuple(factor * stage[0] for stage in times),
+        input_gradient_s=tuple(factor * stage[1] for stage in times),
+        weight_gradient_s=tuple(factor * stage[2] for stage in times),
+        send_s=tuple(
+            factor * send_s for send_s in _sends_s(division, ranks, between, coefficients)
+        ),
         activation_bytes=held.activation_bytes,
         weight_gradient_bytes=held.weight_gradient_bytes,
         state_bytes=held.state_bytes,
-        after_s=tuple(parts[kind.name].after_s for kind in of_rank),
+        after_s=tuple(factor * parts[kind.name].after_s for kind in of_rank),
     )
 
 
@@ -103,7 +107,7 @@ def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> 
     after_s = exposed_s(ranks.once_s, left_s) + ranks.ends_s + ranks.optimizer_s
     return _KindTimes(
         layer=layer_times(setting, slices, coefficients),
-        each_s=exposed_s(ranks.each_s, hidden_s).item(),
+        each_s=exposed_s(ranks.each_s, hidden_s, setting.gathers_by_tensor).item(),
         after_s=after_s.item(),
     )
 

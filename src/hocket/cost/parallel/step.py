@@ -21,6 +21,7 @@ from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.columns import StepTables, columns_of
 from hocket.cost.parallel.keys import FEW, keys_of, num_devices
 from hocket.cost.parallel.layer import LayerSlices
+from hocket.cost.parallel.likeness import factors
 from hocket.cost.parallel.network import network_of
 from hocket.cost.parallel.ranks import Degrees, RankTimes, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
@@ -73,7 +74,8 @@ class Times:
             stages.other_s[stage],
         )
         hidden_s = np.broadcast_to(self.setting.overlaps_data, stages.busy_s.shape)[stage] * busy_s
-        each_s = exposed_s(ranks.each_s[rank], hidden_s)
+        gathers = np.broadcast_to(self.setting.gathers_by_tensor, stages.busy_s.shape)[stage]
+        each_s = exposed_s(ranks.each_s[rank], hidden_s, gathers)
         # What hides the collectives of a microbatch cannot hide those of the step as well.
         left_s = np.maximum(hidden_s - ranks.each_s[rank], 0.0)
         once_s = exposed_s(ranks.once_s[rank], left_s) + ranks.ends_s[rank]
@@ -119,7 +121,12 @@ class Times:
             way=_WAY,
         )
         constants = efficiency.CONSTANTS
-        hiding = (float(self.setting.overlaps_data), constants.never_hidden, constants.chunk_s)
+        hiding = (
+            float(self.setting.overlaps_data),
+            constants.never_hidden,
+            constants.chunk_s,
+            float(self.setting.gathers_by_tensor),
+        )
         step_s = np.empty(len(self.divisions))
         add_up(columns_of(self.divisions), self.stage, self.rank, tables, hiding, step_s)
         return step_s
@@ -134,13 +141,15 @@ class StepPrediction:
     tokens_per_sequence: int
     flops_per_sequence: float
     """Model FLOPs, without what is computed again."""
+    factor: FloatArray
+    """What measured runs make of the formulas' times; see `hocket.cost.parallel.likeness`."""
 
     def __len__(self) -> int:
         return len(self.step_s)
 
     @cached_property
     def _parts(self) -> dict[str, FloatArray]:
-        return self.times.parts()
+        return {name: self.factor * part_s for name, part_s in self.times.parts().items()}
 
     def parts(self) -> dict[str, FloatArray]:
         """The parts of the step by name, in seconds; see the properties."""
@@ -212,8 +221,10 @@ def predict(
         stage=keys.stage,
         rank=keys.rank,
     )
+    factor = factors(coefficients.anchors, model, software, divisions)
     return StepPrediction(
-        step_s=times.step_s(),
+        step_s=factor * times.step_s(),
+        factor=factor,
         times=times,
         tokens_per_sequence=model.sequence,
         flops_per_sequence=step_flops(model, 1, "model"),
@@ -223,7 +234,10 @@ def predict(
 def predict_settings(
     setting: Setting, divisions: Divisions, coefficients: Coefficients
 ) -> FloatArray:
-    """Step times where each division has a setting of its own: another model, or program."""
+    """Step times where each division has a setting of its own: another model, or program.
+
+    By the formulas alone: anchors are no part of a setting.
+    """
     index = np.arange(len(divisions), dtype=np.int32)
     columns = {f.name: getattr(divisions, f.name).astype(np.float64) for f in fields(divisions)}
     slices = LayerSlices(**{f.name: columns[f.name] for f in fields(LayerSlices)})
@@ -247,9 +261,17 @@ def slowest_kind(cluster: Cluster, software: Software) -> DeviceKind:
     return min(cluster.kinds, key=lambda kind: kind.peak_flops.get(software.dtype, 0.0))
 
 
-def exposed_s(collective_s: FloatArray, hidden_s: FloatArray) -> FloatArray:
-    """What is left of collectives that overlap with ``hidden_s`` of work."""
-    return np.maximum(efficiency.CONSTANTS.never_hidden * collective_s, collective_s - hidden_s)
+def exposed_s(
+    collective_s: FloatArray, hidden_s: FloatArray, gathers_by_tensor: FloatArray | float = 0.0
+) -> FloatArray:
+    """What is left of collectives that overlap with ``hidden_s`` of work.
+
+    The longer of the two decides where they are asked for in time. Weights that are gathered tensor
+    by tensor are waited for at each: together they take the root of the squares.
+    """
+    waited_s = np.sqrt(collective_s**2 + hidden_s**2) - hidden_s
+    left_s = np.where(gathers_by_tensor, waited_s, collective_s - hidden_s)
+    return np.maximum(efficiency.CONSTANTS.never_hidden * collective_s, left_s)
 
 
 def _sum(parts: dict[str, FloatArray]) -> FloatArray:
