@@ -1,7 +1,10 @@
 """What the reader of Megatron-Bridge's summary takes from its recipes, on rows made up here."""
 
+from dataclasses import replace
+
 import pytest
 
+from hocket.cost.parallel.memory import FORMULAS_ONLY, stage_memory
 from hocket.validation.public_bridge import (
     blackwell_dense,
     blackwell_experts,
@@ -40,6 +43,31 @@ def test_degrees_that_a_release_repeats_are_those_of_its_recipe():
     assert (stated.division.pipeline, stated.division.expert, stated.division.data) == (2, 8, 8)
     (ran,) = bridge_experts(ROW | {"release": "26.02.01"})
     assert (ran.division.pipeline, ran.division.expert, ran.division.data) == (1, 16, 16)
+
+
+def test_other_slips_of_the_summary_are_those_of_its_recipes():
+    (row,) = bridge_experts(ROW | {"release": "25.11", "model": "GPT OSS 120B", "mbs": "4"})
+    assert row.division.microbatch == 1
+    llama = {"release": "26.02.01", "model": "LLAMA3_70B", "system": "DGX-GB300", "vp": "n/a",
+             "precision": "MXFP8", "mbs": "2", "n_gpus": "64", "pp": "4"}  # fmt: skip
+    (row,) = blackwell_dense(ROW | llama)
+    assert (row.division.chunks, row.division.microbatch) == (5, 1)
+
+
+def test_activations_of_some_layers_wait_in_the_host_where_weights_are_divided():
+    llama = {"model": "LLAMA3_70B", "system": "DGX-GB200", "n_gpus": "64", "pp": "1", "vp": "n/a",
+             "mbs": "2", "seq": "8192"}  # fmt: skip
+    (divided,) = blackwell_dense(ROW | llama | {"fsdp": "64"})
+    (whole,) = blackwell_dense(ROW | llama)
+    assert (divided.software.host_share, whole.software.host_share) == (0.5, 0.0)
+    on_device = replace(divided.software, host_share=0.0)
+    half, full = (
+        stage_memory(divided.model, divided.division, software, FORMULAS_ONLY)
+        for software in (divided.software, on_device)
+    )
+    layers = full.peak_bytes[0] - half.peak_bytes[0]
+    # What stays: the state, and what the loss keeps.
+    assert 0.4 * full.peak_bytes[0] < layers < 0.5 * full.peak_bytes[0]
 
 
 def test_recipes_say_how_tokens_travel_and_what_is_replayed():

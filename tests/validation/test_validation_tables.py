@@ -85,7 +85,8 @@ def test_runs_that_ran_are_said_to_fit(public):
     ran = [
         row
         for name in ("fsdp-h100", "fsdp-h100-float8", "fsdp-a100-80g", "fsdp-a100-40g",
-                     "torchtitan", "torchtitan-float8", "bridge-h100")
+                     "torchtitan", "torchtitan-float8", "bridge-h100", "bridge-h100-experts",
+                     "bridge-blackwell", "bridge-blackwell-experts")
         for row in public[name]
     ]  # fmt: skip
     needed = predict_memory(ran, None)

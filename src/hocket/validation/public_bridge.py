@@ -91,7 +91,7 @@ def _measured(record: Record, shape: Transformer) -> Measured:
         model=model,
         division=division,
         cluster=f"{site}-experts" if model.experts else site,
-        software=_software(record, model),
+        software=_software(record, model, division.zero),
         step_s=division.global_batch * model.sequence / rate,
     )
 
@@ -122,17 +122,43 @@ def _ends_apart(layers: int, num_stages: int) -> tuple[int, ...] | None:
 
 
 def _ran(record: Record, division: Division) -> Division:
-    """The summary of 26.02.01 repeats the degrees of 26.02 for Qwen3 30B on H100, but the recipe of
-    that release (v0.3.1) has no pipeline and 16 experts' ranks, as all later ones."""
-    repeats = ("26.02.01", "Qwen3_30B_a3B", "DGX-H100")
-    if (record["release"], record["model"], record["system"]) != repeats:
-        return division
-    return replace(division, pipeline=1, chunks=1, schedule="1f1b", data=16, expert=16)
+    """Where the summary contradicts the recipes of its own release and rates of its neighbours, the
+    recipes hold: for Qwen3 30B on H100 it repeats the degrees of 26.02, for Llama-3 70B on GB300 it
+    leaves out the chunks (v0.3.1), for GPT-OSS on H100 it has Blackwell's microbatch (v0.2.0)."""
+    row = (record["release"], record["model"], record["system"], record["precision"])
+    if row[:3] == ("26.02.01", "Qwen3_30B_a3B", "DGX-H100"):
+        return replace(division, pipeline=1, chunks=1, schedule="1f1b", data=16, expert=16)
+    if row == ("26.02.01", "LLAMA3_70B", "DGX-GB300", "MXFP8"):
+        return replace(division, chunks=5, schedule="interleaved", microbatch=1)
+    if row[:3] == ("25.11", "GPT OSS 120B", "DGX-H100"):
+        return replace(division, microbatch=1)
+    return division
 
 
-def _software(record: Record, model: Transformer) -> Software:
-    # Its recipes reduce in 16 bits what they sum in 32.
-    software = replace(find_software("megatron-core"), reduce_bytes=2, selective="activations")
+_IN_HOST = {
+    ("LLAMA3_70B", "DGX-B200"): (0, 5),
+    ("LLAMA3_70B", "DGX-GB200"): (20, 40),
+    ("LLAMA3_70B", "DGX-GB300"): (30, 20),
+    ("LLAMA3.1_405B", "DGX-GB200"): (0, 92),
+    ("LLAMA3.1_405B", "DGX-GB300"): (40, 10),
+}
+"""``cpu_offloading_num_layers`` of the recipes with fully divided weights, in 16 and in 8 bits."""
+
+
+def _host_share(record: Record, model: Transformer, zero: int) -> float:
+    """Of a model's layers, those whose activations wait in the host's memory."""
+    wide, narrow = _IN_HOST.get((record["model"], record["system"]), (0, 0))
+    return (wide if record["precision"] == "BF16" else narrow) / model.layers * (zero == 3)
+
+
+def _software(record: Record, model: Transformer, zero: int) -> Software:
+    # Its recipes sum and reduce gradients in 16 bits (``grad_reduce_in_fp32`` is off).
+    software = replace(
+        find_software("megatron-core"),
+        gradient_bytes=2,
+        selective="activations",
+        host_share=_host_share(record, model, zero),
+    )
     if "tokendrop" in record["model"]:
         software = replace(software, routing_host_s=0.8e-3)
     # The release of 25.09 states 8 bits for the whole table.

@@ -228,4 +228,6 @@ def _memory_scores(
         [site_cluster(row.cluster, 8).devices[0].memory_bytes for row in rows], dtype=np.float64
     )
     needed = predict_memory(rows, overheads) / GIVEN_BACK
-    return error_score(errors), out_of_memory_score(rows, needed, capacity)
+    # What was counted never ran: it cannot be a false alarm.
+    ran = None if overheads is FORMULAS_ONLY else out_of_memory_score(rows, needed, capacity)
+    return error_score(errors), ran

@@ -45,6 +45,7 @@ class ActivationTables:
 def activation_tables(model: Transformer, software: Software, max_tensor: int) -> ActivationTables:
     """The tables for every tensor degree up to the largest."""
     shape = _Shape.of(model, max_tensor)
+    on_device = 1 - software.host_share
     dense = _layer(model, software, shape, model.mlp_width, 1, 0)
     dense_gradient = _weight_gradient(model, shape, model.mlp_width, 1)
     sparse, sparse_gradient = dense, dense_gradient
@@ -55,8 +56,8 @@ def activation_tables(model: Transformer, software: Software, max_tensor: int) -
         sparse = _layer(model, software, shape, width, visits, experts.count)
         sparse_gradient = _weight_gradient(model, shape, width, visits)
     return ActivationTables(
-        dense_layer=_modes(dense, dense_gradient, shape),
-        sparse_layer=_modes(sparse, sparse_gradient, shape),
+        dense_layer=on_device * _modes(dense, dense_gradient, shape),
+        sparse_layer=on_device * _modes(sparse, sparse_gradient, shape),
         dense_working=_working(dense),
         sparse_working=_working(sparse),
         weight_gradient=sparse_gradient,

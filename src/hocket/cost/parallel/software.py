@@ -85,6 +85,9 @@ class Software:
     offloads: bool = False
     """Whether state that replicas divide stays in the memory of the host, and the optimizer with
     it."""
+    host_share: float = 0.0
+    """Of the layers, those whose activations wait in the host's memory for their backward. Nothing
+    is added to the step: the recipes that do so have Grace's link, which layers hide."""
     replays_graphs: bool = False
     """Whether passes are recorded once as CUDA graphs and replayed: the host launches nothing."""
     pause_s: float = 0.0
