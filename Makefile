@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: demo test check kernels clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections import Counter
 from pathlib import Path
@@ -11,12 +12,18 @@ from hypothesis import HealthCheck, settings
 
 FOLDER = Path(__file__).parent
 LONG = (
+    "runtime/test_divided.py",
     "fleet/test_simulator.py",
     "service/test_ray.py",
     "loops/test_ray.py",
     "runtime/test_run_command.py",
     "service/test_slurm.py",
+    "runtime/test_launch.py",
+    "classes/test_digits.py",
     "runtime/test_parallel_gradients.py",
+    "runtime/test_shares_run.py",
+    "runtime/collectives/test_group.py",
+    "runtime/test_budget.py",
     "service/test_fleet_commands.py",
     "runtime/test_parallel_run.py",
     "service/test_daemon_kill.py",
@@ -58,3 +65,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     place = {path: 2 * index for index, path in enumerate(long)}
     place |= {path: min(2 * index + 1, index + len(long)) for index, path in enumerate(others)}
     items.sort(key=lambda item: place[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage among what tests make, and not again and again among all that is imported."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

@@ -19,7 +19,7 @@ from hocket.fleet.traces import Trace, generate_trace, read_trace
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 KINDS = ("v100", "p100", "k80")
-NUM_SEEDS = int(os.environ.get("HOCKET_FLEET_SEEDS", "2000"))
+NUM_SEEDS = int(os.environ.get("HOCKET_FLEET_SEEDS", "400"))
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not here")
 

@@ -24,7 +24,7 @@ from hocket.planners.whole.tables import block_edges
 from hocket.runtime.train.update import planned_update
 from hocket.transformer import Division
 
-STEPS, ACCUMULATE, CLIP = 20, 2, 0.5
+STEPS, ACCUMULATE, CLIP = 12, 2, 0.5
 
 
 def class_loss(model, batch):
@@ -264,7 +264,7 @@ def start(name, folder):
 
 
 def compare(name, folder, steps=None):
-    """20 steps with accumulation, clipping, a schedule and a checkpoint, beside plain PyTorch."""
+    """12 steps with accumulation, clipping, a schedule and a checkpoint, beside plain PyTorch."""
     train, twin, plain, batches, forward = start(name, folder)
     schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.7) for o in (train.optimizer, plain)]
     held = sum(p.numel() if not hasattr(p, "to_local") else p.to_local().numel()
