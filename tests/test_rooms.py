@@ -1,11 +1,16 @@
-"""Rooms and their folders depend on each other one way, also by imports inside of functions."""
+"""Rooms and their folders depend on each other one way, also by imports inside of functions.
+
+One name has one meaning: no two classes of the package have the same name.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import hocket
 
@@ -13,20 +18,44 @@ ROOT = Path(hocket.__file__).parent
 Wants = dict[str, set[str]]
 
 
-def imports(path: Path) -> Iterator[list[str]]:
-    """The modules of the package that a file imports when it runs, without the package's name."""
-    tree = ast.parse(path.read_text())
-    only_types = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and id(node) not in only_types:
+class Source(NamedTuple):
+    """What a file says of itself."""
+
+    path: Path
+    """Below the package."""
+    imports: list[list[str]]
+    """Modules of the package that it imports when it runs, without the package's name."""
+    classes: list[str]
+
+
+@functools.cache
+def sources() -> list[Source]:
+    return [
+        Source(path.relative_to(ROOT), *read(ast.parse(path.read_text())))
+        for path in sorted(ROOT.rglob("*.py"))
+    ]
+
+
+def read(tree: ast.Module) -> tuple[list[list[str]], list[str]]:
+    imports, classes = [], []
+    for node in nodes_that_run(tree):
+        if isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+        elif isinstance(node, ast.ImportFrom):
             first, *rest = (node.module or "").split(".")
             if first == "hocket" and rest:
-                yield rest
+                imports.append(rest)
+    return imports, classes
+
+
+def nodes_that_run(node: ast.AST) -> Iterator[ast.AST]:
+    """All but what is there for checkers of types."""
+    if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+        return
+    yield node
+    if not isinstance(node, ast.expr):  # no import and no class is in an expression
+        for inner in ast.iter_child_nodes(node):
+            yield from nodes_that_run(inner)
 
 
 def circle(wants: Wants) -> list[str]:
@@ -49,9 +78,9 @@ def circle(wants: Wants) -> list[str]:
 
 def test_rooms_import_each_other_one_way() -> None:
     wants: Wants = defaultdict(set)
-    for path in ROOT.rglob("*.py"):
-        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        wants[room] |= {other[0] for other in imports(path)} - {room}
+    for source in sources():
+        room = source.path.parts[0].removesuffix(".py")
+        wants[room] |= {other[0] for other in source.imports} - {room}
     assert circle(wants) == []
 
 
@@ -59,9 +88,19 @@ def test_folders_of_a_room_import_each_other_one_way() -> None:
     for room in (path for path in ROOT.iterdir() if path.is_dir()):
         wants: Wants = defaultdict(set)
         folders = {path.name for path in room.iterdir() if path.is_dir()}
-        for path in room.glob("*/**/*.py"):
-            own = path.relative_to(room).parts[0]
-            for other in imports(path):
+        for source in sources():
+            if source.path.parts[0] != room.name or len(source.path.parts) < 3:
+                continue
+            own = source.path.parts[1]
+            for other in source.imports:
                 if other[0] == room.name and len(other) > 1 and other[1] in folders - {own}:
                     wants[own].add(other[1])
         assert circle(wants) == [], room.name
+
+
+def test_every_class_has_a_name_of_its_own() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for source in sources():
+        for name in source.classes:
+            homes[name].append(str(source.path))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}

@@ -91,14 +91,14 @@ def _checked(problem, shortest_s):
 
 
 @given(problem=constrained_problems(max_ops=6, max_devices=2, mode="parallel"))
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=25)
 def test_optimal_equals_trying_everything(problem):
     claims = _checked(problem, shortest_parallel_step_s(problem))
     assert claims is None or claims.proven
 
 
 @given(problem=constrained_problems(max_ops=4, max_devices=3, mode="queued"))
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=15)
 def test_optimal_equals_trying_everything_with_queues(problem):
     claims = _checked(problem, shortest_step_s(problem))
     assert claims is None or claims.proven

@@ -83,7 +83,7 @@ def _time(model, num_devices):
 
 
 @given(models(), st.integers(1, 8))
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=30)
 def test_plan_equals_the_full_table(model, num_devices):
     assert _time(model, num_devices) == pytest.approx(full_table(model, num_devices), rel=1e-9)
 

@@ -256,7 +256,7 @@ def assert_read_or_refused(path: Path) -> None:
 FUZZ = settings(
     derandomize=True,
     deadline=None,
-    max_examples=300,
+    max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

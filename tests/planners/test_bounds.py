@@ -43,7 +43,7 @@ def _bound_s(problem):
 
 
 @given(problem=constrained_problems(max_ops=5, max_devices=3, mode="parallel"))
-@settings(derandomize=True, deadline=None, max_examples=120)
+@settings(derandomize=True, deadline=None, max_examples=50)
 def test_no_plan_without_contention_beats_the_bound(problem):
     assert _bound_s(problem) <= shortest_parallel_step_s(problem)
 

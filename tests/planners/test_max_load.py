@@ -98,7 +98,7 @@ def test_annealing_reports_the_load_of_what_it_returns(problem, seed):
 # ── contiguous splits ────────────────────────────────────────────────────────────────────────────
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(problem=stated_problems())
 def test_contiguous_throughput_is_the_optimum_of_brute_force(problem):
     feasible = [d for d in all_placements(problem) if is_ordered(problem, d)]

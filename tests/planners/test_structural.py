@@ -56,7 +56,7 @@ def test_the_step_does_not_depend_on_the_order_of_the_file(family: str, name: st
 
 
 def test_the_step_of_auto_does_not_depend_on_the_order_of_the_file() -> None:
-    problem = make_problem(generate("layered", 60, 2), "2xv100-16g+1xt4")
+    problem = make_problem(generate("layered", 40, 2), "2xv100-16g+1xt4")
     planner = find_planner("auto")
     steps_s = [
         simulate(case, planner(case, Plan())).makespan_s for case in (problem, shuffled(problem, 3))
