@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from cli.terminal import hocket
 
+from hocket.graph import files as graph_files
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -203,6 +205,15 @@ def test_output_in_a_missing_folder_is_refused_before_any_work(folder):
         ["capture", "gpt2", "-o", "missing/g.json"],
     ):
         assert "there is no folder" in hocket(*command, cwd=folder, expect=2).stderr
+
+
+def test_output_in_a_folder_that_is_read_only_is_refused_before_any_work(folder, monkeypatch):
+    """By what the system says of it: root may write into folders whose mode forbids it."""
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    monkeypatch.setattr(graph_files, "read_graph", None)
+    refused = hocket("plan", "g.json.gz", "--on", "2xt4", "-o", "here.json", cwd=folder, expect=2)
+    assert "nothing can be written into the folder of 'here.json'" in refused.stderr
+    hocket("detect", "-o", "/dev/null", cwd=folder)
 
 
 def test_output_that_can_be_no_file_is_refused_before_any_work(folder):

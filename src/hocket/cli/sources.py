@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
@@ -290,6 +291,13 @@ def require_folder(output: Path) -> None:
         raise UsageError(
             f"there is no folder {str(output.parent)!r}",
             hint="make the folder, or write elsewhere with -o",
+        )
+    # A pipe or a device is written to as it is; a file is replaced, where a link leads to.
+    is_replaced = output.is_file() or not output.exists()
+    if is_replaced and not os.access(os.path.dirname(os.path.realpath(output)), os.W_OK):
+        raise UsageError(
+            f"nothing can be written into the folder of {str(output)!r}",
+            hint="write elsewhere with -o",
         )
 
 
