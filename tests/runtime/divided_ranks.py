@@ -19,7 +19,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Communication, Replica, Shares
+from hocket.plan.sections import Communication, Lanes, Replica, Shares
 from hocket.planners.whole.tables import block_edges
 from hocket.runtime.train.update import planned_update
 from hocket.transformer import Division
@@ -184,6 +184,7 @@ CASES = {
     "placed": (mlp, None),
     "accumulated": (mlp, (((), (3, 2)), ((), (2, 2)))),
     "planned-sums": (mlp, (((), (5,)), ((), (4,)))),
+    "waves": (mlp, (((), (3, 2)), ((), (2, 2)))),
     "cut": (words, (((0.6,), (3, 3, 2)),)),
     "uneven": (words, (((), (2, 1)), ((0.3, 0.7), (2, 2, 1)))),
     "data-pipeline": (words, Division(data=2, pipeline=2, global_batch=8, microbatch=2,
@@ -254,6 +255,8 @@ def start(name, folder):
             devices = division.problem.cluster.device_names
             trees = Communication("allreduce", "packed trees", devices, devices[0], ())
             division = replace(division, plan=division.plan.having(trees))
+        if name == "waves":  # the microbatches of each rank in two lanes
+            division = replace(division, plan=division.plan.having(Lanes(lead=5)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         train = hocket.prepare(

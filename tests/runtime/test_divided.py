@@ -8,7 +8,7 @@ from runtime.divided_ranks import differences
 
 SMALL = (
     "unequal", "owners", "sharded", "pipeline", "tied-split", "looped", "hollow", "placed",
-    "accumulated", "cut",
+    "accumulated", "waves", "cut",
 )  # fmt: skip
 NAMED = (
     "gpt2-pipeline", "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor",

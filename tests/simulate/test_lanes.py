@@ -181,6 +181,6 @@ def test_lanes_that_cannot_be_are_named(problem, options, message):
 
 
 def test_plans_with_lanes_are_read_as_they_were_written(problem):
-    plan = waves(problem, 7, form="between", slab_bytes=512, waits=(LaneWait(1, 3, 0, 4),))
+    plan = waves(problem, 7, slab_bytes=512, waits=(LaneWait(1, 3, 0, 4),))
     read = plan_from_data(plan_to_data(problem, plan), "plan.json")
     assert read.plan[Lanes] == plan[Lanes]

@@ -12,10 +12,9 @@ from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import plan_bytes
 from hocket.plan.problem import Problem
-from hocket.plan.sections.lanes import WAVE_FORMS, WaveForm
 from hocket.planners.waves.search import WaveFit, fit_waves
 
-__all__ = ["LAUNCHES", "WAVE_FORMS", "WaveOutlook", "save_waves", "waves", "waves_of"]
+__all__ = ["LAUNCHES", "WaveOutlook", "save_waves", "waves", "waves_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,6 @@ def waves(
     *,
     memory_bytes: int | None = None,
     num_waves: int = 2,
-    form: WaveForm = "exact",
     launches: Launches = "eager",
 ) -> WaveOutlook:
     """What two waves of a training step gain on a cluster, and their plan.
@@ -52,7 +50,7 @@ def waves(
     the host issues op by op or a captured graph is replayed.
     """
     return waves_of(
-        make_problem(graph, on), memory_bytes=memory_bytes, num_waves=num_waves, form=form,
+        make_problem(graph, on), memory_bytes=memory_bytes, num_waves=num_waves,
         launches=launches,
     )  # fmt: skip
 
@@ -62,16 +60,13 @@ def waves_of(
     *,
     memory_bytes: int | None = None,
     num_waves: int = 2,
-    form: WaveForm = "exact",
     launches: Launches = "eager",
 ) -> WaveOutlook:
     """As `waves` for a problem that is there already."""
     is_cpu = all(kind.is_cpu for kind in problem.cluster.kinds)
     tried: tuple[Launches, ...] = (launches,) if is_cpu else LAUNCHES
     found = {
-        name: fit_waves(
-            _launched(problem, name), num_waves=num_waves, budget_bytes=memory_bytes, form=form
-        )
+        name: fit_waves(_launched(problem, name), num_waves=num_waves, budget_bytes=memory_bytes)
         for name in tried
     }
     return WaveOutlook(found, launches)

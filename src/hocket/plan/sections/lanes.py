@@ -5,14 +5,10 @@ so on in turns. Tock begins when tick has run its first ``lead`` ops, so that wh
 while what tick holds shrinks, and its kernels fill the gaps of the other lane (Wavelet, Wang et
 al., MLSys 2021). The section stands beside `Shares`, which says what each microbatch takes.
 
-``form`` says what is made of the gradients:
-
-- ``exact``: they are added up in the order of the microbatches and the parameters change once per
-  step: accumulation, to the bit.
-- ``between``: the published form. The parameters change after every wave, by the mean of its
-  gradients and those of the wave before. No lane ever waits for the other one, but a wave is
-  computed with parameters that are one change old, every gradient counts in two changes, and the
-  parameters are held twice.
+Gradients are added up in the order of the microbatches and the parameters change once per step, so
+the result is that of accumulation, to the bit. (The published form changes them after every wave,
+by the mean of its gradients and those of the wave before; a wave is then computed with parameters
+that are one change old, and each lane holds its own.)
 
 ``waits`` keep addresses safe: where something of one lane lies in the slab where something of the
 other lay before, the op that makes it waits for the last one that read the other, however fast the
@@ -23,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.base import fields
 from hocket.graph.graph import Graph, Phase
@@ -35,8 +31,6 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
 
-WaveForm = Literal["exact", "between"]
-WAVE_FORMS: tuple[WaveForm, ...] = get_args(WaveForm)
 NUM_LANES = 2
 _MAX_COUNT = 2**31 - 1
 _MAX_BYTES = 2**60
@@ -59,7 +53,6 @@ class Lanes(Section):
 
     lead: int
     """Ops of the first microbatch that run before the second begins; 0: both begin together."""
-    form: WaveForm = "exact"
     slab_bytes: int = 0
     """What the planned addresses of all that lives in both lanes take; 0 where none are planned."""
     waits: tuple[LaneWait, ...] = ()
@@ -68,7 +61,6 @@ class Lanes(Section):
         """The section as plain data."""
         return {
             "lead": self.lead,
-            "form": self.form,
             "slab_bytes": self.slab_bytes,
             "waits": [list(wait) for wait in self.waits],
         }
@@ -76,11 +68,9 @@ class Lanes(Section):
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Lanes:
         """The section of such data."""
-        entry = fields.record(data, "lanes", required=("lead", "form", "slab_bytes", "waits"))
-        form = fields.choice(entry["form"], "lanes.form", WAVE_FORMS)
+        entry = fields.record(data, "lanes", required=("lead", "slab_bytes", "waits"))
         return cls(
             lead=fields.integer(entry["lead"], "lanes.lead", 0, _MAX_COUNT),
-            form=next(name for name in WAVE_FORMS if name == form),
             slab_bytes=fields.integer(entry["slab_bytes"], "lanes.slab_bytes", 0, _MAX_BYTES),
             waits=tuple(_waits(entry["waits"], "lanes.waits")),
         )
@@ -91,10 +81,9 @@ class Lanes(Section):
         count = {"type": "integer", "minimum": 0}
         return {
             "description": "Microbatches in turns in two lanes of one device.",
-            "required": ["lead", "form", "slab_bytes", "waits"],
+            "required": ["lead", "slab_bytes", "waits"],
             "properties": {
                 "lead": {**count, "description": "Ops of the first lane before the second begins."},
-                "form": {"enum": list(WAVE_FORMS)},
                 "slab_bytes": count,
                 "waits": {
                     "type": "array",

@@ -22,7 +22,7 @@ from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Replica, Shares
-from hocket.plan.sections.lanes import NUM_LANES, WaveForm
+from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.candidates import empty_plan
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
@@ -151,7 +151,6 @@ def fit_waves(
     *,
     num_waves: int = NUM_LANES,
     budget_bytes: int | None = None,
-    form: WaveForm = "exact",
 ) -> WaveFit:
     """Search the start of the second wave; every device takes an equal share of the batch.
 
@@ -164,7 +163,7 @@ def fit_waves(
         replicas=tuple(replace(r, microbatches=(r.num_samples,)) for r in shares.replicas),
     )
     usable = int(problem.memory_bytes[workers(problem)].min())
-    tried = _search(problem, shares, form, budget_bytes or usable)
+    tried = _search(problem, shares, budget_bytes or usable)
     return WaveFit(
         problem=problem,
         budget_bytes=budget_bytes or usable,
@@ -214,7 +213,7 @@ def simulated(problem: Problem, name: str, shares: Shares, lanes: Lanes | None =
     return WaveWay(name=name, shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
 
 
-def _search(problem: Problem, shares: Shares, form: WaveForm, budget_bytes: int) -> list[WaveWay]:
+def _search(problem: Problem, shares: Shares, budget_bytes: int) -> list[WaveWay]:
     """Waves by their start: all over the first wave, then finer around the best."""
     wave = priced_at(problem, shares.replicas[0].microbatches[0])
     order = pass_order(wave.graph)
@@ -227,7 +226,7 @@ def _search(problem: Problem, shares: Shares, form: WaveForm, budget_bytes: int)
             lead = int(np.searchsorted(passed_s, part * passed_s[-1], "left")) + 1 if part else 0
             lead = min(lead, len(order))
             if lead not in tried:
-                lanes = Lanes(lead=lead, form=form)
+                lanes = Lanes(lead=lead)
                 tried[lead] = simulated(problem, "tick-tock", shares, lanes)
 
     def shortest(lead: int) -> tuple[float, ...]:

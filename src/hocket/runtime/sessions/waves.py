@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hocket.base.errors import UsageError
-from hocket.capture.optimizer import Optimizer, optimizer_of_meta
+from hocket.capture.optimizer import optimizer_of_meta
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Shares
@@ -62,7 +62,7 @@ def run_waves(
     kernels = str(problem.graph.meta.get("device") or place)
     label = built.name or problem.graph.name
     recipe = Recipe(loss=built.loss, update=update, device=kernels, name=label)
-    train = _loop(problem, plan, built.module, built.batch, recipe, update, torch.device(place))
+    train = waved_loop(problem, plan, built.module, built.batch, recipe, torch.device(place))
     records: list[StepRecord] = []
 
     def note(number: int, record: StepRecord) -> None:
@@ -87,13 +87,12 @@ def run_waves(
     )
 
 
-def _loop(
+def waved_loop(
     problem: Problem,
     plan: Plan,
     model: nn.Module,
     batch: Any,
     recipe: Recipe,
-    update: Optimizer,
     device: torch.device,
 ) -> TrainingLoop:
     """A loop over whole batches, whose microbatches two lanes take."""
@@ -113,6 +112,6 @@ def _loop(
     parameters = [
         parameter
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad and (update.only is None or name in update.only)
+        if parameter.requires_grad and (recipe.update.only is None or name in recipe.update.only)
     ]
-    return TrainingLoop(model, torch_optimizer(update, parameters), carrier, options)
+    return TrainingLoop(model, torch_optimizer(recipe.update, parameters), carrier, options)

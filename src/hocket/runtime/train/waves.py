@@ -9,6 +9,7 @@ are drawn in that order: the result is that of accumulation, to the bit.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hocket.base.errors import UsageError
 from hocket.graph.graph import Phase
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Shares
@@ -33,6 +33,10 @@ from hocket.simulate.shares.lanes import lane_waits
 
 WaveOp = tuple[int, int]
 """A microbatch and an op of its graph."""
+
+
+class WaveWarning(UserWarning):
+    """Waves are not carried out in two lanes."""
 
 
 class WaveOrder(NamedTuple):
@@ -104,10 +108,18 @@ class Waves:
         self._first = {wave: op for wave, op in reversed(order.sequence)}
         self._last = dict(order.sequence)
         self._steps: dict[tuple[int, int], WaveStep] = {}
+        self._has_warned = False
 
     def train(self, batches: Sequence[Any], step: int, weights: Sequence[Weight]) -> list[Carried]:
         """Forward and backward of all microbatches; their gradients are added to the parameters."""
         found = [self._programs.find("train", batch) for batch in batches]
+        counts = {recorded.setup.graph.num_ops for recorded, _ in found}
+        if counts != {self._order.num_ops}:
+            self._warn(max(counts))
+            return [
+                self._programs.train(batch, step, weight)
+                for batch, weight in zip(batches, weights, strict=True)
+            ]
         sums = _GradientSums(self._programs.tensors)
         events: dict[WaveOp, Any] = {}
         outcomes: dict[int, Carried] = {}
@@ -135,14 +147,18 @@ class Waves:
     def _step(self, recorded: RecordedStep, wave: int) -> WaveStep:
         key = id(recorded), wave % NUM_LANES
         if key not in self._steps:
-            if recorded.setup.graph.num_ops != self._order.num_ops:
-                raise UsageError(
-                    f"a microbatch has {recorded.setup.graph.num_ops} ops, the plan's graph has "
-                    f"{self._order.num_ops}, so its waves cannot be told apart by ops",
-                    hint="plan this very model and batch again with hocket waves",
-                )
             self._steps[key] = WaveStep(recorded.setup, self._device, keep=recorded.keep)
         return self._steps[key]
+
+    def _warn(self, num_ops: int) -> None:
+        if not self._has_warned:
+            warnings.warn(
+                f"a microbatch has {num_ops} ops where the plan's graph has "
+                f"{self._order.num_ops}: its waves run one after the other, with the same numbers",
+                WaveWarning,
+                5,
+            )
+        self._has_warned = True
 
     @contextmanager
     def _on_lanes(self) -> Iterator[None]:

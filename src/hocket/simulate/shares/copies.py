@@ -33,7 +33,7 @@ class ReplicaCopy:
     tensor: IntArray
     """Per tensor of the graph: its number here, as the last microbatch has it."""
     parts: IntArray
-    """Tensors of the graph that are added up over microbatches; see `_parts`."""
+    """Tensors of the graph that are added up over microbatches; see `added_parts`."""
     finals: IntArray
     """Ops of the graph that make a gradient out of the sums of its parts, once."""
     label: str

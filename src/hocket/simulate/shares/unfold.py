@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,16 +38,15 @@ from hocket.simulate.shares.memory import (
     second_run,
 )
 from hocket.simulate.shares.order import slots, stages_of
+from hocket.simulate.shares.parts import added_parts
 from hocket.simulate.shares.prices import (
     ACCUMULATE,
     accumulate_s,
-    gradients_of,
     priced_at,
 )
 from hocket.simulate.shares.sharded import exchange_shards
 from hocket.simulate.shares.sheet import CopiedNames, Sheet
 
-_SUM = "aten.add"
 _LATE = 1e15
 """A priority behind all passes."""
 
@@ -140,7 +138,7 @@ def _replicate(
     devices = np.array([number[name] for name in replica.devices], dtype=np.int32)
     stage = stages_of(graph, replica.cuts)
     label = f"@{replica.devices[0]}" if len(shares.replicas) > 1 else ""
-    parts, finals = _parts(graph, replica.cuts)
+    parts, finals = added_parts(graph, replica.cuts)
     own = ReplicaCopy(
         replica=replica,
         device_of=devices[stage],
@@ -170,29 +168,6 @@ def _replicate(
     if lanes is not None:
         hold_back(graph, own, lanes, sheet)
     return own
-
-
-@lru_cache(maxsize=64)
-def _parts(graph: Graph, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray]:
-    """What is added up over microbatches, and the ops that come once after it.
-
-    Of a weight that two stages use, each adds up its own part of the gradient, and the parts meet
-    once per step: else a gradient would travel with every microbatch.
-    """
-    gradients, stage = gradients_of(graph), stages_of(graph, cuts)
-    maker = graph.tensor_producer[gradients]
-    parts: list[int] = []
-    finals: list[int] = []
-    for gradient, op in zip(gradients.tolist(), maker.tolist(), strict=True):
-        reads = graph.reads_of(op)
-        sources = graph.tensor_producer[reads]
-        is_sum = graph.kind_of(op) == _SUM and len(reads) > 1 and bool((sources >= 0).all())
-        if is_sum and bool((stage[sources] != stage[op]).any()):
-            parts += reads.tolist()
-            finals.append(op)
-        else:
-            parts.append(gradient)
-    return np.array(parts, dtype=np.int32), np.array(finals, dtype=np.int32)
 
 
 def _run_microbatch(

@@ -1,0 +1,131 @@
+"""Wavelet's published gains, simulated: two waves on 2 V100s, round-robin partitions on 4 and 8.
+
+    PYTHONPATH=src .venv/bin/python benchmarks/waves/published.py [--only data|model]
+
+Data parallel: ResNet-56 at the size of CIFAR on two V100s. The published jobs keep a device 40 %
+busy on average; every op asks for that share here (and for 50 to 100 %), and a lane has a process
+of its own. Eight waves are one step: in one lane, in two, and in one lane with waves twice as
+large, which is what a person would try first. Published: 1.4 times on average, 1.88 at best.
+
+Model parallel: GPT-2 in as many partitions as devices of a DGX-1, against plain model parallelism
+and against 1F1B with as many microbatches in flight, which holds as many activations. Published:
+up to 6.7 times plain model parallelism, pipelines about 2.5; 4 % switching, 15 % transfers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import numpy as np
+from workloads import resnet56
+
+from hocket.api import make_problem
+from hocket.capture import load_model
+from hocket.capture.sizes import capture_sizes
+from hocket.cost.roofline import costs_from_settings
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections.shares import ShareSchedule
+from hocket.planners.waves.round_robin import round_robin
+from hocket.planners.waves.search import fit_waves
+from hocket.planners.whole.tables import tables_of
+from hocket.simulate.engine import simulate_shares
+from hocket.simulate.shares.order import places_of
+
+BUSY = (0.4, 0.5, 0.6, 0.8, 1.0)
+WAVE = 128
+"""Samples of a wave on each device."""
+STEADY = 8
+"""Waves of one step, so that its beginning and end count little."""
+
+
+def asking(problem: Problem, share: float) -> Problem:
+    """Every op asks for one share of its device, and nothing of the host."""
+    demand = np.zeros((2, *problem.costs.op_s.shape))
+    demand[0] = share
+    return replace(problem, op_costs=replace(problem.costs, demand=demand))
+
+
+def data_parallel() -> None:
+    """Two waves on two V100s by how busy one of them keeps the device."""
+    num_devices = 2
+    problem = make_problem(
+        capture_sizes(*resnet56(STEADY * WAVE * num_devices)), f"{num_devices}xv100-16g"
+    )
+    settings = {**problem.costs.settings, "launches": "replayed"}
+    costs = costs_from_settings(problem.graph, problem.cluster, settings)
+    problem = replace(problem, op_costs=costs)
+    names = problem.cluster.device_names
+    print("| busy with one wave | one lane, samples/s | two lanes | gain | larger waves | peak |")
+    print("|---|---|---|---|---|---|")
+    for share in BUSY:
+        stated = asking(problem, share)
+        fit = fit_waves(stated, num_waves=STEADY)
+        larger = [Replica(devices=(n,), microbatches=(2 * WAVE,) * (STEADY // 2)) for n in names]
+        twice_s = simulate_shares(stated, Shares(replicas=tuple(larger)))[1].makespan_s
+        base, way = fit.accumulated.samples_per_s, fit.leanest
+        print(
+            f"| {share:.0%} | {base:,.0f} | {way.samples_per_s:,.0f} | "
+            f"{way.samples_per_s / base:.2f} x | {way.shares.num_samples / twice_s / base:.2f} x | "
+            f"{way.peak_bytes / fit.one_wave_bytes:.2f} x one wave |",
+            flush=True,
+        )
+
+
+def model_parallel(count: int, wave: int) -> None:
+    """Partitions in turn on a DGX-1 of V100s, beside one wave at a time and 1F1B."""
+    model, batch = load_model("gpt2", batch=wave * count, seq=512)
+    problem = make_problem(capture_sizes(model, batch), f"{count}xv100-16g")
+    cuts = even_cuts(problem, count)
+    names = problem.cluster.device_names
+    found = round_robin(problem, cuts, wave)
+
+    def rate(microbatches: tuple[int, ...], schedule: ShareSchedule = "1f1b") -> tuple[float, int]:
+        replica = Replica(devices=names, microbatches=microbatches, cuts=cuts)
+        timeline = simulate_shares(problem, Shares(replicas=(replica,), schedule=schedule))[1]
+        return sum(microbatches) / timeline.makespan_s, int(timeline.peak_bytes.max())
+
+    plain, plain_peak = rate((wave,))
+    piped, piped_peak = rate((wave,) * count)
+    rows = (
+        ("plain model parallel", plain, plain_peak),
+        (f"1F1B, {count} microbatches", piped, piped_peak),
+        ("round-robin waves", found.samples_per_s, found.peak_bytes),
+    )
+    for name, samples_per_s, peak in rows:
+        print(
+            f"| {count} | {name} | {samples_per_s:,.1f} | {samples_per_s / plain:.2f} x | "
+            f"{peak / 2**30:.2f} GiB |",
+            flush=True,
+        )
+
+
+def even_cuts(problem: Problem, count: int) -> tuple[int, ...]:
+    """Where the forward pass of the model is cut so that partitions take equally long."""
+    tables = tables_of(problem)
+    row = int(problem.costs.device_row[0])
+    stage = places_of(problem.graph)
+    seconds = np.bincount(stage, problem.costs.op_s[row], problem.graph.num_ops)
+    passed = np.cumsum(seconds) / seconds.sum()
+    places = np.array([place for place in tables.cuts.tolist() if place > 0])
+    found = [int(places[np.argmin(abs(passed[places - 1] - i / count))]) for i in range(1, count)]
+    return tuple(sorted(set(found)))
+
+
+def main() -> None:
+    """Both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=["data", "model"], default=None)
+    only = parser.parse_args().only
+    if only != "model":
+        data_parallel()
+    if only != "data":
+        print("| devices | way | samples/s | over plain | peak of a device |")
+        print("|---|---|---|---|---|")
+        for count in (4, 8):
+            model_parallel(count, 8)
+
+
+if __name__ == "__main__":
+    main()

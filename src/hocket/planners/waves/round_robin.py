@@ -1,0 +1,107 @@
+"""Model parallel in waves: every device takes every partition in turn (Wavelet, section on models).
+
+A model in N partitions on N devices leaves N - 1 of them idle. With N waves none is: wave w has its
+partition s on device (w + s) mod N, so in every slot each device works on another wave, forward
+through all partitions and back again. What a wave made stays where it was made until its backward
+pass comes; a partition's gradients are added up over all devices after its last one. A device holds
+two partitions at a time, the one that it works on and the next, which it fetches meanwhile.
+
+As pipelines over the same devices in rotated order it is simulated by the engine that simulates all
+else: transfers between partitions, the exchange, memory. What that leaves out is added: partitions
+that are fetched and not hidden behind a slot, and a share of the time for switching. O(simulation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.base.arrays import IntArray, LongArray
+from hocket.graph.graph import Phase, Role
+from hocket.hardware.host_route import host_route
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Replica, Shares
+from hocket.simulate.engine import simulate_shares
+from hocket.simulate.shares import priced_at
+from hocket.simulate.shares.order import stages_of
+from hocket.simulate.timeline import Timeline
+
+SWITCHING = 0.04
+"""Share of a step that switching partitions takes; published for V100."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoundRobin:
+    """Waves of a model in partitions, and what they take."""
+
+    shares: Shares
+    timeline: Timeline
+    """As if all partitions were there."""
+    slot_s: float
+    """The longest forward or backward pass of a wave through one partition."""
+    fetch_s: float
+    """To fetch the largest partition from the host."""
+    num_slots: int
+    peak_bytes: int
+    """Of a device: what it made, two partitions, gradients of one, its part of the state."""
+
+    @property
+    def stall_s(self) -> float:
+        """What fetching takes longer than the slots that should hide it."""
+        return self.num_slots * max(0.0, self.fetch_s - self.slot_s)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step of all waves."""
+        return self.timeline.makespan_s * (1 + SWITCHING) + self.stall_s
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of all waves."""
+        return self.shares.num_samples / self.step_s
+
+
+def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> RoundRobin:
+    """As many waves as the cluster has devices, each of so many samples, cut at these ops."""
+    names = problem.cluster.device_names
+    count = len(names)
+    shares = Shares(
+        replicas=tuple(
+            Replica(devices=names[wave:] + names[:wave], microbatches=(wave_samples,), cuts=cuts)
+            for wave in range(count)
+        )
+    )
+    _, timeline = simulate_shares(problem, shares)
+    wave = priced_at(problem, wave_samples)
+    graph, stage = wave.graph, stages_of(wave.graph, cuts)
+    passes = graph.op_phase != Phase.OPTIMIZER
+    seconds = np.zeros((2, count))
+    row = int(problem.costs.device_row[0])
+    np.add.at(seconds, (graph.op_phase[passes], stage[passes]), wave.costs.op_s[row, passes])
+    weights, lasting = _partition_bytes(problem, stage, count)
+    made = int(timeline.peak_bytes.max()) - int(lasting.sum()) - int(weights.sum())
+    route = host_route(problem.cluster, problem.cluster.devices[0])
+    largest = int(weights.max())
+    return RoundRobin(
+        shares=shares,
+        timeline=timeline,
+        slot_s=float(seconds.max()),
+        fetch_s=route.latency_s + largest / route.in_bps,
+        num_slots=2 * count,
+        # Gradients of a partition are as large as it; state is at home on one device each.
+        peak_bytes=max(made, 0) + 3 * largest + int(lasting.sum() - weights.sum()) // count,
+    )
+
+
+def _partition_bytes(problem: Problem, stage: IntArray, count: int) -> tuple[LongArray, LongArray]:
+    """Bytes of the parameters of each partition, and of all that is there before a step."""
+    graph = problem.graph
+    home = graph.home_op
+    before = np.flatnonzero((graph.tensor_producer < 0) & (home >= 0) & (graph.held_bytes > 0))
+    weights, lasting = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    of = stage[home[before]]
+    np.add.at(lasting, of, graph.held_bytes[before])
+    is_weight = graph.tensor_role[before] == Role.PARAMETER
+    np.add.at(weights, of[is_weight], graph.held_bytes[before[is_weight]])
+    return weights, lasting
