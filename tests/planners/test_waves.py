@@ -13,10 +13,12 @@ from hocket.capture.sizes import capture_sizes
 from hocket.cost.roofline import estimate_costs
 from hocket.graph.graph import Phase
 from hocket.plan.sections import Lanes
+from hocket.planners.waves.room import held_bytes, room_waits
 from hocket.planners.waves.search import fit_waves
 from hocket.planners.waves.slab import slab_of
 from hocket.simulate import simulate
 from hocket.simulate.shares import priced_at
+from hocket.simulate.shares.lanes import pass_order
 from hocket.simulate.verify import violations
 
 
@@ -30,12 +32,12 @@ def replayed(graph, on):
 @pytest.fixture(scope="module")
 def problem():
     layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(12)]
-    return replayed(capture_sizes(nn.Sequential(*layers), torch.zeros(8192, 64)), "1xv100-16g")
+    return replayed(capture_sizes(nn.Sequential(*layers), torch.zeros(5460, 64)), "1xv100-16g")
 
 
 @pytest.fixture(scope="module")
 def steady(problem):
-    return fit_waves(problem, num_waves=6)
+    return fit_waves(problem, num_waves=4)
 
 
 def ratio(problem, size):
@@ -46,21 +48,40 @@ def ratio(problem, size):
 
 
 @pytest.mark.parametrize(("on", "backward"), [("1xv100-16g", 2.3), ("1xk80", 2.0)])
-def test_waves_behind_each_other_hold_little_more_than_one(problem, steady, on, backward):
-    """The closed form, of what rises over f and falls over b half a period apart, and as much as
-    one of the twelve layers on top: memory comes in steps."""
+def test_the_best_start_alone_holds_what_the_closed_form_says(problem, steady, on, backward):
+    """Of what rises over f and falls over b half a period apart, and as much as one of the twelve
+    layers on top: memory comes in steps."""
     if on == "1xk80":
         problem = replayed(problem.graph, on)
-        steady = fit_waves(problem, num_waves=6)
+        steady = fit_waves(problem, num_waves=4)
     times = ratio(problem, steady.accumulated.shares.replicas[0].microbatches[0])
     assert times == pytest.approx(backward, abs=0.05)
     one = steady.one_wave_bytes
     graph = problem.graph
     before = int(graph.held_bytes[graph.tensor_producer < 0].sum())
     closed = 1 + (times - 1) / (2 * times)
-    assert steady.leanest.peak_bytes - before <= (one - before) * (closed + 0.11)
-    assert steady.leanest.peak_bytes <= 1.3 * one
+    by_start = min(way.peak_bytes for way in steady.tried if not way.lanes.waits)
+    assert by_start - before <= (one - before) * (closed + 0.11)
     assert steady.aligned.peak_bytes - before > 1.9 * (one - before)
+    # Waits keep less, and cost little time.
+    assert steady.leanest.peak_bytes <= 1.25 * one
+    assert steady.leanest.step_s <= 1.1 * steady.chosen.step_s
+
+
+def test_waits_keep_the_room_however_fast_the_lanes_are(problem):
+    graph = priced_at(problem, 1024).graph
+    held, order = held_bytes(graph), pass_order(graph)
+    at = {int(op): n for n, op in enumerate(order)}
+    assert room_waits(graph, 2, int(held.max()) - 1) is None
+    for room in (held.max(), 1.2 * held.max(), 1.7 * held.max(), 2 * held.max()):
+        waits = room_waits(graph, 2, int(room))
+        passed = np.full(len(order), -1)
+        for wait in waits:
+            passed[at[wait.op]] = at[wait.on_op]
+        passed = np.maximum.accumulate(passed)
+        later = [int(held[done + 1 :].max(initial=0)) for done in passed.tolist()]
+        assert (held + np.array(later) <= room).all()
+        assert room < 2 * held.max() or not waits
 
 
 def test_waves_of_small_kernels_overlap(steady):
@@ -82,7 +103,7 @@ def test_addresses_of_the_slab_hold_whatever_the_lanes_do(steady):
     """No op overwrites what the other lane may still use, by its lane's order and waits alone."""
     blocks = steady.blocks(steady.leanest)
     addresses, waits = slab_of(blocks)
-    assert addresses.slab_bytes <= 1.02 * blocks.peak_bytes()
+    assert addresses.slab_bytes <= 1.05 * blocks.peak_bytes()
     at = [{op: n for n, op in enumerate(ops)} for ops in blocks.sequence]
     passed = [np.full(len(ops), -1) for ops in blocks.sequence]
     for wait in waits:
@@ -109,13 +130,13 @@ def test_plans_are_legal_and_take_what_was_promised(problem, steady):
 
 def test_a_tighter_budget_starts_later_and_none_too_tight_is_kept(problem, steady):
     budget = (steady.leanest.peak_bytes + steady.chosen.peak_bytes) // 2
-    tight = fit_waves(problem, num_waves=6, budget_bytes=budget)
+    tight = fit_waves(problem, num_waves=4, budget_bytes=budget)
     assert tight.chosen.peak_bytes <= budget < steady.chosen.peak_bytes
-    assert tight.chosen.lanes.lead > steady.chosen.lanes.lead
+    assert tight.chosen.step_s >= steady.chosen.step_s
     with pytest.raises(NoFeasiblePlanError, match="the leanest need"):
-        fit_waves(problem, num_waves=6, budget_bytes=steady.one_wave_bytes // 2).plan()
+        fit_waves(problem, num_waves=4, budget_bytes=steady.one_wave_bytes // 2).plan()
 
 
 def test_batches_that_are_too_small_are_refused(problem):
     with pytest.raises(UsageError, match="fewer than"):
-        fit_waves(problem, num_waves=8193)
+        fit_waves(problem, num_waves=5461)

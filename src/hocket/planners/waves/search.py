@@ -4,8 +4,9 @@ Wavelet (Wang et al., MLSys 2021) starts the second wave half a cycle behind the
 memory grows while the first one's shrinks. How far behind is best depends on the model and on what
 kernels leave free: the earlier, the more the lanes overlap; the later, the less they hold together.
 So starts are tried over the whole of the first wave, evenly in its time, then ever finer around the
-best; every one is simulated as a whole, and the plan is the shortest that keeps the budget. Beside
-it stand what people do without lanes. O(tries) simulations.
+best; where memory is short, waves are also tried that begin at once and wait wherever both would
+hold too much (`room`). Every one is simulated as a whole, and the plan is the shortest that keeps
+the budget. Beside it stands what people do without lanes. O(tries) simulations.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.candidates import empty_plan
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
+from hocket.planners.waves.room import held_bytes, room_waits
 from hocket.planners.waves.slab import slab_of
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares import Unfolded, priced_at
@@ -35,6 +37,8 @@ from hocket.simulate.timeline import Timeline
 PLANNER = "waves"
 _FIRST_TRIES = 17
 """Starts over the whole of the first wave, its two ends among them."""
+LEAN = 1.25
+"""Times what one wave holds: what two are tried with, beside the budget."""
 _FINER = 3
 """How often the distance between tries is halved around the best."""
 
@@ -141,7 +145,8 @@ class WaveFit:
         """The plan of a way with lanes, with its addresses and waits."""
         assert way.lanes is not None
         addresses, waits = slab_of(self.blocks(way))
-        lanes = replace(way.lanes, slab_bytes=addresses.slab_bytes, waits=waits)
+        joined = tuple(sorted({*way.lanes.waits, *waits}))
+        lanes = replace(way.lanes, slab_bytes=addresses.slab_bytes, waits=joined)
         plan = empty_plan(self.problem, PLANNER).having(way.shares, lanes)
         return plan.claiming(step_s=way.step_s, peak_bytes=tuple(way.timeline.peak_bytes.tolist()))
 
@@ -162,14 +167,19 @@ def fit_waves(
         shares,
         replicas=tuple(replace(r, microbatches=(r.num_samples,)) for r in shares.replicas),
     )
-    usable = int(problem.memory_bytes[workers(problem)].min())
-    tried = _search(problem, shares, budget_bytes or usable)
+    budget_bytes = budget_bytes or int(problem.memory_bytes[workers(problem)].min())
+    accumulated = simulated(problem, "one after the other", shares)
+    tried = _search(problem, shares, budget_bytes)
+    aligned = tried[0]
+    for most in (budget_bytes, round(LEAN * accumulated.peak_bytes)):
+        if most < aligned.peak_bytes:
+            tried += _within(problem, accumulated, most)
     return WaveFit(
         problem=problem,
-        budget_bytes=budget_bytes or usable,
+        budget_bytes=budget_bytes,
         plain=simulated(problem, "one batch", whole),
-        accumulated=simulated(problem, "one after the other", shares),
-        aligned=tried[0],
+        accumulated=accumulated,
+        aligned=aligned,
         tried=tuple(tried),
     )
 
@@ -211,6 +221,23 @@ def simulated(problem: Problem, name: str, shares: Shares, lanes: Lanes | None =
     """A way and its timeline."""
     unfolded, timeline = simulate_shares(problem, shares, None, lanes)
     return WaveWay(name=name, shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
+
+
+def _within(problem: Problem, one: WaveWay, most_bytes: int) -> list[WaveWay]:
+    """Waves that wait where both would hold more than so much; none where one alone does."""
+    replica = one.shares.replicas[0]
+    wave = priced_at(problem, max(replica.microbatches)).graph
+    beside = one.peak_bytes - int(held_bytes(wave).max())
+    over = 0
+    for _ in range(_FINER):
+        waits = room_waits(wave, len(replica.microbatches), most_bytes - beside - over)
+        if waits is None:
+            return []
+        way = simulated(problem, "tick-tock", one.shares, Lanes(lead=0, waits=waits))
+        if way.peak_bytes <= most_bytes:
+            return [way]
+        over += way.peak_bytes - most_bytes
+    return []
 
 
 def _search(problem: Problem, shares: Shares, budget_bytes: int) -> list[WaveWay]:
