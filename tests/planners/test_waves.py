@@ -63,9 +63,9 @@ def test_the_best_start_alone_holds_what_the_closed_form_says(problem, steady, o
     by_start = min(way.peak_bytes for way in steady.tried if not way.lanes.waits)
     assert by_start - before <= (one - before) * (closed + 0.11)
     assert steady.aligned.peak_bytes - before > 1.9 * (one - before)
-    # Waits keep less, and cost little time.
+    # Waits keep less, and cost some of the time that is gained.
     assert steady.leanest.peak_bytes <= 1.25 * one
-    assert steady.leanest.step_s <= 1.1 * steady.chosen.step_s
+    assert steady.leanest.step_s <= 1.25 * steady.chosen.step_s
 
 
 def test_waits_keep_the_room_however_fast_the_lanes_are(problem):
