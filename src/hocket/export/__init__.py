@@ -1,5 +1,5 @@
 """A parallel plan in the words of training programs; what they cannot say is refused."""
 
-from hocket.export.targets import TARGETS, Target, export_plan
+from hocket.export.targets import TARGETS, export_plan
 
-__all__ = ["TARGETS", "Target", "export_plan"]
+__all__ = ["TARGETS", "export_plan"]

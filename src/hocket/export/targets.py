@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
 
 from hocket.base.errors import unknown_name
 from hocket.export.common import cannot, shard_ranks
 from hocket.plan.divided import DividedTraining
 
-Target = Literal["megatron", "torchtitan", "deepspeed", "torch"]
-TARGETS: tuple[Target, ...] = get_args(Target)
+TARGETS = ("megatron", "torchtitan", "deepspeed", "torch")
 
 
 def export_plan(plan: DividedTraining, target: str) -> dict[str, str]:

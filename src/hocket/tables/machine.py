@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from types import TracebackType
 
 from hocket.base.errors import RunError
 from hocket.processes.crew import Crew
@@ -53,12 +52,7 @@ class ShardProcesses:
             watcher.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hocket.base.extras import require
@@ -85,12 +84,7 @@ class RayShards:
             watcher.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         import ray
 
         self._closing = True

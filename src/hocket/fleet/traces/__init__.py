@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hocket.fleet.traces.files import FORMATS, read_trace
+from hocket.fleet.traces.files import read_trace
 from hocket.fleet.traces.generate import generate_trace
 from hocket.fleet.traces.trace import Trace, write_trace
 
-__all__ = ["FORMATS", "Trace", "generate_trace", "read_trace", "write_trace"]
+__all__ = ["Trace", "generate_trace", "read_trace", "write_trace"]

@@ -84,8 +84,6 @@ _BY_HEADER: dict[str, dict[str, str]] = {
     "yarn": {"duration_s": "duration"},
 }  # fmt: skip
 
-FORMATS = ("hocket", "gavel", "gavel-generated", "shockwave", "tiresias", "philly", "pollux")
-
 
 def read_trace(path: str | Path) -> Trace:
     """The jobs of a file in order of arrival; raises `InputFileError` with file and line."""

@@ -16,8 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hocket.runtime.train.divided.collectives import summed
 
-_Forward = Callable[[torch.Tensor], torch.Tensor]
-
 
 def join_batch_norms(model: nn.Module, group: Any) -> int:
     """Let every batch norm of a model see the rows of all ranks of a group; how many there are."""
