@@ -38,8 +38,13 @@ def all_kernels() -> dict[str, Kernel]:
     return found
 
 
+@functools.cache
+def text_of(function: FunctionType) -> str:
+    return textwrap.dedent(inspect.getsource(function))
+
+
 def tree_of(function: FunctionType) -> ast.FunctionDef:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    tree = ast.parse(text_of(function)).body[0]
     assert isinstance(tree, ast.FunctionDef)
     return tree
 

@@ -12,6 +12,7 @@ A fifth of the CPU time of a simulation is saved by it: 2.5 s instead of 3.2 s f
 from __future__ import annotations
 
 import builtins
+import functools
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, cast, get_type_hints
@@ -55,8 +56,13 @@ def _fields(hint: Any) -> dict[str, Any] | None:
     """Types by field of a named tuple; None for everything else."""
     if not (isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields")):
         return None
-    hints = get_type_hints(hint)
+    hints = _hints(hint)
     return {field: hints.get(field) for field in hint._fields}
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _packed(name: str, hint: Any, taken: list[str], names: dict[str, Any]) -> str:
