@@ -40,7 +40,7 @@ TOP = Path(__file__).resolve().parents[1]
 ROOMS = {
     "simulate/verify": "plan/test_verify.py plan/test_limits.py",
     "simulate/analysis": "simulate/test_simulate_analysis.py",
-    "simulate/timeline": "simulate/test_simulate_closed_forms.py view/test_spans.py",
+    "simulate/timeline": "simulate/test_simulate_closed_forms.py simulate/test_pipeline.py",
     "simulate/gradients": "simulate/test_gradients.py",
     "simulate/path": "simulate/test_simulate_analysis.py",
     "plan/verify": "plan/test_verify.py plan/test_limits.py",

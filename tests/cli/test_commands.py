@@ -9,7 +9,11 @@ from collections.abc import Iterator
 import pytest
 from cli.terminal import hocket
 
+from hocket.base.errors import UsageError
+from hocket.cli import plan
+from hocket.cli.sources import announce_compilation
 from hocket.graph import files as graph_files
+from hocket.kernels import progress
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +174,30 @@ def test_missing_torch_is_told_in_one_sentence(folder):
     assert "torch" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "x.json").exists()
+
+
+def test_a_first_plan_tells_how_many_kernels_are_left_at_most(folder, monkeypatch, capsys):
+    told = []
+
+    def announce(about=1):
+        told.append(about)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(plan, "announce_compilation", announce)
+    for planner in (["--planner", "auto"], [], ["--planner", "m-topo"]):
+        hocket("plan", "g.json.gz", "--on", "2xt4", *planner, "--json", cwd=folder, expect=2)
+    assert told == [plan.NUM_KERNELS, plan.NUM_KERNELS, 1]
+    announce_compilation(7)
+    try:
+        for number in range(7):
+            progress.compiling(str(number))
+    finally:
+        progress.tell_before_compiling(None)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "compiling kernels for this processor, once: up to 7",
+        "compiled 5 kernels, up to 2 are left",
+    ]
 
 
 def test_doctor_reports_versions_and_a_working_simulator():

@@ -31,7 +31,10 @@ CARRIED_OPS = 20_000
 _GOALS: dict[str, Goal] = {"cost": "cost", "memory": "memory"}
 """What the words of ``--goal`` mean; all others mean the shortest step."""
 NUM_KERNELS = 25
-"""That comparing the candidates of a placement takes, about; a fresh installation compiles them."""
+"""That comparing the candidates of a placement takes, about; a fresh installation compiles them.
+Where sharing the batch wins in any case, no placement is searched and few of them are needed."""
+AUTO = "auto"
+"""The planner that takes them all."""
 
 
 def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
@@ -200,7 +203,7 @@ def command(
     problem = make_problem(
         graph, on, transfers, profile, calibration, objective, contiguous, headroom_bytes
     )
-    announce_compilation(about=1 if planners else NUM_KERNELS)
+    announce_compilation(about=NUM_KERNELS if not planners or AUTO in planners else 1)
     with working("planning"):
         wanted = _GOALS.get(goal, "time")
         comparison = compare_ways(problem, planners, wanted, must)

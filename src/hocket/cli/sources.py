@@ -331,7 +331,7 @@ def require_own_kind(
 
 
 def announce_compilation(about: int = 1) -> None:
-    """Say what is left when a fresh installation has to compile ``about`` so many kernels first."""
+    """Say what is left when a fresh installation has to compile kernels first, so many at most."""
     from hocket.api.plans import tell_before_compiling
 
     num_compiled = 0
@@ -339,9 +339,9 @@ def announce_compilation(about: int = 1) -> None:
     def tell(name: str) -> None:
         nonlocal num_compiled
         if num_compiled == 0:
-            say("compiling kernels for this processor, once" + (f": about {about}" * (about > 1)))
+            say("compiling kernels for this processor, once" + (f": up to {about}" * (about > 1)))
         elif num_compiled % 5 == 0 and about > num_compiled:
-            say(f"compiled {num_compiled} kernels, about {about - num_compiled} are left")
+            say(f"compiled {num_compiled} kernels, up to {about - num_compiled} are left")
         num_compiled += 1
 
     tell_before_compiling(tell)
