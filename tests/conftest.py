@@ -71,4 +71,3 @@ def pytest_collection_finish() -> None:
     """Collect garbage among what tests make, and not again and again among all that is imported."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
