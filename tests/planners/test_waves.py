@@ -13,9 +13,11 @@ from hocket.capture.sizes import capture_sizes
 from hocket.cost.roofline import estimate_costs
 from hocket.graph.graph import Phase
 from hocket.plan.sections import Lanes
+from hocket.planners.waves.candidate import in_lanes
 from hocket.planners.waves.room import held_bytes, room_waits
 from hocket.planners.waves.search import fit_waves
 from hocket.planners.waves.slab import slab_of
+from hocket.planners.whole.budget import simulated as judged
 from hocket.simulate import simulate
 from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.lanes import pass_order
@@ -135,6 +137,16 @@ def test_a_tighter_budget_starts_later_and_none_too_tight_is_kept(problem, stead
     assert tight.chosen.step_s >= steady.chosen.step_s
     with pytest.raises(NoFeasiblePlanError, match="the leanest need"):
         fit_waves(problem, num_waves=4, budget_bytes=steady.one_wave_bytes // 2).plan()
+
+
+def test_lanes_are_a_candidate_where_they_shorten_the_step(problem, steady):
+    way = judged(problem, steady.accumulated.shares)
+    (found,) = in_lanes(problem, [way])
+    assert found.step_s < 0.8 * way.step_s
+    assert not violations(found.plan, problem)
+    assert in_lanes(problem, [judged(problem, steady.plain.shares)]) == []
+    full = replayed(problem.graph, "1xk80")
+    assert in_lanes(full, [judged(full, steady.accumulated.shares)]) == []
 
 
 def test_batches_that_are_too_small_are_refused(problem):

@@ -60,10 +60,16 @@ def summary_by(
     """What the plan does in words, then what a view of placements says of it."""
 
     def viewed(problem: Problem, plan: Plan, timeline: Timeline) -> RenderableType:
-        how = Text(in_words(plan[Shares]), style="bold")
+        how = Text(_how(plan), style="bold")
         return Group(how, unfolding(view)(problem, plan, timeline))
 
     return viewed
+
+
+def _how(plan: Plan) -> str:
+    lanes = plan.get(Lanes)
+    told = "" if lanes is None else f", in two lanes, the second {lanes.lead} ops behind"
+    return in_words(plan[Shares]) + told
 
 
 # ── as ``--json`` ────────────────────────────────────────────────────────────────────────────────
@@ -74,7 +80,7 @@ def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
     shares = plan[Shares]
     return {
         "planner": plan.planner,
-        "how": in_words(shares),
+        "how": _how(plan),
         "step_s": timeline.makespan_s,
         "samples_per_s": shares.num_samples / timeline.makespan_s,
         "peak_bytes": placed.device_peaks(problem, timeline),

@@ -173,7 +173,7 @@ def fit_waves(
     aligned = tried[0]
     for most in (budget_bytes, round(LEAN * accumulated.peak_bytes)):
         if most < aligned.peak_bytes:
-            tried += _within(problem, accumulated, most)
+            tried += within(problem, accumulated, most)
     return WaveFit(
         problem=problem,
         budget_bytes=budget_bytes,
@@ -223,7 +223,7 @@ def simulated(problem: Problem, name: str, shares: Shares, lanes: Lanes | None =
     return WaveWay(name=name, shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
 
 
-def _within(problem: Problem, one: WaveWay, most_bytes: int) -> list[WaveWay]:
+def within(problem: Problem, one: WaveWay, most_bytes: int) -> list[WaveWay]:
     """Waves that wait where both would hold more than so much; none where one alone does."""
     replica = one.shares.replicas[0]
     wave = priced_at(problem, max(replica.microbatches)).graph

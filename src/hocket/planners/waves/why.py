@@ -6,20 +6,25 @@ import numpy as np
 
 from hocket.base.units import format_bytes, format_percent
 from hocket.graph.graph import Stream
+from hocket.plan.problem import Problem
+from hocket.planners.placement.devices import workers
 from hocket.planners.waves.search import WaveFit, WaveWay
+from hocket.simulate.shares import priced_at
+from hocket.simulate.shares.lanes import in_lane, pass_order
 
-_MOSTLY = 0.9
+FULL = 0.8
 """What asks for this share of a wave's time leaves too little to the other one."""
+_MUCH = 0.1
+"""A share of the step that is worth a sentence."""
 
 
-def asked(way: WaveWay) -> tuple[float, float]:
-    """Shares of a wave's time in which it keeps the device and the host busy, run alone."""
-    problem = way.unfolded.problem
-    demand, passes = problem.costs.demand, way.unfolded.passes[0][0]
-    ops = passes[passes >= 0]
+def asked(problem: Problem, num_samples: int) -> tuple[float, float]:
+    """Shares of its time in which a wave of so many samples keeps device and host busy, alone."""
+    wave = in_lane(priced_at(problem, num_samples), 0)
+    demand, ops = wave.costs.demand, pass_order(wave.graph)
     assert demand is not None, "lanes have it"
-    row = int(problem.costs.device_row[way.unfolded.device_of[ops[0]]])
-    seconds = problem.costs.op_s[row, ops]
+    row = int(wave.costs.device_row[workers(problem)[0]])
+    seconds = wave.costs.op_s[row, ops]
     total_s = float(seconds.sum()) or 1.0
     busy = [float((demand[which, row, ops] * seconds).sum()) / total_s for which in (0, 1)]
     return busy[0], busy[1]
@@ -40,13 +45,13 @@ def exchange_share(way: WaveWay) -> float:
 def reasons(fit: WaveFit) -> list[str]:
     """What decides, in sentences without a period."""
     told = fit.chosen or fit.leanest
-    device, host = asked(told)
+    device, host = asked(fit.problem, told.shares.replicas[0].microbatches[0])
     found = []
-    if device >= _MOSTLY:
+    if device >= FULL:
         found.append(
             f"kernels fill the device already: {format_percent(device)} of a wave that runs alone"
         )
-    elif host >= _MOSTLY:
+    elif host >= FULL:
         found.append(
             "one process issues the ops of both lanes, and issuing those of one takes "
             f"{format_percent(host)} of its time"
@@ -59,7 +64,7 @@ def reasons(fit: WaveFit) -> list[str]:
     if fit.plain is fit.best_alone and not fit.pays:
         found.append("all samples at once fit, and larger kernels gain more than a second lane")
     sent = exchange_share(told)
-    if sent > 1 - _MOSTLY:
+    if sent > _MUCH:
         found.append(f"gradients travel for {format_percent(sent)} of the step with nothing beside")
     if fit.chosen is not None and fit.aligned.peak_bytes > fit.budget_bytes:
         found.append(

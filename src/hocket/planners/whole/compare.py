@@ -24,6 +24,7 @@ from hocket.planners.candidates import Candidate, Comparison
 from hocket.planners.goal import Goal, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.devices import workers
+from hocket.planners.waves.candidate import in_lanes
 from hocket.planners.whole.baselines import (
     DDP,
     DEEPSPEED,
@@ -81,6 +82,7 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
         for name, way in _families(problem, ways, goal)
         if id(way.plan) not in by_name
     ]
+    tried += in_lanes(problem, tried)
     best_s = min((c.step_s for c in tried if c.step_s is not None), default=float("inf"))
     tried.append(_placed(problem, best_s))
     if all(candidate.step_s is None for candidate in tried):

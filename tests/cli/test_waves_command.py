@@ -1,0 +1,72 @@
+"""``hocket waves`` as it is typed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from hocket.base.errors import UsageError
+from hocket.capture.sizes import capture_sizes
+from hocket.cli.root import root
+from hocket.graph.files import write_graph
+from hocket.plan.files import read_plan
+from hocket.plan.sections import Lanes
+
+
+@pytest.fixture(scope="module")
+def graph_file(tmp_path_factory):
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)]
+    path = tmp_path_factory.mktemp("waves") / "net.json"
+    write_graph(capture_sizes(nn.Sequential(*layers), torch.zeros(2048, 64)), path)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(root, list(map(str, arguments)))
+
+
+def test_waves_that_pay_are_written_as_a_plan_that_others_accept(graph_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    result = run("waves", graph_file, "--on", "1xv100-16g", "--waves", 4, "--memory", "3MiB",
+                 "--launches", "replayed", "-o", plan)  # fmt: skip
+    assert result.exception is None, result.exception
+    for words in ("one batch", "one after the other", "✔  tick-tock", "Tick-tock pays"):
+        assert words in result.stdout
+    saved = read_plan(plan)
+    assert max(saved.plan.claims.peak_bytes) <= 3 * 2**20
+    assert saved.plan[Lanes].slab_bytes > 0
+    assert run("verify", plan).exception is None
+    simulated = json.loads(run("simulate", plan, "--json").stdout)
+    assert simulated["step_s"] == pytest.approx(saved.plan.claims.step_s)
+    page = (tmp_path / "report.html").read_text()
+    assert all(f">{name}<" in page for name in ("tick", "tock", "together"))
+
+
+def test_waves_that_do_not_pay_say_why(graph_file):
+    told = json.loads(run("waves", graph_file, "--on", "1xv100-16g", "--json").stdout)
+    assert (told["pays"], told["feasible"], told["written"]) == (False, True, [])
+    assert told["gain"] < 1
+    assert "issues the ops of both lanes" in told["why"][0]
+    assert any("all samples at once fit" in why for why in told["why"])
+    assert told["other_launches"]["gain"] > told["gain"]
+    assert {"lead", "step_s", "peak_bytes"} <= told["starts"][0].keys()
+
+
+def test_waves_that_do_not_fit_end_with_4(graph_file):
+    result = run("waves", graph_file, "--on", "1xv100-16g", "--memory", "1MiB", "--json")
+    assert result.exit_code == 4
+    told = json.loads(result.stdout)
+    assert "the leanest need" in told["error"]["message"]
+    assert told["feasible"] is False
+
+
+def test_more_waves_than_samples_are_refused(tmp_path):
+    path = tmp_path / "tiny.json"
+    write_graph(capture_sizes(nn.Linear(4, 4), torch.zeros(2, 4)), path)
+    refused = run("waves", path, "--on", "1xv100-16g", "--waves", 3)
+    assert isinstance(refused.exception, UsageError)
+    assert "give a batch of 3 or more" in refused.exception.hint
