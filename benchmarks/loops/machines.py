@@ -149,7 +149,8 @@ def drive(options: argparse.Namespace) -> None:
                  f"--num-cpus={cpus}", "--object-store-memory=100000000", "--block"],
                 env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             ))  # fmt: skip
-            time.sleep(8 if not number else 1)
+            # Nodes that share a folder of sockets must not start at once.
+            time.sleep(8)
         caller = bed.start(
             names[0],
             [sys.executable, __file__, *sys.argv[1:], "--address", head],
