@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hocket.api import best_of, make_problem, plan_graph
+from hocket.api.collectives import predict_shared_propagation
 from hocket.api.planners import compare_changes, compare_divided, fixed_degrees
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
@@ -363,3 +364,24 @@ def test_changes_that_a_cluster_cannot_have_are_refused(unequal, change):
     with pytest.raises(UsageError) as caught:
         changed_cluster(unequal.cluster, change)
     assert caught.value.hint
+
+
+def test_what_priorities_would_bring_is_told_where_gradients_take_long(graph, tmp_path):
+    file = tmp_path / "slow.toml"
+    file.write_text('[[devices]]\nkind = "v100-16g"\n[network]\nbandwidth = "40Gbit/s"\n')
+
+    def travel(on, places, *parts):
+        problem = problem_on(graph, on)
+        names = [problem.cluster.device_names[place] for place in places]
+        made = [Replica(devices=(n,), microbatches=p) for n, p in zip(names, parts, strict=True)]
+        plan = empty_plan(problem, "test").having(Shares(replicas=tuple(made)))
+        return predict_shared_propagation(problem, plan)
+
+    slow, fast = travel(f"2x{file}", (0, 1), (6,), (6,)), travel("dgx1-v100", (0, 3), (6,), (6,))
+    assert slow.chosen.how.crosses
+    assert slow.gain() > 1.1
+    assert slow.computes_s == pytest.approx(fast.computes_s, rel=0.1)
+    assert not fast.chosen.how.crosses
+    assert "nothing to gain" in fast.why
+    assert travel(f"2x{file}", (0,), (12,)) is None, "one replica sends nothing"
+    assert travel(f"2x{file}", (0, 1), (3, 3), (6,)) is None, "accumulated ones are sent once"

@@ -186,8 +186,10 @@ def command(
     thousands of devices.
     """
     from hocket.api import best_of
+    from hocket.api.collectives import predict_shared_propagation
     from hocket.api.planners import compare_changes, compare_ways, find_planner, parse_must
     from hocket.base.errors import NoFeasiblePlanError
+    from hocket.view.collective import propagation_as_dict, propagation_why
     from hocket.view.compared import comparison_data, elsewhere
     from hocket.view.variants import variants_data, variants_table
 
@@ -219,8 +221,15 @@ def command(
     except NoFeasiblePlanError as error:
         raise SystemExit(fail(error, as_json=as_json, extra=comparison_data(comparison))) from None
     written = _write(planned, output, graph_file) if output is not None else []
+    travel = predict_shared_propagation(problem, planned.plan)
+    if travel is not None and travel.chosen.how.crosses and not as_json:
+        say(f"gradients by priority: {propagation_why(travel)}")
     if as_json:
-        told = {"what_if": variants_data(variants)} if changes or money is not None else {}
+        told: dict[str, Any] = {}
+        if changes or money is not None:
+            told["what_if"] = variants_data(variants)
+        if travel is not None:
+            told["gradients"] = propagation_as_dict(travel)
         paths = [str(path) for path in written]
         emit({**comparison_data(comparison), **told, "written": paths})
     elif written:

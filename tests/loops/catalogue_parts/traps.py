@@ -13,6 +13,13 @@ def minus_the_index(x, c):
         x[c - n] = x[n] * 2
 
 
+@loop("skewed", whole(N))
+def every_second_from_where_the_outer_is(x):
+    for i in range(3):
+        for j in range(i, len(x) - 1, 2):
+            x[j] = x[j + 1] + 1
+
+
 @loop("independent", whole(N), N - 1)
 def minus_the_index_both(x, c):
     for n in range(len(x)):
