@@ -83,6 +83,7 @@ def test_a_link_that_was_cut_is_left_out_and_one_that_slowed_down_has_its_new_ra
     assert {link.ends for link in left.links} == {link.ends for link in cluster.links} - {
         ("rank1", "rank2")
     }
+    assert after_failure(cluster, (), (1, 2), nothing) == left, "nothing came through: it is gone"
     slow = np.full((4, 4), 2.02e6)
     rate = {
         link.ends: link.bandwidth_bps for link in after_failure(cluster, (), (0, 1), slow).links

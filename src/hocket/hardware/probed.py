@@ -103,6 +103,8 @@ def after_failure(
     to know: a way that is shared has failed, or ranks are apart.
     """
     gone = {frozenset(pair) for pair in cut}
+    if min(got_bps[slow], got_bps[slow[::-1]]) <= 0.0:
+        gone.add(frozenset(slow))
     own = {_ranks_of(link, cluster) for link in cluster.links}
     is_shared = None in own
     if is_shared and not gone | {frozenset(slow)} <= own:
