@@ -23,7 +23,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 UNIT, STEPS = 7.5e6, 9
 NUMBERS = 2**18 * int(os.environ.get("MIB", "4"))
-lines_seen: list[list[str]] = []
 
 
 def main() -> None:
@@ -50,15 +49,15 @@ def main() -> None:
         ]  # fmt: skip
         lines = processes[0].stdout
         next(lines)
-        _phase("as planned", cluster, ranks, scale, lines)
+        _phase("as planned", cluster, ranks, scale, lines, 0.0, 0)
         since_s = time.monotonic()
         bed.shape("gpu0", "gpu3", Shape(UNIT / 2, burst_bytes=100_000))
         cluster = _changed(cluster, "gpu0-gpu3", 12.5e9)
-        _phase("gpu0-gpu3 at a quarter", cluster, ranks, scale, lines, since_s)
+        _phase("gpu0-gpu3 at a quarter", cluster, ranks, scale, lines, since_s, 1)
         since_s = time.monotonic()
         bed.cut("gpu1", "gpu2")
         cluster = _changed(cluster, "gpu1-gpu2", None)
-        _phase("gpu1-gpu2 gone", cluster, ranks, scale, lines, since_s)
+        _phase("gpu1-gpu2 gone", cluster, ranks, scale, lines, since_s, 2)
 
 
 def _changed(cluster: Any, name: str, rate_bps: float | None) -> Any:
@@ -71,19 +70,17 @@ def _changed(cluster: Any, name: str, rate_bps: float | None) -> Any:
 
 
 def _phase(
-    name: str, cluster: Any, ranks: Any, scale: float, lines: Any, since_s: float = 0.0
+    name: str, cluster: Any, ranks: Any, scale: float, lines: Any, since_s: float, num_mended: int
 ) -> None:
     from hocket.planners.communication.collective import plan_collective
 
     bound = float(plan_collective(cluster, "allreduce", ranks).bound_bps) * scale
     # What ended before belongs to the phase before.
     fresh = (p for p in map(str.split, lines) if float(p[2]) + float(p[0]) > since_s)
-    before = int(lines_seen[-1][1]) if lines_seen else 0
     found = list(islice(fresh, STEPS))
-    while name != "as planned" and int(found[-1][1]) == before:
+    while int(found[-1][1]) < num_mended:
         found += islice(fresh, 1)  # it has not been noticed yet
     found += islice(fresh, STEPS)
-    lines_seen[:] = found
     spent = [float(line[0]) for line in found]
     settled = spent[-STEPS:]
     rate = 4 * NUMBERS / statistics.median(settled)
