@@ -104,12 +104,15 @@ class Lanes(Section):
         if any(r.update == "host" or r.recomputed for r in shares.replicas):
             yield Violation("lanes", "lanes keep what they make and update on the device")
         counts = {len(replica.microbatches) for replica in shares.replicas}
-        if len(counts) != 1 or min(counts) < NUM_LANES:
-            yield Violation("lanes", "replicas have two microbatches or more, equally many each")
-            return
-        yield from self._wrong_ops(problem.graph, min(counts))
+        if len(counts) != 1:
+            yield Violation("lanes", "replicas in lanes have equally many microbatches")
+        yield from self.wrong_ops(problem.graph, min(counts, default=0))
 
-    def _wrong_ops(self, graph: Graph, num_waves: int) -> Iterator[Violation]:
+    def wrong_ops(self, graph: Graph, num_waves: int) -> Iterator[Violation]:
+        """What cannot be of a graph that runs in so many microbatches."""
+        if num_waves < NUM_LANES:
+            yield Violation("lanes", "lanes take two microbatches or more in turns")
+            return
         num_passed = int((graph.op_phase != Phase.OPTIMIZER).sum())
         if self.lead > num_passed:
             told = f"the second lane begins after {self.lead} ops, a wave has {num_passed}"

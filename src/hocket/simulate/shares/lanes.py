@@ -83,7 +83,10 @@ def _lasting_changes(graph: Graph) -> IntArray:
 
 
 def hold_back(graph: Graph, own: ReplicaCopy, lanes: Lanes, sheet: Sheet) -> None:
-    """Let ops wait for the other lane where they have to."""
+    """Let ops wait for the other lane where they have to; raises `CheckError` where they cannot."""
+    wrong = next(lanes.wrong_ops(graph, len(own.passes)), None)
+    if wrong is not None:
+        raise CheckError(wrong.message, hint="plan this step again with hocket waves")
     for wait in dict.fromkeys(lane_waits(graph, lanes, len(own.passes))):
         waiting, awaited = (
             own.passes[wait.wave].op[wait.op],
