@@ -19,7 +19,7 @@ from hocket.cost.parallel.setting import setting_of
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.stages import stage_costs
-from hocket.cost.parallel.step import predict
+from hocket.cost.parallel.step import exposed_s, predict
 from hocket.transformer import Division, Divisions, Transformer
 from hocket.transformer.files import find_model
 
@@ -321,9 +321,9 @@ def test_replicas_that_divide_state_in_groups_hold_more_and_send_less_far():
     held = [stage_memory(model, division, p, FORMULAS_ONLY).state_bytes[0] for p in (whole, groups)]
     parameters = 12.8e9
     assert held[1] - held[0] == pytest.approx(16 * parameters * (1 / 8 - 1 / 64), rel=0.05)
-    # Short sequences hide nothing of gathering over the network for every microbatch.
+    # Sequences that are short hide only a part of gathering over the network.
     slow = {**fields, "global_batch": 1024, "on": "8xdgx-a100-80g"}
-    short = replace(model, sequence=128)
+    short = replace(model, sequence=1024)
     assert parts(short, groups, **slow)["data"] < 0.6 * parts(short, whole, **slow)["data"]
     every = with_options(program, ["hsdp=64"])
     assert step_s(model, every, **slow) == pytest.approx(step_s(model, whole, **slow))
@@ -376,3 +376,12 @@ def test_options_that_do_not_exist_are_refused(text, message):
     with pytest.raises(UsageError) as caught:
         with_options(find_software("torch"), [text])
     assert message in str(caught.value)
+
+
+def test_gathered_weights_are_waited_for_where_they_take_as_long_as_the_work():
+    """Neither hides the other where both are as long; a step's own collectives still hide."""
+    one = np.ones(1)
+    assert exposed_s(one, one, np.array([True])) == pytest.approx(np.sqrt(2) - 1)
+    assert exposed_s(one, one) == pytest.approx(efficiency.CONSTANTS.never_hidden)
+    for work, left in ((0.0, 1.0), (100.0, efficiency.CONSTANTS.never_hidden)):
+        assert exposed_s(one, work * one, np.array([True])) == pytest.approx(left)

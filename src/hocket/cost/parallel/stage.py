@@ -22,6 +22,8 @@ FLUSH, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, V_HALF, SCARCE = range(7)
 but ``FLUSH`` come to where there are few microbatches."""
 DEPTH = (0.0, 1.0, 2.0, 2.0, 2.0, 1.0)
 """Microbatches per stage from which each way reaches its own fill."""
+GATHERED = 3
+"""The ZeRO stage that gathers weights for every pass."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -21,7 +21,7 @@ from hocket.cost.parallel.likeness import factors
 from hocket.cost.parallel.ranks import Degrees, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
 from hocket.cost.parallel.software import Software
-from hocket.cost.parallel.stage import stage_times
+from hocket.cost.parallel.stage import GATHERED, stage_times
 from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.cost.parallel.step import exposed_s, slowest_kind
 from hocket.hardware.cluster import Cluster, DeviceKind
@@ -107,7 +107,7 @@ def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> 
     after_s = exposed_s(ranks.once_s, left_s) + ranks.ends_s + ranks.optimizer_s
     return _KindTimes(
         layer=layer_times(setting, slices, coefficients),
-        each_s=exposed_s(ranks.each_s, hidden_s, setting.gathers_by_tensor).item(),
+        each_s=exposed_s(ranks.each_s, hidden_s, division.zero == GATHERED).item(),
         after_s=after_s.item(),
     )
 

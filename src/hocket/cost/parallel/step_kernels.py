@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.parallel.columns import DivisionColumns, Places, RankPlaces, Seen, StepTables
-from hocket.cost.parallel.stage import DEPTH, FLUSH, SCARCE, V_HALF
+from hocket.cost.parallel.stage import DEPTH, FLUSH, GATHERED, SCARCE, V_HALF
 from hocket.kernels import kernel
 
 # Compiled code keeps values, not names: changing them must change the kept code.
@@ -88,12 +88,12 @@ def add_up(
     stage: IntArray,
     rank: IntArray,
     tables: StepTables,
-    hiding: tuple[float, float, float, float],
+    hiding: tuple[float, float, float],
     step_s: FloatArray,
 ) -> None:
     """The step of every division; ``hiding``: whether collectives overlap, what never hides of
-    them, what each further chunk costs, and whether weights are gathered tensor by tensor."""
-    overlaps, never, chunk_s, gathers = hiding
+    them, and what each further chunk costs."""
+    overlaps, never, chunk_s = hiding
     for i in range(len(stage)):
         s, r = stage[i], rank[i]
         count = columns.global_batch[i] // (columns.microbatch[i] * columns.data[i])
@@ -110,7 +110,7 @@ def add_up(
         hidden_s = overlaps * busy_s
         once_s, each_s = tables.once_s[r], tables.each_s[r]
         once_s = max(never * once_s, once_s - max(hidden_s - each_s, 0.0))
-        waited_s = np.sqrt(each_s**2 + hidden_s**2) if gathers > 0 else each_s
+        waited_s = np.sqrt(each_s**2 + hidden_s**2) if columns.zero[i] == GATHERED else each_s
         each_s = max(never * each_s, waited_s - hidden_s)
         each_s += busy_s + chunks * tables.exchange_s[s] + (chunks - 1) * chunk_s
         step_s[i] = count * each_s + bubble_s + once_s + tables.fixed_s[r]
