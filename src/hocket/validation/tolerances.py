@@ -18,8 +18,8 @@ class Tolerance:
     """Largest errors that pass; None where a table is shown but does not fail."""
 
     zero_shot_mean: float | None = 0.15
-    calibrated_mean: float | None = 0.07
-    calibrated_p95: float | None = 0.18
+    calibrated_mean: float | None = 0.05
+    calibrated_p95: float | None = 0.15
     memory_mean: float | None = 0.06
     """Of calibrated overheads, or of formulas where the table counts memory."""
     mean_regret: float | None = 0.02
@@ -73,39 +73,45 @@ class Tolerance:
         return found
 
 
-_TRANSFER = Tolerance(calibrated_mean=None, calibrated_p95=None, mean_regret=None, max_regret=None)
-"""Judged only where nothing was measured: other programs than the site was calibrated with."""
-_SHOWN = replace(_TRANSFER, zero_shot_mean=None)
-_H100 = replace(_TRANSFER, zero_shot_mean=0.12)
-"""Microbatches and chunks are not published: nothing to calibrate with."""
-_FSDP = Tolerance(zero_shot_mean=0.12, calibrated_mean=0.06, calibrated_p95=0.15)
-_FLOAT8 = replace(_TRANSFER, zero_shot_mean=0.20)
-"""Too few runs to take some from."""
+_UNRANKED = Tolerance(mean_regret=None, max_regret=None)
+"""Too few groups of alternatives to judge choices by."""
+_ZERO_SHOT = replace(_UNRANKED, calibrated_mean=None, calibrated_p95=None)
+"""Judged only where nothing was measured."""
+_SHOWN = replace(_ZERO_SHOT, zero_shot_mean=None)
+_FSDP = Tolerance(zero_shot_mean=0.12)
+_FLOAT8 = replace(_UNRANKED, zero_shot_mean=0.20)
 _TOLERANCES = {
-    "vtrain-single": Tolerance(calibrated_mean=0.10, calibrated_p95=None),
-    # The size of its GPUs' memory is not stated.
-    "vtrain-multi": Tolerance(runs_per_false_alarm=None),
-    "h100-weak-scaling": _H100,
-    "h100-strong-scaling": _H100,
+    # Hosts of its jobs differ by a tenth: steps of small models contradict their neighbours.
+    "vtrain-single": Tolerance(calibrated_mean=0.07, calibrated_p95=0.20),
+    # Nine runs took 12 to 35 % longer than anything modelled. The size of its GPUs' memory is not
+    # stated.
+    "vtrain-multi": Tolerance(calibrated_mean=0.07, calibrated_p95=0.18, runs_per_false_alarm=None),
+    # Microbatches and chunks are not published; one of its runs is 36 % off for it.
+    "h100-weak-scaling": replace(_ZERO_SHOT, zero_shot_mean=0.12),
+    "h100-strong-scaling": replace(_UNRANKED, zero_shot_mean=0.12),
     "korthikanti-memory": Tolerance(memory_mean=0.05),
-    "sc21-zero3": replace(_TRANSFER, runs_per_false_alarm=None),
-    "mt-nlg": _TRANSFER,
-    "megatron-january-2021": _TRANSFER,
-    "dgx-a100-2020": _TRANSFER,
+    # Six runs: one of them is what its program is calibrated with.
+    "sc21-zero3": replace(_ZERO_SHOT, runs_per_false_alarm=None),
+    "mt-nlg": _UNRANKED,
+    "megatron-january-2021": _UNRANKED,
+    "dgx-a100-2020": _UNRANKED,
     "dgx2-v100-2020": replace(_SHOWN, runs_per_false_alarm=None),
-    "nemo-h100-float8": _FLOAT8,
+    "nemo-h100-float8": replace(_FLOAT8, calibrated_mean=0.08),
     "fsdp-h100": _FSDP,
     "fsdp-h100-float8": _FLOAT8,
     "fsdp-a100-80g": _FSDP,
     "fsdp-a100-40g": _FSDP,
-    "torchtitan": replace(_TRANSFER, zero_shot_mean=0.15, memory_mean=0.12),
+    # Two runs are left to be scored.
+    "torchtitan": replace(_ZERO_SHOT, zero_shot_mean=0.15, memory_mean=0.12),
     "torchtitan-float8": replace(_FLOAT8, memory_mean=0.15),
-    "bridge-h100": replace(_FLOAT8, calibrated_mean=0.07, calibrated_p95=0.15),
+    "bridge-h100": _FLOAT8,
     # Releases differ by up to 1.8 times.
-    "bridge-h100-experts": replace(_TRANSFER, zero_shot_mean=0.20),
+    "bridge-h100-experts": replace(_FLOAT8, calibrated_mean=0.12, calibrated_p95=None),
     # Nothing was measured on these chips: Hopper's shares of Blackwell's data sheet.
-    "bridge-blackwell": replace(_TRANSFER, zero_shot_mean=0.15),
-    "bridge-blackwell-experts": replace(_TRANSFER, zero_shot_mean=0.25),
+    "bridge-blackwell": replace(_UNRANKED, zero_shot_mean=0.15),
+    "bridge-blackwell-experts": replace(
+        _UNRANKED, zero_shot_mean=0.25, calibrated_mean=0.15, calibrated_p95=None
+    ),
 }
 
 

@@ -133,9 +133,10 @@ def calibrated_site(site: str, tables: Mapping[str, Sequence[Measured]]) -> Cali
     weighed = _chosen(
         [row for row in rows if row.memory_bytes is not None and row.table not in FORMULA_TABLES]
     )
+    weighed = weighed if len(weighed) >= MIN_WEIGHED else []
     return CalibratedSite(
         coefficients=calibrate(timed, _cluster(timed)) if timed else Coefficients(),
-        overheads=fitted_overheads(weighed) if len(weighed) >= MIN_WEIGHED else None,
+        overheads=fitted_overheads(weighed) if weighed else None,
         timed=frozenset((row.table, row.row) for row in timed),
         weighed=frozenset((row.table, row.row) for row in weighed),
     )
@@ -156,7 +157,7 @@ def fitted_overheads(rows: Sequence[Measured]) -> MemoryOverheads:
         state_bytes.append(state.peak_bytes[fullest])
         activation_bytes.append(whole.peak_bytes[fullest] - state.peak_bytes[fullest])
     measured = [row.memory_bytes for row in rows if row.memory_bytes is not None]
-    return fit_overheads(state_bytes, activation_bytes, measured)
+    return fit_overheads(state_bytes, activation_bytes, measured, rows[0].software.overheads)
 
 
 def _cluster(rows: Sequence[Measured]) -> Cluster:

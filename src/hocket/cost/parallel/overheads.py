@@ -39,7 +39,7 @@ _LEAST = (0.0, 1.0, 1.0)
 """Nothing shrinks what the formulas count."""
 _MOST = (16e9, 2.0, 2.0)
 _SPREAD = (2e9, 0.1, 0.1)
-"""How far the figures of programs differ: the fit leaves the defaults only as far as rows ask."""
+"""How far programs differ: the fit leaves what is expected only as far as rows ask."""
 _NOISE = 0.05
 _OUTLIER = 1.5
 """Multiple of the noise beyond which a row counts less."""
@@ -50,8 +50,9 @@ def fit_overheads(
     state_bytes: Sequence[float],
     activation_bytes: Sequence[float],
     measured_bytes: Sequence[float],
+    expected: MemoryOverheads = DEFAULT_OVERHEADS,
 ) -> MemoryOverheads:
-    """Overheads that meet the measured peaks best, held to the defaults where rows say little.
+    """Overheads that meet the measured peaks best, held to what is expected where rows say little.
 
     Least squares of relative errors with a weak prior, bounded to believable values; rows that no
     overheads explain count less the further off they are.
@@ -63,8 +64,7 @@ def fit_overheads(
     scale = np.asarray(_SPREAD)
     rows = np.column_stack([np.ones_like(measured), state_bytes, activation_bytes])
     rows = rows / measured[:, None] * scale / _NOISE
-    default = DEFAULT_OVERHEADS
-    prior = (default.constant_bytes, default.state_factor, default.activation_factor)
+    prior = (expected.constant_bytes, expected.state_factor, expected.activation_factor)
     bounds = (np.divide(_LEAST, scale), np.divide(_MOST, scale))
     solution = np.divide(prior, scale)
     for _ in range(_NUM_ROUNDS):
