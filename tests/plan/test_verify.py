@@ -15,7 +15,8 @@ from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Placement
-from hocket.plan.verify import contiguity_violations, structure_violations
+from hocket.plan.verify import contiguity_violations, raise_violations, structure_violations
+from hocket.plan.violation import Violation
 from hocket.simulate.verify import verify, violations
 
 
@@ -170,3 +171,12 @@ def test_only_a_contiguous_problem_refuses_paths_that_come_back():
     plan = Plan().placing(np.array([0, 1] * 5, dtype=np.int32)[: problem.graph.num_ops])
     assert violations(plan, problem) == []
     assert _rules(plan, replace(problem, contiguous=True)) == {"contiguous"}
+
+
+def test_of_many_violations_three_are_told_and_the_rest_counted():
+    found = [Violation("memory", f"rule {number}") for number in range(5)]
+    with pytest.raises(CheckError) as caught:
+        raise_violations(found, "mine")
+    assert caught.value.message == "rule 0; rule 1; rule 2 (and 2 more)"
+    with pytest.raises(CheckError, match=r": rule 0; rule 1; rule 2$"):
+        raise_violations(found[:3], "mine")
