@@ -25,9 +25,9 @@ from hocket.fleet.rounds import (
 )
 from hocket.fleet.rounds.improved import _queues
 from hocket.fleet.simulator import bind, simulate
-from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import Ladder
 from hocket.fleet.solve.linear import LinearProgram, _ProgramRows, maximise
+from hocket.fleet.solve.price_tables import Crowd
 from hocket.fleet.solve.prices import Duals, proven_level
 from hocket.fleet.solve.setup import set_up
 from hocket.fleet.solve.sharing import all_columns, pair_rates

@@ -13,11 +13,11 @@ from scipy.optimize import linprog
 from hocket.fleet.market import Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.policies.normalise import proportional_steps_per_s
-from hocket.fleet.solve import many, sharing, water_filling
+from hocket.fleet.solve import pair_levels, sharing, water_filling
 from hocket.fleet.solve.check import throughputs, verify_allocation
 from hocket.fleet.solve.classes import EQUAL, find_classes
-from hocket.fleet.solve.crowd import Crowd, new_search
 from hocket.fleet.solve.ladder import owed
+from hocket.fleet.solve.price_tables import Crowd, new_search
 from hocket.fleet.solve.prices import highest_rung, root
 from hocket.kernels.containers import table
 
@@ -223,7 +223,7 @@ def test_the_method_for_many_reaches_the_program_to_the_gap_it_states(
     market = distinct_sharers(devices, 48, devices)
     exact = POLICIES[policy](market)
     monkeypatch.setattr(water_filling, "MANY", 2)
-    monkeypatch.setattr(many, "_LEAST_SAMPLE", least_sample)
+    monkeypatch.setattr(pair_levels, "_LEAST_SAMPLE", least_sample)
     answer = POLICIES[policy](market)
     verify_allocation(market, answer)
     assert answer.gap <= 2e-3
@@ -241,7 +241,7 @@ def test_the_method_for_many_is_legal_and_bounded_for_classes_and_gangs(seed):
     exact = POLICIES["las"](market)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(water_filling, "MANY", 1)
-        patch.setattr(many, "_LEAST_SAMPLE", 2 + seed % 3)
+        patch.setattr(pair_levels, "_LEAST_SAMPLE", 2 + seed % 3)
         answer = POLICIES["las"](market)
     verify_allocation(market, answer)
     assert answer.bound >= exact.objective * (1 - 1e-6)
@@ -266,8 +266,8 @@ def test_bounds_hold_for_any_market_whichever_way_it_is_solved(seed, stages):
         assert exact == pytest.approx((level, level), rel=2e-6)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(water_filling, "MANY", 1)
-            patch.setattr(many, "_LEAST_SAMPLE", 2 + seed % 3)
-            patch.setattr(many, "_MAX_STAGES", stages)
+            patch.setattr(pair_levels, "_LEAST_SAMPLE", 2 + seed % 3)
+            patch.setattr(pair_levels, "_MAX_STAGES", stages)
             answer = POLICIES[policy](market)
         verify_allocation(market, answer)
         reached, bound = levels_of(policy, answer)
@@ -287,8 +287,8 @@ def test_an_answer_cut_short_still_knows_its_gap(monkeypatch):
     market = distinct_sharers(0, 40, 5)
     best = POLICIES["las"](market)
     monkeypatch.setattr(water_filling, "MANY", 1)
-    monkeypatch.setattr(many, "_MAX_STAGES", 1)
-    monkeypatch.setattr(many, "_PARTNERS", 1)
+    monkeypatch.setattr(pair_levels, "_MAX_STAGES", 1)
+    monkeypatch.setattr(pair_levels, "_PARTNERS", 1)
     answer = POLICIES["las"](market)
     verify_allocation(market, answer)
     assert answer.objective < best.objective * (1 - 1e-3)
@@ -302,8 +302,8 @@ def test_pairs_of_an_earlier_answer_keep_the_program_exact_where_it_would_be_too
     warm = POLICIES["makespan"](earlier).warm
     best = POLICIES["makespan"](market)
     monkeypatch.setattr(water_filling, "MANY", 1)
-    monkeypatch.setattr(many, "_MAX_STAGES", 1)
-    monkeypatch.setattr(many, "_PARTNERS", 1)
+    monkeypatch.setattr(pair_levels, "_MAX_STAGES", 1)
+    monkeypatch.setattr(pair_levels, "_PARTNERS", 1)
     rough, exact = POLICIES["makespan"](market), POLICIES["makespan"](market, warm)
     verify_allocation(market, exact)
     assert rough.gap > 1e-4

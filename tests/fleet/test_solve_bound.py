@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from hocket.fleet.solve import linear
-from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.linear import LinearProgram, maximise, solve
+from hocket.fleet.solve.price_tables import Crowd
 from hocket.fleet.solve.sharing import PairColumns
 
 

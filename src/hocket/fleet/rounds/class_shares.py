@@ -23,8 +23,8 @@ from hocket.fleet.policies.las_central import las_program, spread_central
 from hocket.fleet.rounds.state import FleetState, Jobs
 from hocket.fleet.rounds.tables import Ascent, new_alike, new_ascent
 from hocket.fleet.solve.centre import Even
-from hocket.fleet.solve.crowd import Crowd, Owed
 from hocket.fleet.solve.ladder import owed
+from hocket.fleet.solve.price_tables import Crowd, Owed
 from hocket.fleet.solve.prices import MAX_QUESTIONS
 from hocket.fleet.solve.setup import set_up, trim
 from hocket.fleet.solve.water_filling import MAX_RUNGS

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.crowd import Crowd, PriceSearch
+from hocket.fleet.solve.price_tables import Crowd, PriceSearch
 from hocket.kernels import kernel
 
 _LOAD = -1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.crowd import Owed
+from hocket.fleet.solve.price_tables import Owed
 from hocket.kernels.containers import table
 
 DemandAt = Callable[[float], FloatArray] | Owed

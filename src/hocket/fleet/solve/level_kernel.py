@@ -8,8 +8,8 @@ O(classes x columns) per bill, about five bills per fall, a handful of falls.
 
 from __future__ import annotations
 
-from hocket.fleet.solve.crowd import MAX_FALLS, Crowd, Owed, PriceSearch
 from hocket.fleet.solve.kernel import cheapest, cost_of, find_load, set_prices
+from hocket.fleet.solve.price_tables import MAX_FALLS, Crowd, Owed, PriceSearch
 from hocket.kernels import kernel
 
 _MAX_STEPS = 100

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.fleet.solve.crowd import Crowd
+from hocket.fleet.solve.price_tables import Crowd
 from hocket.fleet.solve.prices import Duals
 
 Counts = NDArray[np.int64]

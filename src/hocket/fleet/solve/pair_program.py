@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.interior import Inside
 from hocket.fleet.solve.ladder import DemandAt
 from hocket.fleet.solve.pair_tables import ClassPairTable, ShareColumns
+from hocket.fleet.solve.price_tables import Crowd
 from hocket.fleet.solve.prices import Duals
 
 Counts = NDArray[np.int64]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Warm
-from hocket.fleet.solve.crowd import MAX_FALLS, Crowd, Owed, PriceSearch, new_search
 from hocket.fleet.solve.ladder import DemandAt
+from hocket.fleet.solve.price_tables import MAX_FALLS, Crowd, Owed, PriceSearch, new_search
 
 Counts = NDArray[np.int64]
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from hocket.base.arrays import FloatArray
 from hocket.fleet.market import Market
 from hocket.fleet.solve.classes import JobClasses, find_classes
-from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import Ladder
+from hocket.fleet.solve.price_tables import Crowd
 from hocket.kernels.containers import table
 
 Counts = NDArray[np.int64]

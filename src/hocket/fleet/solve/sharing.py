@@ -18,9 +18,9 @@ from hocket.base.arrays import FloatArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
-from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import DemandAt, reached_level
 from hocket.fleet.solve.linear import LinearProgram, Solved, solve
+from hocket.fleet.solve.price_tables import Crowd
 from hocket.fleet.solve.prices import (
     Duals,
     PairTime,

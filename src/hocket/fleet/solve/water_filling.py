@@ -19,7 +19,7 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import DemandAt, Ladder, reached_level
-from hocket.fleet.solve.many import highest_rung_of_many, pair_table
+from hocket.fleet.solve.pair_levels import highest_rung_of_many, pair_table
 from hocket.fleet.solve.prices import Rung, highest_rung
 from hocket.fleet.solve.setup import SolveSetup, set_up, trim
 from hocket.fleet.solve.sharing import (

@@ -11,9 +11,9 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.tables import Ascent
-from hocket.fleet.solve.crowd import Crowd, Owed, PriceSearch
 from hocket.fleet.solve.kernel import find_bill, mix_purchases
 from hocket.fleet.solve.level_kernel import find_level
+from hocket.fleet.solve.price_tables import Crowd, Owed, PriceSearch
 from hocket.fleet.solve.prices import FREE, TOLERANCE
 from hocket.fleet.solve.water_filling import NOT_HIGHER, ROOM
 from hocket.kernels import kernel

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.market import Market
-from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.interior import climb_inside
 from hocket.fleet.solve.ladder import DemandAt
 from hocket.fleet.solve.pair_program import (
@@ -31,6 +30,7 @@ from hocket.fleet.solve.pair_program import (
     columns_of,
 )
 from hocket.fleet.solve.pair_tables import Anchors, ClassPairTable, Partners, new_partners
+from hocket.fleet.solve.price_tables import Crowd
 from hocket.fleet.solve.prices import Duals, PairTime, Rung, proven_level, top_level
 from hocket.fleet.solve.representatives import representatives
 from hocket.fleet.solve.setup import SolveSetup
