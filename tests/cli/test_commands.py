@@ -132,6 +132,9 @@ def test_plan_that_cannot_fit_ends_with_4_and_says_what_is_missing(folder, tmp_p
         (["simulate", "g.json.gz"], 3, "not a hocket.plan/2 file"),
         (["generate", "chian", "-o", "x.json"], 2, "did you mean 'chain'"),
         (["plam"], 2, "did you mean 'plan'"),
+        (["list"], 2, "Choose from: presets, models, planners"),
+        (["plan", "never.py:run", "--on", "2xt44"], 2, "did you mean"),
+        (["waves", "never.py:run", "--on", "2xt44"], 2, "did you mean"),
         (["plan", "--wat"], 2, "--wat"),
         (["generate", "chain", "--ops", "-3", "-o", "x.json"], 2, "--ops"),
     ],
@@ -328,6 +331,16 @@ def test_a_model_file_without_its_function_names_those_that_it_has(tmp_path):
     assert "tiny" in said.stderr
     said = hocket("plan", "nope.py:conv", "--on", "2xt4", cwd=tmp_path, expect=2)
     assert "there is no file 'nope.py'" in said.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("fleet",)])
+def test_a_group_alone_prints_its_help_as_it_is(words):
+    assert hocket(*words, expect=2).stderr == hocket(*words, "--help").stdout
+
+
+def test_list_tells_whole_sentences():
+    told = json.loads(hocket("list", "policies", "--json").stdout)
+    assert "whoever had least first." in str(told)
 
 
 def test_every_command_takes_json_and_explains_itself():

@@ -99,6 +99,13 @@ def test_fit_refuses_what_it_cannot_do(graph_file, arguments, words):
     assert words in error.message
 
 
+def test_fit_refuses_several_devices_before_it_captures(tmp_path):
+    (tmp_path / "slow.py").write_text("raise SystemExit('captured')")
+    error = run("fit", f"{tmp_path}/slow.py:build", "--on", "2xh200", "--memory", "1GiB").exception
+    assert isinstance(error, HocketError)
+    assert "a memory plan is for one" in error.message
+
+
 def test_fit_wants_a_size():
     result = run("fit", "gpt2", "--on", "1xh200", "--memory", "much")
     assert result.exit_code == 2

@@ -120,3 +120,24 @@ def test_data_without_an_argument_is_told_what_it_lacks(program, tmp_path):
     np.save(tmp_path / "one.npy", np.arange(3))
     with pytest.raises(HocketError, match=r"is no \.npz file of arrays"):
         run(f"{program}:count", "--data", tmp_path / "one.npy")
+
+
+def test_a_serial_loop_is_told_what_may_help(tmp_path):
+    path = tmp_path / "sampling.py"
+    path.write_text(
+        "def pairs(center, context, negative, w, c, rate):\n"
+        "    for n in range(len(center)):\n"
+        "        w[center[n]] += rate * c[context[n]]\n"
+        "        c[negative[n]] += rate * w[center[n]]\n"
+    )
+    told = run(f"{path}:pairs")
+    assert "serial" in told
+    assert 'hint: if the method bears that changes are seen late: permit={"c": "buffer"}' in told
+    assert "--data arguments.npz" in told
+    rng = np.random.default_rng(0)
+    columns = {name: rng.integers(9, size=50) for name in ("center", "context", "negative")}
+    data = tmp_path / "arguments.npz"
+    np.savez(data, w=np.ones((9, 2)), c=np.ones((9, 2)), rate=0.1, **columns)
+    told = run(f"{path}:pairs", "--data", data)
+    assert 'permit={"c": "buffer"}' in told
+    assert "--data" not in told

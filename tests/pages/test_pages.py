@@ -3,14 +3,40 @@
 import re
 from pathlib import Path
 
+import click
 import pytest
 from pages.pages import MARKS, PAGES, ROOT, commands, pages_of, room
+
+from hocket.cli.root import root
 
 
 def test_marks_are_known_words():
     for page in PAGES:
         for line, _, mark in commands(page):
             assert mark is None or mark in MARKS, f"{page.name}:{line}: [{mark}]"
+
+
+def test_commands_and_options_that_pages_show_exist():
+    for page in PAGES:
+        for line, arguments, _ in commands(page):
+            assert unknown_word(arguments) is None, f"{page.name}:{line}: {arguments}"
+
+
+def unknown_word(arguments):
+    """The first word of a command that names no command or option."""
+    words, command = list(arguments), root
+    while words and isinstance(command, click.Group) and not words[0].startswith("-"):
+        name = words.pop(0)
+        found = command.get_command(click.Context(command), name)
+        if found is None:
+            return None if command.name == "calibrate" else name  # calibrate takes files, too
+        command = found
+    if command.name == "launch":  # what follows the script is the script's
+        return None
+    known = {"--help", *(name for each in command.params for name in each.opts)}
+    known |= {name for each in command.params for name in each.secondary_opts}
+    options = [word.partition("=")[0] for word in words if re.match(r"--\w", word)]
+    return next((option for option in options if option not in known), None)
 
 
 def test_every_page_is_run_by_a_file_of_tests():

@@ -22,7 +22,16 @@ from hocket.planners.memory.budget import BudgetFit, keep_budget
 from hocket.planners.memory.frontier import Fitted, Frontier, leanest_bytes
 from hocket.planners.memory.largest import largest
 
-__all__ = ["BudgetFit", "Fitted", "Frontier", "fit", "fit_problem", "largest_that_fits", "save_fit"]
+__all__ = [
+    "BudgetFit",
+    "Fitted",
+    "Frontier",
+    "fit",
+    "fit_problem",
+    "largest_that_fits",
+    "require_one_device",
+    "save_fit",
+]
 
 PLANNER = "memory"
 
@@ -49,7 +58,7 @@ def fit_problem(
     problem: Problem, memory_bytes: int, *, host_bytes: float = float("inf")
 ) -> BudgetFit:
     """As `fit` for a problem that is there already."""
-    _require_one_device(problem.cluster)
+    require_one_device(problem.cluster)
     return keep_budget(problem, _on_one(problem), memory_bytes, host_bytes=host_bytes)
 
 
@@ -75,7 +84,7 @@ def largest_that_fits(
             )
         seen.add(graph.content_hash)
         problem = make_problem(graph, on, profile=profile, calibration=calibration)
-        _require_one_device(problem.cluster)
+        require_one_device(problem.cluster)
         return leanest_bytes(problem, _on_one(problem))
 
     return largest(least, memory_bytes, start, most)
@@ -100,9 +109,11 @@ def _on_one(problem: Problem) -> Plan:
     return empty_plan(problem, PLANNER).placing(everywhere)
 
 
-def _require_one_device(cluster: Cluster) -> None:
+def require_one_device(cluster: Cluster) -> None:
+    """Refuse a cluster of several devices."""
     if cluster.num_devices != 1:
         raise UsageError(
             f"{cluster.name} has {cluster.num_devices} devices; a memory plan is for one",
-            hint="name one device, such as 1xh200; hocket plan spreads a step over several",
+            hint="name one device, such as 1xh200, or a cluster file that has that one alone; "
+            "hocket plan spreads a step over several",
         )

@@ -31,6 +31,9 @@ def main(argv: list[str] | None = None) -> None:
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 on
+            click.echo(error.format_message(), err=True)
+            sys.exit(UsageError.exit_code)
         command = error.ctx.command_path if getattr(error, "ctx", None) else "hocket"  # type: ignore[attr-defined]
         usage = UsageError(_lower_first(error.format_message()), hint=f"see {command} --help")
         sys.exit(fail(usage, as_json=as_json))
@@ -75,4 +78,5 @@ def _unexpected(error: Exception) -> Exception:
 
 
 def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:].rstrip(".")
+    told = " ".join(text.split())  # Click writes choices on lines of their own
+    return told[:1].lower() + told[1:].rstrip(".")

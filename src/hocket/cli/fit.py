@@ -16,6 +16,7 @@ from hocket.cli.sources import (
     load_graph,
     make_problem,
     model_options,
+    named_cluster,
     require_folder,
 )
 
@@ -92,7 +93,7 @@ def command(
     the budget: which blocks are kept, offloaded or recomputed, which parameters are streamed from
     the host. Exit code 4 where nothing fits, with the smallest budget that would.
     """
-    from hocket.api.memory import fit_problem
+    from hocket.api.memory import fit_problem, require_one_device
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.view import fit as view
 
@@ -100,6 +101,8 @@ def command(
         output = Path("plan.json")
     if output is not None:
         require_folder(output)
+    if cluster := named_cluster(on):
+        require_one_device(cluster)
     announce_compilation()
     found: dict[str, Any] = {}
     if grows is not None:

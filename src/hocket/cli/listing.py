@@ -75,8 +75,8 @@ def _programs() -> Names:
 
 
 def _told(function: object) -> str:
-    lines = (getattr(function, "__doc__", None) or "").strip().splitlines()
-    return lines[0] if lines else ""
+    first_paragraph = (getattr(function, "__doc__", None) or "").strip().split("\n\n")[0]
+    return " ".join(first_paragraph.split())
 
 
 LISTS: dict[str, Callable[[], Names]] = {

@@ -14,6 +14,7 @@ from hocket.cli.sources import (
     load_graph,
     make_problem,
     model_options,
+    named_cluster,
     overwrite_option,
     require_folder,
     require_own_kind,
@@ -201,6 +202,7 @@ def command(
     if output is not None:
         require_folder(output)
         require_own_kind(output, "placement", overwrite=overwrite)
+    named_cluster(on)
     graph, graph_file = load_graph(source, options, check=check and not planners)
     problem = make_problem(
         graph, on, transfers, profile, calibration, objective, contiguous, headroom_bytes

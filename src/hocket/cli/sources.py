@@ -226,6 +226,15 @@ def say_loss(graph: Graph) -> None:
         say(f"minimised: {told(loss)}")
 
 
+def named_cluster(on: str) -> Cluster | None:
+    """The cluster of a name or file, read before the seconds that a capture takes so that what is
+    wrong with it is told at once; None where it is found later (a graph's own, this machine)."""
+    from hocket.api import ON_FILE, ON_THIS_MACHINE
+    from hocket.api.clusters import cluster_from_text
+
+    return None if on in (ON_FILE, ON_THIS_MACHINE) else cluster_from_text(on)
+
+
 def make_problem(
     graph: Graph,
     on: str,

@@ -15,6 +15,7 @@ from hocket.cli.sources import (
     load_graph,
     make_problem,
     model_options,
+    named_cluster,
     require_folder,
 )
 
@@ -85,6 +86,7 @@ def command(
     if output is not None:
         require_folder(output)
     announce_compilation()
+    named_cluster(on)
     graph, graph_file = load_graph(source, options)
     problem = make_problem(graph, on, "shared", profile, calibration)
     with working("searching when the second wave begins"):

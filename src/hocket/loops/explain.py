@@ -130,6 +130,8 @@ class LoopExplanation:
                 if self.option
                 else (f"  because {refusal.reason}")
             )
+        if self.option is None and self.verdict.to_permit:
+            yield f"  hint: {_permission(self.verdict.to_permit)}"
 
     def _sentence(self) -> str:
         if self.option is None:
@@ -183,6 +185,11 @@ class FunctionExplanation:
             lines[0] += ", from the source alone"
         for loop in self.loops:
             lines += list(loop.lines())
+        if not self.with_data and any(loop.option is None for loop in self.loops):
+            lines.append(
+                "hint: what the arguments are was guessed; with --data arguments.npz it is known, "
+                "and less may be in the way"
+            )
         if not self.loops:
             lines.append("no loop that could be run in parallel")
         return "\n".join(lines)
@@ -195,6 +202,11 @@ class FunctionExplanation:
             "with_data": self.with_data,
             "loops": [loop.as_dict() for loop in self.loops],
         }
+
+
+def _permission(arrays: tuple[str, ...]) -> str:
+    written = " or ".join(f'permit={{"{array}": "buffer"}}' for array in arrays)
+    return f"if the method bears that changes are seen late: {written}"
 
 
 def _numbers(candidate: TiledOption, predicted: PredictedPass) -> str:

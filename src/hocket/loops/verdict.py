@@ -51,6 +51,9 @@ class LoopVerdict:
     options: tuple[LoopOption, ...]
     refusals: tuple[Refusal, ...]
     readings: tuple[Reading, ...]
+    to_permit: tuple[str, ...] = ()
+    """Arrays of which each alone, permitted to be seen late, would allow a parallel schedule of a
+    loop that has none."""
 
     @property
     def is_parallel(self) -> bool:
@@ -82,7 +85,23 @@ def judge(
         options += found
         if not found:
             refusals.append(_conflict(reading, ordered))
-    return LoopVerdict(tuple(options), tuple(refusals), tuple(readings))
+    to_permit = () if options or ordered else _to_permit(readings, scope, buffered)
+    return LoopVerdict(tuple(options), tuple(refusals), tuple(readings), to_permit)
+
+
+def _to_permit(
+    readings: Sequence[Reading], scope: Scope, buffered: frozenset[str]
+) -> tuple[str, ...]:
+    meeting = {vector.first.array for reading in readings for vector in reading.vectors}
+    return tuple(
+        name
+        for name in sorted(meeting - buffered)
+        if any(
+            option.buffered
+            for reading in readings
+            for option in _options(reading, scope, ordered=False, permitted=buffered | {name})
+        )
+    )
 
 
 def _options(

@@ -24,7 +24,7 @@ _MAX_NAMED = 50
 
 
 def min_cost_slo(market: Market, warm: Warm | None = None) -> Allocation:
-    """`min_cost` among the allocations that keep the deadlines."""
+    """`min-cost` among the allocations that keep the deadlines."""
     has_deadline = np.isfinite(market.deadline_s)
     can_be_kept = has_deadline & market.keeps_word
     asked = np.flatnonzero(can_be_kept)
