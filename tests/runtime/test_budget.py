@@ -172,6 +172,25 @@ def test_dynamic_models_and_shapes_train_and_say_what_is_not_known():
         loop.step(batches[2])
 
 
+class Labelled(torch.nn.Linear):
+    def forward(self, x, y=None):
+        predicted = super().forward(x)
+        return {"y": predicted} if y is None else {"loss": (predicted - y).square().mean()}
+
+
+def test_a_batch_that_differs_is_refused_and_trains_nothing():
+    model = Labelled(3, 2)
+    batch = {"x": torch.randn(4, 3), "y": torch.randn(4, 2)}
+    train = hocket.prepare(model, adamw(model), batch, memory="1MiB")
+    before = model.weight.detach().clone()
+    with pytest.raises(UsageError, match="the batch has no 'y'; planned: x"):
+        train.step({"x": batch["x"]})
+    with pytest.raises(UsageError, match="the batch has 'z', which was not planned"):
+        train.step({**batch, "z": batch["x"]})
+    assert torch.equal(model.weight, before)
+    assert train.predict({"x": batch["x"]})["y"].shape == (4, 2)
+
+
 def test_training_goes_on_from_a_checkpoint_under_another_plan():
     torch.manual_seed(0)
     model, batches, forward = MODELS["tied"]()

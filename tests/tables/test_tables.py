@@ -175,5 +175,7 @@ def test_wrong_use_is_told_in_words():
             worker["w"].get([0, 3])
         with pytest.raises(UsageError, match="2 rows but 1 changes"):
             worker["w"].inc([0, 1], [[1, 1]])
+        with pytest.raises(UsageError, match=r"give numbers of shape \(1, 2\), not \(3,\)"):
+            worker["w"].inc([0], [1, 1, 1])
         with pytest.raises(UsageError, match="unknown table 'v'"):
             worker["v"]

@@ -281,12 +281,14 @@ class Table:
         A change that is not finite is left out: `refused` counts them.
         """
         places = self._checked(rows).ravel()
-        changes = np.ascontiguousarray(change, np.float32).reshape(-1, self.spec.width)
-        if len(changes) != len(places):
+        given, width = np.ascontiguousarray(change, np.float32), self.spec.width
+        if given.size != len(places) * width:
             raise UsageError(
-                f"{len(places)} rows but {len(changes)} changes",
+                f"{len(places)} rows but {given.size / width:g} changes",
+                hint=f"give numbers of shape {(len(places), width)}, not {given.shape}",
                 where=f"table {self.spec.name!r}",
             )
+        changes = given.reshape(-1, width)
         with self.node.changed:
             for link, local, part in self._split(places):
                 own = changes if part is None else np.ascontiguousarray(changes[part])

@@ -90,6 +90,15 @@ def difference(first: Signature, now: Signature) -> str:
     return ""
 
 
+def require_alike(planned: Signature, now: Signature) -> None:
+    """Refuse a batch that differs from the planned one in more than extents."""
+    if what := difference(planned, now):
+        raise UsageError(
+            f"{what}; planned: {shapes_text(planned)}",
+            hint="give batches like the one that was prepared, or prepare again",
+        )
+
+
 def _dtype(part: BatchTensor) -> str:
     return str(part.dtype).removeprefix("torch.")
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map
 
-from hocket.capture.fake import batch_tensors, model_tensors
+from hocket.capture.fake import model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.model import CaptureWarning
 from hocket.capture.step import apply_model
@@ -34,6 +34,7 @@ from hocket.runtime.memory.parts import blocks_of
 from hocket.runtime.memory.slots import Slots
 from hocket.runtime.memory.updates import HostUpdates, part_of
 from hocket.runtime.memory.visits import Visits
+from hocket.runtime.train.batches import Signature, require_alike, shapes_text, signature_of
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.recorded import Recipe, in_mode
@@ -73,7 +74,7 @@ class Budgeted:
         memory = kept.section
         self._model, self._recipe, self.kept, self._memory = model, recipe, kept, memory
         self.predicted_s, self.lost = kept.step_s, lost
-        self._rehearsed = _shapes(batch)
+        self._rehearsed = _signature(batch)
         self._loss = ChosenLoss(recipe.loss)
         self._engines = CopyEngines(device, is_real=device.type == "cuda" and not is_rehearsal)
         self.blocks = blocks_of(model, memory, graph)
@@ -333,10 +334,13 @@ class Budgeted:
         )  # fmt: skip
 
     def _notice_shapes(self, batch: Any) -> None:
-        if (now := _shapes(batch)) != self._rehearsed:
+        now = _signature(batch)
+        require_alike(self._rehearsed, now)
+        told, rehearsed = shapes_text(now), shapes_text(self._rehearsed)
+        if told != rehearsed:
             self._lose(
-                f"a batch of other shapes than the rehearsed one ({now}; rehearsed: "
-                f"{self._rehearsed}) may hold more than was foreseen"
+                f"a batch of other shapes than the rehearsed one ({told}; rehearsed: "
+                f"{rehearsed}) may hold more than was foreseen"
             )
 
     def _strayed(self) -> None:
@@ -351,10 +355,8 @@ class Budgeted:
             warnings.warn(what, CaptureWarning, 2)
 
 
-def _shapes(batch: Any) -> str:
-    """The shapes of a batch, for people."""
-    batch = dict(batch) if isinstance(batch, Mapping) else batch
-    return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in batch_tensors(batch))
+def _signature(batch: Any) -> Signature:
+    return signature_of(dict(batch) if isinstance(batch, Mapping) else batch)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from hocket.plan.problem import Problem
 from hocket.runtime.record import measured_timeline
 from hocket.runtime.train.batches import (
     Signature,
-    difference,
+    require_alike,
     settled,
     shapes_text,
     signature_of,
@@ -204,12 +204,8 @@ class Programs:
         return kind, signature, modes, frozen
 
     def _require_known(self, kind: Kind, signature: Signature) -> None:
-        what = difference(self._planned, signature) if kind != "predict" else ""
-        if what:
-            raise UsageError(
-                f"{what}; planned: {shapes_text(self._planned)}",
-                hint="give batches like the one that was prepared, or prepare again",
-            )
+        if kind != "predict":
+            require_alike(self._planned, signature)
         shapes = {key[1] for key in self._recorded if key[0] == kind}
         if signature not in shapes and len(shapes) >= self._max_shapes:
             raise UsageError(
