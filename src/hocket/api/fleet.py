@@ -8,7 +8,7 @@ from hocket.fleet.problem_file import parse_problem, read_problem
 from hocket.fleet.rounds.gavel import refuse_unlike_gavel
 from hocket.fleet.rounds.kernels import kernels_are_compiled as rounds_are_compiled
 from hocket.fleet.rounds.state import FleetDevice, Rules
-from hocket.fleet.simulator import bind, simulate
+from hocket.fleet.simulator import bind, elastic_speeds, simulate
 from hocket.fleet.solve.check import throughputs, verify_allocation
 from hocket.fleet.solve.prices import kernels_are_compiled as prices_are_compiled
 from hocket.fleet.throughputs import read_throughputs
@@ -23,6 +23,7 @@ __all__ = [
     "FleetDevice",
     "Rules",
     "bind",
+    "elastic_speeds",
     "find_policy",
     "find_servers",
     "parse_problem",

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,12 @@ _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.
     help="How devices are shared; give several to compare them.",
 )
 @click.option("--space-sharing", is_flag=True, help="Let two jobs share a device where it pays.")
+@click.option(
+    "--elastic",
+    is_flag=True,
+    help="Also let jobs take any number of devices that the table has for them, as is best while "
+    "others come and go, and compare that with the trace's own numbers.",
+)
 @click.option(
     "--compatible",
     type=click.Choice(["gavel"]),
@@ -108,6 +115,7 @@ def command(
     cluster: str,
     policies: tuple[str, ...],
     space_sharing: bool,
+    elastic: bool,
     compatible: str | None,
     throughputs: Path | None,
     jobs: str | None,
@@ -129,6 +137,7 @@ def command(
     from hocket.api.fleet import (
         Rules,
         bind,
+        elastic_speeds,
         find_policy,
         read_trace,
         refuse_unlike_gavel,
@@ -146,6 +155,12 @@ def command(
     work = bind(work_trace, kinds, table)
     for note in (*work.notes, *_never_fits(work, devices)):
         say(note)
+    if elastic and (table is None or space_sharing):
+        raise UsageError(
+            "elastic gangs need a table of throughputs, and devices of their own",
+            hint="give --throughputs, and leave out --space-sharing",
+        )
+    speeds = elastic_speeds(work, table) if elastic and table is not None else None
     measured = _range(jobs, len(work_trace))
     if not rounds_are_compiled():
         say("compiling the kernels of the rounds (once, some seconds)")
@@ -160,19 +175,21 @@ def command(
             restart_s=preemption_cost,
             seed=seed,
         )
-        with _progress(name) as on_progress:
-            runs.append(
-                simulate(
+        for gangs in (None, speeds) if elastic else (None,):
+            title = name if gangs is None else f"{name}, elastic gangs"
+            with _progress(title) as on_progress:
+                run = simulate(
                     work,
                     devices,
                     rules,
                     shares_devices=space_sharing,
                     price_per_hour=_prices(prices, kinds),
                     measured=measured,
+                    elastic=gangs,
                     records_spans=html is not None,
                     on_progress=on_progress,
                 )
-            )
+            runs.append(replace(run, policy=title))
     if html is not None:
         from hocket.view.fleet_report import write_fleet_report
 

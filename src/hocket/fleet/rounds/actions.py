@@ -16,9 +16,11 @@ Counts = NDArray[np.int64]
 
 STOP_REASONS = (
     "preempted", "moved", "cancelled", "paused", "device lost", "finished", "failed", "given up",
+    "resized",
 )  # fmt: skip
 (
     PREEMPTED, MOVED, CANCELLED, PAUSED_BY_USER, DEVICE_LOST, FINISHED, FAILED, GIVEN_UP,
+    RESIZED,
 ) = range(len(STOP_REASONS))  # fmt: skip
 
 

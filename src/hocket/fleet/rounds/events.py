@@ -84,6 +84,23 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GangSize:
+    """Another number of devices for a job, and what it does per second there on each kind."""
+
+    number: int
+    gang: int
+    steps_per_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resize:
+    """Jobs go on with other numbers of devices."""
+
+    time_s: float
+    sizes: tuple[GangSize, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class AddDevices:
     """Devices came, or came back."""
 
@@ -115,6 +132,7 @@ Event = (
     | Pause
     | Resume
     | Progress
+    | Resize
     | AddDevices
     | RemoveDevices
     | Tick

@@ -24,6 +24,7 @@ from hocket.fleet.rounds.actions import (
     GIVEN_UP,
     NOTHING,
     PAUSED_BY_USER,
+    RESIZED,
     Actions,
     only_stops,
 )
@@ -34,10 +35,12 @@ from hocket.fleet.rounds.events import (
     Event,
     Fail,
     Finish,
+    GangSize,
     Lose,
     Pause,
     Progress,
     RemoveDevices,
+    Resize,
     Resume,
     Submit,
     Tick,
@@ -226,6 +229,32 @@ def _pause(state: FleetState, jobs: Jobs, event: Pause) -> tuple[FleetState, Act
     return _react(state.but(is_dirty=True), jobs, actions)
 
 
+def _resize(state: FleetState, jobs: Jobs, event: Resize) -> tuple[FleetState, Actions]:
+    """Stop jobs that run, and let them wait with other needs; one that would lose work stays."""
+    rows, stopped = jobs.rows, []
+    for size in event.sizes:
+        at = int(_rows(state, (size.number,))[0])
+        if not _is_size(state, size):
+            raise UsageError(f"job {size.number} does not fit the fleet with {size.gang} devices")
+        is_running = rows["phase"][at] == RUNNING
+        if is_running and not _saves(jobs, np.array([at]))[0]:
+            continue
+        if is_running:
+            rows["saved_steps"][at] = rows["done_steps"][at]
+            stopped.append(at)
+        rows["gang"][at] = size.gang
+        jobs.steps_per_s[at] = jobs.spread_steps_per_s[at] = size.steps_per_s
+    which = np.array(stopped, dtype=np.int64)
+    state, actions = _stop(state, jobs, which, RESIZED, WAITING)
+    return _react(state.but(is_dirty=True), jobs, actions)
+
+
+def _is_size(state: FleetState, size: GangSize) -> bool:
+    speeds = size.steps_per_s
+    is_known = len(speeds) == len(state.kinds) and all(0.0 <= s < math.inf for s in speeds)
+    return is_known and size.gang >= 1
+
+
 def _saves(jobs: Jobs, at: Counts) -> NDArray[np.bool_]:
     return np.asarray((jobs.rows["preemptible"][at] > 0) & (jobs.rows["losses"][at] == 0))
 
@@ -332,6 +361,7 @@ _HANDLERS: dict[type, Callable[[FleetState, Jobs, Any], tuple[FleetState, Action
     Pause: _pause,
     Resume: _resume,
     Progress: _progress,
+    Resize: _resize,
     AddDevices: _add_devices,
     RemoveDevices: _remove_devices,
     Tick: _tick,

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import NoFeasiblePlanError, UsageError
+from hocket.fleet.gangs import GangSpeeds
 from hocket.fleet.rounds.actions import GIVEN_UP, Actions
 from hocket.fleet.rounds.events import Event, Fail, Finish, Submit, Tick
 from hocket.fleet.rounds.state import FleetDevice, FleetState, Job, PairTable, Rules, new_state
 from hocket.fleet.rounds.step import step
 from hocket.fleet.simulator.bind import TraceWork
+from hocket.fleet.simulator.elastic import Elastic
 from hocket.fleet.simulator.faults import Faults, FaultSource
 from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.fleet.simulator.load import load_compiled
@@ -38,13 +41,15 @@ def simulate(
     price_per_hour: FloatArray | None = None,
     measured: tuple[int, int] | None = None,
     faults: Faults | None = None,
+    elastic: Sequence[GangSpeeds] | None = None,
     records_spans: bool = False,
     on_progress: OnProgress | None = None,
     check: Callable[[FleetState, Event, Actions], None] | None = None,
 ) -> FleetRun:
     """What happens to the jobs of a trace; ends when those ``measured`` (first, end) have ended.
 
-    ``check`` is called after every step.
+    ``elastic`` says what each job does with every number of devices; without it each has those that
+    the trace says. ``check`` is called after every step.
     """
     rules = rules or Rules()
     load_compiled(rules.policy, rules.mechanism, len(work.kinds), shares_devices)
@@ -59,9 +64,11 @@ def simulate(
     first, end = measured or (0, len(work.trace))
     if not 0 <= first < end <= len(work.trace):
         raise UsageError(f"jobs {first} to {end} are not in a trace of {len(work.trace)} jobs")
-    can_run = _can_run(work, state)
+    sizer = None if elastic is None else Elastic(elastic, work.total_steps)
+    can_run = _can_run(work, state) if elastic is None else _can_begin(elastic, state)
     recorder = FleetRecorder(work, state, records_spans)
-    feed = _Feed(work, can_run, FaultSource(faults, devices), _knows_servers(state))
+    knows_servers = _knows_servers(state) and sizer is None
+    feed = _Feed(work, can_run, FaultSource(faults, devices), knows_servers, sizer)
     num_left = int(can_run[first:end].sum())
     if num_left == 0:
         raise NoFeasiblePlanError(
@@ -70,6 +77,12 @@ def simulate(
     total = num_left
     while num_left > 0:
         event, ended = feed.next_event(state)
+        if sizer is not None and isinstance(event, Tick):
+            resize = sizer.resize(state, event.time_s)
+            if resize is not None:
+                before = state
+                state, actions = step(state, resize)
+                recorder.note(before, state, actions)
         before = state
         state, actions = step(state, event)
         if isinstance(event, Fail):
@@ -92,6 +105,10 @@ def _can_run(work: TraceWork, state: FleetState) -> NDArray[np.bool_]:
     return np.asarray(((work.steps_per_s > 0.0) & fits).any(axis=1))
 
 
+def _can_begin(elastic: Sequence[GangSpeeds], state: FleetState) -> NDArray[np.bool_]:
+    return np.array([bool(speeds.on(state.num_devices).any()) for speeds in elastic])
+
+
 def _knows_servers(state: FleetState) -> bool:
     """Whether it is told which devices stand together; Gavel's rounds do not look at it."""
     return state.rules.mechanism != "gavel" and bool((state.layout.largest_server > 1).any())
@@ -106,7 +123,12 @@ class _Feed:
     """Events in order of time: jobs that end, jobs that come, faults, rounds."""
 
     def __init__(
-        self, work: TraceWork, can_run: NDArray[np.bool_], faults: FaultSource, knows_servers: bool
+        self,
+        work: TraceWork,
+        can_run: NDArray[np.bool_],
+        faults: FaultSource,
+        knows_servers: bool,
+        sizer: Elastic | None = None,
     ) -> None:
         from hocket.fleet.rounds.kernels.count import first_to_finish
 
@@ -114,7 +136,7 @@ class _Feed:
         self._first_to_finish = first_to_finish
         self._coming = np.flatnonzero(can_run).tolist()
         self._arrival_s = [*work.trace.arrival_s[can_run].tolist(), math.inf]
-        self._at = 0
+        self._at, self._sizer = 0, sizer
 
     def next_event(self, state: FleetState) -> tuple[Event, tuple[int, ...]]:
         """The next event, and the jobs that finish by it."""
@@ -127,12 +149,12 @@ class _Feed:
             number = int(state.jobs.rows["number"][row])
             return Finish(time_s=max(end_s, state.time_s), numbers=(number,)), (number,)
         if arrival_s == time_s:
-            return self._submit(), ()
+            return self._submit(state), ()
         if fault_s == time_s:
             return self._faults.take(state), ()
         return Tick(time_s=time_s), ()
 
-    def _submit(self) -> Submit:
+    def _submit(self, state: FleetState) -> Submit:
         number, arrival_s = self._coming[self._at], self._arrival_s[self._at]
         work, trace = self._work, self._work.trace
         self._at += 1
@@ -148,4 +170,7 @@ class _Feed:
             profile=int(work.profile[number]),
             spread_steps_per_s=spread,
         )
+        if self._sizer is not None:
+            size = self._sizer.begin(state, number)
+            job = replace(job, gang=size.gang, steps_per_s=size.steps_per_s, profile=-1)
         return Submit(time_s=arrival_s, jobs=(job,))

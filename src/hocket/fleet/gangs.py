@@ -1,0 +1,158 @@
+"""Elastic gangs: how many devices of which kind each job gets while others come and go.
+
+Every job first gets the number of devices of a kind of which each does most, mostly one; kinds go
+to the jobs that they quicken most. While devices are left, the job is given more, or others, that
+is quickened most per device that it gets: the greedy rule of Optimus (Peng et al., EuroSys 2018),
+by the part of the remaining time that is saved instead of seconds, so that short jobs are not the
+last. Another choice than the one that a job runs with must save more than several stops cost. Where
+not all jobs find devices, each keeps to its thriftiest size, and the policy says who runs where.
+O(moves x jobs x choices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import FloatArray
+
+Counts = NDArray[np.int64]
+ANY_KIND = -1
+_WORTH = 3.0
+"""Stops that a change must save."""
+_NEVER = -1.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GangSpeeds:
+    """What a job does per second with some numbers of devices."""
+
+    gangs: tuple[int, ...]
+    """Ascending."""
+    steps_per_s: FloatArray
+    """``[gang, kind]``: 0 where it does not fit."""
+
+    def on(self, num_devices: Counts) -> FloatArray:
+        """The same without gangs for which a kind has not enough devices."""
+        enough = np.array(self.gangs)[:, None] <= num_devices[None, :]
+        return np.where(enough, self.steps_per_s, 0.0)
+
+
+class Chosen(NamedTuple):
+    """A number of devices, and the kind that they are of."""
+
+    gang: int
+    kind: int
+    """`ANY_KIND` where the policy decides."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ElasticJob:
+    """A job that has not ended."""
+
+    number: int
+    left_steps: float
+    speeds: GangSpeeds
+    now: Chosen | None
+    """What it runs with; None while it waits."""
+
+
+def choose_gangs(
+    jobs: Sequence[ElasticJob], num_devices: Counts, restart_s: float
+) -> dict[int, Chosen]:
+    """The gang of each job, by number; jobs that fit nowhere have none."""
+    able = [job for job in jobs if job.speeds.on(num_devices).any()]
+    if not able:
+        return {}
+    table = _Table(able, num_devices, restart_s)
+    if not table.begin():
+        return {job.number: Chosen(_thriftiest(job.speeds, num_devices), ANY_KIND) for job in able}
+    table.improve()
+    return {job.number: table.chosen(row) for row, job in enumerate(able)}
+
+
+def _thriftiest(speeds: GangSpeeds, num_devices: Counts) -> int:
+    """The gang whose devices do most each, over all kinds; the smallest of such."""
+    known = speeds.on(num_devices)
+    each = (known * num_devices).sum(axis=1) / np.array(speeds.gangs)
+    return speeds.gangs[int(np.argmax(np.where(known.any(axis=1), each, _NEVER)))]
+
+
+class _Table:
+    """Logarithms of the seconds that each job has left with each choice, and what is taken."""
+
+    def __init__(self, jobs: Sequence[ElasticJob], num_devices: Counts, restart_s: float) -> None:
+        gangs = sorted({gang for job in jobs for gang in job.speeds.gangs})
+        num_kinds = len(num_devices)
+        self.gang = np.repeat(gangs, num_kinds)
+        self.kind = np.tile(np.arange(num_kinds), len(gangs))
+        self.free = num_devices.copy()
+        speed = np.zeros((len(jobs), len(self.gang)))
+        stop_s = np.full(speed.shape, _WORTH * restart_s)
+        for row, job in enumerate(jobs):
+            for gang, known in zip(job.speeds.gangs, job.speeds.on(num_devices), strict=True):
+                first = gangs.index(gang) * num_kinds
+                speed[row, first : first + num_kinds] = known
+            if job.now is None:
+                stop_s[row] = 0.0
+            elif job.now.gang in gangs:
+                stop_s[row, gangs.index(job.now.gang) * num_kinds + job.now.kind] = 0.0
+        left = np.array([job.left_steps for job in jobs])[:, None]
+        with np.errstate(divide="ignore"):
+            time_s = np.where(speed > 0.0, left / speed + stop_s, np.inf)
+        self.log_s = np.log(time_s)
+        self.is_thrifty = self._thrifty(speed)
+        self.choice = np.full(len(jobs), -1)
+
+    def _thrifty(self, speed: FloatArray) -> NDArray[np.bool_]:
+        """Of each kind, the choice whose devices do most each."""
+        each = np.where(speed > 0.0, speed / self.gang, _NEVER)
+        found = np.zeros(speed.shape, dtype=np.bool_)
+        for kind in range(len(self.free)):
+            columns = np.flatnonzero(self.kind == kind)
+            best = columns[np.argmax(each[:, columns], axis=1)]
+            found[np.arange(len(speed)), best] = True
+        return found & (speed > 0.0)
+
+    def begin(self) -> bool:
+        """Give every job a thrifty gang, where it saves most; False where some find nothing."""
+        log_s = np.where(self.is_thrifty, self.log_s, np.nan)
+        saved = (np.nanmean(log_s, axis=1)[:, None] - log_s) / self.gang
+        for _ in range(len(self.choice)):
+            fits = self.is_thrifty & (self.gang <= self.free[self.kind])
+            offers = np.where(fits & (self.choice < 0)[:, None], saved, -np.inf)
+            row, column = np.unravel_index(int(np.argmax(offers)), offers.shape)
+            if not np.isfinite(offers[row, column]):
+                return False
+            self._take(int(row), int(column))
+        return True
+
+    def improve(self) -> None:
+        """Make the move that saves most per device, as long as there is one."""
+        rows = np.arange(len(self.choice))
+        for _ in range(4 * int(self.free.sum()) + len(rows)):
+            own_gang, own_kind = self.gang[self.choice], self.kind[self.choice]
+            is_own = own_kind[:, None] == self.kind[None, :]
+            room = self.free[self.kind][None, :] + np.where(is_own, own_gang[:, None], 0)
+            more = np.maximum(self.gang[None, :] - own_gang[:, None], 1)
+            saved = self.log_s[rows, self.choice][:, None] - self.log_s
+            offers = np.where(self.gang[None, :] <= room, saved / more, -np.inf)
+            row, column = np.unravel_index(int(np.argmax(offers)), offers.shape)
+            if offers[row, column] <= 0.0:
+                return
+            self._take(int(row), int(column))
+
+    def _take(self, row: int, column: int) -> None:
+        before = self.choice[row]
+        if before >= 0:
+            self.free[self.kind[before]] += self.gang[before]
+        self.free[self.kind[column]] -= self.gang[column]
+        self.choice[row] = column
+
+    def chosen(self, row: int) -> Chosen:
+        column = self.choice[row]
+        return Chosen(int(self.gang[column]), int(self.kind[column]))
