@@ -96,7 +96,10 @@ def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward) -> Ap
     if not torch.isfinite(whole):
         return Apart(True, "not tried at toy size: its loss is no number there")
     parameters = [p for p in toy.parameters() if p.requires_grad]
+    expected: tuple[torch.Tensor | None, ...]
     expected = torch.autograd.grad(whole, parameters, allow_unused=True)
+    if all(gradient is None for gradient in expected):
+        return Apart(True, "not tried at toy size: no gradient reaches its weights")
     found: list[torch.Tensor | None] = [None] * len(parameters)
     halves = list(_halves(batch))
     for half in halves:

@@ -20,10 +20,11 @@ from hocket.plan.sections import Communication, Memory, Shares
 from hocket.plan.words import in_words
 from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
-from hocket.planners.candidates import Candidate, Comparison
+from hocket.planners.candidates import Candidate, Comparison, propose
 from hocket.planners.goal import Goal, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.devices import workers
+from hocket.planners.registry import BASE
 from hocket.planners.waves.candidate import in_lanes
 from hocket.planners.whole.baselines import (
     DDP,
@@ -48,7 +49,9 @@ PLACEMENT = "op placement, unsplit"
 HOW = "how"
 """The note of a plan that says in words what it does."""
 _MOST_PLACED_OPS = 20_000
-"""Above this many ops a placement is not searched besides: it takes longer than all the rest."""
+"""Above this many ops placements are not searched, which would take longer than all the rest."""
+_QUICK = ("m-etf", "m-sct", "pardnn")
+"""What places ops there; a second or two for 200,000 ops."""
 
 
 def can_share(problem: Problem) -> bool:
@@ -164,13 +167,17 @@ def titled(name: str, candidate: Candidate) -> Candidate:
 def _placed(problem: Problem, best_s: float) -> Candidate:
     """The best placement of the unsplit batch, searched only where it could win."""
     bound = lower_bound(problem)
-    if bound.seconds >= best_s or problem.graph.num_ops > _MOST_PLACED_OPS:
+    if bound.seconds >= best_s:
         told = f"no placement of this unsplit batch is shorter than {format_seconds(bound.seconds)}"
         return Candidate(
             planner=PLACEMENT, plan=None, timeline=None, feasible=False, plan_seconds=0.0,
             reason=told,
         )  # fmt: skip
-    return replace(portfolio(problem)[-1], planner=PLACEMENT)
+    if problem.graph.num_ops <= _MOST_PLACED_OPS:
+        return replace(portfolio(problem)[-1], planner=PLACEMENT)
+    quick = [propose(problem, name, BASE[name]) for name in _QUICK]
+    order = rank(problem, quick, "time")
+    return replace(quick[order[0] if order else 0], planner=PLACEMENT)
 
 
 def _limited(problem: Problem, candidate: Candidate, must: Must) -> Candidate:

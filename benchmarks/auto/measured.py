@@ -1,0 +1,200 @@
+"""Plans measured on processes of different speed: do winners win, and is the prediction right?
+
+    PYTHONPATH=src:tests python benchmarks/auto/measured.py [--slow 20,40,60] [--steps 6]
+
+Ranks of gloo on this machine stand for devices of different speed: after each pass a rank sleeps as
+many times as long as it computed (by the time of its thread) as it is slower, so that what else the
+machine does matters little. What a pass of the model takes here is measured first and gives the
+kinds of a cluster; ways to share the batch are then predicted by the simulator and carried out in a
+person's loop by `hocket.prepare`. Prints both, the part of pairs more than 10 % apart whose order
+is kept, and how far predictions are off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import forked
+import numpy as np
+import torch
+from torch import nn
+
+import hocket
+from hocket.api import make_problem
+from hocket.capture.sizes import capture_sizes
+from hocket.graph.graph import Graph
+from hocket.plan.files import read_plan, write_plan
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Replica, Shares
+from hocket.plan.words import in_words
+from hocket.planners.whole.compare import compare_whole
+from hocket.runtime.train.divided.piece import Piece
+from hocket.runtime.train.programs import Programs
+from hocket.simulate import simulate
+
+BATCH, ROWS, WIDTH, LAYERS = 24, 8, 384, 6
+KIND = """
+[kinds.slow{number}]
+memory = "8GiB"
+memory_bandwidth = "{bandwidth:.0f}B/s"
+peak = {{ float32 = "{flops:.0f}FLOP/s" }}
+launch = "{launch:.9f}s"
+cpu = true
+host_link = {{ bandwidth = "10GB/s", latency = "0s" }}
+source = "measured"
+
+[[devices]]
+kind = "slow{number}"
+name = "d{number}"
+"""
+
+
+def model() -> nn.Module:
+    """Equal layers."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 8))
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A mean over samples."""
+    found: torch.Tensor = model(x).square().mean()
+    return found
+
+
+def batch() -> torch.Tensor:
+    """The same on every rank."""
+    return torch.randn(BATCH, ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def prepared(own: nn.Module, plan: Any = None) -> Any:
+    """The loop of one rank."""
+    optimizer = torch.optim.SGD(own.parameters(), lr=1e-3)
+    given = {} if plan is None else {"plan": plan}
+    return hocket.prepare(own, optimizer, batch(), forward=loss_of, **given)
+
+
+def pass_s(tell: Callable[[Any], None]) -> float:
+    """Processor seconds of a step of the whole batch here."""
+    torch.set_num_threads(1)
+    train, seconds = prepared(model()), []
+    for _ in range(8):
+        started = time.thread_time()
+        train.step(batch())
+        seconds.append(time.thread_time() - started)
+    return float(np.median(seconds[2:]))
+
+
+def slowed(function: Callable[..., Any], times: float) -> Callable[..., Any]:
+    """A function that takes as many times as long as it computes."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        started = time.thread_time()
+        found = function(*args, **kwargs)
+        time.sleep((times - 1) * (time.thread_time() - started))
+        return found
+
+    return called
+
+
+def measure(tell: Callable[[Any], None], slow: Sequence[float], path: str, steps: int) -> float:
+    """One rank: the median seconds of a step under a plan."""
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    saved = read_plan(path)
+    names = list(saved.problem.cluster.device_names)
+    own = names.index(saved.plan[Shares].devices[rank])
+    Programs.train = slowed(Programs.train, slow[own])  # type: ignore[method-assign]
+    Piece.run = slowed(Piece.run, slow[own])  # type: ignore[method-assign]
+    train, seconds = prepared(model(), saved), []
+    for _ in range(steps):
+        started = time.perf_counter()
+        train.step(batch())
+        seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds[1:]))
+
+
+def cluster_text(graph: Graph, whole_s: float, slow: Sequence[float]) -> str:
+    """Devices on which a step of the whole batch takes what it took, times how slow each is."""
+    plain = make_problem(graph, "1xcpu-core")
+    predicted_s = float(plain.costs.op_s[0][np.isfinite(plain.costs.op_s[0])].sum())
+    kinds = []
+    for number, times in enumerate(slow):
+        rate = predicted_s / (whole_s * times)
+        kinds.append(KIND.format(
+            number=number, bandwidth=20e9 * rate, flops=80e9 * rate, launch=2e-6 / rate
+        ))  # fmt: skip
+    pairs = ", ".join(f'["d{a}", "d{b}"]' for a, b in combinations(range(len(slow)), 2))
+    links = f'[[links]]\nbetween = [{pairs}]\nbandwidth = "1GB/s"\nlatency = "200us"\n'
+    return 'name = "processes"\n' + "".join(kinds) + links
+
+
+def ways(problem: Problem) -> list[Shares]:
+    """The winner of the search, what people do by hand, and single devices."""
+    found = {}
+    for candidate in compare_whole(problem).candidates:
+        shares = None if candidate.plan is None else candidate.plan.get(Shares)
+        if shares is not None and candidate.feasible and not shares.sharded:
+            found[in_words(shares)] = shares
+    names = problem.cluster.device_names
+    by_hand = [
+        Shares(replicas=(Replica(devices=(name,), microbatches=(BATCH,)),)) for name in names
+    ]
+    half = BATCH // 2
+    by_hand.append(Shares(replicas=tuple(
+        Replica(devices=(name,), microbatches=(half,)) for name in names[:2]
+    )))  # fmt: skip
+    by_hand.append(Shares(replicas=tuple(
+        Replica(devices=(name,), microbatches=(size,))
+        for name, size in zip(names[:2], (2 * BATCH // 3, BATCH // 3), strict=True)
+    )))  # fmt: skip
+    return [*found.values(), *(s for s in by_hand if in_words(s) not in found)]
+
+
+def main() -> None:
+    """Predict and measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--slow", default="20,40,60")
+    parser.add_argument("--steps", type=int, default=6)
+    options = parser.parse_args()
+    slow = [float(text) for text in options.slow.split(",")]
+    (whole_s,) = forked.answers(1, pass_s)
+    own = model()
+    graph = capture_sizes(
+        own, batch(), forward=loss_of, optimizer=torch.optim.SGD(own.parameters(), lr=1e-3),
+        device="cpu",
+    )  # fmt: skip
+    print(f"a step of the whole batch: {whole_s * 1e3:.1f} ms of a processor", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "processes.toml"
+        file.write_text(cluster_text(graph, whole_s, slow))
+        problem = make_problem(graph, str(file))
+        rows = []
+        for number, shares in enumerate(ways(problem)):
+            plan = Plan(planner="shares").having(shares)
+            predicted_s = simulate(problem, plan).makespan_s
+            path = Path(folder) / f"{number}.json"
+            write_plan(path, problem, plan.claiming(step_s=predicted_s))
+            count = len(shares.devices)
+            found = forked.answers(count, measure, slow, str(path), options.steps)
+            measured_s = max(found)
+            rows.append((predicted_s, measured_s))
+            told = f"{predicted_s:8.3f} s predicted {measured_s:8.3f} s measured"
+            print(f"{told} ({measured_s / predicted_s - 1:+.0%})  {in_words(shares)}", flush=True)
+    apart = [(a, b) for a, b in combinations(rows, 2) if abs(a[1] / b[1] - 1) > 0.1]
+    kept = sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in apart)
+    errors = sorted(abs(m / p - 1) for p, m in rows)
+    print(f"order kept in {kept} of {len(apart)} pairs more than 10 % apart; errors: median "
+          f"{errors[len(errors) // 2]:.0%}, largest {errors[-1]:.0%}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
