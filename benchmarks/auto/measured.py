@@ -4,10 +4,10 @@
 
 Ranks of gloo on this machine stand for devices of different speed: after each pass a rank sleeps as
 many times as long as it computed (by the time of its thread) as it is slower, so that what else the
-machine does matters little. What a pass of the model takes here is measured first and gives the
-kinds of a cluster; ways to share the batch are then predicted by the simulator and carried out in a
-person's loop by `hocket.prepare`. Prints both, the part of pairs more than 10 % apart whose order
-is kept, and how far predictions are off.
+machine does matters little. What a step of the model takes here is measured first, for four sizes,
+and gives the kinds of a cluster: a speed and a shortest op. Ways to share the batch are then
+predicted by the simulator and carried out in a person's loop by `hocket.prepare`. Prints both, the
+part of pairs more than 10 % apart whose order is kept, and how far predictions are off.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ from hocket.planners.whole.compare import compare_whole
 from hocket.runtime.train.divided.piece import Piece
 from hocket.runtime.train.programs import Programs
 from hocket.simulate import simulate
+from hocket.simulate.shares.prices import priced_at
 
 BATCH, ROWS, WIDTH, LAYERS = 24, 8, 384, 6
+SIZES = (24, 12, 6, 3)
 KIND = """
 [kinds.slow{number}]
 memory = "8GiB"
@@ -82,15 +84,18 @@ def prepared(own: nn.Module, plan: Any = None) -> Any:
     return hocket.prepare(own, optimizer, batch(), forward=loss_of, **given)
 
 
-def pass_s(tell: Callable[[Any], None]) -> float:
-    """Processor seconds of a step of the whole batch here."""
+def pass_s(tell: Callable[[Any], None]) -> dict[int, float]:
+    """Processor seconds of a step with some numbers of samples here."""
     torch.set_num_threads(1)
-    train, seconds = prepared(model()), []
-    for _ in range(8):
-        started = time.thread_time()
-        train.step(batch())
-        seconds.append(time.thread_time() - started)
-    return float(np.median(seconds[2:]))
+    train, found = prepared(model()), {}
+    for size in SIZES:
+        seconds = []
+        for _ in range(8):
+            started = time.thread_time()
+            train.step(batch()[:size])
+            seconds.append(time.thread_time() - started)
+        found[size] = float(np.median(seconds[2:]))
+    return found
 
 
 def slowed(function: Callable[..., Any], times: float) -> Callable[..., Any]:
@@ -122,19 +127,37 @@ def measure(tell: Callable[[Any], None], slow: Sequence[float], path: str, steps
     return float(np.median(seconds[1:]))
 
 
-def cluster_text(graph: Graph, whole_s: float, slow: Sequence[float]) -> str:
-    """Devices on which a step of the whole batch takes what it took, times how slow each is."""
-    plain = make_problem(graph, "1xcpu-core")
-    predicted_s = float(plain.costs.op_s[0][np.isfinite(plain.costs.op_s[0])].sum())
-    kinds = []
-    for number, times in enumerate(slow):
-        rate = predicted_s / (whole_s * times)
-        kinds.append(KIND.format(
-            number=number, bandwidth=20e9 * rate, flops=80e9 * rate, launch=2e-6 / rate
-        ))  # fmt: skip
+def kinds_text(rate: float, launch_s: float, slow: Sequence[float]) -> str:
+    """Devices like a core of so many times the preset's speed, each as slow as it is."""
+    kinds = [
+        KIND.format(
+            number=number,
+            bandwidth=20e9 * rate / times,
+            flops=80e9 * rate / times,
+            launch=launch_s * times,
+        )
+        for number, times in enumerate(slow)
+    ]
     pairs = ", ".join(f'["d{a}", "d{b}"]' for a, b in combinations(range(len(slow)), 2))
     links = f'[[links]]\nbetween = [{pairs}]\nbandwidth = "1GB/s"\nlatency = "200us"\n'
-    return 'name = "processes"\n' + "".join(kinds) + links
+    return 'name = "processes"\n' + "".join(kinds) + (links if pairs else "")
+
+
+def fitted(graph: Graph, passes_s: dict[int, float], file: Path) -> tuple[float, float]:
+    """Speed and shortest op of a core for which steps of all sizes take what they took."""
+
+    def error(rate: float, launch_s: float) -> float:
+        file.write_text(kinds_text(rate, launch_s, (1.0,)))
+        problem = make_problem(graph, str(file))
+        found = [
+            float(priced_at(problem, size).costs.op_s[0].sum()) / seconds
+            for size, seconds in passes_s.items()
+        ]
+        return float(np.square(np.log(found)).sum())
+
+    grid = [(rate, launch_s) for rate in np.geomspace(0.05, 1.0, 14)
+            for launch_s in np.geomspace(2e-6, 2e-4, 14)]  # fmt: skip
+    return min(grid, key=lambda pair: error(*pair))
 
 
 def ways(problem: Problem) -> list[Shares]:
@@ -166,16 +189,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()
     slow = [float(text) for text in options.slow.split(",")]
-    (whole_s,) = forked.answers(1, pass_s)
+    (passes_s,) = forked.answers(1, pass_s)
     own = model()
     graph = capture_sizes(
         own, batch(), forward=loss_of, optimizer=torch.optim.SGD(own.parameters(), lr=1e-3),
         device="cpu",
     )  # fmt: skip
-    print(f"a step of the whole batch: {whole_s * 1e3:.1f} ms of a processor", flush=True)
+    told = ", ".join(f"{size}: {seconds * 1e3:.1f}" for size, seconds in passes_s.items())
+    print(f"milliseconds of a processor for a step by samples: {told}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "processes.toml"
-        file.write_text(cluster_text(graph, whole_s, slow))
+        rate, launch_s = fitted(graph, passes_s, file)
+        file.write_text(kinds_text(rate, launch_s, slow))
         problem = make_problem(graph, str(file))
         rows = []
         for number, shares in enumerate(ways(problem)):

@@ -50,8 +50,12 @@ HOW = "how"
 """The note of a plan that says in words what it does."""
 _MOST_PLACED_OPS = 20_000
 """Above this many ops placements are not searched, which would take longer than all the rest."""
+_FEW_OPS = 2_000
+"""Up to this many ops placements are searched wherever a bound allows them to win."""
+_HOPELESS = 1.5
+"""A search is not begun where quick placements are so many times as long as the best way."""
 _QUICK = ("m-etf", "m-sct", "pardnn")
-"""What places ops there; a second or two for 200,000 ops."""
+"""What places ops before a search, or instead of it; a second or two for 200,000 ops."""
 
 
 def can_share(problem: Problem) -> bool:
@@ -173,11 +177,19 @@ def _placed(problem: Problem, best_s: float) -> Candidate:
             planner=PLACEMENT, plan=None, timeline=None, feasible=False, plan_seconds=0.0,
             reason=told,
         )  # fmt: skip
-    if problem.graph.num_ops <= _MOST_PLACED_OPS:
-        return replace(portfolio(problem)[-1], planner=PLACEMENT)
-    quick = [propose(problem, name, BASE[name]) for name in _QUICK]
-    order = rank(problem, quick, "time")
-    return replace(quick[order[0] if order else 0], planner=PLACEMENT)
+    num_ops = problem.graph.num_ops
+    if num_ops > min(_FEW_OPS, _MOST_PLACED_OPS):
+        quick = [propose(problem, name, BASE[name]) for name in _QUICK]
+        nearest_s = min((_length_s(candidate) for candidate in quick), default=math.inf)
+        if num_ops > _MOST_PLACED_OPS or nearest_s > _HOPELESS * best_s:
+            order = rank(problem, quick, "time")
+            return replace(quick[order[0] if order else 0], planner=PLACEMENT)
+    return replace(portfolio(problem)[-1], planner=PLACEMENT)
+
+
+def _length_s(candidate: Candidate) -> float:
+    """What a step takes, also where it does not fit."""
+    return math.inf if candidate.timeline is None else candidate.timeline.makespan_s
 
 
 def _limited(problem: Problem, candidate: Candidate, must: Must) -> Candidate:
