@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hocket.base.arrays import IntArray
 from hocket.plan.limits import Limits
 from hocket.planners.parallelism.pools import Pool
-from hocket.transformer import Divisions, Transformer
+from hocket.transformer import Division, Divisions, Transformer
 from hocket.transformer.division import (
     FOLDED,
     LOOPED,
@@ -31,6 +31,7 @@ from hocket.transformer.division import (
     SPLIT,
     ScheduleName,
 )
+from hocket.transformer.rules import broken_degrees
 
 BLOCK_DIVISIONS = 1 << 20
 """Divisions of one block: enough that tables made for each do not count, and few for memory."""
@@ -156,12 +157,7 @@ def tensor_degrees(model: Transformer, largest: int) -> list[int]:
     Heads of keys and values are divided, or each is held by several ranks.
     """
     return [
-        t
-        for t in divisors(model.heads)
-        if t <= largest
-        and model.hidden % t == 0
-        and model.mlp_width % t == 0
-        and (model.kv_heads % t == 0 or t % model.kv_heads == 0)
+        t for t in divisors(model.heads) if t <= largest and _is_legal(model, Division(tensor=t))
     ]
 
 
@@ -171,9 +167,12 @@ def context_degrees(model: Transformer, largest: int) -> list[int]:
     Each rank takes one part from the front and one from the back, so that all have equal work
     under a causal mask.
     """
-    return [1] + [
-        c for c in (2**k for k in range(1, 20)) if c <= largest and model.sequence % (2 * c) == 0
-    ]
+    powers = (2**k for k in range(20))
+    return [c for c in powers if c <= max(largest, 1) and _is_legal(model, Division(context=c))]
+
+
+def _is_legal(model: Transformer, degrees: Division) -> bool:
+    return not any(True for _ in broken_degrees(model, degrees))
 
 
 def expert_degrees(model: Transformer, tensor: int, replicas: int) -> list[int]:
