@@ -47,15 +47,15 @@ def test_stated_stages_may_hold_the_embedding_or_the_output_layer_alone():
 
 def test_what_is_kept_free_stays_free():
     full = training(batch=64, on="4xa100-40g")
-    kept = replace(full, spare=0.25)
+    kept = replace(full, spare=0.45)
     tight = compare_divisions(full, QUICK)
     wide = compare_divisions(kept, QUICK)
     capacity = pools_of(full)[0].memory_bytes
-    assert max(winning(tight).peak_bytes) > 0.75 * capacity >= max(winning(wide).peak_bytes)
-    assert all(max(c.peak_bytes) <= 0.75 * capacity for c in outlooks(wide) if c.feasible)
+    assert max(winning(tight).peak_bytes) > 0.55 * capacity >= max(winning(wide).peak_bytes)
+    assert all(max(c.peak_bytes) <= 0.55 * capacity for c in outlooks(wide) if c.feasible)
     misfits = [c for c in wide.candidates if not c.feasible]
     assert misfits
-    assert all("25 % of memory stay free" in c.reason for c in misfits)
+    assert all("45 % of memory stay free" in c.reason for c in misfits)
     assert wide.counts["fitting"] < tight.counts["fitting"]
 
 
