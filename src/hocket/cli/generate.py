@@ -19,7 +19,8 @@ from hocket.cli.output import emit, json_option, output_option, working
     show_default=True,
     help="About how many ops.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True,
+              help="Of what is random about it.")  # fmt: skip
 @output_option("Graph file (gzipped when the name ends in .gz)")
 @json_option
 def command(family: str, num_ops: int, seed: int, output: Path, as_json: bool) -> None:

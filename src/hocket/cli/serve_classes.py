@@ -11,8 +11,10 @@ from hocket.cli.output import emit, json_option, say
 
 @click.command("serve-classes")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 for a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="Port to listen on; 0 for a free one."
+)
 @click.option("--token-file", type=click.Path(path_type=Path), default=None,
               help="Holds the token; made where it is not there.")  # fmt: skip
 @click.option("--deadline", default="1s", show_default=True, help="For one answer.")

@@ -30,8 +30,10 @@ from hocket.cli.output import console, emit, json_option, say
               help="Train the net first.")  # fmt: skip
 @click.option("--retrain", "steps", type=click.IntRange(1), default=200, show_default=True,
               metavar="STEPS", help="Steps of each part.")  # fmt: skip
-@click.option("--batch", type=click.IntRange(2), default=64, show_default=True)
-@click.option("--learning-rate", type=float, default=0.05, show_default=True)
+@click.option("--batch", type=click.IntRange(2), default=64, show_default=True,
+              help="Samples in one step of retraining.")  # fmt: skip
+@click.option("--learning-rate", type=float, default=0.05, show_default=True,
+              help="The highest of retraining.")  # fmt: skip
 @click.option("--soft-targets", type=click.FloatRange(0, 1), default=0.7, show_default=True,
               help="Weight of the whole net's opinion in retraining.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(0, 20), default=4, show_default=True,
@@ -41,7 +43,8 @@ from hocket.cli.output import console, emit, json_option, say
 @click.option("--cores", type=click.IntRange(1), default=None,
               help="Of the machine that will serve; default: this one.")  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, help="To train on, such as cuda.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True,
+              help="Of random weights, of the data's division and of retraining.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("parts"),
               show_default=True, help="Folder to write.")  # fmt: skip
 @json_option

@@ -16,7 +16,8 @@ def command() -> None:
 
 @command.command("serve")
 @click.argument("file", metavar="TABLES.toml", type=click.Path(path_type=Path))
-@click.option("--shard", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--shard", type=click.IntRange(0), default=0, show_default=True,
+              help="Which shard of the layout this one is.")  # fmt: skip
 @click.option("--at", required=True, metavar="ADDRESS", help="tcp://*:4000, shm:///dev/shm/name …")
 @click.option(
     "--checkpoint",
@@ -57,8 +58,9 @@ def serve(
 
 
 @command.command("check")
-@click.option("--schedules", type=click.IntRange(1), default=10_000, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--schedules", type=click.IntRange(1), default=10_000, show_default=True,
+              help="How many are run.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the schedules.")
 @json_option
 def check(schedules: int, seed: int, as_json: bool) -> None:
     """Run the protocol in random schedules, with shards that die, and check every read."""
