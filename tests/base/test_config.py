@@ -1,11 +1,13 @@
 """What is read from the environment."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from hocket.base import config
 from hocket.base.errors import UsageError
+from hocket.transformer.hf_cache import cached_config, cached_names
 
 
 def test_import_paths_hold_from_another_folder(monkeypatch, tmp_path):
@@ -30,3 +32,20 @@ def test_what_a_launcher_says_is_a_number(monkeypatch, name, text):
     monkeypatch.setenv(name, text)
     with pytest.raises(UsageError, match=f"{name}={text!r} is no number"):
         config.rank_variables()
+
+
+def test_a_user_without_a_home_is_told_which_variable_to_set(monkeypatch):
+    for name in ("XDG_STATE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cached_names() == []
+    with pytest.raises(UsageError) as caught:
+        cached_config("hf:org/name")
+    assert "HF_HOME" in str(caught.value.hint)
+    with pytest.raises(UsageError) as caught:
+        config.fleet_folder()
+    assert "--state" in str(caught.value.hint)

@@ -1,5 +1,6 @@
 """Hardware files: what people write is read strictly."""
 
+import os
 import time
 import tomllib
 from pathlib import Path
@@ -16,6 +17,7 @@ from hocket.hardware.files import (
     read_cluster,
     read_machine,
 )
+from hocket.hardware.foreign import read_any_machine
 from hocket.hardware.kinds import PRESETS
 
 
@@ -287,3 +289,15 @@ def test_reader_survives_any_damage_to_a_good_file(data):
     except InputFileError as error:
         where = error.where
     assert where == "damaged"
+
+
+def test_a_matrix_that_is_a_pipe_or_too_large_is_refused_at_once(tmp_path):
+    pipe = tmp_path / "pipe.txt"
+    os.mkfifo(pipe)
+    with pytest.raises(InputFileError, match="it is a pipe"):
+        read_any_machine(str(pipe))
+    large = tmp_path / "large.txt"
+    with large.open("wb") as file:
+        file.truncate(10_000_001)
+    with pytest.raises(InputFileError, match="larger than 10 MB"):
+        read_any_machine(str(large))

@@ -1,4 +1,7 @@
-"""The one place that reads the environment."""
+"""The one place that reads variables of the environment that say how hocket shall behave.
+
+Variables that are only handed on to processes are read where these are started.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,26 @@ def fleet_folder() -> Path:
     """Where a fleet keeps its state unless told otherwise (below ``XDG_STATE_HOME``)."""
     base = os.environ.get("XDG_STATE_HOME", "")
     # The specification says that a path which is not absolute does not count.
-    return (Path(base) if base.startswith("/") else Path.home() / ".local/state") / "hocket/fleet"
+    if base.startswith("/"):
+        return Path(base) / "hocket/fleet"
+    try:
+        return Path.home() / ".local/state/hocket/fleet"
+    except RuntimeError:
+        raise UsageError(
+            "a fleet's state has no folder: this user has no home",
+            hint="name one with --state, or set XDG_STATE_HOME",
+        ) from None
+
+
+def huggingface_folder() -> Path | None:
+    """Where Hugging Face's hub keeps models, as its own variables say; None without a home."""
+    if "HF_HUB_CACHE" in os.environ:
+        return Path(os.environ["HF_HUB_CACHE"])
+    base = os.environ.get("HF_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache/huggingface") / "hub"
+    except RuntimeError:
+        return None
 
 
 def fleet_token() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hocket.base.errors import InputFileError
+from hocket.base.regular import read_regular
 from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict, read_machine
 from hocket.hardware.topology import DevicePort, gpu_links, parse_topology
 
@@ -41,9 +42,7 @@ def read_matrix(path: str | Path) -> Machine:
     """The machine of what ``nvidia-smi topo -m`` prints; the generation follows from the links."""
     where = str(path)
     try:
-        text = Path(path).read_bytes()[:MAX_FILE_BYTES].decode("utf-8-sig")
-    except OSError as error:
-        raise InputFileError(f"cannot be read: {error.strerror or error}", where=where) from None
+        text = read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputFileError("is not text in UTF-8", where=where) from None
     # Copied text often has spaces where the program prints tabs.

@@ -6,28 +6,22 @@ folder that ``huggingface-cli download`` and every ``from_pretrained`` fill.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
+from hocket.base.config import huggingface_folder
 from hocket.base.errors import UsageError, did_you_mean
 
 PREFIX = "hf:"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 
 
-def cache_folder() -> Path:
-    """Where the hub keeps models, as its own variables say."""
-    if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"])
-    home = os.environ.get("HF_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
-
-
-def cached_names(folder: Path | None = None) -> list[str]:
+def cached_names() -> list[str]:
     """Names of the models that have a configuration in the cache."""
-    folder = folder or cache_folder()
-    found = folder.glob("models--*/snapshots/*/config.json") if folder.is_dir() else ()
+    folder = huggingface_folder()
+    if folder is None or not folder.is_dir():
+        return []
+    found = folder.glob("models--*/snapshots/*/config.json")
     names = {path.parts[-4].removeprefix("models--").replace("--", "/") for path in found}
     return sorted(names)
 
@@ -37,14 +31,19 @@ def cached_config(text: str) -> Path:
     name = text.removeprefix(PREFIX)
     if not _NAME.fullmatch(name):
         raise UsageError(f"cannot read {text[:100]!r}", hint="write it like hf:Qwen/Qwen2-0.5B")
-    folder = cache_folder()
+    folder = huggingface_folder()
+    if folder is None:
+        raise UsageError(
+            f"{text!r} needs the cache of Hugging Face models, and this user has no home",
+            hint="set HF_HOME to a folder",
+        )
     model = folder / f"models--{name.replace('/', '--')}"
     revision = _main_revision(model)
     snapshots = sorted(model.glob("snapshots/*/config.json"))
     for path in (model / "snapshots" / revision / "config.json", *snapshots):
         if path.is_file():
             return path
-    known = cached_names(folder)
+    known = cached_names()
     near = f"{did_you_mean(name, known)} or " if known else ""
     raise UsageError(
         f"{name!r} is not in the cache of Hugging Face models ({folder})",
