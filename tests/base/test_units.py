@@ -63,3 +63,12 @@ def test_formats_are_short():
     assert units.format_seconds(float("inf")) == "∞"
     assert units.format_rate(25e9, "B/s") == "25 GB/s"
     assert units.format_rate(3.35e12, "B/s") == "3.35 TB/s"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("007", 7), ("4096", 4096), ("4097", None), ("", None), ("-1", None), ("1.0", None),
+     ("٣", None), ("²", None), ("9" * 5000, None), ("0" * 5000 + "9", 9)],
+)  # fmt: skip
+def test_whole_numbers_are_plain_digits_up_to_a_limit(text, number):
+    assert units.whole_number(text, 4096) == number

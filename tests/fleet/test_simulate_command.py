@@ -126,6 +126,7 @@ def test_the_report_is_one_inert_file(trace: Path, tmp_path: Path) -> None:
         ["--policy", "lass"],
         ["--jobs", "2:1"],
         ["--jobs", "x"],
+        ["--jobs", "0:" + "9" * 5000],
         ["--prices", "c=1"],
         ["--prices", "a=free"],
         ["--space-sharing", "--compatible", "gavel"],

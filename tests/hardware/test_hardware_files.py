@@ -301,3 +301,19 @@ def test_a_matrix_that_is_a_pipe_or_too_large_is_refused_at_once(tmp_path):
         file.truncate(10_000_001)
     with pytest.raises(InputFileError, match="larger than 10 MB"):
         read_any_machine(str(large))
+
+
+@pytest.mark.parametrize("key", ["link_width", "modelid", "sm"])
+def test_numbers_of_a_topology_dump_that_nobody_can_read_count_as_not_given(tmp_path, key):
+    known = {"link_width": "16", "modelid": "85", "sm": "70"}
+    path = tmp_path / "topology.xml"
+    machines = []
+    for many in ({}, {key: "9" * 5000}):
+        said = known | many
+        path.write_text(
+            f'<system version="1"><cpu numaid="0" modelid="{said["modelid"]}">'
+            f'<pci busid="0000:06:00.0" link_width="{said["link_width"]}"><gpu dev="0" '
+            f'sm="{said["sm"]}"/></pci></cpu></system>'
+        )
+        machines.append(read_any_machine(str(path)).cluster)
+    assert machines[0].num_devices == machines[1].num_devices

@@ -9,6 +9,9 @@ import os
 from pathlib import Path
 
 from hocket.base.errors import UsageError
+from hocket.base.units import whole_number
+
+_MAX_RANKS = 10**6
 
 
 def debug() -> bool:
@@ -83,9 +86,9 @@ def rank_variables() -> dict[str, str]:
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     given = {name: os.environ[name] for name in (*numbers, "HOCKET_PLAN") if name in os.environ}
     for name in numbers:
-        if not given.get(name, "0").isdecimal():
+        if whole_number(given.get(name, "0"), _MAX_RANKS) is None:
             raise UsageError(
-                f"{name}={given[name]!r} is no number of a rank",
+                f"{name}={given[name][:60]!r} is no number of a rank",
                 hint=f"unset {name}, or start this with a launcher such as torchrun",
             )
     return given

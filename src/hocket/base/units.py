@@ -82,6 +82,17 @@ def parse_flops(text: str) -> float:
     return float(scaled)
 
 
+def whole_number(text: str, most: int) -> int | None:
+    """The number that plain digits say, if it is at most ``most``; None for all other text.
+
+    Python refuses to read thousands of digits by an error of its own.
+    """
+    digits = text.lstrip("0") or text[-1:]
+    if not (text.isascii() and text.isdecimal()) or len(digits) > len(str(most)):
+        return None
+    return int(digits) if int(digits) <= most else None
+
+
 def format_bytes(size_bytes: float) -> str:
     """Bytes in the binary unit that gives one to four digits before the point."""
     value, unit = float(size_bytes), "B"

@@ -93,6 +93,7 @@ def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any] | No
 def _machines(nodes: int, node_rank: int, address: str | None) -> Machines:
     from hocket.api.launching import Machines
     from hocket.base.errors import UsageError
+    from hocket.base.units import whole_number
 
     if node_rank >= nodes:
         raise UsageError(
@@ -105,7 +106,10 @@ def _machines(nodes: int, node_rank: int, address: str | None) -> Machines:
                 hint="name the first machine and a free port: --address 10.0.0.1:29500",
             )
         return Machines()
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UsageError(f"{address!r} is no HOST:PORT", hint="such as --address 10.0.0.1:29500")
-    return Machines(count=nodes, index=node_rank, address=host.strip("[]"), port=int(port))
+    host, _, text = address.rpartition(":")
+    port = whole_number(text, 2**16 - 1)
+    if not host or not port:
+        raise UsageError(
+            f"{address[:200]!r} is no HOST:PORT", hint="such as --address 10.0.0.1:29500"
+        )
+    return Machines(count=nodes, index=node_rank, address=host.strip("[]"), port=port)

@@ -82,10 +82,10 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
 def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
     from hocket.api.splitting import AUTO, NetTraining, SplitRequest
     from hocket.base.errors import UsageError
-    from hocket.base.units import parse_seconds
+    from hocket.base.units import parse_seconds, whole_number
 
-    if parts != "auto" and not (parts.isdecimal() and 1 <= int(parts) <= 10_000):
-        raise UsageError(f"--parts {parts!r} is no number of parts", hint="such as 5, or auto")
+    if parts != "auto" and not whole_number(parts, 10_000):
+        raise UsageError(f"--parts {parts[:60]!r} is no number of parts", hint="such as 5, or auto")
     try:
         target = asked["target_latency"]
         target_s = None if target is None else parse_seconds(target)

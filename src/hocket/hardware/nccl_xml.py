@@ -17,6 +17,7 @@ from xml.etree.ElementTree import Element
 from hocket.base.errors import InputFileError
 from hocket.base.fields import shown
 from hocket.base.regular import read_regular
+from hocket.base.units import whole_number
 from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict
 
 _LANE_GBPS = {"2.5": 0.1875, "5": 0.375, "8": 0.75, "16": 1.5, "32": 3.0, "64": 6.0}
@@ -32,6 +33,8 @@ _KINDS = (
 _NVIDIA_KINDS = ((90, "h100-80g"), (80, "a100-40g"), (70, "v100-16g"), (60, "p100-16g"))
 _NVSWITCH = "0x068000"
 _PCIE_LATENCY_S, _PEER_LATENCY_S, _SOCKET_LATENCY_S = 1e-6, 2e-6, 1e-6
+_MAX_NUMBER = 10**6
+"""Of a model or a capability; what is larger counts as not given."""
 _MAX_NETWORK_GBPS = 100.0
 """Cards that state more are virtual: what they give is unknown, so they get this."""
 
@@ -183,23 +186,21 @@ def _pcie_gbps(element: Element) -> float:
     speed = element.get("link_speed", "8").split(" ")[0]
     speed = speed.removesuffix(".0")
     width = element.get("link_width", "16")
-    lanes = int(width) if width.isdecimal() and 1 <= int(width) <= 32 else 16
-    return lanes * _LANE_GBPS.get(speed, 0.75)
+    return (whole_number(width, 32) or 16) * _LANE_GBPS.get(speed, 0.75)
 
 
 def _socket_gbps(cpu: Element) -> float:
     if cpu.get("vendor") == "AuthenticAMD":
         return 16.0
     model = cpu.get("modelid", "0")
-    return 10.0 if model.isdecimal() and int(model) >= 0x55 else 6.0
+    return 10.0 if (whole_number(model, _MAX_NUMBER) or 0) >= 0x55 else 6.0
 
 
 def _peer_gbps(gpu: Element, tag: str) -> float:
     if tag == "xgmi":
         architecture = gpu.get("gcn", "")
         return next(gbps for part, gbps in _XGMI_GBPS if part in architecture)
-    capability = gpu.get("sm", "70")
-    number = int(capability) if capability.isdecimal() else 70
+    number = _capability(gpu)
     return next((gbps for least, gbps in _NVLINK_GBPS if number >= least), 18.0)
 
 
@@ -207,6 +208,10 @@ def _kind(gpu: Element) -> str:
     architecture = gpu.get("gcn")
     if architecture is not None:
         return next(kind for part, kind in _KINDS if part in architecture)
-    capability = gpu.get("sm", "70")
-    number = int(capability) if capability.isdecimal() else 70
+    number = _capability(gpu)
     return next((kind for least, kind in _NVIDIA_KINDS if number >= least), "p100-16g")
+
+
+def _capability(gpu: Element) -> int:
+    found = whole_number(gpu.get("sm", "70"), _MAX_NUMBER)
+    return 70 if found is None else found

@@ -38,11 +38,14 @@ def service_options(command: F) -> F:
 
 
 def _job_number(ctx: click.Context, param: click.Parameter, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text)):
+    from hocket.base.units import whole_number
+
+    number = whole_number(text, 10**15)
+    if not number:
         raise click.BadParameter(
             f"{text[:40]!r} is no number of a job; hocket fleet jobs lists them", ctx, param
         )
-    return int(text)
+    return number
 
 
 def _job_numbers(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> list[int]:

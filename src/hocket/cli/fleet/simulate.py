@@ -249,13 +249,15 @@ def parse_cluster(
 
 
 def _range(text: str | None, num_jobs: int) -> tuple[int, int] | None:
+    from hocket.base.units import whole_number
+
     if text is None:
         return None
-    first, _, end = text.partition(":")
-    if not (first.isdecimal() and end.isdecimal() and 0 <= int(first) < int(end) <= num_jobs):
+    first, end = (whole_number(part, num_jobs) for part in text.partition(":")[::2])
+    if first is None or end is None or first >= end:
         hint = f"write A:B with 0 <= A < B <= {num_jobs}, such as 4000:5000"
-        raise UsageError(f"cannot take jobs {text!r} of this trace", hint=hint)
-    return int(first), int(end)
+        raise UsageError(f"cannot take jobs {text[:60]!r} of this trace", hint=hint)
+    return first, end
 
 
 def _prices(text: str | None, kinds: tuple[str, ...]) -> Any:

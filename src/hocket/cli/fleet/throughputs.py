@@ -230,13 +230,16 @@ def _servers(text: str, network_bps: float | None) -> list[Servers]:
 
 
 def _gangs(text: str) -> list[int]:
+    from hocket.base.units import whole_number
+
     sizes = []
     for part in text.split(","):
         word = part.strip()
-        if not (word.isdecimal() and len(word) < 6 and 1 <= int(word) <= _MAX_GANG):
+        size = whole_number(word, _MAX_GANG)
+        if not size:
             hint = f"write numbers from 1 to {_MAX_GANG}, such as 1,2,4,8"
-            raise UsageError(f"cannot read {word!r} in --gang", hint=hint)
-        sizes.append(int(word))
+            raise UsageError(f"cannot read {word[:60]!r} in --gang", hint=hint)
+        sizes.append(size)
     return sizes
 
 

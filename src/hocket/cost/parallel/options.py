@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import get_args
 
 from hocket.base.errors import UsageError, unknown_name
+from hocket.base.units import whole_number
 from hocket.cost.parallel.software import Selective, Software
 
 MAX_SHARDS = 1_000_000
@@ -42,11 +43,12 @@ def _selective(software: Software, value: str) -> Software:
 
 
 def _hsdp(software: Software, value: str) -> Software:
-    if not value.isdecimal() or not 1 <= int(value) <= MAX_SHARDS:
+    num_ranks = whole_number(value, MAX_SHARDS)
+    if not num_ranks:
         raise UsageError(
             f"hsdp is {value[:60]!r}", hint="expected the replicas that divide state: hsdp=8"
         )
-    return replace(software, shard_ranks=int(value))
+    return replace(software, shard_ranks=num_ranks)
 
 
 OPTIONS: Mapping[str, ProgramOption] = MappingProxyType(
