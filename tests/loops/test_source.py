@@ -17,7 +17,7 @@ def test_a_pipe_is_refused_as_source_and_as_data(tmp_path):
     with pytest.raises(InputFileError, match="pipe"):
         parsed_source(pipe, "f")
     with pytest.raises(InputFileError, match="pipe"):
-        _arguments(pipe, ("x",))
+        _arguments(pipe, ("x",), ("x",))
 
 
 def test_what_is_no_source_is_told_in_words(tmp_path):
