@@ -68,11 +68,11 @@ def choose_gangs(
     able = [job for job in jobs if job.speeds.on(num_devices).any()]
     if not able:
         return {}
-    table = _Table(able, num_devices, restart_s)
-    if not table.begin():
+    choices = _GangChoices(able, num_devices, restart_s)
+    if not choices.begin():
         return {job.number: Chosen(_thriftiest(job.speeds, num_devices), ANY_KIND) for job in able}
-    table.improve()
-    return {job.number: table.chosen(row) for row, job in enumerate(able)}
+    choices.improve()
+    return {job.number: choices.chosen(row) for row, job in enumerate(able)}
 
 
 def _thriftiest(speeds: GangSpeeds, num_devices: Counts) -> int:
@@ -82,7 +82,7 @@ def _thriftiest(speeds: GangSpeeds, num_devices: Counts) -> int:
     return speeds.gangs[int(np.argmax(np.where(known.any(axis=1), each, _NEVER)))]
 
 
-class _Table:
+class _GangChoices:
     """Logarithms of the seconds that each job has left with each choice, and what is taken."""
 
     def __init__(self, jobs: Sequence[ElasticJob], num_devices: Counts, restart_s: float) -> None:
