@@ -74,6 +74,7 @@ def test_memory_says_what_is_wrong_with_it(problem, memory, change, words):
         (lambda data: data["blocks"][0].update(ops=[1]), "ops has 1 entries"),
         (lambda data: data["blocks"][0].update(ops=[-1, 2]), r"ops\[0\] is -1"),
         (lambda data: data["blocks"][0].update(share=True), "share is True"),
+        (lambda data: data["blocks"][0].update(share=1.5), "share is 1.5"),
         (lambda data: data.update(loss_chunks=0), "loss_chunks is 0"),
         (lambda data: data.pop("prefetch"), "no key 'prefetch'"),
         (lambda data: data.update(budget_bytes=[]), "budget_bytes has 0 entries"),

@@ -16,6 +16,7 @@ from hocket.graph.graph import Phase, Role, Stream
 from hocket.graph.verify import verify_graph
 from hocket.plan.files import plan_from_data, plan_to_data
 from hocket.plan.sections import Placement, Replica, Shares
+from hocket.plan.verify import structure_violations
 from hocket.planners.candidates import empty_plan
 from hocket.planners.whole.tables import block_edges, tables_of
 from hocket.simulate import simulate
@@ -178,6 +179,12 @@ def test_a_plan_that_places_and_shares_says_two_things(problem):
     plan = plan_of(problem, shares(problem, ((0,), (8,), ())))
     both = plan.having(Placement(np.zeros(problem.graph.num_ops, np.int32)))
     assert any(v.rule == "shares" for v in violations(both, problem))
+
+
+def test_a_microbatch_without_a_sample_is_a_violation(problem):
+    for sizes in ((8, 0), ()):
+        plan = plan_of(problem, shares(problem, ((0,), sizes, ())))
+        assert any("no sample" in v.message for v in structure_violations(plan, problem))
 
 
 def test_memory_of_every_device_is_checked(problem):
