@@ -146,6 +146,10 @@ def test_a_part_of_the_batch_is_shared_out_in_the_same_proportions(folder, monke
         assert simulate(problem, plan).makespan_s > 0
     half = losses(folder, "--scale", "0.5", "--backend", "single")
     assert len(half) == 4
+    few = ("run", "shared.json", "--steps", 1, "--scale", "1e-9", "--backend", "single")
+    told = hocket(*few, cwd=folder).stdout
+    rows = [line.split() for line in told.splitlines() if line.split()[:1] in (["cpu0"], ["cpu1"])]
+    assert [row[2:] for row in rows] == [["1", "1"], ["1", "1"]], "what ran, not what was planned"
     refused = hocket("run", "shared.json", "--scale", "nan", cwd=folder, expect=2)
     assert "no part of the batch" in refused.stderr
 

@@ -151,20 +151,21 @@ def command(
     if not result.is_finite:
         say("warning: the loss is not finite: the training has diverged")
     view = view_of(saved.plan)
+    problem, plan = result.carried or (saved.problem, saved.plan)
     if not as_json:
         # Before the trace is written: a full disk must not swallow what was measured.
-        console().print(view.run_table(saved.problem, saved.plan, result))
+        console().print(view.run_table(problem, plan, result))
     if trace_file is not None:
         from hocket.view.trace import write_traces
 
         timelines = {"predicted": result.predicted}
         if result.measured is not None:
             timelines["measured"] = result.measured
-        write_traces(trace_file, *view.pictured(*carried_out(saved.problem, saved.plan)), timelines)
+        write_traces(trace_file, *view.pictured(*carried_out(problem, plan)), timelines)
         say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
     if as_json:
         written = {"trace": None if trace_file is None else str(trace_file)}
-        emit({**view.ran(saved.problem, saved.plan, result), **written})
+        emit({**view.ran(problem, plan, result), **written})
 
 
 def _check(saved: SavedPlan, as_json: bool) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from hocket.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
     from hocket.runtime.parallel.check import Agreement
 
 
@@ -33,6 +35,8 @@ class RunResult:
     GPUs)."""
     peak_bytes: Mapping[str, int]
     """By device, measured: on processors of a placement, on GPUs always."""
+    carried: tuple[Problem, Plan] | None = None
+    """The part of the batch that was carried out, where that was not the whole plan."""
     dtype: str | None = None
     """Of a division: type of weights and activations."""
     agreement: Agreement | None = None

@@ -85,6 +85,7 @@ def run_shares(
         predicted=predicted,
         measured=None,
         peak_bytes={},
+        carried=(problem, plan) if options.scale < 1 else None,
     )
 
 
