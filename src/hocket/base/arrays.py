@@ -1,4 +1,4 @@
-"""Names for the array types that run through hocket."""
+"""Names for the array types that run through hocket, and what every room asks of such arrays."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ def pointers(sizes: ArrayLike) -> LongArray:
     ptr = np.zeros(np.size(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=ptr[1:])
     return ptr
+
+
+def positions(order: NDArray[np.integer]) -> LongArray:
+    """Where each number below ``len(order)`` stands in an order of them all."""
+    found = np.empty(len(order), dtype=np.int64)
+    found[order] = np.arange(len(order))
+    return found

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.base.arrays import IntArray, pointers
+from hocket.base.arrays import IntArray, pointers, positions
 from hocket.base.errors import InputFileError
 from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream, distinct
 from hocket.graph.verify import verify_graph
@@ -67,10 +67,10 @@ def assemble(
     reads = np.asarray(reads, dtype=np.int32)
     _require_indices(ops, tensors, producer, read_ptr, reads)
     op_order = topological_order(ops.name, producer, read_ptr, reads)
-    op_rank = _inverse(op_order)
+    op_rank = positions(op_order).astype(np.int32)
     new_producer = np.where(producer >= 0, op_rank[producer], -1) if num_ops else producer
     tensor_order = np.argsort(new_producer, kind="stable").astype(np.int32)
-    tensor_rank = _inverse(tensor_order)
+    tensor_rank = positions(tensor_order).astype(np.int32)
     new_ptr, new_reads = _sorted_reads(op_order, tensor_rank, read_ptr, reads)
 
     def op_column(values: Any, default: float, dtype: Any) -> Any:
@@ -273,7 +273,7 @@ def _sorted_reads(
 ) -> tuple[Any, IntArray]:
     """Reads renumbered, ascending and without repetition inside each op."""
     num_ops, num_tensors = len(op_order), max(len(tensor_rank), 1)
-    op_rank = _inverse(op_order).astype(np.int64)
+    op_rank = positions(op_order)
     reader = np.repeat(op_rank, np.diff(read_ptr))
     key = distinct(reader * num_tensors + (tensor_rank[reads] if len(reads) else reads))
     counts = np.bincount(key // num_tensors, minlength=num_ops)
@@ -295,12 +295,6 @@ def _column(values: Any, count: int, default: float, dtype: Any) -> Any:
             hint="every column has one entry per op or per tensor, or none at all",
         )
     return np.asarray(values, dtype=dtype)
-
-
-def _inverse(order: IntArray) -> IntArray:
-    rank = np.empty(len(order), dtype=np.int32)
-    rank[order] = np.arange(len(order), dtype=np.int32)
-    return rank
 
 
 def _interned(values: Sequence[str]) -> tuple[tuple[str, ...], IntArray]:

@@ -78,7 +78,7 @@ def max_load_s(problem: Problem, device_of: IntArray) -> float:
     return float(device_load_s(problem, device_of).max(initial=0.0))
 
 
-def summed(key: IntArray, value: FloatArray, count: int) -> FloatArray:
+def summed(key: NDArray[np.integer], value: FloatArray, count: int) -> FloatArray:
     """Per key below ``count``: the sum of its values."""
     return np.asarray(np.bincount(key, weights=value, minlength=count), dtype=np.float64)
 

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
-
-Counts = NDArray[np.int64]
+from hocket.base.arrays import FloatArray, LongArray, positions
 
 EQUAL = 1e-8
 """Relative difference below which two throughputs count as the same."""
@@ -28,10 +26,10 @@ _MAX_ORDERED = 180
 class JobClasses:
     """Which jobs are alike, and the rows that stand for them."""
 
-    of: Counts
+    of: LongArray
     """The class of each job."""
-    num_jobs: Counts
-    first: Counts
+    num_jobs: LongArray
+    first: LongArray
     """One job of each class."""
     rows: FloatArray
     """``[class, column]``: the values of the class, snapped where they were nearly equal."""
@@ -45,7 +43,7 @@ def find_classes(values: FloatArray, exact: FloatArray) -> JobClasses:
         again, merged = _distinct(np.hstack([rows, exact[first]]))
         first, rows, of = first[again], rows[again], merged[of]
     order = _similar_together(rows)
-    of = _rank(order)[of]
+    of = positions(order)[of]
     return JobClasses(
         of=of,
         num_jobs=np.bincount(of, minlength=len(order)),
@@ -54,14 +52,7 @@ def find_classes(values: FloatArray, exact: FloatArray) -> JobClasses:
     )
 
 
-def _rank(order: Counts) -> Counts:
-    """The place of each entry in an order."""
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    return rank
-
-
-def _similar_together(rows: FloatArray) -> Counts:
+def _similar_together(rows: FloatArray) -> LongArray:
     """An order in which neighbours favour the same columns: compiled code guesses right then."""
     num_rows, num_columns = rows.shape
     if not num_rows or not 2 <= num_columns <= _MAX_ORDERED:
@@ -105,14 +96,14 @@ def _shortened(values: FloatArray) -> FloatArray:
     return np.asarray(np.ldexp(np.round(np.ldexp(fraction, _GRID_BITS)), exponent - _GRID_BITS))
 
 
-def _distinct(rows: FloatArray) -> tuple[Counts, Counts]:
+def _distinct(rows: FloatArray) -> tuple[LongArray, LongArray]:
     """The first of all equal rows, in order of appearance, and which of them each row equals."""
     digest = _digest(rows)
     if np.all(np.diff(np.sort(digest))):
         return np.arange(len(rows)), np.arange(len(rows))
     _, first, of = np.unique(digest, return_index=True, return_inverse=True)
     order = np.argsort(first)
-    first, of = first[order], _rank(order)[of]
+    first, of = first[order], positions(order)[of]
     if not np.array_equal(rows, rows[first][of]):
         _, first, of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, of.reshape(-1)

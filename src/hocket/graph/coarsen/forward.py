@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray, positions
 from hocket.graph.coarsen.follow import follow, forward_units, is_forward
 from hocket.graph.coarsen.fuse import unit_groups
 from hocket.graph.coarsen.nodes import Coarse, Nodes
@@ -121,8 +121,7 @@ def _tensors(step: _StorageParts, node_names: tuple[str, ...]) -> _Tensors:
     copier, copied = _copies(step)
     producer = np.concatenate((parts.maker[kept], copier))
     order = np.argsort(producer, kind="stable")
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
+    rank = positions(order)
     number = np.full(parts.num_parts + 1, -1, dtype=np.int64)
     number[kept] = rank[: len(kept)]
     chief = parts.chief()[kept]

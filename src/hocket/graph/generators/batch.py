@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.base.arrays import positions
 from hocket.graph.build import OpColumns, TensorColumns, assemble
 from hocket.graph.graph import Graph, Phase, Role
 
@@ -97,8 +98,7 @@ class BatchBuilder:
         """The finished, verified graph; an op touches the bytes that it reads and makes."""
         num_ops = self._ops.count
         order = np.argsort(self._ops.joined("position"), kind="stable")
-        rank = np.empty(num_ops, dtype=np.int32)
-        rank[order] = np.arange(num_ops, dtype=np.int32)
+        rank = positions(order).astype(np.int32)
         size_bytes = self._tensors.joined("bytes")
         made_by = self._tensors.joined("producer")
         producer = np.where(made_by >= 0, rank[made_by], -1)

@@ -11,6 +11,7 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.tables import mean_transfer_s
+from hocket.simulate.load import summed
 
 
 class ReaderPairs(NamedTuple):
@@ -74,9 +75,4 @@ def _edge_s(problem: Problem) -> FloatArray:
     is_made = producer >= 0
     edge = np.cumsum(is_first & is_made) - 1
     sent_s = mean_transfer_s(problem)[graph.reads[is_made]]
-    return total_per(edge[is_made], sent_s, len(graph.edges[0]))
-
-
-def total_per(index: NDArray[np.integer], values: FloatArray, count: int) -> FloatArray:
-    """Per number below ``count``: the sum of the values with that index."""
-    return np.asarray(np.bincount(index, weights=values, minlength=count), dtype=np.float64)
+    return summed(edge[is_made], sent_s, len(graph.edges[0]))

@@ -13,8 +13,9 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.kernels.containers import table
-from hocket.planners.favourites.net import ReaderPairs, total_per
+from hocket.planners.favourites.net import ReaderPairs
 from hocket.planners.parts.paths import longest_from_start
+from hocket.simulate.load import summed
 
 _SWEEPS = 10
 _CUT = 0.003
@@ -36,7 +37,7 @@ def needed_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
 
     num_ops, num_edges = len(net.op_s), len(net.src)
     head_s, tail_s = _ends_s(net, favour), np.zeros(num_ops)
-    out_total, in_total = (total_per(ends, favour, num_ops) for ends in (net.src, net.dst))
+    out_total, in_total = (summed(ends, favour, num_ops) for ends in (net.src, net.dst))
     most = max(int(np.diff(ptr).max(initial=0)) for ptr in (net.in_ptr, net.out_ptr))
     cuts = FavourRoom(favour=favour.copy(), length_s=np.zeros(most), cost_s=np.zeros(most))
     readers, numbers = net.dst[net.out_edge], np.arange(num_edges)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import IntArray
+from hocket.base.arrays import IntArray, positions
 from hocket.planners.max_load.contract import depth_first_order
 from hocket.planners.max_load.pieces import Pieces
 
@@ -28,8 +28,7 @@ def neck_blocks(pieces: Pieces) -> IntArray:
 
 
 def _blocks(pieces: Pieces, order: IntArray) -> IntArray:
-    position = np.empty(pieces.num_pieces, dtype=np.int64)
-    position[order] = np.arange(pieces.num_pieces)
+    position = positions(order)
     passing = np.zeros(pieces.num_pieces + 1, dtype=np.int64)
     np.add.at(passing, position[pieces.before] + 1, 1)
     np.add.at(passing, position[pieces.after], -1)

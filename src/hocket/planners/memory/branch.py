@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import LongArray, positions
 from hocket.planners.memory.cut import (
     BETWEEN,
     CutFlow,
@@ -167,8 +167,7 @@ def _possible(node: _Open, cuts: Sequence[OpCut]) -> Iterator[tuple[int, ...]]:
 def _at_the_peak(storages: Storages, order: LongArray, peak: int) -> Iterator[tuple[int, int]]:
     """The op of the peak with each op that could have made it lower: by running before it, what
     reads a storage that is held then, or by running later, what made one. The largest first."""
-    position = np.empty(storages.num_ops, dtype=np.int64)
-    position[order] = np.arange(storages.num_ops)
+    position = positions(order)
     now, side = position[peak], sides_of(storages.forwards, peak)
     of_read = np.repeat(np.arange(len(storages.producer)), np.diff(storages.reader_ptr))
     late = (position[storages.readers] > now) & (side[storages.readers] == BETWEEN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hocket.base.arrays import positions
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels, placement_of
@@ -18,6 +19,4 @@ def earliest_start(problem: Problem, plan: Plan) -> Plan:
     """The plan with priorities by earliest start."""
     found = levels(problem, placement_of(plan))
     sequence = np.lexsort((-found.to_end_s, found.from_start_s))
-    priority = np.empty(len(sequence))
-    priority[sequence] = np.arange(len(sequence))
-    return plan.ordered(priority=priority)
+    return plan.ordered(priority=positions(sequence).astype(np.float64))

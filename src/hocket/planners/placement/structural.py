@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers, positions
 from hocket.graph.graph import Graph, StatedTimes
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
@@ -73,7 +73,7 @@ class Renumbered:
         if plan.by_device is not None:
             return plan.placing(device_of, by_device=_mapped(plan.by_device, self.order))
         by = np.zeros(len(self.order)) if plan.priority is None else plan.priority
-        priority = _inverse(np.argsort(by, kind="stable"))[self.rank].astype(np.float64)
+        priority = positions(np.argsort(by, kind="stable"))[self.rank].astype(np.float64)
         return plan.placing(device_of, priority=priority)
 
 
@@ -154,7 +154,7 @@ def _homes_first(graph: Graph, rank: LongArray) -> LongArray:
 
 def in_order(problem: Problem, order: LongArray, tensor_key: NDArray[Any]) -> Renumbered:
     """The problem with its ops in a topological order, the tensors of each op by their key."""
-    graph, costs, rank = problem.graph, problem.costs, _inverse(order)
+    graph, costs, rank = problem.graph, problem.costs, positions(order)
     producer = np.append(rank, -1)[graph.tensor_producer]
     tensors = np.lexsort((tensor_key, producer))
     inside = replace(
@@ -174,7 +174,7 @@ def _graph(
     """The same graph in another order."""
     per_op = ("op_kind", "op_module", "op_signature", "op_phase", "op_dtype", "flops",
               "bytes_touched", "workspace_bytes", "rng_order", "op_stream")  # fmt: skip
-    tensor_rank = np.append(_inverse(tensors), -1).astype(np.int32)
+    tensor_rank = np.append(positions(tensors), -1).astype(np.int32)
     reader = np.repeat(rank, np.diff(graph.read_ptr))
     reads = tensor_rank[graph.reads]
     by_reader = np.lexsort((reads, reader))
@@ -279,12 +279,6 @@ def _sums(labels: _Labels, where: NDArray[Any], count: int) -> _Labels:
 
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def _inverse(order: LongArray) -> LongArray:
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    return rank
 
 
 def _numbered(group: IntArray) -> IntArray:

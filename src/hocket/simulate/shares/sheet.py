@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers, positions
 from hocket.graph.build import topological_order
 from hocket.graph.graph import Graph, distinct
 
@@ -148,8 +148,7 @@ class Sheet:
         made = columns["producer"].astype(np.int32)
         producer = np.where(made >= 0, self._rank[made], -1).astype(np.int32)
         order = np.argsort(producer, kind="stable")
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order))
+        rank = positions(order)
         read_ptr, reads = self._sorted_reads(rank)
         alias = columns["alias"].astype(np.int64)
         for tensors, bases in self._aliases:
@@ -188,9 +187,7 @@ class Sheet:
 
     @cached_property
     def _rank(self) -> IntArray:
-        rank = np.empty(self.num_ops, dtype=np.int32)
-        rank[self._order] = np.arange(self.num_ops, dtype=np.int32)
-        return rank
+        return positions(self._order).astype(np.int32)
 
     def _sorted_reads(self, rank: LongArray) -> tuple[LongArray, IntArray]:
         """Reads of each op, renumbered, ascending, each once."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import IntArray, LongArray, pointers
+from hocket.base.arrays import IntArray, LongArray, pointers, positions
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import Marks, new_marks, table
 from hocket.plan.problem import Problem
@@ -82,8 +82,7 @@ def spans_of_run(problem: Problem, timeline: Timeline) -> InstantSpans:
     """The axis of a simulated run."""
     order = np.argsort(timeline.op_start_s, kind="stable")
     start_s = timeline.op_start_s[order]
-    first = np.empty(len(order), dtype=np.int64)
-    first[order] = np.arange(len(order))
+    first = positions(order)
     last = np.maximum(first, np.searchsorted(start_s, timeline.op_end_s) - 1)
     sent = np.full(problem.graph.num_tensors, -1)
     arrived = np.searchsorted(start_s, timeline.transfer_end_s) - 1
