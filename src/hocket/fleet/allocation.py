@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hocket.base.arrays import FloatArray
-
-Counts = NDArray[np.int64]
+from hocket.base.arrays import FloatArray, LongArray
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -19,7 +14,7 @@ class Warm:
     prices: FloatArray
     """``[question, pool]``: prices of devices that are good to ask first."""
     level: float
-    columns: Counts | None = None
+    columns: LongArray | None = None
     """``[pair, 3]``: kind of device and the profiles that shared it, where jobs may share."""
 
 
@@ -27,9 +22,9 @@ class Warm:
 class SharedTime:
     """Time that jobs spend two on a device, by profile; rounds choose the single jobs."""
 
-    profile_a: Counts
-    profile_b: Counts
-    kind: Counts
+    profile_a: LongArray
+    profile_b: LongArray
+    kind: LongArray
     amount: FloatArray
     """Summed shares of all pairs of these two profiles on this kind."""
 
@@ -38,9 +33,9 @@ class SharedTime:
 class PairedTime:
     """The same time as each job sees it: a row per job, profile of the other, and kind."""
 
-    job: Counts
-    profile: Counts
-    kind: Counts
+    job: LongArray
+    profile: LongArray
+    kind: LongArray
     amount: FloatArray
     """Part of its time."""
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import UsageError, unknown_name
 from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds.actions import MOVED, Actions
@@ -23,8 +22,6 @@ from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices,
 from hocket.fleet.rounds.share import seen_steps_per_s
 from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, UNDECIDED, FleetDevice, FleetState
 from hocket.fleet.rounds.step import step
-
-Counts = NDArray[np.int64]
 
 MAX_ADDED_DEVICES = 10_000
 _JOBS_IN_TIME = 150_000
@@ -48,7 +45,7 @@ class Forecast:
     """Whether it stopped at its limit, with jobs left that would still start or end."""
     num_events: int
     num_preemptions: int
-    numbers: Counts
+    numbers: LongArray
     names: tuple[str, ...]
     submitted_s: FloatArray
     start_s: FloatArray

@@ -18,9 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 
-Counts = NDArray[np.int64]
 ANY_KIND = -1
 _WORTH = 3.0
 """Stops that a change must save."""
@@ -36,7 +35,7 @@ class GangSpeeds:
     steps_per_s: FloatArray
     """``[gang, kind]``: 0 where it does not fit."""
 
-    def on(self, num_devices: Counts) -> FloatArray:
+    def on(self, num_devices: LongArray) -> FloatArray:
         """The same without gangs for which a kind has not enough devices."""
         enough = np.array(self.gangs)[:, None] <= num_devices[None, :]
         return np.where(enough, self.steps_per_s, 0.0)
@@ -62,7 +61,7 @@ class ElasticJob:
 
 
 def choose_gangs(
-    jobs: Sequence[ElasticJob], num_devices: Counts, restart_s: float
+    jobs: Sequence[ElasticJob], num_devices: LongArray, restart_s: float
 ) -> dict[int, Chosen]:
     """The gang of each job, by number; jobs that fit nowhere have none."""
     able = [job for job in jobs if job.speeds.on(num_devices).any()]
@@ -75,7 +74,7 @@ def choose_gangs(
     return {job.number: choices.chosen(row) for row, job in enumerate(able)}
 
 
-def _thriftiest(speeds: GangSpeeds, num_devices: Counts) -> int:
+def _thriftiest(speeds: GangSpeeds, num_devices: LongArray) -> int:
     """The gang whose devices do most each, over all kinds; the smallest of such."""
     known = speeds.on(num_devices)
     each = (known * num_devices).sum(axis=1) / np.array(speeds.gangs)
@@ -85,7 +84,9 @@ def _thriftiest(speeds: GangSpeeds, num_devices: Counts) -> int:
 class _GangChoices:
     """Logarithms of the seconds that each job has left with each choice, and what is taken."""
 
-    def __init__(self, jobs: Sequence[ElasticJob], num_devices: Counts, restart_s: float) -> None:
+    def __init__(
+        self, jobs: Sequence[ElasticJob], num_devices: LongArray, restart_s: float
+    ) -> None:
         gangs = sorted({gang for job in jobs for gang in job.speeds.gangs})
         num_kinds = len(num_devices)
         self.gang = np.repeat(gangs, num_kinds)

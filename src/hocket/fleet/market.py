@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
-
-Counts = NDArray[np.int64]
+from hocket.base.arrays import FloatArray, LongArray
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -23,7 +21,7 @@ class Pairs:
     Jobs with one profile have one gang and behave the same, alone and in any company.
     """
 
-    profile_of: Counts
+    profile_of: LongArray
     """The profile of each job."""
     steps_per_s: FloatArray
     """``[a, b, kind]``: what a job of profile a does beside one of profile b; 0 where they may not
@@ -35,7 +33,7 @@ class Market:
     """Devices to share and the jobs that want them, at one moment."""
 
     kinds: tuple[str, ...]
-    num_devices: Counts
+    num_devices: LongArray
     """Devices of each kind."""
     price_per_hour: FloatArray
     """Of one device of each kind."""
@@ -43,7 +41,7 @@ class Market:
     """Names of the jobs."""
     steps_per_s: FloatArray
     """``[job, kind]``: of the whole gang; 0 where the job may not or cannot run."""
-    gang: Counts
+    gang: LongArray
     """Devices that each job holds when it runs."""
     weight: FloatArray
     """A job of weight 2 is owed twice the share."""
@@ -55,9 +53,9 @@ class Market:
     """From now; infinite for none."""
     isolated_s: FloatArray
     """Time that the work done so far would have taken alone on an equal part of the cluster."""
-    arrival: Counts
+    arrival: LongArray
     """Rank of arrival: 0 came first."""
-    team_of: Counts
+    team_of: LongArray
     """The team of each job; all 0 where there are no teams."""
     teams: tuple[str, ...] = ("",)
     team_weight: FloatArray
@@ -69,7 +67,7 @@ class Market:
     is_overdue: NDArray[np.bool_] | None = None
     """Jobs that have long had the time that they said to need: their remaining steps are a guess,
     and they go before nobody for needing little. None where all keep their word."""
-    column_kind: Counts | None = None
+    column_kind: LongArray | None = None
     """The kind whose devices each kind uses, where some are other ways to use the same devices (a
     gang spread over servers); the number and price of devices are read from that kind."""
 
@@ -89,7 +87,7 @@ class Market:
         return np.ones(self.num_jobs, dtype=bool) if self.is_overdue is None else ~self.is_overdue
 
     @property
-    def pool_of(self) -> Counts:
+    def pool_of(self) -> LongArray:
         """The kind whose devices each column uses."""
         return np.arange(self.num_kinds) if self.column_kind is None else self.column_kind
 

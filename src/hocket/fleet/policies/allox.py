@@ -12,14 +12,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import UsageError
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import known_remaining_steps
 from hocket.fleet.policies.staying import staying_on
-
-Counts = NDArray[np.int64]
 
 _NEVER_S = 1e15
 
@@ -64,7 +62,7 @@ def allox(market: Market, warm: Warm | None = None) -> Allocation:
     )
 
 
-def _match(duration: FloatArray, num_devices: Counts) -> tuple[Counts, Counts, float]:
+def _match(duration: FloatArray, num_devices: LongArray) -> tuple[LongArray, LongArray, float]:
     """The kind of each job, its place from the end there, and the summed completion time."""
     from scipy.optimize import linear_sum_assignment
 
@@ -82,7 +80,9 @@ def _match(duration: FloatArray, num_devices: Counts) -> tuple[Counts, Counts, f
         depth = min(2 * depth, len(duration))
 
 
-def _first_on_each_device(kind: Counts, place: Counts, num_devices: Counts) -> NDArray[np.bool_]:
+def _first_on_each_device(
+    kind: LongArray, place: LongArray, num_devices: LongArray
+) -> NDArray[np.bool_]:
     """Jobs that run now: the furthest from the end, as many as there are devices of the kind."""
     runs = np.zeros(len(kind), dtype=bool)
     for one in range(len(num_devices)):

@@ -10,12 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.lists import time_of_couples
-
-Counts = NDArray[np.int64]
 
 _SEED = 0
 
@@ -48,7 +46,7 @@ def gandiva(market: Market, warm: Warm | None = None) -> Allocation:
     )
 
 
-def _equal_time(market: Market, usable: NDArray[np.bool_], gang: Counts) -> FloatArray:
+def _equal_time(market: Market, usable: NDArray[np.bool_], gang: LongArray) -> FloatArray:
     """Time by number of devices, cut where a kind would be used beyond what it has."""
     devices = np.where(market.pool_of == np.arange(market.num_kinds), market.num_devices, 0)
     part = usable * devices[None, :].astype(float)
@@ -58,7 +56,7 @@ def _equal_time(market: Market, usable: NDArray[np.bool_], gang: Counts) -> Floa
     return np.asarray(part * room)
 
 
-def _couples(market: Market) -> Counts:
+def _couples(market: Market) -> LongArray:
     """Jobs put together at random that do better than taking turns on every kind."""
     assert market.pairs is not None
     shuffled = np.random.default_rng(_SEED).permutation(market.num_jobs)
@@ -76,7 +74,7 @@ def _couples(market: Market) -> Counts:
 
 
 def _together(
-    market: Market, couples: Counts, time: FloatArray
+    market: Market, couples: LongArray, time: FloatArray
 ) -> tuple[SharedTime | None, PairedTime | None]:
     if market.pairs is None:
         return None, None

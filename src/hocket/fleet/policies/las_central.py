@@ -11,15 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.las import las_ladder, lowest
 from hocket.fleet.solve.centre import Even, central_shares, even_program
-
-Counts = NDArray[np.int64]
 
 
 def las_central(market: Market, warm: Warm | None = None) -> Allocation:
@@ -51,13 +48,15 @@ CENTRAL: dict[str, Callable[[Market, Warm | None], Allocation]] = {
 """By the policy whose lowest job they have."""
 
 
-def las_program(rates: FloatArray, gang: FloatArray, num_devices: Counts) -> Even:
+def las_program(rates: FloatArray, gang: FloatArray, num_devices: LongArray) -> Even:
     """The program of classes on the kinds that there are."""
     is_there = num_devices > 0
     return even_program(rates[:, is_there], gang, num_devices[is_there].astype(float))
 
 
-def spread_central(even: Even, num_jobs: Counts, num_devices: Counts) -> tuple[FloatArray, float]:
+def spread_central(
+    even: Even, num_jobs: LongArray, num_devices: LongArray
+) -> tuple[FloatArray, float]:
     """Shares of classes on all kinds, and what no lowest job can exceed."""
     shares = np.zeros((len(num_jobs), len(num_devices)))
     central, bound = central_shares(even, num_jobs.astype(float))

@@ -12,15 +12,12 @@ from __future__ import annotations
 from hashlib import shake_128
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import known_remaining_steps, per_unit
 from hocket.fleet.policies.staying import staying_on
-
-Counts = NDArray[np.int64]
 
 _WORTH_SHARING = 1.5
 
@@ -43,7 +40,7 @@ def fifo_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
     return _listed("fifo-agnostic", market, order, np.where(market.steps_per_s > 0.0, liking, 0.0))
 
 
-def _stay(market: Market, liking: FloatArray) -> tuple[Counts, FloatArray]:
+def _stay(market: Market, liking: FloatArray) -> tuple[LongArray, FloatArray]:
     """Jobs that had a kind first, then by arrival, and how much each likes a kind."""
     stays_on = staying_on(market)
     stay = np.flatnonzero(stays_on >= 0)
@@ -74,7 +71,7 @@ def _draw(name: str, num_kinds: int) -> bytes:
 
 
 def _listed(
-    name: str, market: Market, order: Counts, speed: FloatArray, *, is_strict: bool = True
+    name: str, market: Market, order: LongArray, speed: FloatArray, *, is_strict: bool = True
 ) -> Allocation:
     order = order[market.usable_steps_per_s[order].any(axis=1)]
     shares = np.zeros(market.steps_per_s.shape)
@@ -103,7 +100,7 @@ def _listed(
     )
 
 
-def _place(market: Market, order: Counts, speed: FloatArray, is_strict: bool) -> Counts:
+def _place(market: Market, order: LongArray, speed: FloatArray, is_strict: bool) -> LongArray:
     """The kind of each job that runs, -1 for the others."""
     free = market.num_devices.astype(np.int64)
     pool_of = market.pool_of
@@ -127,8 +124,8 @@ def _place(market: Market, order: Counts, speed: FloatArray, is_strict: bool) ->
 
 
 def _join(
-    market: Market, order: Counts, kind_of: Counts, shares: FloatArray
-) -> tuple[Counts, Counts]:
+    market: Market, order: LongArray, kind_of: LongArray, shares: FloatArray
+) -> tuple[LongArray, LongArray]:
     """Waiting jobs join the running job beside which both do most; those lose their own time.
 
     Couples of jobs, and the kind of each.
@@ -158,7 +155,7 @@ def _join(
 
 
 def time_of_couples(
-    market: Market, couples: Counts, kind: Counts, amount: FloatArray
+    market: Market, couples: LongArray, kind: LongArray, amount: FloatArray
 ) -> tuple[SharedTime, PairedTime]:
     """Time of couples of jobs ``[couple, 2]``, summed by profiles and as each job sees it."""
     assert market.pairs is not None

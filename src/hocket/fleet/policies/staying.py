@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hocket.base.arrays import LongArray
 from hocket.fleet.market import Market
 
-Counts = NDArray[np.int64]
 
-
-def staying_on(market: Market) -> Counts:
+def staying_on(market: Market) -> LongArray:
     """The kind on which each job had all its time and stays; -1 for none.
 
     Where devices have become fewer, those stay that came first.

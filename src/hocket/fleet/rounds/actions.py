@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Counts = NDArray[np.int64]
+from hocket.base.arrays import LongArray
 
 STOP_REASONS = (
     "preempted", "moved", "cancelled", "paused", "device lost", "finished", "failed", "given up",
@@ -48,14 +47,14 @@ class Stop:
 class Actions:
     """Stops, then starts. Jobs that are in neither keep what they have: their lease goes on."""
 
-    stopped: Counts
-    stopped_attempt: Counts
-    stopped_reason: Counts
-    started: Counts
-    started_attempt: Counts
-    partner: Counts
-    device_ptr: Counts
-    device: Counts
+    stopped: LongArray
+    stopped_attempt: LongArray
+    stopped_reason: LongArray
+    started: LongArray
+    started_attempt: LongArray
+    partner: LongArray
+    device_ptr: LongArray
+    device: LongArray
     """Devices of the started job i: ``device[device_ptr[i]:device_ptr[i + 1]]``."""
     device_names: tuple[str, ...] = ()
 
@@ -83,7 +82,7 @@ _EMPTY = np.zeros(0, dtype=np.int64)
 _FIRST = np.zeros(1, dtype=np.int64)
 
 
-def only_stops(numbers: Counts, attempts: Counts, reason: int) -> Actions:
+def only_stops(numbers: LongArray, attempts: LongArray, reason: int) -> Actions:
     """Jobs that stop for one reason, and nothing else."""
     return Actions(
         stopped=numbers,

@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.actions import Actions
 from hocket.fleet.rounds.state import FleetState, Jobs, Rules
 from hocket.fleet.rounds.tables import Asked, Pace, Speeds, new_room
-
-Counts = NDArray[np.int64]
 
 
 def assign(
@@ -90,7 +88,7 @@ def _speeds_alone(num_kinds: int, whole_s: float) -> Speeds:
     return Speeds(beside=np.zeros((0, 0, num_kinds)), whole_s=whole_s)
 
 
-def rows_of(jobs: Jobs, numbers: Counts) -> Counts:
+def rows_of(jobs: Jobs, numbers: LongArray) -> LongArray:
     """Rows of jobs by number; -1 where there is none."""
     if not len(jobs.rows):
         return np.full(numbers.shape, -1)

@@ -13,9 +13,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.las import las_ladder
@@ -30,8 +29,6 @@ from hocket.fleet.solve.setup import set_up, trim
 from hocket.fleet.solve.water_filling import MAX_RUNGS
 from hocket.kernels.containers import table
 
-Counts = NDArray[np.int64]
-
 _MAX_CLASSES = 256
 """More classes than this are hardly met twice."""
 _SEES_SPEEDS = {"las": True, "las-agnostic": False}
@@ -41,9 +38,9 @@ _SEES_SPEEDS = {"las": True, "las-agnostic": False}
 class Groups(NamedTuple):
     """Jobs that are exactly alike."""
 
-    of: Counts
+    of: LongArray
     """``[row]``: the class of a job; -1 for one that wants no devices."""
-    num_alike: Counts
+    num_alike: LongArray
     key: bytes
     """Throughputs, gang and weight of all classes, in a fixed order."""
 
@@ -68,7 +65,7 @@ class Known(NamedTuple):
     """The level at which everybody is as high as it can be."""
     spread: FloatArray
     """``[column, kind]``: how a share divides over kinds that nobody can tell apart."""
-    place: Counts
+    place: LongArray
     """``[class]``: its row in the crowd."""
 
 

@@ -16,16 +16,13 @@ O(jobs x kinds (kinds + log)) per round.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.rounds.actions import NOTHING, Actions
 from hocket.fleet.rounds.assign import assign, slack_rounds
 from hocket.fleet.rounds.share import is_overdue, share
 from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rules, some_rows
 from hocket.fleet.rounds.tables import HALF_ROUNDS, NO_PAIRS, UNITS_PER_ROUND, Asked
-
-Counts = NDArray[np.int64]
 
 
 def begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
@@ -73,8 +70,8 @@ def _asked(state: FleetState, jobs: Jobs) -> Asked:
 
 
 def _pair_wishes(
-    rules: Rules, plan: PairPlan, queue_at: Counts, slack: FloatArray
-) -> tuple[Counts, FloatArray]:
+    rules: Rules, plan: PairPlan, queue_at: LongArray, slack: FloatArray
+) -> tuple[LongArray, FloatArray]:
     """One wish per device that a pair of profiles is owed now.
 
     A pair gets the mean slack of the two jobs that would take it, so that it stands beside jobs
@@ -96,14 +93,16 @@ def _pair_wishes(
     return np.stack([a, b, kind], axis=1)[which], coarse
 
 
-def _nth_slack(profile: Counts, nth: Counts, queue_at: Counts, slack: FloatArray) -> FloatArray:
+def _nth_slack(
+    profile: LongArray, nth: LongArray, queue_at: LongArray, slack: FloatArray
+) -> FloatArray:
     """Slack of the nth job in the queue of a profile, or of the last; 0 where nobody is in it."""
     first, end = queue_at[profile].T
     at = np.minimum(first + nth, end - 1)
     return np.where(end > first, np.append(slack, 0.0)[at], 0.0)
 
 
-def _queues(rules: Rules, jobs: Jobs, num_profiles: int) -> tuple[Counts, Counts, FloatArray]:
+def _queues(rules: Rules, jobs: Jobs, num_profiles: int) -> tuple[LongArray, LongArray, FloatArray]:
     """Jobs of each profile that want to share, the neediest first; where a queue begins and ends,
     and the slack of those in it."""
     wants = np.flatnonzero((jobs.rows["phase"] <= RUNNING) & (jobs.rows["pair_share"] > 0.0))
@@ -117,7 +116,7 @@ def _queues(rules: Rules, jobs: Jobs, num_profiles: int) -> tuple[Counts, Counts
     return wants[order], np.stack([ends[:-1], ends[1:]], axis=1), slack[order]
 
 
-def _slack_rounds(rules: Rules, jobs: Jobs, some: Counts) -> FloatArray:
+def _slack_rounds(rules: Rules, jobs: Jobs, some: LongArray) -> FloatArray:
     """Rounds by which jobs go before others, more for those that end sooner, as for one alone."""
     rows = jobs.rows
     speeds = jobs.steps_per_s[some]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market, Pairs
 from hocket.fleet.policies import find_policy
@@ -19,8 +19,6 @@ from hocket.fleet.rounds.assign import keeps_line
 from hocket.fleet.rounds.class_shares import class_shares, group_jobs
 from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rows, Rules, some_rows
 from hocket.fleet.rounds.tables import LONGEST
-
-Counts = NDArray[np.int64]
 
 _ISOLATING = ("finish-time-fairness", "ftf-agnostic")
 """Policies that look at how far a job would be on its own part of the cluster."""
@@ -61,7 +59,7 @@ def share(state: FleetState, jobs: Jobs) -> FleetState:
     )
 
 
-def _last_shares(state: FleetState, jobs: Jobs, wanting: Counts) -> FloatArray | None:
+def _last_shares(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArray | None:
     """Where jobs are that a policy leaves there; the improved rounds weigh moves themselves."""
     if state.rules.mechanism == "gavel":
         return jobs.shares[wanting]
@@ -97,7 +95,7 @@ def _coarse(shares: FloatArray) -> FloatArray:
     return np.asarray(np.rint(shares * _GRID) / _GRID)
 
 
-def seen_steps_per_s(state: FleetState, jobs: Jobs, wanting: Counts) -> FloatArray:
+def seen_steps_per_s(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArray:
     """Throughputs of some rows, each gang on as few servers as there can be; 0 for nowhere."""
     gang, largest = jobs.rows["gang"][wanting], state.layout.largest_server
     if gang.max() <= largest.min():
@@ -184,7 +182,7 @@ def _no_pairs(state: FleetState) -> PairPlan | None:
 
 
 def _pair_plan(
-    state: FleetState, jobs: Jobs, wanting: Counts, answer: Allocation
+    state: FleetState, jobs: Jobs, wanting: LongArray, answer: Allocation
 ) -> PairPlan | None:
     """Pair time by profile; debts of pairs that are not wanted any more are forgotten."""
     plan = state.pair_plan

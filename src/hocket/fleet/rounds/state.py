@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import UsageError, unknown_name
 from hocket.fleet.allocation import Warm
 
-Counts = NDArray[np.int64]
 Rows = Any
 """An array of `JOB_RECORD`; compiled code reads its fields as attributes, which numpy's types
 do not know."""
@@ -147,7 +146,7 @@ def room_for_jobs(count: int, num_kinds: int) -> Jobs:
     return Jobs(rows, empty(shape), empty(shape), empty(shape), empty(shape), empty(shape))
 
 
-def some_rows(rows: Rows, which: Counts) -> Rows:
+def some_rows(rows: Rows, which: LongArray) -> Rows:
     """Rows of some jobs, as bytes: numpy copies records field by field, and these at once."""
     return rows.view(_BYTES)[which].view(JOB_RECORD)
 
@@ -155,12 +154,12 @@ def some_rows(rows: Rows, which: Counts) -> Rows:
 class DeviceLayout(NamedTuple):
     """Working devices, those of one server together."""
 
-    order: Counts
-    server_ptr: Counts
-    server_kind: Counts
-    num_devices: Counts
+    order: LongArray
+    server_ptr: LongArray
+    server_kind: LongArray
+    num_devices: LongArray
     """Of each kind."""
-    largest_server: Counts
+    largest_server: LongArray
     """Devices of the largest server of each kind."""
 
 
@@ -183,10 +182,10 @@ class FleetState:
     names: dict[int, str]
     """Names of the jobs by number."""
     device_names: tuple[str, ...]
-    device_kind: Counts
-    device_server: Counts
+    device_kind: LongArray
+    device_server: LongArray
     is_up: NDArray[np.bool_]
-    holders: Counts
+    holders: LongArray
     """``[device, 2]``: numbers of the jobs on it, -1 for none; the second only where shared."""
     layout: DeviceLayout
     warm: Warm | None = None
@@ -205,7 +204,7 @@ class FleetState:
         return len(self.kinds)
 
     @property
-    def num_devices(self) -> Counts:
+    def num_devices(self) -> LongArray:
         """Working devices of each kind."""
         return self.layout.num_devices.copy()
 
@@ -354,7 +353,9 @@ def with_devices(state: FleetState, devices: tuple[FleetDevice, ...]) -> FleetSt
     )
 
 
-def lay_out(kind: Counts, server: Counts, is_up: NDArray[np.bool_], num_kinds: int) -> DeviceLayout:
+def lay_out(
+    kind: LongArray, server: LongArray, is_up: NDArray[np.bool_], num_kinds: int
+) -> DeviceLayout:
     """Working devices by server."""
     up = np.flatnonzero(is_up)
     order = up[np.argsort(server[up], kind="stable")]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.base.arrays import LongArray
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds import gavel, improved
 from hocket.fleet.rounds.actions import (
@@ -58,8 +59,6 @@ from hocket.fleet.rounds.state import (
     with_devices,
     write_new_jobs,
 )
-
-Counts = NDArray[np.int64]
 
 _LEARNING = 0.5
 """Weight of a new measurement of a throughput against all before."""
@@ -185,7 +184,7 @@ def _cancel(state: FleetState, jobs: Jobs, event: Cancel) -> tuple[FleetState, A
     return _end(state, jobs, _rows(state, event.numbers), CANCELLED)
 
 
-def _end(state: FleetState, jobs: Jobs, at: Counts, reason: int) -> tuple[FleetState, Actions]:
+def _end(state: FleetState, jobs: Jobs, at: LongArray, reason: int) -> tuple[FleetState, Actions]:
     state, actions = _stop(state, jobs, at, reason, ENDED)
     return _react(state.but(is_dirty=True), jobs, actions)
 
@@ -255,7 +254,7 @@ def _is_size(state: FleetState, size: GangSize) -> bool:
     return is_known and size.gang >= 1
 
 
-def _saves(jobs: Jobs, at: Counts) -> NDArray[np.bool_]:
+def _saves(jobs: Jobs, at: LongArray) -> NDArray[np.bool_]:
     return np.asarray((jobs.rows["preemptible"][at] > 0) & (jobs.rows["losses"][at] == 0))
 
 
@@ -313,12 +312,12 @@ def _learn(
     renew_rate(jobs, at, speeds_of(state))
 
 
-def _rows(state: FleetState, numbers: tuple[int, ...]) -> Counts:
+def _rows(state: FleetState, numbers: tuple[int, ...]) -> LongArray:
     return np.array([state.row_of(number) for number in dict.fromkeys(numbers)], dtype=np.int64)
 
 
 def _stop(
-    state: FleetState, jobs: Jobs, at: Counts, reason: int, phase: int
+    state: FleetState, jobs: Jobs, at: LongArray, reason: int, phase: int
 ) -> tuple[FleetState, Actions]:
     """Take the devices of jobs away; ``phase`` is what they are then."""
     from hocket.fleet.rounds.kernels.release import take_away

@@ -7,9 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
-
-Counts = NDArray[np.int64]
+from hocket.base.arrays import FloatArray, LongArray
 
 UNITS_PER_ROUND = 16.0
 """Debts are compared in coarse units, so that noise of a solver decides nothing."""
@@ -59,14 +57,14 @@ class Speeds(NamedTuple):
 class Asked(NamedTuple):
     """What is asked for beside jobs alone, and in which order Gavel's rounds take kinds."""
 
-    kinds: Counts
-    pairs: Counts
+    kinds: LongArray
+    pairs: LongArray
     """``[pair, 3]``: profile, profile and kind."""
     urgency: FloatArray
     """``[pair]``: rounds that it is owed."""
-    queue: Counts
+    queue: LongArray
     """Jobs of each profile that want to share, the neediest first."""
-    queue_at: Counts
+    queue_at: LongArray
     """``[profile, 2]``: its part of the queue."""
 
 
@@ -82,76 +80,76 @@ NO_PAIRS = Asked(
 class Wishes(NamedTuple):
     """What jobs and pairs want: ``job x kinds + kind``, then pairs."""
 
-    order: Counts
+    order: LongArray
     """Part by part; the most urgent of a part first, once it is sorted."""
-    parts: Counts
+    parts: LongArray
     """``[part, 3]``: start, stop, and the kind that all want, -1 for any."""
-    rank: Counts
+    rank: LongArray
     """``[wish]``: scratch; whether it is one, and of what sort."""
     keys: FloatArray
     """``[key, wish]``: by which they are sorted, the first key first."""
     carried: FloatArray
     """``[2, wish]``: scratch of sorting, and what follows too."""
-    scratch: Counts
+    scratch: LongArray
     is_reserved: NDArray[np.bool_]
     """``[job]``: goes before all."""
     is_kept: NDArray[np.bool_]
     """``[job]``: runs where it is whatever others are owed."""
     is_withdrawn: NDArray[np.bool_]
     """``[wish]``: of a gang, or of two, that was tried and found no server with room."""
-    pairs: Counts
+    pairs: LongArray
     """As in `Asked`, and what follows too."""
-    queue: Counts
-    queue_at: Counts
+    queue: LongArray
+    queue_at: LongArray
     """Its first column moves past those who have something already."""
 
 
 class RoundChoice(NamedTuple):
     """Who is to run where."""
 
-    kind: Counts
+    kind: LongArray
     """``[job]``: -1 for nobody."""
-    partner: Counts
+    partner: LongArray
     """``[job]``: row of the job that shares the devices, -1 for none."""
-    free: Counts
+    free: LongArray
     """``[kind]``: devices that are not given yet."""
-    before: Counts
+    before: LongArray
     """``[job]``: the kind on which it runs, -1 for one that does not."""
 
 
 class Floor(NamedTuple):
     """Devices sorted by server, and scratch of the placement."""
 
-    holders: Counts
+    holders: LongArray
     """``[device, 2]``: numbers of jobs (rows while devices are given), -1 for none."""
-    order: Counts
+    order: LongArray
     """Working devices, those of one server together."""
-    server_ptr: Counts
-    server_kind: Counts
-    num_free: Counts
+    server_ptr: LongArray
+    server_kind: LongArray
+    num_free: LongArray
     """``[server]``."""
-    first: Counts
+    first: LongArray
     """``[kind]``: no server of the kind before this one has room."""
-    slots: Counts
+    slots: LongArray
     """Scratch, a power of two: rows of jobs by the last bits of their numbers."""
 
 
 class Alike(NamedTuple):
     """Classes of jobs that are exactly alike, and scratch of the search for them."""
 
-    of: Counts
+    of: LongArray
     """``[job]``: its class, -1 for a job that wants nothing."""
-    slots: Counts
+    slots: LongArray
     """A power of two of them, more than twice as many as jobs."""
     values: FloatArray
     """``[class, column]``: throughputs, gang and weight, in order of appearance."""
-    bits: Counts
+    bits: LongArray
     """The same memory, as whole numbers."""
-    num_alike: Counts
-    rank: Counts
+    num_alike: LongArray
+    rank: LongArray
     """``[class]``: its place in the order of bytes, in which all that follow are."""
-    num_in_order: Counts
-    key: Counts
+    num_in_order: LongArray
+    key: LongArray
     """``[class, column]``."""
 
 
@@ -163,12 +161,12 @@ class Ascent(NamedTuple):
     weight: FloatArray
     """``[question]``: how the answer mixes what was bought."""
     inverse: FloatArray
-    basis: Counts
+    basis: LongArray
     by_pool: FloatArray
     """``[5, pool]``: scratch, wide enough for columns and pools."""
     by_class: FloatArray
     """``[3, class]``: demand, slope of its price, and the cap from there on."""
-    bought: Counts
+    bought: LongArray
     """``[2, class]``: scratch."""
     shares: FloatArray
     """``[class, column]``: of one job."""
@@ -182,13 +180,13 @@ class StopsAndStarts(NamedTuple):
     """Of jobs that were given devices."""
     is_spread: NDArray[np.bool_]
     """Whether a job's devices are on several servers."""
-    stopped: Counts
+    stopped: LongArray
     """``[3, job]``: number, attempt, reason."""
-    started: Counts
+    started: LongArray
     """``[3, job]``: row (the number in the end), attempt, partner."""
-    device_ptr: Counts
-    device: Counts
-    size: Counts
+    device_ptr: LongArray
+    device: LongArray
+    size: LongArray
     """Of stopped and started jobs, and of the devices of these."""
 
 
@@ -227,22 +225,22 @@ def new_ascent(max_questions: int, num_pools: int, num_classes: int, num_columns
 class Room(NamedTuple):
     """All that a round writes to, in few arrays, because each costs time; `play` cuts them up."""
 
-    by_job: Counts
+    by_job: LongArray
     """``[10, job + 1]``: kind and partner, then stopped (3), started (3) and where its devices
     begin, as in `StopsAndStarts`, and the kind before."""
-    by_wish: Counts
+    by_wish: LongArray
     """``[3, wish]``: order, rank and scratch."""
     keys: FloatArray
     """``[5, wish]``: keys by which they are sorted (3), and scratch of it."""
     marks: NDArray[np.bool_]
     """``[6, wish]``: reserved, withdrawn, stays, placed, spread, kept."""
-    parts: Counts
-    few: Counts
+    parts: LongArray
+    few: LongArray
     """What is free and the first server (by kind), sizes of changes, room of servers."""
-    queue_at: Counts
-    slots: Counts
-    device: Counts
-    holders: Counts
+    queue_at: LongArray
+    slots: LongArray
+    device: LongArray
+    holders: LongArray
 
 
 def new_room(

@@ -12,14 +12,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import UsageError, did_you_mean
 from hocket.fleet.throughputs.table import JobProfile, Throughputs
 from hocket.fleet.traces.trace import Trace
-
-Counts = NDArray[np.int64]
 
 _SAME_TIME = 1.05
 """Factor up to which a stated duration and one that follows from a table are the same."""
@@ -36,7 +33,7 @@ class TraceWork:
     spread_steps_per_s: FloatArray
     """The same where the gang is spread over servers."""
     total_steps: FloatArray
-    profile: Counts
+    profile: LongArray
     """Row of ``beside``; -1 for none."""
     beside: FloatArray
     """``[profile, profile, kind]``: steps per second two on a device."""

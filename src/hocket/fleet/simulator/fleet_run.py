@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
-
-Counts = NDArray[np.int64]
+from hocket.base.arrays import FloatArray, LongArray
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -18,10 +16,10 @@ class HoldSpans:
     """Who held which device when."""
 
     device_names: tuple[str, ...]
-    device: Counts
+    device: LongArray
     is_second: NDArray[np.bool_]
     """Whether another job had the device before, and shared it."""
-    number: Counts
+    number: LongArray
     start_s: FloatArray
     end_s: FloatArray
 
@@ -34,7 +32,7 @@ class FleetRun:
     mechanism: str
     shares_devices: bool
     kinds: tuple[str, ...]
-    num_devices: Counts
+    num_devices: LongArray
     names: tuple[str, ...]
     arrival_s: FloatArray
     start_s: FloatArray
@@ -49,7 +47,7 @@ class FleetRun:
     ideal_s: FloatArray
     """Time that it takes alone on its fastest devices."""
     measured: tuple[int, int]
-    left_out: Counts
+    left_out: LongArray
     """Jobs that need more devices than there are."""
     busy_device_s: FloatArray
     up_device_s: FloatArray

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.rounds.actions import Actions
 from hocket.fleet.rounds.state import FleetState
 from hocket.fleet.simulator.bind import TraceWork
 from hocket.fleet.simulator.fleet_run import FleetRun, HoldSpans
-
-Counts = NDArray[np.int64]
 
 _MAX_SPANS = 2_000_000
 
@@ -26,8 +23,8 @@ class RunTotals(NamedTuple):
     """``[kind]``: devices in use now."""
     busy_device_s: FloatArray
     up_device_s: FloatArray
-    num_started: Counts
-    num_preempted: Counts
+    num_started: LongArray
+    num_preempted: LongArray
 
 
 def new_totals(num_jobs: int, num_kinds: int) -> RunTotals:
@@ -90,7 +87,7 @@ class FleetRecorder:
             self._target_s[number] = row["target_s"] + share * (state.time_s - row["counted_s"])
 
     def finished(
-        self, state: FleetState, measured: tuple[int, int], left_out: Counts, cpu_seconds: float
+        self, state: FleetState, measured: tuple[int, int], left_out: LongArray, cpu_seconds: float
     ) -> FleetRun:
         """The record of the whole run."""
         totals = self._totals
@@ -133,7 +130,7 @@ class SpanRecorder:
     def __init__(self, state: FleetState) -> None:
         self._holders = state.holders
         self._since_s = np.zeros(state.holders.shape)
-        self._parts: list[tuple[Counts, Counts, Counts, np.ndarray, np.ndarray]] = []
+        self._parts: list[tuple[LongArray, LongArray, LongArray, np.ndarray, np.ndarray]] = []
         self._size = 0
 
     def note(self, state: FleetState) -> None:

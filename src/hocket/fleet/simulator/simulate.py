@@ -28,7 +28,6 @@ from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.fleet.simulator.load import load_compiled
 from hocket.fleet.simulator.record import FleetRecorder
 
-Counts = NDArray[np.int64]
 OnProgress = Callable[[int, int], None]
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hocket.base.arrays import LongArray
 from hocket.fleet.simulator.record import RunTotals
 from hocket.kernels import kernel
-
-Counts = NDArray[np.int64]
 
 _MOVED = 1
 
@@ -17,13 +13,13 @@ _MOVED = 1
 def tally(
     time_s: float,
     passed_s: float,
-    num_devices: Counts,
+    num_devices: LongArray,
     totals: RunTotals,
-    holders: Counts,
-    device_kind: Counts,
-    started: Counts,
-    started_attempt: Counts,
-    stopped_reason: Counts,
+    holders: LongArray,
+    device_kind: LongArray,
+    started: LongArray,
+    started_attempt: LongArray,
+    stopped_reason: LongArray,
 ) -> None:
     """Take in a step that came ``passed_s`` after the last."""
     for kind in range(totals.busy.shape[0]):

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.solve.price_tables import Crowd
 from hocket.fleet.solve.prices import Duals
-
-Counts = NDArray[np.int64]
 
 _LARGE = 300
 """Rows."""

@@ -14,9 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.market import Market
 from hocket.fleet.solve.interior import climb_inside
 from hocket.fleet.solve.ladder import DemandAt
@@ -35,8 +34,6 @@ from hocket.fleet.solve.prices import Duals, PairTime, Rung, proven_level, top_l
 from hocket.fleet.solve.representatives import representatives
 from hocket.fleet.solve.setup import SolveSetup
 from hocket.kernels.containers import table as read_only
-
-Counts = NDArray[np.int64]
 
 _PARTNERS = 8
 """Partners that are taken in at a time for each class."""
@@ -187,7 +184,7 @@ def _between(best: FloatArray, other: FloatArray, step: float) -> FloatArray:
     return np.asarray((1.0 - step) * best + step * other)
 
 
-def _sampled(task: Task, duals: Duals, top: float) -> tuple[Counts, PairAnswer]:
+def _sampled(task: Task, duals: Duals, top: float) -> tuple[LongArray, PairAnswer]:
     """Some of the classes, and how they would share their part of the devices."""
     crowd, table = task.crowd, task.table
     count = min(max(len(task.unit) // _ONE_OF, _LEAST_SAMPLE), _MAX_SAMPLE)
@@ -216,7 +213,7 @@ def _sampled(task: Task, duals: Duals, top: float) -> tuple[Counts, PairAnswer]:
     return part, _solve(few, start, top)
 
 
-def _extended(task: Task, part: Counts, found: PairAnswer) -> Duals:
+def _extended(task: Task, part: LongArray, found: PairAnswer) -> Duals:
     """Duals of all classes, each as it would answer to those of a part."""
     from hocket.fleet.solve.response_kernel import respond
 

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.solve.interior import Inside
 from hocket.fleet.solve.ladder import DemandAt
 from hocket.fleet.solve.pair_tables import ClassPairTable, ShareColumns
 from hocket.fleet.solve.price_tables import Crowd
 from hocket.fleet.solve.prices import Duals
-
-Counts = NDArray[np.int64]
 
 WIDE = 0.1
 """How far above the level demands count as straight lines at first."""
@@ -72,9 +70,9 @@ class Task:
 class ClassPairs:
     """Classes a and b, a no later than b, and the column that they share."""
 
-    a: Counts
-    b: Counts
-    column: Counts
+    a: LongArray
+    b: LongArray
+    column: LongArray
 
     def where(self, is_kept: NDArray[np.bool_]) -> ClassPairs:
         """Some of them."""
@@ -104,7 +102,7 @@ class PairAnswer:
     duals: Duals
 
 
-def _rates(table: ClassPairTable, a: Counts, b: Counts) -> FloatArray:
+def _rates(table: ClassPairTable, a: LongArray, b: LongArray) -> FloatArray:
     """``[pair, column]``: progress of a beside b."""
     rates = table.steps_per_s[table.profile_of[a], table.profile_of[b]] * table.unit[a][:, None]
     return np.where((table.alone[a] > 0.0) & (table.alone[b] > 0.0), rates, 0.0)

@@ -13,14 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Warm
 from hocket.fleet.solve.ladder import DemandAt
 from hocket.fleet.solve.price_tables import MAX_FALLS, Crowd, Owed, PriceSearch, new_search
-
-Counts = NDArray[np.int64]
 
 MAX_QUESTIONS = 400
 TOLERANCE = 1e-12
@@ -45,9 +42,9 @@ class Duals:
 class PairTime:
     """Time that classes spend two on a device, and the progress that one job makes in it."""
 
-    class_a: Counts
-    class_b: Counts
-    column: Counts
+    class_a: LongArray
+    class_b: LongArray
+    column: LongArray
     amount: FloatArray
     progress: FloatArray
     """``[class]``."""

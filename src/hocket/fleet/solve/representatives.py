@@ -9,12 +9,9 @@ of its cell stands for it. O(classes x features x log cells).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.solve.pair_tables import ClassPairTable
-
-Counts = NDArray[np.int64]
 
 _BESIDE = 16
 """Classes beside which all are looked at."""
@@ -24,7 +21,9 @@ _APART = 100.0
 """What gangs count: jobs of different gangs never meet."""
 
 
-def representatives(table: ClassPairTable, unit: FloatArray, count: int) -> tuple[Counts, Counts]:
+def representatives(
+    table: ClassPairTable, unit: FloatArray, count: int
+) -> tuple[LongArray, LongArray]:
     """Some classes, and the cell of every class: the representative of cell i is number i.
 
     ``unit[class]`` is the size of what a class is owed.
@@ -54,7 +53,7 @@ def _features(table: ClassPairTable, unit: FloatArray) -> FloatArray:
     )
 
 
-def _halved(features: FloatArray, cell: Counts, count: int) -> list[Counts]:
+def _halved(features: FloatArray, cell: LongArray, count: int) -> list[LongArray]:
     if count <= 1:
         return [cell]
     widest = features[cell].std(axis=0).argmax()
@@ -66,6 +65,6 @@ def _halved(features: FloatArray, cell: Counts, count: int) -> list[Counts]:
     )
 
 
-def _middle(features: FloatArray, cell: Counts) -> int:
+def _middle(features: FloatArray, cell: LongArray) -> int:
     away = features[cell] - features[cell].mean(axis=0)
     return int(cell[np.square(away).sum(axis=1).argmin()])

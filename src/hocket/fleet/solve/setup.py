@@ -11,14 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.market import Market
 from hocket.fleet.solve.classes import JobClasses, find_classes
 from hocket.fleet.solve.ladder import Ladder
 from hocket.fleet.solve.price_tables import Crowd
 from hocket.kernels.containers import table
-
-Counts = NDArray[np.int64]
 
 _GRID_BITS = 38
 
@@ -85,7 +83,7 @@ def _own_devices(market: Market) -> FloatArray:
     return np.where(is_own, market.num_devices, 0).astype(float)
 
 
-def _alike_columns(rates: FloatArray) -> Counts:
+def _alike_columns(rates: FloatArray) -> LongArray:
     """The first column that each column equals for every class."""
     group_of = np.arange(rates.shape[1])
     for column in range(1, rates.shape[1]):
@@ -96,7 +94,7 @@ def _alike_columns(rates: FloatArray) -> Counts:
     return group_of
 
 
-def _spread(market: Market, group_of: Counts) -> tuple[FloatArray, Counts]:
+def _spread(market: Market, group_of: LongArray) -> tuple[FloatArray, LongArray]:
     first = np.unique(group_of)
     spread = np.zeros((len(first), market.num_kinds))
     for row, column in enumerate(first):

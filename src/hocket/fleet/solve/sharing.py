@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
@@ -30,8 +30,6 @@ from hocket.fleet.solve.prices import (
     top_level,
 )
 from hocket.fleet.solve.setup import SolveSetup
-
-Counts = NDArray[np.int64]
 
 _MAX_STEPS = 20
 _MAX_GENERATIONS = 30
@@ -54,7 +52,7 @@ class PairRates:
 
     rates: FloatArray
     """``[column, class a, class b]``: progress of a job of a beside one of b, in the unit of a."""
-    profile_of: Counts
+    profile_of: LongArray
     """The profile of each class."""
 
 
@@ -62,9 +60,9 @@ class PairRates:
 class PairColumns:
     """Pairs of classes, a no later than b, on a column."""
 
-    class_a: Counts
-    class_b: Counts
-    column: Counts
+    class_a: LongArray
+    class_b: LongArray
+    column: LongArray
 
     def __len__(self) -> int:
         return len(self.class_a)
@@ -258,14 +256,14 @@ def _most_gaining(gain: FloatArray, per_class: int) -> PairColumns:
     return _columns(a[keep], best[keep], column[keep])
 
 
-def _columns(class_a: Counts, class_b: Counts, column: Counts) -> PairColumns:
+def _columns(class_a: LongArray, class_b: LongArray, column: LongArray) -> PairColumns:
     low, high = np.minimum(class_a, class_b), np.maximum(class_a, class_b)
     size = int(high.max(initial=0)) + 1
     key = np.unique((column * size + low) * size + high)
     return PairColumns(class_a=key // size % size, class_b=key % size, column=key // size**2)
 
 
-def shared_time(pairs: PairTime, profile_of: Counts) -> SharedTime:
+def shared_time(pairs: PairTime, profile_of: LongArray) -> SharedTime:
     """Time in pairs, summed over the classes of each profile."""
     low = np.minimum(profile_of[pairs.class_a], profile_of[pairs.class_b])
     high = np.maximum(profile_of[pairs.class_a], profile_of[pairs.class_b])
@@ -274,7 +272,7 @@ def shared_time(pairs: PairTime, profile_of: Counts) -> SharedTime:
     return SharedTime(profile_a=keys[:, 0], profile_b=keys[:, 1], kind=keys[:, 2], amount=amount)
 
 
-def paired_time(pairs: PairTime, setup: SolveSetup, profile_of: Counts) -> PairedTime:
+def paired_time(pairs: PairTime, setup: SolveSetup, profile_of: LongArray) -> PairedTime:
     """Time in pairs of each job, the same for all of a class."""
     of, num_jobs = setup.classes.of, setup.crowd.num_jobs
     one = np.concatenate([pairs.class_a, pairs.class_b])
@@ -300,18 +298,18 @@ def all_columns(pairs: PairRates) -> PairColumns:
     return PairColumns(class_a=class_a[keep], class_b=class_b[keep], column=column[keep])
 
 
-def _used(pairs: PairRates, columns: PairColumns, solved: Solved) -> Counts:
+def _used(pairs: PairRates, columns: PairColumns, solved: Solved) -> LongArray:
     """Columns in use by profile, which means the same when jobs have come and gone."""
     used = columns.where(solved.together > 0.0)
     return np.unique(_by_profile(pairs, used), axis=0)
 
 
-def _by_profile(pairs: PairRates, columns: PairColumns) -> Counts:
+def _by_profile(pairs: PairRates, columns: PairColumns) -> LongArray:
     both = pairs.profile_of[np.stack([columns.class_a, columns.class_b])]
     return np.stack([columns.column, both.min(axis=0), both.max(axis=0)], axis=1)
 
 
-def _still_there(pairs: PairRates, rows: Counts) -> PairColumns:
+def _still_there(pairs: PairRates, rows: LongArray) -> PairColumns:
     """Pairs of classes whose profiles shared such devices in an earlier answer."""
     columns = all_columns(pairs)
     wanted = _by_profile(pairs, columns)

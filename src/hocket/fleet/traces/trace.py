@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.atomic import write_atomically
-
-Counts = NDArray[np.int64]
 
 COLUMNS = ("name", "job_type", "arrival_s", "gang", "weight", "total_steps", "duration_s", "slo_s")
 """The columns of hocket's own CSV; work is in steps, or in seconds on the first kind of device."""
@@ -27,7 +24,7 @@ class Trace:
     job_types: tuple[str, ...]
     """Of each job; empty where the trace does not say."""
     arrival_s: FloatArray
-    gang: Counts
+    gang: LongArray
     weight: FloatArray
     total_steps: FloatArray
     """NaN where only a duration is known."""

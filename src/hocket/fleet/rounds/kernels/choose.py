@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.kernels.order import sort_part
 from hocket.fleet.rounds.kernels.rates import speed_on
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import RoundChoice, Wishes
 from hocket.kernels import kernel
-
-Counts = NDArray[np.int64]
 
 
 @kernel
@@ -34,7 +30,7 @@ def choose(jobs: Jobs, num_parts: int, wishes: Wishes, choice: RoundChoice) -> N
 
 
 @kernel
-def stay(jobs: Jobs, largest_server: Counts, choice: RoundChoice) -> bool:
+def stay(jobs: Jobs, largest_server: LongArray, choice: RoundChoice) -> bool:
     """Take back moves by which nobody gains; returns whether there were any.
 
     A job alone that was given another kind, on which it is no faster, stays where it is if nobody

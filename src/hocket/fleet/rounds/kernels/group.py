@@ -5,16 +5,11 @@ O(jobs x kinds), and O(classes^2) to put few classes in order.
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.rounds.kernels.rates import speed_on
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Alike
 from hocket.kernels import kernel
-
-Counts = NDArray[np.int64]
 
 _MULTIPLIER = 0x2545F4914F6CDD1D
 _RUNNING = 1
@@ -23,7 +18,7 @@ _BYTE = 0xFF
 
 @kernel
 def group(
-    jobs: Jobs, largest_server: Counts, sees_speeds: bool, max_classes: int, alike: Alike
+    jobs: Jobs, largest_server: LongArray, sees_speeds: bool, max_classes: int, alike: Alike
 ) -> int:
     """Find the classes of jobs that want devices, in order of their bytes.
 
@@ -58,7 +53,7 @@ def group(
 
 @kernel
 def _describe(
-    jobs: Jobs, i: int, largest_server: Counts, sees_speeds: bool, values: FloatArray
+    jobs: Jobs, i: int, largest_server: LongArray, sees_speeds: bool, values: FloatArray
 ) -> None:
     """All that a policy sees of a job: throughputs, gang and weight."""
     num_kinds: int = largest_server.shape[0]
@@ -86,7 +81,7 @@ def _find(alike: Alike, one: int) -> int:
 
 
 @kernel
-def _equal(bits: Counts, one: int, other: int) -> bool:
+def _equal(bits: LongArray, one: int, other: int) -> bool:
     column = 0
     while column < bits.shape[1] and bits[one, column] == bits[other, column]:
         column += 1
@@ -111,7 +106,7 @@ def _put_in_order(alike: Alike, num_classes: int) -> None:
 
 
 @kernel
-def _goes_before(bits: Counts, one: int, other: int) -> bool:
+def _goes_before(bits: LongArray, one: int, other: int) -> bool:
     """Whether the bytes of a class, as they lie in memory, come before those of another."""
     column = 0
     while column < bits.shape[1] and bits[one, column] == bits[other, column]:
@@ -126,7 +121,7 @@ def _goes_before(bits: Counts, one: int, other: int) -> bool:
 
 
 @kernel
-def write_shares(jobs: Jobs, of: Counts, shares: FloatArray) -> None:
+def write_shares(jobs: Jobs, of: LongArray, shares: FloatArray) -> None:
     """Give every job the shares of its class, and nothing to jobs without one."""
     for i in range(jobs.rows.shape[0]):
         jobs.rows.has_share[i] = 1

@@ -7,14 +7,11 @@ A stable merge sort by several keys: O(wishes log wishes).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import HALF_ROUNDS, LONGEST, UNITS_PER_ROUND, Pace, Wishes
 from hocket.kernels import kernel
-
-Counts = NDArray[np.int64]
 
 _WAITING, _RUNNING = 0, 1
 _OWED, _FILLING, _NO_WISH = 0, 1, 2
@@ -27,7 +24,7 @@ _LAST = -1e6
 
 
 @kernel
-def order_by_share(jobs: Jobs, kinds: Counts, largest_server: Counts, wishes: Wishes) -> int:
+def order_by_share(jobs: Jobs, kinds: LongArray, largest_server: LongArray, wishes: Wishes) -> int:
     """Gavel's order: kind by kind, share over time received, then debt, then share.
 
     Returns the number of parts: for each kind those who have a share of it, then the others.
@@ -50,7 +47,7 @@ def order_by_share(jobs: Jobs, kinds: Counts, largest_server: Counts, wishes: Wi
 
 @kernel
 def _rank_by_share(
-    jobs: Jobs, kind: int, num_kinds: int, largest_server: Counts, wishes: Wishes
+    jobs: Jobs, kind: int, num_kinds: int, largest_server: LongArray, wishes: Wishes
 ) -> None:
     for i in range(jobs.rows.shape[0]):
         wish, share = i * num_kinds + kind, jobs.shares[i, kind]
@@ -77,7 +74,7 @@ def _set_part(wishes: Wishes, part: int, start: int, stop: int, kind: int) -> No
 
 @kernel
 def order_by_debt(
-    jobs: Jobs, time_s: float, pace: Pace, largest_server: Counts, wishes: Wishes
+    jobs: Jobs, time_s: float, pace: Pace, largest_server: LongArray, wishes: Wishes
 ) -> int:
     """All that jobs and pairs want, what is owed most first; of equals, what would be lost most.
 
@@ -110,7 +107,7 @@ def _limit_debts(jobs: Jobs, most_s: float) -> None:
 
 @kernel
 def _rank_by_debt(
-    jobs: Jobs, time_s: float, pace: Pace, largest_server: Counts, wishes: Wishes
+    jobs: Jobs, time_s: float, pace: Pace, largest_server: LongArray, wishes: Wishes
 ) -> None:
     """Rank and keys of the wishes of all jobs; numbers are handed on, because handing on tuples of
     arrays for every wish would take most of the time."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.kernels.choose import choose, stay
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
 from hocket.fleet.rounds.kernels.room import make_room
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Floor, Pace, RoundChoice, Speeds, StopsAndStarts, Wishes
 from hocket.kernels import kernel
-
-Counts = NDArray[np.int64]
 
 _WAITING, _RUNNING = 0, 1
 _PREEMPTED, _MOVED = 0, 1
@@ -26,7 +24,7 @@ def hand_out(
     wishes: Wishes,
     pace: Pace,
     is_final: bool,
-    largest_server: Counts,
+    largest_server: LongArray,
     speeds: Speeds,
     choice: RoundChoice,
     floor: Floor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.kernels.order import order_by_debt, order_by_share
 from hocket.fleet.rounds.kernels.place import hand_out
 from hocket.fleet.rounds.kernels.rates import row_of
@@ -21,8 +22,6 @@ from hocket.fleet.rounds.tables import (
 )
 from hocket.kernels import kernel
 
-Counts = NDArray[np.int64]
-
 _RUNNING = 1
 _MAX_TRIES = 8
 """Attempts at a round; each takes the wishes of gangs back that found no server with room."""
@@ -36,7 +35,7 @@ def play(
     pace: Pace,
     speeds: Speeds,
     layout: DeviceLayout,
-    holders: Counts,
+    holders: LongArray,
     room: Room,
 ) -> None:
     """Give devices to the most urgent; ``jobs`` and ``room`` say afterwards who has them."""
@@ -138,7 +137,7 @@ def _keep(time_s: float, jobs: Jobs, pace: Pace, is_kept: NDArray[np.bool_]) -> 
 def _clear(
     asked: Asked,
     layout: DeviceLayout,
-    holders: Counts,
+    holders: LongArray,
     wishes: Wishes,
     choice: RoundChoice,
     floor: Floor,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Speeds
 from hocket.kernels import kernel
-
-Counts = NDArray[np.int64]
 
 
 @kernel
@@ -28,7 +26,7 @@ def row_of(jobs: Jobs, number: int) -> int:
 
 
 @kernel
-def speed_on(jobs: Jobs, i: int, kind: int, largest_server: Counts) -> float:
+def speed_on(jobs: Jobs, i: int, kind: int, largest_server: LongArray) -> float:
     """Steps per second of a job that has devices of a kind, as few servers as there can be."""
     speed: float = jobs.steps_per_s[i, kind]
     if jobs.rows.gang[i] > largest_server[kind]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate, speed_on
 from hocket.fleet.rounds.state import DeviceLayout, Jobs
 from hocket.fleet.rounds.tables import Speeds
 from hocket.kernels import kernel
-
-Counts = NDArray[np.int64]
 
 _WAITING, _RUNNING = 0, 1
 
 
 @kernel
 def take_away(
-    jobs: Jobs, at: Counts, phase: int, time_s: float, speeds: Speeds, holders: Counts
+    jobs: Jobs, at: LongArray, phase: int, time_s: float, speeds: Speeds, holders: LongArray
 ) -> None:
     """Give jobs another phase and free what they hold; their partners go on alone."""
     for one in range(at.shape[0]):
@@ -41,7 +39,7 @@ def take_away(
 
 
 @kernel
-def can_start(jobs: Jobs, holders: Counts, layout: DeviceLayout, free: Counts) -> bool:
+def can_start(jobs: Jobs, holders: LongArray, layout: DeviceLayout, free: LongArray) -> bool:
     """Whether free devices suffice for any waiting job; ``free`` is filled with their number."""
     for kind in range(free.shape[0]):
         free[kind] = layout.num_devices[kind]
