@@ -17,7 +17,7 @@ from hocket.classes.widths import (
 
 
 def chain(widths):
-    streams = tuple(ChannelStream(f"s{index}", width, 1, 1) for index, width in enumerate(widths))
+    streams = tuple(ChannelStream(f"s{index}", width, 1) for index, width in enumerate(widths))
     layers = [WidthLayer("first", 3.0 * widths[0], 0, ())]
     for index in range(1, len(widths)):
         into = ((index - 1, 1.0),)

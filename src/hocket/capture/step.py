@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -164,7 +164,7 @@ def _module_hooks(recorder: Recorder) -> Iterator[None]:
 
 def apply_model(model: nn.Module, batch: Any) -> Any:
     """Call a model with a batch: by keyword, by position, or with the one tensor."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, tuple | list):
         return model(*batch)

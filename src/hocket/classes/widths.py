@@ -25,7 +25,6 @@ class ChannelStream:
     """Of the layer whose outputs they are, the first of them."""
     units: int
     """How many can be cut one by one; of attention the channels of a head, in all heads at once."""
-    channels_per_unit: int
     consumers: int
     """Layers that read it: each loses what is cut."""
 

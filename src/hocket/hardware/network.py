@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from hocket.base.errors import InputFileError
 from hocket.hardware.cluster import Cluster, Device, Link
+from hocket.hardware.routes import REFERENCE_BYTES
 
-REFERENCE_BYTES = 16 * 2**20
-"""Transfer for which paths are the fastest: a typical activation."""
 Channel = tuple[str, str]
 """A link and the place that is left through it; for a bus, its name alone."""
 

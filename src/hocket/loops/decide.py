@@ -190,7 +190,7 @@ class LoopDecider:
                 **{k: v for k, v in scope.arrays.items() if k in child.inputs},
             }
             scalars = {k: v for k, v in guess.scalars.items() if k not in arrays}
-            known = Scope(arrays, scalars, self.source.names, is_guess=True)
+            known = Scope(arrays, scalars, self.source.names)
             settings = self.settings
             inner = judge(child.nest, known, ordered=settings.ordered, permit=settings.permit)
             if not inner.is_parallel and not child.children:

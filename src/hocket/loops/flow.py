@@ -35,6 +35,11 @@ def loaded_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
     )
 
 
+def mentions(node: ast.AST, name: str) -> bool:
+    """Whether a name is read or bound anywhere below a node."""
+    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+
+
 def exposed_names(
     statements: Sequence[ast.stmt], runs: Callable[[ast.For], bool] = lambda loop: False
 ) -> frozenset[str]:

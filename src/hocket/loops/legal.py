@@ -25,7 +25,7 @@ class Shape:
     """How the iteration space is cut, before data are seen."""
 
     kind: str
-    """``independent``, ``1d``, ``rotation``, ``wavefront``, ``skewed`` or ``serial``."""
+    """``independent``, ``1d``, ``rotation``, ``wavefront`` or ``skewed``."""
     space: Atom | None = None
     time: Atom | None = None
     skew: int = 0
@@ -39,9 +39,6 @@ class Shape:
     def is_listed(self) -> bool:
         """Whether iterations are picked from a list rather than from ranges."""
         return any(atom is not None and atom.kind == "key" for atom in (self.space, self.time))
-
-
-SERIAL = Shape("serial")
 
 
 def legal_shapes(

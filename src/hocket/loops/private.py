@@ -11,7 +11,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hocket.loops.flow import loaded_names, stored_names
+from hocket.loops.flow import loaded_names, mentions, stored_names
 from hocket.loops.scope import Scope
 
 
@@ -32,7 +32,7 @@ def private_arrays(
         names = [other for other, info in scope.arrays.items() if info.owner == name]
         if names != [name] or not _only_subscripted(statements, name):
             continue
-        first = next(node for node in statements if _mentions(node, name))
+        first = next(node for node in statements if mentions(node, name))
         if _fills_at_once(first, name):
             found[name] = None
         elif scope.info(name).rank == 1:
@@ -40,10 +40,6 @@ def private_arrays(
             if stop is not None:
                 found[name] = Covers(name, stop)
     return found
-
-
-def _mentions(node: ast.AST, name: str) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
 
 
 def _only_subscripted(statements: Sequence[ast.stmt], name: str) -> bool:
@@ -74,9 +70,9 @@ def _only_subscripted(statements: Sequence[ast.stmt], name: str) -> bool:
 def _fills_at_once(node: ast.stmt, name: str) -> bool:
     match node:
         case ast.Assign([ast.Subscript(ast.Name(base), ast.Slice(None, None, None))], value):
-            return base == name and not _mentions(value, name)
+            return base == name and not mentions(value, name)
         case ast.Expr(ast.Call(ast.Attribute(ast.Name(base), "fill"), [value], [])):
-            return base == name and not _mentions(value, name)
+            return base == name and not mentions(value, name)
         case _:
             return False
 
@@ -88,7 +84,7 @@ def _fills_in_loop(node: ast.stmt, name: str, stored: frozenset[str]) -> str | N
             if loaded_names([head]) & stored or variable in stored_names(body):
                 return None
             for statement in body:
-                if _mentions(statement, name):
+                if mentions(statement, name):
                     return ast.unparse(stop) if _assigns(statement, name, variable, body) else None
                 if any(isinstance(n, (ast.Break, ast.Continue)) for n in ast.walk(statement)):
                     return None
@@ -100,7 +96,7 @@ def _fills_in_loop(node: ast.stmt, name: str, stored: frozenset[str]) -> str | N
 def _assigns(node: ast.stmt, name: str, variable: str, body: Sequence[ast.stmt]) -> bool:
     match node:
         case ast.Assign([ast.Subscript(ast.Name(base), ast.Name(place))], value):
-            if base != name or place != variable or _mentions(value, name):
+            if base != name or place != variable or mentions(value, name):
                 return False
         case _:
             return False
@@ -110,5 +106,5 @@ def _assigns(node: ast.stmt, name: str, variable: str, body: Sequence[ast.stmt])
         ast.unparse(part) == here
         for statement in body
         for part in ast.walk(statement)
-        if isinstance(part, ast.Subscript) and _mentions(part.value, name)
+        if isinstance(part, ast.Subscript) and mentions(part.value, name)
     )

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hocket.loops.flow import mentions
 from hocket.loops.form import Refusal
 
 _CLASSES = {
@@ -34,7 +35,7 @@ def find_reduction(name: str, statements: Sequence[ast.stmt]) -> Reduction:
     """How a carried name is accumulated; raises `Refusal` naming its lines if it is not."""
     found: list[tuple[str, ast.expr, int]] = []
     for statement in _simple_statements(statements):
-        if not _mentions(statement, name):
+        if not mentions(statement, name):
             continue
         update = _update(statement, name)
         if update is None:
@@ -63,10 +64,6 @@ def _simple_statements(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt | as
                 yield statement
 
 
-def _mentions(node: ast.AST, name: str) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
-
-
 def _update(node: ast.AST, name: str) -> tuple[str, ast.expr] | None:
     match node:
         case ast.AugAssign(ast.Name(target), op, value) if target == name:
@@ -85,7 +82,7 @@ def _update(node: ast.AST, name: str) -> tuple[str, ast.expr] | None:
             value = other if isinstance(one, ast.Name) and one.id == name else one
             kept = one if value is other else other
             is_plain = isinstance(kept, ast.Name) and kept.id == name
-            return (function, value) if is_plain and not _mentions(value, name) else None
+            return (function, value) if is_plain and not mentions(value, name) else None
         case ast.If():
             extreme = _guarded_extreme(node)
             return extreme[1:] if extreme is not None and extreme[0] == name else None
@@ -94,7 +91,7 @@ def _update(node: ast.AST, name: str) -> tuple[str, ast.expr] | None:
 
 
 def _told(op: str, value: ast.expr, name: str) -> tuple[str, ast.expr] | None:
-    return (_CLASSES[op], value) if op in _CLASSES and not _mentions(value, name) else None
+    return (_CLASSES[op], value) if op in _CLASSES and not mentions(value, name) else None
 
 
 def _guarded_extreme(node: ast.If) -> tuple[str, str, ast.expr] | None:
@@ -109,9 +106,9 @@ def _guarded_extreme(node: ast.If) -> tuple[str, str, ast.expr] | None:
             greater = isinstance(op, (ast.Gt, ast.GtE))
             if not greater and not isinstance(op, (ast.Lt, ast.LtE)):
                 return None
-            if ast.unparse(left) == text and _is(right, name) and not _mentions(left, name):
+            if ast.unparse(left) == text and _is(right, name) and not mentions(left, name):
                 return name, "max" if greater else "min", value
-            if ast.unparse(right) == text and _is(left, name) and not _mentions(right, name):
+            if ast.unparse(right) == text and _is(left, name) and not mentions(right, name):
                 return name, "min" if greater else "max", value
     return None
 

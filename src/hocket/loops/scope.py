@@ -21,8 +21,6 @@ class ArrayInfo:
     kind: Kind
     owner: str
     """The name under which its memory is known: two names of one array have one owner."""
-    signed: bool = True
-    itemsize_bytes: int = 8
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,6 @@ class Scope:
     arrays: Mapping[str, ArrayInfo]
     scalars: Mapping[str, Kind]
     names: Names
-    is_guess: bool = False
-    """Whether ranks and kinds were guessed from the source, without data."""
 
     def info(self, owner: str) -> ArrayInfo:
         """Of an array by the name of its owner."""
@@ -63,7 +59,7 @@ def guessed_scope(nodes: Iterable[ast.AST], inputs: Iterable[str], names: Names)
         name: ArrayInfo(rank, "unknown", name) for name, rank in ranks.items() if name in known
     }
     scalars: dict[str, Kind] = {name: "unknown" for name in known if name not in arrays}
-    return Scope(arrays, scalars, names, is_guess=True)
+    return Scope(arrays, scalars, names)
 
 
 def _raise_through_aliases(nodes: Iterable[ast.AST], ranks: dict[str, int]) -> None:
@@ -107,13 +103,7 @@ def data_scope(values: Mapping[str, Any], owners: Mapping[str, str], names: Name
     scalars: dict[str, Kind] = {}
     for name, value in values.items():
         if isinstance(value, np.ndarray):
-            arrays[name] = ArrayInfo(
-                value.ndim,
-                kind_of(value),
-                owners.get(name, name),
-                value.dtype.kind != "u",
-                value.dtype.itemsize,
-            )
+            arrays[name] = ArrayInfo(value.ndim, kind_of(value), owners.get(name, name))
         else:
             scalars[name] = kind_of(value)
     return Scope(arrays, scalars, names)

@@ -21,7 +21,6 @@ from hocket.plan.sections import PlacedDivision, Shares
 from hocket.processes.crew import Crew
 from hocket.processes.member import ProcessSpec
 from hocket.runtime.connect import LOOPBACK, MeetingStore
-from hocket.runtime.options import OnStart
 
 PLAN_VARIABLE, PROFILE_VARIABLE = "HOCKET_PLAN", "HOCKET_PROFILE"
 
@@ -48,7 +47,6 @@ def launch(
     machines: Machines = Machines(),  # noqa: B008 - frozen
     shows_stdout: bool = True,
     profile: Path | None = None,
-    on_start: OnStart = lambda process_ids: None,
 ) -> int:
     """Run ``script`` in one process per used device, until all are done; the number of ranks.
 
@@ -82,7 +80,6 @@ def launch(
             for rank in own
         ]
         with Crew(specs) as crew:
-            on_start(crew.process_ids)
             for _ in crew.messages():
                 pass
     finally:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.perform import draw_seed, seed_device
+from hocket.capture.step import apply_model
 
 _OPTIMIZERS: Mapping[str, Any] = {
     # Fused as in a captured step: the other implementations round differently.
@@ -71,7 +72,7 @@ def reference_steps(
     for step in range(1, steps + 1):
         update.zero_grad(set_to_none=True)
         with torch.autograd.set_multithreading_enabled(False), _SeededDraws(seed, step):
-            value = chosen(_output(model, batch))
+            value = chosen(apply_model(model, batch))
             value.backward()  # type: ignore[no-untyped-call]
         update.step()
         losses.append(float(value.detach()))
@@ -80,9 +81,3 @@ def reference_steps(
         gradients={n: p.grad for n, p in model.named_parameters() if p.grad is not None},
         state={n: t.detach() for n, t in (*model.named_parameters(), *model.named_buffers())},
     )
-
-
-def _output(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)

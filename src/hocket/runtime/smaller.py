@@ -13,7 +13,7 @@ from hocket.plan.sections import Shares
 
 
 def with_graph(problem: Problem, graph: Graph) -> Problem:
-    """The same problem with another graph of the same ops."""
+    """The same problem with another graph."""
     costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
     return replace(problem, work=graph, op_costs=costs)
 

@@ -29,12 +29,18 @@ from hocket.view.payload import MAX_PATH_STEPS
 from hocket.view.picture import memory_paths
 from hocket.view.spans import memory_envelope
 from hocket.view.story import advice, headroom_sentence, longest_steps
-from hocket.view.wording import count_of, dollars, of_capacity, sentence
+from hocket.view.wording import (
+    STEPS_PRICED,
+    count_of,
+    dollars,
+    of_capacity,
+    price_of_steps,
+    sentence,
+)
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Candidate, Comparison
 
-STEPS_PRICED = 1000
 MAX_LINKS, MAX_STEPS, MAX_MODULES = 40, 16, 400
 _CAUSE_CLASSES = {
     COMPUTE: "compute",
@@ -62,8 +68,8 @@ def stats(facts: Facts) -> str:
         ("Moved", format_bytes(facts.moved_bytes), count_of(facts.num_transfers, "transfer")),
     ]
     if facts.price_per_hour is not None:
-        per_steps = facts.price_per_hour / 3600 * facts.step_s * STEPS_PRICED
-        note = f"{dollars(per_steps)} for {STEPS_PRICED:,} steps"
+        per_steps = price_of_steps(facts.price_per_hour, facts.step_s)
+        note = f"{per_steps} for {STEPS_PRICED:,} steps"
         entries.append(("Per hour", dollars(facts.price_per_hour), note))
     return stats_html(entries)
 

@@ -18,12 +18,11 @@ from hocket.view.memory import memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.story import advice, headroom_sentence, longest_steps, path_sentence
 from hocket.view.table import Column, FittedTable
-from hocket.view.wording import count_of, dollars, of_capacity
+from hocket.view.wording import STEPS_PRICED, count_of, dollars, of_capacity, price_of_steps
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Candidate, Comparison
 
-STEPS_PRICED = 1000
 _MOST_MODULES = 24
 _MOST_ROWS = 10
 """Of links and of ops."""
@@ -127,7 +126,7 @@ def _candidate_cells(
         price = price_per_hour(problem, candidate.timeline)
         if price is not None and candidate.step_s is not None:
             hourly = dollars(price)
-            per_steps = dollars(price / 3600 * candidate.step_s * STEPS_PRICED)
+            per_steps = price_of_steps(price, candidate.step_s)
     return [
         Text("✔" if chosen else "", style="bold green"),
         Text(inert(candidate.planner), style=style),

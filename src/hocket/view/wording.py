@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hocket.base.units import format_bytes
 
+STEPS_PRICED = 1000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -22,6 +23,11 @@ def of_capacity(used_bytes: int, capacity_bytes: int) -> str:
 def dollars(amount: float) -> str:
     """Dollars with the digits that matter: ``'$12.24'``, ``'$0.0031'``."""
     return f"${amount:.2f}" if amount >= 0.1 or amount == 0 else f"${amount:.2g}"
+
+
+def price_of_steps(price_per_hour: float, step_s: float) -> str:
+    """Dollars for `STEPS_PRICED` steps."""
+    return dollars(price_per_hour / 3600 * step_s * STEPS_PRICED)
 
 
 def count_of(count: int, thing: str) -> str:

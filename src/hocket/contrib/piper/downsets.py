@@ -32,8 +32,6 @@ class DownsetStages(NamedTuple):
     slot_ptr: LongArray
     """The layers of a stage are in the slots from ``slot_ptr[stage]`` on."""
     slot_layer: LongArray
-    set_size: LongArray
-    """Layers of each set."""
 
     @property
     def num_sets(self) -> int:
@@ -67,7 +65,6 @@ def find_stages(
         after=table(np.concatenate(after), np.int64),
         slot_ptr=table(slot_ptr, np.int64),
         slot_layer=table(np.concatenate(layers), np.int64),
-        set_size=table(sizes, np.int64),
     )
     return stages, members
 

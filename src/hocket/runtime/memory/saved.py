@@ -53,7 +53,6 @@ class SavedStorages:
     most_bytes: float = float("inf")
     """What is beyond it stays."""
     num_offered_bytes: int = 0
-    num_sent_bytes: int = 0
     _saved: dict[int, _Saved] = field(default_factory=dict)
     _beyond: set[int] = field(default_factory=set)
     """Storages that stay because the others are enough; autograd holds them, so none of these
@@ -83,7 +82,6 @@ class SavedStorages:
         whole = tensor.as_strided((num_bytes // tensor.dtype.itemsize,), (1,), 0)
         there = whole.view(torch.uint8)
         host = self.pool.take(num_bytes)
-        self.num_sent_bytes += num_bytes
         return _Saved(there, num_bytes, host, self.engines.send([(host, there)]))
 
     def let_go(self) -> None:

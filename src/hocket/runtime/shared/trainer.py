@@ -10,7 +10,7 @@ distribution.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from hocket.capture.fake import batch_tensors, map_batch
 from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.optimizer import Optimizer
 from hocket.capture.perform import draw_seed
+from hocket.capture.step import apply_model
 from hocket.runtime.record import StepRecord
 from hocket.runtime.shared.rows import Rows
 
@@ -70,7 +71,7 @@ class ReplicaTrainer:
             on_move(number, index)
             # Draws depend on the rows alone, so that it does not matter who takes them.
             torch.manual_seed(draw_seed(self.seed, number, rows.start))
-            value = self._loss(_output(self.model, part))
+            value = self._loss(apply_model(self.model, part))
             weighted = value * ((rows.stop - rows.start) / self.num_samples)
             weighted.backward()  # type: ignore[no-untyped-call]
             total += weighted.detach()
@@ -96,12 +97,6 @@ def _rows_of(batch: Any, rows: Rows, num_samples: int, device: torch.device) -> 
         has_rows = tensor.dim() > 0 and tensor.shape[0] == num_samples
         parts[id(tensor)] = (tensor[rows.start : rows.stop] if has_rows else tensor).to(device)
     return map_batch(batch, parts)
-
-
-def _output(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
 
 
 def _sum_over_ranks(tensors: Sequence[torch.Tensor]) -> None:

@@ -19,6 +19,7 @@ from hocket.capture.program import Program
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.runtime.record import measured_timeline
+from hocket.runtime.smaller import with_graph
 from hocket.runtime.train.batches import (
     Signature,
     require_alike,
@@ -29,7 +30,7 @@ from hocket.runtime.train.batches import (
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
-from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like, problem_like
+from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like
 from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.weight import Weight
 
@@ -216,7 +217,7 @@ class Programs:
 
     def _record(self, kind: Kind, batch: Any) -> RecordedStep:
         graph, program = self._recipe.trace(self._model, batch, kind)
-        problem = problem_like(self.problem, graph)
+        problem = with_graph(self.problem, graph)
         assert self.plan.device_of is not None
         plan = plan_like(problem, self.problem.graph, self.plan.device_of, self.plan.planner)
         return self._ready(problem, plan, program, everything=kind != "train")

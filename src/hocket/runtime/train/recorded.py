@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +20,6 @@ from hocket.capture.optimizer import Optimizer
 from hocket.capture.program import Program
 from hocket.capture.recording import Ref
 from hocket.capture.step import Forward, apply_model
-from hocket.cost.roofline import costs_from_settings
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -92,12 +91,6 @@ def in_mode(model: nn.Module, *, is_training: bool | None) -> Iterator[None]:
     finally:
         for module, was_training in before:
             module.training = was_training
-
-
-def problem_like(problem: Problem, graph: Graph) -> Problem:
-    """The same problem with another graph."""
-    costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
-    return replace(problem, work=graph, op_costs=costs)
 
 
 def plan_like(problem: Problem, planned: Graph, device_of: IntArray, planner: str) -> Plan:

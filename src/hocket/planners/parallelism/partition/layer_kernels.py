@@ -56,7 +56,6 @@ class _Layers(NamedTuple):
     way_s: FloatArray
     kept_bytes: LongArray
     state_sums: LongArray
-    is_like_last: NDArray[np.bool_]
 
 
 @kernel
@@ -80,7 +79,7 @@ def fill_choices(
     is_like_last: NDArray[np.bool_], choices: ChoiceState, stage_s: FloatArray,
 ) -> None:  # fmt: skip
     """Times of the stages that do not fit with their fastest ways; infinite where none fits."""
-    layers = _Layers(way_s, kept_bytes, state_sums, is_like_last)
+    layers = _Layers(way_s, kept_bytes, state_sums)
     num_layers = len(is_like_last)
     for row in range(len(order.kind)):
         for start in range(num_layers):
