@@ -23,11 +23,12 @@ from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
 from hocket.runtime.shared.trainer import torch_optimizer
+from hocket.runtime.smaller import with_graph
 from hocket.runtime.train.divided.accumulated import AccumulatedAlone
 from hocket.runtime.train.divided.shares import microbatches
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.programs import Programs
-from hocket.runtime.train.recorded import Recipe, problem_like
+from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.waves import Waves, wave_order
 from hocket.simulate import simulate
 
@@ -101,7 +102,7 @@ def waved_loop(
     model.to(device)
     first = microbatches(batch, sizes, None)[0][0]
     graph, program = recipe.trace(model, first, "train")
-    wave = problem_like(problem, graph)
+    wave = with_graph(problem, graph)
     everywhere = Plan(planner=plan.planner).placing(np.zeros(graph.num_ops, dtype=np.int32))
     inner = Programs(
         model, first, recipe, wave, everywhere, program, [device] * problem.cluster.num_devices,
