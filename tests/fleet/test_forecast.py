@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
-from hocket.fleet.explain import explain, words_for_seconds
+from hocket.base.units import words_for_seconds
+from hocket.fleet.explain import explain
 from hocket.fleet.forecast import at_moment, estimated_start_s, forecast, next_event, resized
 from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, new_state, step
 from hocket.fleet.rounds.events import Pause, Progress, Submit, Tick

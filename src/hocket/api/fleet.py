@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hocket.fleet.explain import words_for_seconds
 from hocket.fleet.policies import POLICIES, find_policy
 from hocket.fleet.problem_file import parse_problem, read_problem
 from hocket.fleet.rounds.gavel import refuse_unlike_gavel
@@ -41,6 +40,5 @@ __all__ = [
     "throughputs",
     "throughputs_to_dict",
     "verify_allocation",
-    "words_for_seconds",
     "write_throughputs",
 ]

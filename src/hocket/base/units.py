@@ -113,6 +113,17 @@ def format_seconds(duration_s: float) -> str:
     return f"{_three_digits(duration_s / 1e-9)} ns"
 
 
+def words_for_seconds(duration_s: float) -> str:
+    """A duration as people say it: ``'40 s'``, ``'12 min'``, ``'3.5 h'``, ``'6 days'``."""
+    if not math.isfinite(duration_s):
+        return "an unknown time"
+    for limit_s, unit_s, unit in ((90, 1, "s"), (90 * 60, 60, "min"), (48 * 3600, 3600, "h")):
+        if duration_s < limit_s:
+            value = duration_s / unit_s
+            return f"{value:.1f} {unit}" if unit == "h" and value < 10 else f"{value:.0f} {unit}"
+    return f"{duration_s / 86400:.0f} days"
+
+
 def format_rate(rate: float, unit: str) -> str:
     """A decimal rate such as ``format_rate(25e9, 'B/s')`` -> ``'25 GB/s'``."""
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hocket.base.units import words_for_seconds
 from hocket.fleet.forecast import Forecast, earliest_start, first_start
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, UNDECIDED, WAITING, FleetState
@@ -85,17 +85,6 @@ def _earliest_s(state: FleetState, number: int, expected: Forecast) -> float | N
         return None
     is_earlier = start_s < (expected.reached_s if expected_s is None else expected_s)
     return start_s if is_earlier else None
-
-
-def words_for_seconds(duration_s: float) -> str:
-    """A duration as people say it: ``'40 s'``, ``'12 min'``, ``'3.5 h'``, ``'6 days'``."""
-    if not math.isfinite(duration_s):
-        return "an unknown time"
-    for limit_s, unit_s, unit in ((90, 1, "s"), (90 * 60, 60, "min"), (48 * 3600, 3600, "h")):
-        if duration_s < limit_s:
-            value = duration_s / unit_s
-            return f"{value:.1f} {unit}" if unit == "h" and value < 10 else f"{value:.0f} {unit}"
-    return f"{duration_s / 86400:.0f} days"
 
 
 def _from_now(duration_s: float) -> str:

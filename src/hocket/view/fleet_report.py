@@ -13,7 +13,7 @@ import numpy as np
 
 from hocket import __version__
 from hocket.base.atomic import write_atomically
-from hocket.fleet.explain import words_for_seconds
+from hocket.base.units import words_for_seconds
 from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.view.fleet_charts import colour_of, completion_chart, device_chart, use_chart
 from hocket.view.fleet_text import TIMES, USE, label, remarks, times, use

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hocket.api.fleet import words_for_seconds
+from hocket.base.units import words_for_seconds
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
 from hocket.view.wording import count_of

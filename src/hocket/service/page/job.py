@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hocket.base.units import format_percent
-from hocket.fleet.explain import Explanation, words_for_seconds
+from hocket.base.units import format_percent, words_for_seconds
+from hocket.fleet.explain import Explanation
 from hocket.service.page.moments import ago, clock
 from hocket.service.page.rendering import named
 from hocket.service.page.shown import JobName, Listing, Row, Stat

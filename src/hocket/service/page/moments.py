@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from hocket.fleet.explain import words_for_seconds
+from hocket.base.units import words_for_seconds
 
 
 def ahead(duration_s: float) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from hocket.base.units import format_percent
-from hocket.fleet.explain import free_devices, words_for_seconds
+from hocket.base.units import format_percent, words_for_seconds
+from hocket.fleet.explain import free_devices
 from hocket.fleet.forecast import Forecast
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, WAITING, FleetState

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.errors import HocketError, UsageError
-from hocket.base.units import format_percent
-from hocket.fleet.explain import words_for_seconds
+from hocket.base.units import format_percent, words_for_seconds
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds.state import FleetState
 from hocket.fleet.what_if import TwoFutures
