@@ -21,6 +21,7 @@ from hocket.loops.compile import CompileOptions
 from hocket.loops.flow import exposed_names
 from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource, list_kernel, range_kernel, serial_kernel
+from hocket.loops.names import called_names, local_names
 from hocket.loops.recall import signature
 from hocket.loops.rows import lowered
 from hocket.loops.scope import Scope, data_scope, guessed_scope
@@ -165,6 +166,10 @@ class LoopDecider:
 
     def _serial_source(self, values: Mapping[str, Any]) -> KernelSource | None:
         node = self.site.nest.node
+        if called_names(node) & local_names(self.source.node):
+            return None
+        if any(isinstance(values.get(name), np.ndarray) for name in _rebound(node, self.results)):
+            return None  # compiled code gives back numbers, and arrays only in place
         arguments = [name for name in self.site.inputs if name in values]
         for name in self.results:
             if name in values and name not in arguments:
@@ -176,9 +181,11 @@ class LoopDecider:
                     return None  # may stay unbound, which compiled code cannot say
         scalars = [name for name in self.results if not isinstance(values.get(name), np.ndarray)]
         try:
-            return serial_kernel(self.site.nest.levels[0], arguments, scalars, self.source.names)
+            source = serial_kernel(self.site.nest.levels[0], arguments, scalars, self.source.names)
         except Refusal:
             return None
+        # Compiled code draws from a generator of its own, which the program's seed does not reach.
+        return None if "random." in source.text else source
 
     def _inner_pays(self, verdict: LoopVerdict, values: Mapping[str, Any], scope: Scope) -> bool:
         """Whether a loop inside is parallel and long enough to be started from Python each time."""
@@ -212,3 +219,16 @@ class LoopDecider:
         outer = Space.of(verdict.readings[0], values).outer
         middle = outer[len(outer) // 2]
         return {**values, self.site.nest.levels[0].name: middle}
+
+
+def _rebound(node: ast.For, names: Sequence[str]) -> frozenset[str]:
+    """Of some names, those that a loop binds to something new rather than updates in place."""
+    updated = {id(part.target) for part in ast.walk(node) if isinstance(part, ast.AugAssign)}
+    return frozenset(
+        part.id
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name)
+        and isinstance(part.ctx, ast.Store)
+        and part.id in names
+        and id(part) not in updated
+    )

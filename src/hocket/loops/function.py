@@ -12,7 +12,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from hocket.base.errors import UsageError, unknown_name
@@ -22,7 +22,7 @@ from hocket.loops.job import LoopJob
 from hocket.loops.names import function_node, live_names
 from hocket.loops.runner import SiteRunner
 from hocket.loops.settings import Settings
-from hocket.loops.source import LoopSite, LoopSource, source_of
+from hocket.loops.source import AsWritten, LoopSite, LoopSource, source_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -126,14 +126,20 @@ class ParallelFunction(Generic[P, R]):
         return _host_code(self.source, self.runners, self.function.__code__.co_freevars)
 
     def _host(self) -> Callable[..., Any]:
-        """The function with its loops handed to the runners; made anew for its closure's values."""
+        """The function with its loops handed to the runners, on the cells of its own closure."""
         function = self.function
         assert isinstance(function, FunctionType)
         space: dict[str, Any] = {}
         exec(self._code, function.__globals__, space)
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        host: FunctionType = space["hocket_make_"](self._run, *cells)
-        host.__defaults__ = function.__defaults__
+        free = function.__code__.co_freevars
+        made: FunctionType = space["hocket_make_"](self._run, *free)
+        cells = dict(zip(free, function.__closure__ or (), strict=True))
+        cells["hocket_run_"] = CellType(self._run)
+        code = made.__code__
+        host = FunctionType(
+            code, function.__globals__, function.__name__, function.__defaults__,
+            tuple(cells[name] for name in code.co_freevars),
+        )  # fmt: skip
         host.__kwdefaults__ = function.__kwdefaults__
         return host
 
@@ -199,15 +205,33 @@ class _Handed(ast.NodeTransformer):
         site = self.sites.get(id(node))
         if site is None:
             self.generic_visit(node)
-            return node
-        plain = copy.deepcopy(node)
+            return _as_written(node)
+        plain = _AsWritten().visit(copy.deepcopy(node))
         self.generic_visit(node)
+        node = _as_written(node)
         ask = ast.parse(f"hocket_done_ = hocket_run_({site.number}, locals())").body[0]
         results = self.runners[site.number].results
         bind = ast.parse(f"({', '.join(results)},) = hocket_done_" if results else "pass").body[0]
         inside = ast.If(_parse("hocket_done_ is False"), [plain], [bind])
         chosen = ast.If(_parse("hocket_done_ is None"), [node], [inside])
         return [ast.copy_location(part, node) for part in (ask, chosen)]
+
+
+class _AsWritten(ast.NodeTransformer):
+    """Gives loops over arrays their own heads back."""
+
+    def visit_For(self, node: ast.For) -> Any:
+        """Innermost first."""
+        self.generic_visit(node)
+        return _as_written(node)
+
+
+def _as_written(node: ast.For) -> ast.For:
+    head: AsWritten | None = getattr(node, "as_written", None)
+    if head is None:
+        return node
+    loop = ast.For(head.target, head.iter, node.body[head.num_heads :], [], None)
+    return ast.copy_location(loop, node)
 
 
 def _parse(text: str) -> ast.expr:

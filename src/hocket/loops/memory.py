@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,16 @@ def owners(values: Mapping[str, Any]) -> dict[str, str]:
             key = (place, value.shape, value.strides, value.dtype.str)
             found[name] = seen.setdefault(key, name)
     return found
+
+
+def shared_pairs(values: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    """Pairs of different arrays that have cells in common."""
+    arrays = [(name, values[name]) for name in sorted(set(owners(values).values()))]
+    return frozenset(
+        (one, other)
+        for (one, left), (other, right) in combinations(arrays, 2)
+        if _share(left, right)
+    )
 
 
 def check_overlaps(values: Mapping[str, Any], written: frozenset[str], line: int) -> None:

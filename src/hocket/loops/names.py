@@ -54,6 +54,26 @@ class Names:
         """What ``name`` stands for; None for anything that is not understood."""
         raise NotImplementedError
 
+    def fingerprint(self, called: frozenset[str]) -> Any:
+        """Differs when a called name, or a number that it uses, is bound to something else."""
+        return None
+
+
+@dataclass(frozen=True)
+class OutsideNames(Names):
+    """Names as a function with names of its own sees them: a local one is never a global one."""
+
+    outer: Names
+    local: frozenset[str]
+
+    def meaning(self, name: str) -> Meaning:
+        """None for a local name."""
+        return None if name in self.local else self.outer.meaning(name)
+
+    def fingerprint(self, called: frozenset[str]) -> Any:
+        """Of what is not local."""
+        return self.outer.fingerprint(called - self.local)
+
 
 @dataclass(frozen=True)
 class LiveNames(Names):
@@ -65,6 +85,10 @@ class LiveNames(Names):
         """By the object that the name is bound to now."""
         found = self.variables().get(name, getattr(builtins, name, None))
         return _meaning_of(name, found)
+
+    def fingerprint(self, called: frozenset[str]) -> Any:
+        """By the code of the functions and the values of the numbers, followed into helpers."""
+        return _fingerprint(self.variables(), called, frozenset())
 
 
 @dataclass(frozen=True)
@@ -95,6 +119,52 @@ class ParsedNames(Names):
                 case _:
                     pass
         return found
+
+
+def _fingerprint(
+    variables: dict[str, Any], names: frozenset[str], seen: frozenset[Any]
+) -> tuple[Any, ...]:
+    found: list[Any] = []
+    for name in sorted(names):
+        value = variables.get(name)
+        plain = getattr(value, "py_func", value)
+        if isinstance(value, (bool, int, float)):
+            found.append((name, type(value), repr(value)))
+        elif isinstance(plain, FunctionType) and plain.__code__ not in seen:
+            code = plain.__code__
+            used = frozenset((*code.co_names, *code.co_freevars))
+            inside = _fingerprint(live_names(plain).variables(), used, seen | {code})
+            found.append((name, code, inside))
+    return tuple(found)
+
+
+def called_names(node: ast.AST) -> frozenset[str]:
+    """Plain names that are called anywhere below a node."""
+    return frozenset(
+        call.func.id
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    )
+
+
+def local_names(function: ast.FunctionDef) -> frozenset[str]:
+    """Names that a function binds itself: arguments, variables, functions inside it."""
+    found: set[str] = set()
+    for node in ast.walk(function):
+        match node:
+            case ast.arg(name) | ast.Name(name, ast.Store()):
+                found.add(name)
+            case ast.FunctionDef(name) | ast.ClassDef(name) if node is not function:
+                found.add(name)
+            case _:
+                pass
+    return frozenset(found) - outer_names(function)
+
+
+def outer_names(function: ast.FunctionDef) -> frozenset[str]:
+    """Names of the module or of a function around it that a function assigns to."""
+    declared = (n for n in ast.walk(function) if isinstance(n, (ast.Global, ast.Nonlocal)))
+    return frozenset(name for node in declared for name in node.names)
 
 
 def _number(value: ast.expr) -> Meaning:

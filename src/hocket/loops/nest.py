@@ -79,6 +79,8 @@ class Nest:
             )
             if not assigned or stored_names(before) & stored_names([last]):
                 break
+            if {level.name for level in levels} & stored_names([*before, last]):
+                break  # the variable of a loop that is assigned again is no dimension
             levels[-1] = LoopLevel(current, before)
             levels.append(LoopLevel(last))
         return Nest(node, live_after, tuple(levels))

@@ -20,7 +20,7 @@ from hocket.loops.decide import Decision, LoopDecider
 from hocket.loops.flow import stored_names
 from hocket.loops.form import Refusal
 from hocket.loops.job import LoopJob
-from hocket.loops.names import Number
+from hocket.loops.names import Number, called_names
 from hocket.loops.prefetch import Prefetch, prefetch_of
 from hocket.loops.recall import content, same_content, signature
 from hocket.loops.settings import Settings
@@ -44,6 +44,8 @@ class SiteRunner:
         self._stored = stored_names([site.nest.node])
         self.results = tuple(sorted(self._stored & site.nest.live_after))
         self.decider = LoopDecider(source, site, settings, self.results)
+        self._called = called_names(site.nest.node)
+        self._fingerprint: Any = source.names.fingerprint(self._called)
         self._memories: dict[Any, _Memory] = {}
         self._kept: dict[str, Any] = {}
         self.last: Decision | None = None
@@ -54,7 +56,8 @@ class SiteRunner:
         if values is None:
             return False
         owners = memory.owners(values)
-        looks = signature(values, owners)
+        self._forget_if_changed()
+        looks = signature(values, owners), memory.shared_pairs(values)
         remembered = self._memories.get(looks)
         if remembered is None or not same_content(remembered.content, values):
             decision = self.decide(values, owners)
@@ -76,6 +79,14 @@ class SiteRunner:
             refusals = (*decision.refusals, refusal)
             remembered.decision = self.last = replace(decision, way="python", refusals=refusals)
             return False
+
+    def _forget_if_changed(self) -> None:
+        """Helpers and their numbers are compiled in: with others, everything is decided anew."""
+        called = self.source.names.fingerprint(self._called)
+        if called != self._fingerprint:
+            self._fingerprint = called
+            self._memories.clear()
+            self.decider = LoopDecider(self.source, self.site, self.settings, self.results)
 
     def decide(self, values: Mapping[str, Any], owners: Mapping[str, str]) -> Decision:
         """Judge the loop for these values and choose how to run it."""

@@ -16,13 +16,31 @@ from typing import TypeVar
 
 from hocket.base.errors import InputFileError, unknown_name
 from hocket.base.regular import read_regular
-from hocket.loops.flow import exposed_names, stored_names
-from hocket.loops.names import Library, Names, ParsedNames
+from hocket.loops.flow import exposed_names, loaded_names, stored_names
+from hocket.loops.names import (
+    Library,
+    Names,
+    OutsideNames,
+    ParsedNames,
+    called_names,
+    local_names,
+    outer_names,
+)  # fmt: skip
 from hocket.loops.nest import Nest
 
 _N = TypeVar("_N", bound=ast.AST)
 _MAX_BYTES = 10**7
 """Of a source file."""
+
+
+@dataclass(frozen=True)
+class AsWritten:
+    """The head of a loop before it was written as one over ``range``."""
+
+    target: ast.expr
+    iter: ast.expr
+    num_heads: int
+    """Statements at the start of the plain loop's body that bind the target."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +94,11 @@ class LoopSource:
 
 def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> LoopSource:
     """Find the loops of a function."""
+    names = OutsideNames(names, local_names(node))
     plain = _PlainRanges(names).visit(copy.deepcopy(node))
     ast.fix_missing_locations(plain)
     counter = iter(range(1_000_000))
-    sites = tuple(_sites(plain.body, frozenset(), names, counter))
+    sites = tuple(_sites(plain.body, outer_names(node), names, counter))
     return LoopSource(node.name, plain, names, sites, place)
 
 
@@ -133,11 +152,7 @@ def _inputs(node: ast.For, names: Names) -> tuple[str, ...]:
     called or is a module."""
     assert isinstance(node.target, ast.Name)
     exposed = exposed_names([node])
-    called = {
-        call.func.id
-        for call in ast.walk(node)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    }
+    called = called_names(node)
     stored = stored_names([node])
     return tuple(
         sorted(
@@ -170,13 +185,18 @@ class _PlainRanges(ast.NodeTransformer):
         lengths: list[str] = []
         index = f"index_{self.count}_"
         self.count += 1
+        if loaded_names([node.iter]) & stored_names(node.body):
+            return node  # the loop goes on over what the name was bound to before
         if not _bind(node.target, node.iter, index, heads, lengths):
             return node
         stop = lengths[0] if len(lengths) == 1 else f"min({', '.join(lengths)})"
         loop = ast.For(
             ast.Name(index, ast.Store()), _parse(f"range({stop})"), [*heads, *node.body], [], None
         )
-        return _placed(loop, node)
+        placed = _placed(loop, node)
+        # Python itself runs the loop as it was written: it may be over no array at all.
+        placed.as_written = AsWritten(node.target, node.iter, len(heads))  # type: ignore[attr-defined]
+        return placed
 
     def _is_prange(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "prange"
@@ -187,7 +207,7 @@ class _PlainRanges(ast.NodeTransformer):
             return node
         start, stop = (ast.Constant(0), arguments[0]) if len(arguments) == 1 else arguments
         first, last = ast.unparse(start), ast.unparse(stop)
-        node.iter = _placed(_parse(f"range({last} - 1, {first} - 1, -1)"), node)
+        node.iter = _placed(_parse(f"range(({last}) - 1, ({first}) - 1, -1)"), node)
         return node
 
     def _ndindex(self, node: ast.For) -> list[ast.expr] | None:
@@ -230,6 +250,8 @@ def _bind(
         heads.append(_statement(f"{ast.unparse(target.elts[0])} = {index}"))
         return _bind(target.elts[1], source.args[0], index, heads, lengths)  # type: ignore[attr-defined]
     if _is_call(source, "zip") and isinstance(target, ast.Tuple):
+        if source.keywords:  # type: ignore[attr-defined]
+            return False
         parts = source.args  # type: ignore[attr-defined]
         return len(parts) == len(target.elts) and all(
             _bind(one, other, index, heads, lengths)
