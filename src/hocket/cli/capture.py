@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from hocket.cli.output import emit, json_option, output_option
-from hocket.cli.sources import ModelOptions, capture_model, model_options, require_folder
+from hocket.cli.sources import ModelOptions, capture_model, model_options
+from hocket.cli.written import require_folder
 
 
 @click.command("capture")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hocket.cli.output import console, emit, json_option, say, working
-from hocket.cli.sources import ModelOptions, load_graph, require_folder
+from hocket.cli.sources import ModelOptions, load_graph
+from hocket.cli.written import require_folder
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import Cluster

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.plan import CARRIED_OPS, size_option_value
+from hocket.cli.plan import size_option_value
 from hocket.cli.sources import (
     ModelOptions,
     announce_compilation,
+    cost_options,
     is_graph_file,
     load_graph,
     make_problem,
     model_options,
     named_cluster,
-    require_folder,
 )
+from hocket.cli.written import beside, named_graph, require_folder
 
 if TYPE_CHECKING:
     from hocket.api.memory import BudgetFit
@@ -65,14 +66,7 @@ START = {"batch": 8, "seq": 512, "layers": 16}
     default=None,
     help="Plan file to write; the report goes beside it. [default: plan.json, nothing with --json]",
 )
-@click.option(
-    "--profile", type=click.Path(path_type=Path), default=None,
-    help="Measured op times from hocket profile.",
-)  # fmt: skip
-@click.option(
-    "--calibration", type=click.Path(path_type=Path), default=None,
-    help="Fitted efficiencies from hocket calibrate.",
-)  # fmt: skip
+@cost_options
 @model_options
 @json_option
 def command(
@@ -165,8 +159,6 @@ def _largest(
 def _write(fitted: BudgetFit, output: Path, graph_file: Path | None) -> list[Path]:
     from hocket.api.memory import save_fit
 
-    stem = output.name.removesuffix(".gz").removesuffix(".json")
-    report = output.with_name("report.html" if stem == "plan" else f"{stem}.report.html")
-    is_carried = fitted.frontier.problem.graph.num_ops <= CARRIED_OPS
-    save_fit(fitted, output, report=report, graph_file=None if is_carried else graph_file)
+    report, graph = beside(output, "report.html"), fitted.frontier.problem.graph
+    save_fit(fitted, output, report=report, graph_file=named_graph(graph, graph_file))
     return [output, report]

@@ -9,12 +9,8 @@ import click
 from click.core import ParameterSource
 
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.sources import (
-    overwrite_option,
-    require_folder,
-    require_own_kind,
-    say_joining,
-)
+from hocket.cli.sources import say_joining
+from hocket.cli.written import overwrite_option, require_folder, require_own_kind
 
 if TYPE_CHECKING:
     from hocket.graph.graph import Graph

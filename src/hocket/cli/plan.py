@@ -11,10 +11,15 @@ from hocket.cli.output import console, emit, fail, json_option, say, working
 from hocket.cli.sources import (
     ModelOptions,
     announce_compilation,
+    cost_options,
     load_graph,
     make_problem,
     model_options,
     named_cluster,
+)
+from hocket.cli.written import (
+    beside,
+    named_graph,
     overwrite_option,
     require_folder,
     require_own_kind,
@@ -27,8 +32,6 @@ if TYPE_CHECKING:
 
 LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""
-CARRIED_OPS = 20_000
-"""Up to this many ops a plan carries the graph of a file inside; above, it names the file."""
 _GOALS: dict[str, Goal] = {"cost": "cost", "memory": "memory"}
 """What the words of ``--goal`` mean; all others mean the shortest step."""
 NUM_KERNELS = 25
@@ -113,18 +116,7 @@ def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -
     show_default=True,
     help="How simultaneous transfers interact.",
 )
-@click.option(
-    "--profile",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="Measured op times from hocket profile.",
-)
-@click.option(
-    "--calibration",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="Fitted efficiencies from hocket calibrate.",
-)
+@cost_options
 @click.option(
     "--must",
     "limits",
@@ -265,14 +257,9 @@ def _table(comparison: Comparison, *, is_short: bool) -> Any:
 
 
 def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path]:
-    stem = output.name.removesuffix(".gz").removesuffix(".json")
-    prefix = "" if stem == "plan" else f"{stem}."
-    report = output.with_name(f"{prefix}report.html")
+    report, graph = beside(output, "report.html"), planned.problem.graph
     # A trace takes some 500 bytes per op; Perfetto opens it packed as well.
-    packed = ".gz" if planned.problem.graph.num_ops > LARGE_TRACE_OPS else ""
-    trace = output.with_name(f"{prefix}trace.json{packed}")
-    is_carried = planned.problem.graph.num_ops <= CARRIED_OPS
-    planned.save_all(
-        output, report=report, trace=trace, graph_file=None if is_carried else graph_file
-    )
+    packed = ".gz" if graph.num_ops > LARGE_TRACE_OPS else ""
+    trace = beside(output, f"trace.json{packed}")
+    planned.save_all(output, report=report, trace=trace, graph_file=named_graph(graph, graph_file))
     return [output, report, trace]

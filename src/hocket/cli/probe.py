@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from hocket.cli.output import json_option
-from hocket.cli.sources import give_cluster, require_folder
+from hocket.cli.sources import give_cluster
+from hocket.cli.written import require_folder
 
 
 @click.command("probe")

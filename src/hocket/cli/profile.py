@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hocket.cli.output import emit, json_option, output_option, say, working
-from hocket.cli.sources import ModelOptions, build_model, model_options, require_folder, say_loss
+from hocket.cli.sources import ModelOptions, build_model, model_options, say_loss
+from hocket.cli.written import require_folder
 
 if TYPE_CHECKING:
     from hocket.cost.profile import Profile

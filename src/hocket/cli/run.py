@@ -9,12 +9,8 @@ import click
 
 from hocket.api.runs import BACKENDS
 from hocket.cli.output import console, emit, json_option, say, working
-from hocket.cli.sources import (
-    announce_compilation,
-    load_plan,
-    plan_arguments,
-    require_folder,
-)
+from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
+from hocket.cli.written import require_folder
 
 if TYPE_CHECKING:
     from hocket.plan.files import SavedPlan

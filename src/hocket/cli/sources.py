@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -108,6 +106,17 @@ def model_options(command: F) -> F:
     for option in named:
         found = option(found)
     return found
+
+
+def cost_options(command: F) -> F:
+    """The options that name files with measured costs: ``profile`` and ``calibration``."""
+    named = (
+        ("--calibration", "Fitted efficiencies from hocket calibrate."),
+        ("--profile", "Measured op times from hocket profile."),
+    )
+    for name, told in named:
+        command = click.option(name, type=click.Path(path_type=Path), help=told)(command)
+    return command
 
 
 def is_graph_file(text: str) -> bool:
@@ -282,61 +291,6 @@ def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
     if graph_file is not None and not isinstance(saved.problem.work, Graph):
         raise UsageError("this plan has no graph", hint="leave out --graph")
     return saved
-
-
-def require_folder(output: Path) -> None:
-    """Refuse an output that cannot be a file, before any work is done for it."""
-    from hocket.base.errors import UsageError
-
-    try:
-        has_folder, is_folder = output.absolute().parent.is_dir(), output.is_dir()
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {str(output)!r}: {error.strerror}", hint="write elsewhere with -o"
-        ) from None
-    if is_folder:
-        raise UsageError(f"{str(output)!r} is a folder", hint="name a file in it with -o")
-    if not has_folder:
-        raise UsageError(
-            f"there is no folder {str(output.parent)!r}",
-            hint="make the folder, or write elsewhere with -o",
-        )
-    # A pipe or a device is written to as it is; a file is replaced, where a link leads to.
-    is_replaced = output.is_file() or not output.exists()
-    if is_replaced and not os.access(os.path.dirname(os.path.realpath(output)), os.W_OK):
-        raise UsageError(
-            f"nothing can be written into the folder of {str(output)!r}",
-            hint="write elsewhere with -o",
-        )
-
-
-def overwrite_option(command: F) -> F:
-    """The option that lets a plan take the place of one of the other kind."""
-    option = click.option(
-        "--overwrite",
-        is_flag=True,
-        help="Replace a plan of the other kind (placement or parallel) without asking.",
-    )
-    return option(command)
-
-
-def require_own_kind(
-    output: Path, kind: Literal["placement", "parallel"], *, overwrite: bool
-) -> None:
-    """Ask before a plan takes the place of one of the other kind, which has another command."""
-    from hocket.api.plans import section_names
-    from hocket.base.errors import UsageError
-
-    other_section = "division" if kind == "placement" else "placement"
-    if overwrite or not output.is_file() or other_section not in section_names(output):
-        return
-    other = "a parallel plan" if kind == "placement" else "the plan of a placement"
-    question = f"{output} holds {other}. Replace it?"
-    if sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True):
-        return
-    raise UsageError(
-        f"{str(output)!r} holds {other}", hint="write elsewhere with -o, or say --overwrite"
-    )
 
 
 def announce_compilation(about: int = 1) -> None:

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 import click
 
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.plan import CARRIED_OPS, size_option_value
+from hocket.cli.plan import size_option_value
 from hocket.cli.sources import (
     ModelOptions,
     announce_compilation,
+    cost_options,
     load_graph,
     make_problem,
     model_options,
     named_cluster,
-    require_folder,
 )
+from hocket.cli.written import beside, named_graph, require_folder
 
 if TYPE_CHECKING:
     from hocket.api.waves import WaveOutlook
@@ -51,14 +52,7 @@ if TYPE_CHECKING:
     "-o", "--output", type=click.Path(path_type=Path), default=None,
     help="Plan file to write; the report goes beside it. [default: nothing is written]",
 )  # fmt: skip
-@click.option(
-    "--profile", type=click.Path(path_type=Path), default=None,
-    help="Measured op times from hocket profile.",
-)  # fmt: skip
-@click.option(
-    "--calibration", type=click.Path(path_type=Path), default=None,
-    help="Fitted efficiencies from hocket calibrate.",
-)  # fmt: skip
+@cost_options
 @model_options
 @json_option
 def command(
@@ -85,8 +79,8 @@ def command(
 
     if output is not None:
         require_folder(output)
-    announce_compilation()
     named_cluster(on)
+    announce_compilation()
     graph, graph_file = load_graph(source, options)
     problem = make_problem(graph, on, "shared", profile, calibration)
     with working("searching when the second wave begins"):
@@ -115,8 +109,6 @@ def command(
 def _write(outlook: WaveOutlook, output: Path, graph_file: Path | None) -> list[Path]:
     from hocket.api.waves import save_waves
 
-    stem = output.name.removesuffix(".gz").removesuffix(".json")
-    report = output.with_name("report.html" if stem == "plan" else f"{stem}.report.html")
-    is_carried = outlook.fit.problem.graph.num_ops <= CARRIED_OPS
-    save_waves(outlook.fit, output, report=report, graph_file=None if is_carried else graph_file)
+    report, graph = beside(output, "report.html"), outlook.fit.problem.graph
+    save_waves(outlook.fit, output, report=report, graph_file=named_graph(graph, graph_file))
     return [output, report]

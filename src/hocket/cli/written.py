@@ -1,0 +1,85 @@
+"""Files that commands write: whether they can be written, and what stands beside a plan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from hocket.graph.graph import Graph
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CARRIED_OPS = 20_000
+"""Up to this many ops a plan carries the graph of a file inside; above, it names the file."""
+
+
+def require_folder(output: Path) -> None:
+    """Refuse an output that cannot be a file, before any work is done for it."""
+    from hocket.base.errors import UsageError
+
+    try:
+        has_folder, is_folder = output.absolute().parent.is_dir(), output.is_dir()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {str(output)!r}: {error.strerror}", hint="write elsewhere with -o"
+        ) from None
+    if is_folder:
+        raise UsageError(f"{str(output)!r} is a folder", hint="name a file in it with -o")
+    if not has_folder:
+        raise UsageError(
+            f"there is no folder {str(output.parent)!r}",
+            hint="make the folder, or write elsewhere with -o",
+        )
+    # A pipe or a device is written to as it is; a file is replaced, where a link leads to.
+    is_replaced = output.is_file() or not output.exists()
+    if is_replaced and not os.access(os.path.dirname(os.path.realpath(output)), os.W_OK):
+        raise UsageError(
+            f"nothing can be written into the folder of {str(output)!r}",
+            hint="write elsewhere with -o",
+        )
+
+
+def overwrite_option(command: F) -> F:
+    """The option that lets a plan take the place of one of the other kind."""
+    option = click.option(
+        "--overwrite",
+        is_flag=True,
+        help="Replace a plan of the other kind (placement or parallel) without asking.",
+    )
+    return option(command)
+
+
+def require_own_kind(
+    output: Path, kind: Literal["placement", "parallel"], *, overwrite: bool
+) -> None:
+    """Ask before a plan takes the place of one of the other kind, which has another command."""
+    from hocket.api.plans import section_names
+    from hocket.base.errors import UsageError
+
+    other_section = "division" if kind == "placement" else "placement"
+    if overwrite or not output.is_file() or other_section not in section_names(output):
+        return
+    other = "a parallel plan" if kind == "placement" else "the plan of a placement"
+    question = f"{output} holds {other}. Replace it?"
+    if sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True):
+        return
+    raise UsageError(
+        f"{str(output)!r} holds {other}", hint="write elsewhere with -o, or say --overwrite"
+    )
+
+
+def beside(output: Path, name: str) -> Path:
+    """``name`` in the folder of a plan file, after its name where that is not ``plan.json``."""
+    stem = output.name.removesuffix(".gz").removesuffix(".json")
+    return output.with_name(name if stem == "plan" else f"{stem}.{name}")
+
+
+def named_graph(graph: Graph, graph_file: Path | None) -> Path | None:
+    """The file of a graph that is too large to be carried inside a plan."""
+    return graph_file if graph.num_ops > CARRIED_OPS else None
