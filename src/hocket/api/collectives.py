@@ -146,37 +146,7 @@ def predict_propagation(graph: Graph, plan: CollectivePlan) -> PropagationChoice
 
 
 def predict_shared_propagation(problem: Problem, plan: Plan) -> PropagationChoice | None:
-    """What sending gradients by priority would bring replicas that each take one device.
+    """What sending gradients by priority would bring replicas that each take one device."""
+    from hocket.planners.communication.priority import choose_for_replicas
 
-    None where a plan is another one: there `hocket.priority` has nothing to order.
-    """
-    import numpy as np
-
-    from hocket.graph.graph import Phase
-    from hocket.plan.sections.shares import Shares
-    from hocket.planners.communication.collective import plan_collective as planned
-    from hocket.planners.communication.priority import choose_propagation, layers_of
-    from hocket.simulate.gradients import GradientChannel
-
-    shares = plan.get(Shares)
-    if shares is None or shares.sharded or len(shares.replicas) < 2:
-        return None
-    if any(len(r.devices) > 1 or len(r.microbatches) > 1 for r in shares.replicas):
-        return None
-    if not (problem.graph.op_phase == Phase.BACKWARD).any():
-        return None
-    number = problem.cluster.device_names.index
-    # Replicas work beside each other on their parts of the batch; all wait for the slowest.
-    op_s = np.max(
-        [
-            problem.costs.op_s[problem.costs.device_row[number(replica.devices[0])]]
-            * (replica.num_samples / shares.num_samples)
-            for replica in shares.replicas
-        ],
-        axis=0,
-    )
-    layers = layers_of(problem.graph, op_s)
-    size = sum(layer.gradient_bytes for layer in layers)
-    chosen = planned(problem.cluster, "allreduce", shares.devices, size_bytes=size).chosen
-    channel = GradientChannel(float(chosen.rate_bps), latency_s=chosen.latency_s)
-    return choose_propagation(layers, channel)
+    return choose_for_replicas(problem, plan)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hocket.api.planned import make_problem
 from hocket.base.atomic import write_together
 from hocket.cost.roofline import LAUNCHES, Launches, costs_from_settings
-from hocket.graph.graph import Graph
-from hocket.hardware.cluster import Cluster
 from hocket.plan.files import plan_bytes
 from hocket.plan.problem import Problem
 from hocket.planners.waves.search import WaveFit, fit_waves
 
-__all__ = ["LAUNCHES", "WaveOutlook", "save_waves", "waves", "waves_of"]
+__all__ = ["LAUNCHES", "WaveOutlook", "save_waves", "waves_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +33,8 @@ class WaveOutlook:
         return next((fit for name, fit in self.by_launches.items() if name != self.launches), None)
 
 
-def waves(
-    graph: Graph,
-    on: str | Path | Cluster,
+def waves_of(
+    problem: Problem,
     *,
     memory_bytes: int | None = None,
     num_waves: int = 2,
@@ -49,20 +45,6 @@ def waves(
     ``memory_bytes`` is what each device may hold, by default what it has; ``launches`` says whether
     the host issues op by op or a captured graph is replayed.
     """
-    return waves_of(
-        make_problem(graph, on), memory_bytes=memory_bytes, num_waves=num_waves,
-        launches=launches,
-    )  # fmt: skip
-
-
-def waves_of(
-    problem: Problem,
-    *,
-    memory_bytes: int | None = None,
-    num_waves: int = 2,
-    launches: Launches = "eager",
-) -> WaveOutlook:
-    """As `waves` for a problem that is there already."""
     is_cpu = all(kind.is_cpu for kind in problem.cluster.kinds)
     tried: tuple[Launches, ...] = (launches,) if is_cpu else LAUNCHES
     found = {

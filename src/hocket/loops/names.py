@@ -11,6 +11,7 @@ import builtins
 import inspect
 import math
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
@@ -47,12 +48,12 @@ class Number:
 Meaning = Helper | Library | Number | None
 
 
-class Names:
+class Names(ABC):
     """Resolves a global name."""
 
+    @abstractmethod
     def meaning(self, name: str) -> Meaning:
         """What ``name`` stands for; None for anything that is not understood."""
-        raise NotImplementedError
 
     def fingerprint(self, called: frozenset[str]) -> Any:
         """Differs when a called name, or a number that it uses, is bound to something else."""

@@ -17,6 +17,10 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase, Role
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections.shares import Shares
+from hocket.planners.communication.collective import plan_collective
 from hocket.simulate.gradients import (
     GradientChannel,
     GradientOrder,
@@ -127,3 +131,32 @@ def choose_propagation(
         chosen, why = plain, "no order gains one in a hundred over wait-free backpropagation"
     bound_s = lower_bound_s(layers, channel)
     return PropagationChoice(offers, chosen, bound_s, computes_s, travels_s, why)
+
+
+def choose_for_replicas(problem: Problem, plan: Plan) -> PropagationChoice | None:
+    """What is best for replicas that each take one device and one microbatch.
+
+    None where a plan is another one: there is nothing to order.
+    """
+    shares = plan.get(Shares)
+    if shares is None or shares.sharded or len(shares.replicas) < 2:
+        return None
+    if any(len(r.devices) > 1 or len(r.microbatches) > 1 for r in shares.replicas):
+        return None
+    if not (problem.graph.op_phase == Phase.BACKWARD).any():
+        return None
+    number = problem.cluster.device_names.index
+    # Replicas work beside each other on their parts of the batch; all wait for the slowest.
+    op_s = np.max(
+        [
+            problem.costs.op_s[problem.costs.device_row[number(replica.devices[0])]]
+            * (replica.num_samples / shares.num_samples)
+            for replica in shares.replicas
+        ],
+        axis=0,
+    )
+    layers = layers_of(problem.graph, op_s)
+    size = sum(layer.gradient_bytes for layer in layers)
+    chosen = plan_collective(problem.cluster, "allreduce", shares.devices, size_bytes=size).chosen
+    channel = GradientChannel(float(chosen.rate_bps), latency_s=chosen.latency_s)
+    return choose_propagation(layers, channel)

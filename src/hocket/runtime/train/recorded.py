@@ -177,18 +177,21 @@ class RecordedStep:
             if self.program.tensors[number].role == Role.INPUT
         ]
 
-    def returned(self) -> Any:
-        """What the model returned, with None for tensors that were not kept."""
+    def returned(self, carried: CarriedStep | None = None) -> Any:
+        """What the model returned, with None for tensors that were not kept.
+
+        ``carried`` has carried the step out; without one, the step's own.
+        """
         found = self.program.returned
         if found is None:
             return None
-        leaves = [self._leaf(leaf) for leaf in found.leaves]
+        leaves = [self._leaf(leaf, carried or self.carried) for leaf in found.leaves]
         return tree_unflatten(leaves, found.form)
 
-    def _leaf(self, leaf: Any) -> Any:
+    def _leaf(self, leaf: Any, carried: CarriedStep | StreamedStep | RankedStep) -> Any:
         if not isinstance(leaf, Ref):
             return leaf
-        return self.carried.value(leaf.number) if leaf.number in self.keep else None
+        return carried.value(leaf.number) if leaf.number in self.keep else None
 
 
 def _parts(

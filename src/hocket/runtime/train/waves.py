@@ -206,10 +206,7 @@ class _GradientSums:
 
 def _outcome(recorded: RecordedStep, own: WaveStep) -> Carried:
     """Loss and outputs of a wave that is over; nothing stays behind."""
-    usual, recorded.carried = recorded.carried, own
-    try:
-        loss = own.value(recorded.program.outputs[0]).detach()
-        return Carried(loss, recorded.returned())
-    finally:
-        recorded.carried = usual
-        own.forget()
+    loss = own.value(recorded.program.outputs[0]).detach()
+    returned = recorded.returned(own)
+    own.forget()
+    return Carried(loss, returned)
