@@ -71,8 +71,12 @@ def measured(
     micro: int = 1,
     cap: int | None = None,
     steps: int = 3,
+    explain: bool = False,
 ) -> dict[str, Any]:
-    """One system on one model; ``steps`` are timed after two others."""
+    """One system on one model; ``steps`` are timed after two others.
+
+    With ``explain`` another step says what its time goes into.
+    """
     row: dict[str, Any] = {"micro_batches": micro, "cap_gib": None if cap is None else cap / GIB}
     clear()
     began = time.perf_counter()
@@ -91,6 +95,8 @@ def measured(
             synchronize()
             row["times"].append(time.perf_counter() - start)
         row["step_s"] = sorted(row["times"][2:])[steps // 2] if steps else row["times"][-1]
+        if explain:
+            row["where"] = spent(lambda: step(batch))
     # A system that fails must not lose the rest: the machine is lent for minutes.
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"[:600]
@@ -101,6 +107,32 @@ def measured(
     cap_to(None)
     clear()
     return row
+
+
+def spent(step: Callable[[], Any]) -> dict[str, float]:
+    """Seconds of a step in which kernels run, of copies each way, and of the host's own ops."""
+    with torch.profiler.profile() as profile:
+        synchronize()
+        start = time.perf_counter()
+        step()
+        synchronize()
+        found = {"step_s": time.perf_counter() - start}
+    spans = []
+    for event in profile.events():
+        took_s = event.time_range.elapsed_us() / 1e6
+        on_device = event.device_type == torch.autograd.DeviceType.CUDA
+        for part, name in (("HtoD", "to_device_s"), ("DtoH", "to_host_s")):
+            if on_device and part in event.name:
+                found[name] = found.get(name, 0.0) + took_s
+        if on_device and "Memcpy" not in event.name:
+            spans.append((event.time_range.start, event.time_range.end))
+        if not on_device and event.name in ("aten::_fused_adamw_", "cudaStreamSynchronize"):
+            found[event.name] = found.get(event.name, 0.0) + took_s
+    end = 0.0
+    for begin, finish in sorted(spans):
+        found["kernels_s"] = found.get("kernels_s", 0.0) + max(0.0, finish - max(begin, end)) / 1e6
+        end = max(end, finish)
+    return found
 
 
 def copy_rates(size: int) -> dict[str, float]:

@@ -104,7 +104,7 @@ def main_model(run: Run) -> None:
     micro = min(4, run.micro)
     run.book.add("uncapped", measured(plain, run.gpt(DEVICE), batch, micro=micro))
     for cap in run.caps:
-        under_budget(run, f"hocket {cap / GIB:g} GiB", run.gpt("cpu"), batch, cap)
+        under_budget(run, f"hocket {cap / GIB:g} GiB", run.gpt("cpu"), batch, cap, explain=True)
 
 
 def pairs(run: Run) -> None:

@@ -5,10 +5,10 @@
 
 Three tables. Pairs of kernels on two streams against what the model of shares says. Every workload
 under one cap of memory: eager, compiled, compiled with CUDA graphs, one lane and two lanes of ours
-(two streams; the same captured as one CUDA graph), and twice the batch at once: samples per second,
-the share of time in which kernels run, the peak, and predicted against measured. Losses of two
-lanes beside accumulation over many steps with deterministic kernels: the same bits. A system that
-fails says why in its row.
+(replayed as one CUDA graph; asked for op by op on two streams), and the whole or twice the batch at
+once: samples per second, the share of time in which kernels run, the peak, and predicted against
+measured. Losses of two lanes beside accumulation over many steps with deterministic kernels: the
+same bits. A system that fails says why in its row.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from hocket.api.waves import waves_of
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
+from hocket.cost.roofline import Launches
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes
@@ -41,6 +42,7 @@ from hocket.planners.waves.search import WaveFit
 from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
+from hocket.training import prepare
 
 GIB = 2**30
 _WARM = 3
@@ -64,16 +66,17 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def timed(step: Callable[[], Any], samples: int, device: torch.device, steps: int) -> Row:
-    """Steps of a system: the median of their times."""
+    """Steps of a system in five rows without a wait inside: the median row."""
     for _ in range(_WARM):
         step()
     _settle(device)
     seconds = []
-    for _ in range(steps):
+    for _ in range(5):
         start = time.perf_counter()
-        step()
+        for _ in range(max(1, steps // 5)):
+            step()
         _settle(device)
-        seconds.append(time.perf_counter() - start)
+        seconds.append((time.perf_counter() - start) / max(1, steps // 5))
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
     return Row(samples / statistics.median(seconds), busy_share(step, device), peak)
 
@@ -130,12 +133,13 @@ class Case:
         torch.manual_seed(0)
         self.model, batch = build(samples)
         self.samples, self.device = samples, device
+        self.on = "1xh200" if device.type == "cuda" else "1xcpu-core"
         self.batch = {name: rows.to(device) for name, rows in batch.items()}
         update = planned_update(adamw(self.model), self.model)
         graph = capture_sizes(self.model, batch, optimizer=update, device=device.type)
-        on = "1xh200" if device.type == "cuda" else "1xcpu-core"
-        self.problem: Problem = make_problem(graph, on)
-        self.outlook = waves_of(self.problem, memory_bytes=cap)
+        self.problem: Problem = make_problem(graph, self.on)
+        launches: Launches = "replayed" if device.type == "cuda" else "eager"
+        self.outlook = waves_of(self.problem, memory_bytes=cap, launches=launches)
         self.recipe = Recipe(loss=None, update=update, device=device.type, name="waves")
 
     def fresh(self) -> nn.Module:
@@ -146,43 +150,42 @@ class Case:
         """A step of plain PyTorch, eager or compiled."""
         return plain_step(self.fresh(), self.batch, **options)
 
-    def ours(self, plan: Plan, fit: WaveFit) -> tuple[Callable[[], Any], Any]:
-        """A step in one lane or two, and its loop."""
-        train = waved_loop(fit.problem, plan, self.fresh(), self.batch, self.recipe, self.device)
-        return lambda: train.step(self.batch), train
+    def whole(self) -> Callable[[], Any]:
+        """All samples at once by ``hocket.prepare``, replayed on a GPU."""
+        model = self.fresh()
+        train = prepare(model, adamw(model), self.batch, on=self.on)
+        return lambda: train.step(self.batch)
 
-
-def captured(step: Callable[[], Any]) -> Callable[[], Any]:
-    """The same step, captured once as a CUDA graph and replayed; lanes fork and join inside."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(_WARM):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+    def ours(self, plan: Plan, fit: WaveFit, *, replay: bool = True) -> Callable[[], Any]:
+        """A step in one lane or two."""
+        model = self.fresh()
+        train = waved_loop(fit.problem, plan, model, self.batch, self.recipe, self.device,
+                           replay=replay)  # fmt: skip
+        return lambda: train.step(self.batch)
 
 
 def systems(case: Case) -> dict[str, Callable[[], Callable[[], Any]]]:
     """Ways to train, by name, made when they are measured."""
     fit = case.outlook.fit
-    way = fit.chosen or fit.leanest
-    plan = fit.plan_of(way)
+    asked = case.outlook.other or fit
     found: dict[str, Callable[[], Callable[[], Any]]] = {
         "eager": case.plain,
-        "two lanes, streams": lambda: case.ours(plan, fit)[0],
+        "whole batch, replayed": case.whole,
+        "one lane, replayed": lambda: case.ours(one_lane(planned(fit), fit), fit),
+        "two lanes, replayed": lambda: case.ours(planned(fit), fit),
+        "two lanes, op by op": lambda: case.ours(planned(asked), asked, replay=False),
     }
     if case.device.type == "cuda":
         found |= {
-            "compiled": lambda: case.plain(mode="default"),
             "compiled + CUDA graphs": lambda: case.plain(mode="reduce-overhead"),
-            "one lane, captured": lambda: captured(case.ours(one_lane(plan, fit), fit)[0]),
-            "two lanes, captured": lambda: captured(case.ours(plan, fit)[0]),
+            "compiled": lambda: case.plain(mode="default"),
         }
     return found
+
+
+def planned(fit: WaveFit) -> Plan:
+    """The plan of two lanes, also where it does not pay."""
+    return fit.plan_of(fit.chosen or fit.leanest)
 
 
 def one_lane(plan: Plan, fit: WaveFit) -> Plan:
@@ -194,14 +197,14 @@ def one_lane(plan: Plan, fit: WaveFit) -> Plan:
 def rows(case: Case, steps: int) -> None:
     """A line per system."""
     fit = case.outlook.fit
+    asked = case.outlook.other or fit
     predicted = {
-        "two lanes, streams": (fit.chosen or fit.leanest).samples_per_s,
-        "eager": fit.plain.samples_per_s,
+        "eager": asked.plain.samples_per_s,
+        "whole batch, replayed": fit.plain.samples_per_s,
+        "one lane, replayed": fit.accumulated.samples_per_s,
+        "two lanes, replayed": (fit.chosen or fit.leanest).samples_per_s,
+        "two lanes, op by op": (asked.chosen or asked.leanest).samples_per_s,
     }
-    other = case.outlook.other
-    if other is not None:
-        predicted["two lanes, captured"] = (other.chosen or other.leanest).samples_per_s
-        predicted["one lane, captured"] = other.accumulated.samples_per_s
     for name, make in systems(case).items():
         if case.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -227,10 +230,10 @@ def rows(case: Case, steps: int) -> None:
 def same_losses(case: Case, steps: int) -> int:
     """Of so many steps, those whose loss in two lanes is the same bits as one after the other."""
     fit = case.outlook.fit
-    plan = fit.plan_of(fit.chosen or fit.leanest)
+    plan = planned(fit)
     losses = []
     for chosen in (plan, one_lane(plan, fit)):
-        step, _ = case.ours(chosen, fit)
+        step = case.ours(chosen, fit)
         found = []
         for number in range(1, steps + 1):
             torch.manual_seed(draw_seed(0, number, 0))
@@ -307,7 +310,10 @@ def main() -> int:
         case = Case(build, samples, device, cap)
         fit = case.outlook.fit
         gain = "nothing else fits" if fit.gain is None else f"{fit.gain:.2f} x"
-        print(f"| {name} | predicted gain {gain} | | | | |", flush=True)
+        lane = fit.chosen or fit.leanest
+        over = lane.peak_bytes / fit.accumulated.peak_bytes
+        print(f"| {name} | predicted gain {gain} | | | {lane.peak_bytes / GIB:.2f} GiB planned, "
+              f"{over:.2f} x one wave | |", flush=True)  # fmt: skip
         rows(case, steps)
         print(f"|  | same bits | {same_losses(case, steps)} of {steps} steps | | | |", flush=True)
         torch.manual_seed(0)

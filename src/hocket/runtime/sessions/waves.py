@@ -29,7 +29,8 @@ from hocket.runtime.train.divided.shares import microbatches
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.waves import Waves, wave_order
+from hocket.runtime.train.replayed_waves import make_waves
+from hocket.runtime.train.waves import wave_order
 from hocket.simulate import simulate
 
 
@@ -95,9 +96,14 @@ def waved_loop(
     batch: Any,
     recipe: Recipe,
     device: torch.device,
+    *,
+    replay: bool = True,
 ) -> TrainingLoop:
-    """A loop over whole batches, whose microbatches two lanes take."""
-    shares, options = plan[Shares], LoopOptions(replay=False)
+    """A loop over whole batches, whose microbatches two lanes take.
+
+    With ``replay`` a CUDA device is given all waves of a step at once, as a CUDA graph.
+    """
+    shares, options = plan[Shares], LoopOptions(replay=replay)
     sizes = shares.replicas[0].microbatches
     model.to(device)
     first = microbatches(batch, sizes, None)[0][0]
@@ -106,9 +112,9 @@ def waved_loop(
     everywhere = Plan(planner=plan.planner).placing(np.zeros(graph.num_ops, dtype=np.int32))
     inner = Programs(
         model, first, recipe, wave, everywhere, program, [device] * problem.cluster.num_devices,
-        seed=None, outputs=False, max_shapes=options.max_shapes, replay=False, is_ranked=False,
+        seed=None, outputs=False, max_shapes=options.max_shapes, replay=replay, is_ranked=False,
     )  # fmt: skip
-    waves = Waves(inner, wave_order(problem, shares, plan[Lanes]), device)
+    waves = make_waves(inner, wave_order(problem, shares, plan[Lanes]), device)
     carrier = AccumulatedAlone(inner, sizes, count=None, device=device, waves=waves)
     parameters = [
         parameter

@@ -60,7 +60,7 @@ class Programs:
         self._model, self._recipe = model, recipe
         self.problem, self.plan, self.devices = problem, plan, devices
         self._seed, self._outputs, self._max_shapes = seed, outputs, max_shapes
-        self._replay, self._is_ranked = replay, is_ranked
+        self.replay, self._is_ranked = replay, is_ranked
         self._modules = list(model.modules())
         self._parameters = list(model.parameters())
         self._homes = Homes(model)
@@ -227,7 +227,7 @@ class Programs:
     ) -> RecordedStep:
         return RecordedStep(
             problem, plan, program, self.devices, seed=self._seed,
-            everything=everything or self._outputs, replay=self._replay and not everything,
+            everything=everything or self._outputs, replay=self.replay and not everything,
             is_ranked=self._is_ranked,
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ from hocket.runtime.setup import Setup
 from hocket.runtime.train.carry import CarriedStep
 from hocket.runtime.train.weight import Weight
 
-_NUM_WARM = 2
+NUM_WARM = 2
 """Steps op by op before the capture."""
 Given = Sequence[Mapping[int, torch.Tensor]]
 
@@ -56,7 +56,7 @@ class ReplayedStep(CarriedStep):
     def carry_out(self, given: Given, step: int, weight: Weight = 1.0) -> None:
         """The whole step at once."""
         self._is_replayed = False
-        if self.refusal or self._num_eager < _NUM_WARM:
+        if self.refusal or self._num_eager < NUM_WARM:
             self._num_eager += 1
             super().carry_out(given, step, weight)
             return

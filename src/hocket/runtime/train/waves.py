@@ -31,6 +31,8 @@ from hocket.runtime.train.weight import Weight
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares.lanes import lane_waits
 
+Given = Sequence[Mapping[int, torch.Tensor]]
+"""Tensors that are there before a wave, per device of the plan."""
 WaveOp = tuple[int, int]
 """A microbatch and an op of its graph."""
 
@@ -81,7 +83,7 @@ class WaveStep(CarriedStep):
             )
             self.made_at.setdefault(last, []).append((parameter, gradient))
 
-    def begin(self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight) -> None:
+    def begin(self, given: Given, step: int, weight: Weight) -> None:
         """Start a wave from the tensors that are there before, with what its loss counts."""
         self.fill(given, step)
         self._weight = weight
@@ -120,18 +122,31 @@ class Waves:
                 self._programs.train(batch, step, weight)
                 for batch, weight in zip(batches, weights, strict=True)
             ]
+        given = [
+            [dict(here) for here in self._programs.given(recorded, batch)]
+            for recorded, batch in found
+        ]
+        return self.carry([recorded for recorded, _ in found], given, step, weights)
+
+    def carry(
+        self,
+        steps: Sequence[RecordedStep],
+        given: Sequence[Given],
+        step: int,
+        weights: Sequence[Weight],
+    ) -> list[Carried]:
+        """The same, from the recorded step of each wave and the tensors that are there before."""
         sums = _GradientSums(self._programs.tensors)
         events: dict[WaveOp, Any] = {}
         outcomes: dict[int, Carried] = {}
         with self._on_lanes():
             for at in self._order.sequence:
                 wave, op = at
-                (recorded, batch), lane = found[wave], self._lanes[wave % NUM_LANES]
+                recorded, lane = steps[wave], self._lanes[wave % NUM_LANES]
                 lane.make_current()
                 own = self._step(recorded, wave)
                 if self._first[wave] == op:
-                    given = [dict(here) for here in self._programs.given(recorded, batch)]
-                    own.begin(given, step, weights[wave])
+                    own.begin(given[wave], step, weights[wave])
                 for awaited in self._order.waits.get(at, ()):
                     lane.wait(events[awaited])
                 own.run(op)
@@ -142,7 +157,7 @@ class Waves:
                     sums.add(name, wave, own.take(gradient), lane)
                 if self._last[wave] == op:
                     outcomes[wave] = _outcome(recorded, own)
-        return [outcomes[wave] for wave in range(len(batches))]
+        return [outcomes[wave] for wave in range(len(steps))]
 
     def _step(self, recorded: RecordedStep, wave: int) -> WaveStep:
         key = id(recorded), wave % NUM_LANES
@@ -195,6 +210,7 @@ class _GradientSums:
         while (found := self._early.pop((name, self._num_added.get(name, 0)), None)) is not None:
             gradient, made = found
             lane.wait(made)
+            lane.borrow(gradient)
             if parameter.grad is None:
                 parameter.grad = gradient.to(parameter.device)
             else:

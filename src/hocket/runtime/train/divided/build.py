@@ -39,6 +39,7 @@ from hocket.runtime.train.divided.staged import Pipeline
 from hocket.runtime.train.divided.tensor import divide_layers
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.replayed_waves import make_waves
 from hocket.runtime.train.waves import WaveOrder, Waves
 from hocket.transformer import Division
 from hocket.transformer.rules import broken_shares
@@ -152,7 +153,7 @@ def _in_lanes(task: DividedTask, inner: Passes) -> Waves | None:
     if task.waves is None:
         return None
     if isinstance(inner, Programs):
-        return Waves(inner, task.waves, task.device)
+        return make_waves(inner, task.waves, task.device)
     warnings.warn(
         "the calls of this model are not recorded, so that its waves run one after the other: "
         "numbers are the same",
