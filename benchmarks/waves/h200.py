@@ -266,6 +266,11 @@ def pairs(repeats: int = 200) -> None:
 def _row_s(operands: list[tuple[torch.Tensor, ...]], repeats: int) -> float:
     """Seconds of a captured row of products on a stream for each pair of operands."""
     streams = [torch.cuda.Stream() for _ in operands]
+    for stream, (left, right) in zip(streams, operands, strict=True):
+        # Libraries make what they need for a stream at its first use, which no graph may hold.
+        with torch.cuda.stream(stream):
+            torch.mm(left, right)
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         here = torch.cuda.current_stream()

@@ -1,6 +1,9 @@
 """Training within a budget of bytes equals plain training, and holds what was rehearsed."""
 
 import copy
+import gc
+import threading
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -231,6 +234,26 @@ def test_rehearsed_peak_is_what_steps_hold(name):
     recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
     rehearsed = rehearsed_peak_bytes(model, optimizer, batches[0], recipe, section, CPU)
     assert held(model, optimizer, section, batches[0], forward) == rehearsed
+
+
+def test_a_training_that_nobody_holds_leaves_no_memory_and_no_thread():
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    optimizer = adamw(model)
+    policy = {"activations": "kept", "parameters": "streamed", "update": "host"}
+    blocks = tuple(MemoryBlock(name=name, **policy) for name in block_names(model))
+    section = Memory(budget_bytes=(0,), blocks=blocks)
+    train = loop_of(model, optimizer, section, batches[0], forward)
+    before = {thread for thread in threading.enumerate() if thread.name == "hocket-updates"}
+    train.step(batches[0])
+    train.state_dict()
+    (worker,) = {t for t in threading.enumerate() if t.name == "hocket-updates"} - before
+    held = weakref.ref(model)
+    del train, model, optimizer
+    gc.collect()
+    assert held() is None
+    worker.join(60)
+    assert not worker.is_alive()
 
 
 def test_offloading_does_not_ask_which_number_a_device_has():

@@ -151,10 +151,10 @@ class Block:
         assert self.home is not None
         assert self.copied is not None
         if self.copied is not self.home:
-            places = zip(self.copied_layout.places, self.home_layout.places, strict=True)
+            # In one call: a thread that has to ask for Python between copies waits for the others.
             with on_host():
-                for there, here in places:
-                    there.of(self.copied).copy_(here.of(self.home))
+                rounded = [place.of(self.copied) for place in self.copied_layout.places]
+                torch._foreach_copy_(rounded, [p.of(self.home) for p in self.home_layout.places])
         self.versions = [p._version for p in self.parameters]
 
     @property

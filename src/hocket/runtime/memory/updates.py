@@ -11,8 +11,10 @@ for its slowest member, and whoever starts the device's work would take its core
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,6 +26,9 @@ from hocket.runtime.memory.blocks import Block
 
 _CORES_FOR_OTHERS = 2
 """Those of the forward and of the backward pass, which keep the device busy."""
+Jobs = queue.PriorityQueue[tuple[float, int, tuple[Block, Callable[[], None]] | None]]
+"""Lowest block first, of one block in the order of asking."""
+_LAST = (math.inf, 0, None)
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 
@@ -56,17 +61,18 @@ def part_of(
 
 
 class HostUpdates:
-    """A thread that does what blocks want done on the host, lowest block first."""
+    """A thread that does what blocks want done on the host, lowest block first.
+
+    It ends with this object: it knows of jobs alone.
+    """
 
     def __init__(self, *, is_idle: bool) -> None:
         """An idle one does nothing: for rehearsals."""
         self._is_idle = is_idle
-        self._jobs: queue.PriorityQueue[tuple[int, int, Block, Callable[[], None]]]
-        self._jobs = queue.PriorityQueue()
+        self._jobs: Jobs = queue.PriorityQueue()
         self._count = 0
-        self._failure: BaseException | None = None
+        self._failures: list[BaseException] = []
         self._thread: threading.Thread | None = None
-        self._is_ready = threading.Event()
 
     def ask(self, block: Block, job: Callable[[], None]) -> None:
         """Do something for a block; `Block.updated` tells when it is done."""
@@ -77,32 +83,38 @@ class HostUpdates:
         self._count += 1
         if self._thread is None:
             self._start()
-        self._jobs.put((block.index, self._count, block, job))
+        self._jobs.put((block.index, self._count, (block, job)))
 
     def wait(self, block: Block) -> None:
         """Until nothing is under way for a block; raises what went wrong in the thread."""
         block.updated.wait()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        if self._failures:
+            raise self._failures.pop()
 
     def _start(self) -> None:
-        before = torch.get_num_threads()
-        self._thread = threading.Thread(target=self._work, daemon=True, name="hocket-updates")
+        before, is_ready = torch.get_num_threads(), threading.Event()
+        self._thread = threading.Thread(
+            target=_work, args=(self._jobs, self._failures, is_ready), daemon=True,
+            name="hocket-updates",
+        )  # fmt: skip
         self._thread.start()
-        self._is_ready.wait()
+        is_ready.wait()
+        weakref.finalize(self, self._jobs.put, _LAST).atexit = False
         # What a thread sets for itself is also what threads that come later begin with.
         torch.set_num_threads(before)
 
-    def _work(self) -> None:
-        torch.set_num_threads(max(1, torch.get_num_threads() - _CORES_FOR_OTHERS))
-        self._is_ready.set()
-        while True:
-            _, _, block, job = self._jobs.get()
-            try:
-                job()
-            # It is raised where the block is waited for.
-            except BaseException as error:
-                self._failure = error
-            finally:
-                block.updated.set()
+
+def _work(jobs: Jobs, failures: list[BaseException], is_ready: threading.Event) -> None:
+    torch.set_num_threads(max(1, torch.get_num_threads() - _CORES_FOR_OTHERS))
+    is_ready.set()
+    while (asked := jobs.get()[2]) is not None:
+        block, job = asked
+        try:
+            job()
+        # It is raised where the block is waited for.
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            block.updated.set()
+        # Nothing of a training is held while the next job is waited for.
+        del asked, block, job
