@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -19,8 +20,11 @@ from hocket.api.runs import RunOptions
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture import CaptureWarning, capture
 from hocket.plan.sections import Memory, MemoryBlock
+from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.copies import Ticket
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.uniform import block_names, uniform
+from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.rebuild import ModelSource
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
@@ -254,6 +258,37 @@ def test_a_training_that_nobody_holds_leaves_no_memory_and_no_thread():
     assert held() is None
     worker.join(60)
     assert not worker.is_alive()
+
+
+class Coming(Ticket):
+    """A copy that comes when it is told to."""
+
+    def __init__(self):
+        self.come = threading.Event()
+
+    @property
+    def is_done(self):
+        return self.come.is_set()
+
+    def synchronize(self):
+        assert self.come.wait(60)
+
+
+def test_host_updates_the_lowest_block_that_has_come_and_waits_for_none_that_has_not():
+    policy = MemoryBlock(name="", activations="kept", parameters="streamed", update="host")
+    blocks = [Block(policy, index, {}) for index in range(5)]
+    updates, done, gate, late = HostUpdates(is_idle=False), [], threading.Event(), Coming()
+    updates.ask(blocks[4], gate.wait)
+    for index in (3, 2):
+        updates.ask(blocks[index], partial(done.append, index))
+    updates.ask(blocks[0], partial(done.append, 0), late)
+    gate.set()
+    for block in blocks[1:]:
+        updates.wait(block)
+    assert done == [2, 3]
+    late.come.set()
+    updates.wait(blocks[0])
+    assert done == [2, 3, 0]
 
 
 def test_offloading_does_not_ask_which_number_a_device_has():

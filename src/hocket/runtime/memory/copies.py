@@ -99,6 +99,11 @@ class Ticket:
         if self._event is not None:
             self._event.wait()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all bytes are there by now."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
     def synchronize(self) -> None:
         """Have this thread wait for it."""
         if self._event is not None:

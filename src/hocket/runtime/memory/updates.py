@@ -2,33 +2,32 @@
 
 A block's update is a step of an optimizer that is the person's own but for its parameters: state,
 settings and class are shared, so any optimizer works whose update of a parameter looks at that
-parameter alone. Blocks are updated in the order in which the next forward pass will need them,
-lowest first: the gradients of the first block come last, and the later blocks are updated while the
-next forward pass runs. On a GPU the host's updates of Adam, AdamW, SGD and Adagrad take PyTorch's
-fused kernels, which read and write everything once, with all cores but two: a team of threads waits
-for its slowest member, and whoever starts the device's work would take its core away.
+parameter alone. Of the blocks whose gradients have come, the one is updated that the next forward
+pass needs first: gradients of the first block come last, and what is left of the later blocks is
+updated while the next forward pass runs. On a GPU the host's updates of Adam, AdamW, SGD and
+Adagrad take PyTorch's fused kernels, which read and write everything once, with all cores but two:
+a team of threads waits for its slowest member, and whoever starts the device's work would take its
+core away.
 """
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.copies import DONE, Ticket
 
 _CORES_FOR_OTHERS = 2
 """Those of the forward and of the backward pass, which keep the device busy."""
-Jobs = queue.PriorityQueue[tuple[float, int, tuple[Block, Callable[[], None]] | None]]
-"""Lowest block first, of one block in the order of asking."""
-_LAST = (math.inf, 0, None)
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 
@@ -60,8 +59,20 @@ def part_of(
     return part
 
 
+class HostJob(NamedTuple):
+    """What is done for a block when a copy has come."""
+
+    block: Block
+    ticket: Ticket
+    do: Callable[[], None]
+
+
+Jobs = queue.SimpleQueue[HostJob | None]
+"""In the order of asking; None at the end."""
+
+
 class HostUpdates:
-    """A thread that does what blocks want done on the host, lowest block first.
+    """A thread that does what blocks want done on the host: of what has come, the lowest block.
 
     It ends with this object: it knows of jobs alone.
     """
@@ -69,21 +80,19 @@ class HostUpdates:
     def __init__(self, *, is_idle: bool) -> None:
         """An idle one does nothing: for rehearsals."""
         self._is_idle = is_idle
-        self._jobs: Jobs = queue.PriorityQueue()
-        self._count = 0
+        self._jobs: Jobs = queue.SimpleQueue()
         self._failures: list[BaseException] = []
         self._thread: threading.Thread | None = None
 
-    def ask(self, block: Block, job: Callable[[], None]) -> None:
-        """Do something for a block; `Block.updated` tells when it is done."""
+    def ask(self, block: Block, do: Callable[[], None], after: Ticket = DONE) -> None:
+        """Do something for a block after a copy; `Block.updated` tells when it is done."""
         if self._is_idle:
             return
         self.wait(block)
         block.updated.clear()
-        self._count += 1
         if self._thread is None:
             self._start()
-        self._jobs.put((block.index, self._count, (block, job)))
+        self._jobs.put(HostJob(block, after, do))
 
     def wait(self, block: Block) -> None:
         """Until nothing is under way for a block; raises what went wrong in the thread."""
@@ -99,7 +108,7 @@ class HostUpdates:
         )  # fmt: skip
         self._thread.start()
         is_ready.wait()
-        weakref.finalize(self, self._jobs.put, _LAST).atexit = False
+        weakref.finalize(self, self._jobs.put, None).atexit = False
         # What a thread sets for itself is also what threads that come later begin with.
         torch.set_num_threads(before)
 
@@ -107,14 +116,33 @@ class HostUpdates:
 def _work(jobs: Jobs, failures: list[BaseException], is_ready: threading.Event) -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() - _CORES_FOR_OTHERS))
     is_ready.set()
-    while (asked := jobs.get()[2]) is not None:
-        block, job = asked
+    asked: deque[HostJob] = deque()
+    while (job := _next(jobs, asked)) is not None:
+        updated = job.block.updated
         try:
-            job()
+            job.do()
         # It is raised where the block is waited for.
         except BaseException as error:
             failures.append(error)
-        finally:
-            block.updated.set()
-        # Nothing of a training is held while the next job is waited for.
-        del asked, block, job
+        # Whoever is told finds that nothing of the training is held here any more.
+        del job
+        updated.set()
+
+
+def _next(jobs: Jobs, asked: deque[HostJob]) -> HostJob | None:
+    """Of the jobs whose copies have come, that of the lowest block; None at the end.
+
+    The device is far behind what it is asked for: whoever waited for the lowest of all blocks would
+    wait for the end of the backward pass.
+    """
+    while not jobs.empty() or not asked:
+        job = jobs.get()
+        if job is None:
+            return None
+        asked.append(job)
+    # Copies come in the order in which they were asked for.
+    asked[0].ticket.synchronize()
+    come = list(takewhile(lambda job: job.ticket.is_done, asked))
+    found = min(come, key=lambda job: job.block.index)
+    asked.remove(found)
+    return found

@@ -204,7 +204,7 @@ class Budgeted:
         self._sent = _Sent(ticket, sources)
         landed = {p: places[p] for p in found}
         part = None if self._optimizer is None else self._part(self._optimizer, block)
-        self._updates.ask(block, partial(self._land, block, landing, landed, ticket, part))
+        self._updates.ask(block, partial(self._land, block, landing, landed, part), ticket)
         self._slots.forget(block)
 
     def _part(self, optimizer: torch.optim.Optimizer, block: Block) -> torch.optim.Optimizer:
@@ -215,11 +215,9 @@ class Budgeted:
         block: Block,
         landing: torch.Tensor,
         gradients: Gradients,
-        ticket: Ticket,
         part: torch.optim.Optimizer | None,
     ) -> None:
         """On the host: add what has come to what is there, and update if that is all."""
-        ticket.synchronize()
         if not block.pending:
             block.landing, block.pending = landing, gradients
         else:
