@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hocket.api import ON_THIS_MACHINE, Planned, find_cluster, plan_graph
-from hocket.base.config import rank_variables
+from hocket.base.config import PLAN_VARIABLE, rank_variables
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
 from hocket.base.units import parse_bytes
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
-from hocket.plan.sections import Communication, Memory
+from hocket.plan.sections import Communication, Memory, Priority
 from hocket.planners.memory.budget import keep_budget
 from hocket.planners.registry import ONE_DEVICE
 from hocket.transformer import Division
@@ -37,9 +38,10 @@ from hocket.capture.loss import MEAN, Loss
 from hocket.capture.model import CaptureWarning, UntraceableError, capture
 from hocket.capture.step import Forward
 from hocket.graph.graph import Graph
+from hocket.priority import wrap
 from hocket.runtime.collectives.group import PLANNED, register
+from hocket.runtime.collectives.propagation import Propagation
 from hocket.runtime.executors import choose
-from hocket.runtime.launch import PLAN_VARIABLE
 from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.rebuild import require_same
@@ -49,6 +51,7 @@ from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
 from hocket.runtime.train.divided.build import DividedTask, DivisionWarning
 from hocket.runtime.train.divided.planned import carried_division, carried_plan, divides
+from hocket.runtime.train.divided.prioritised import hindrance
 from hocket.runtime.train.divided.shares import Count
 from hocket.runtime.train.fitting import KeptBudget, fitted
 from hocket.runtime.train.kept import keeping
@@ -123,6 +126,7 @@ def prepare(
                 make_inner=lambda how, rows, seed: _alone(model, rows, how, options, device, seed),
                 seed=seed, count=count, max_shapes=max_shapes, weights=weights,
                 sums_by=_sums_by(saved, device),
+                propagates=_propagates(saved, model, optimizer, options, device),
             )  # fmt: skip
             carrier: Carrier = (
                 carried_division(task, saved)
@@ -157,6 +161,30 @@ def _sums_by(saved: Planned | SavedPlan | Division, device: torch.device) -> str
         3,
     )
     return None
+
+
+def _propagates(
+    saved: Planned | SavedPlan | Division,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    options: LoopOptions,
+    device: torch.device,
+) -> Callable[[], Propagation] | None:
+    """What lets gradients travel by priority where the plan says so and this training can."""
+    priority = None if isinstance(saved, Division) else saved.plan.get(Priority)
+    if priority is None:
+        return None
+    if hindered := hindrance(model, optimizer, options, device):
+        warnings.warn(
+            f"the plan sends gradients by priority, and {hindered}: they are summed at the end of "
+            "each step, and the numbers are the same",
+            DivisionWarning,
+            3,
+        )
+        return None
+    return lambda: wrap(
+        model, optimizer, crosses=priority.crosses, slice_bytes=priority.slice_bytes
+    )
 
 
 def _alone(

@@ -5,8 +5,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hocket.capture import apart
 from hocket.capture.apart import samples_apart
 from hocket.capture.sizes import capture_sizes, trying_samples
+from hocket.capture.zoo.experts import moe
+from hocket.graph.meeting import reading_samples, where_samples_meet
 
 
 class Encoder(nn.Module):
@@ -106,3 +109,51 @@ def test_a_batch_that_cannot_be_taken_apart_is_not_shared_out():
         assert (found.other_batch is not None) == is_shared
         noted = found.meta["samples" if is_shared else "unsplit"]
         assert ("add up" if is_shared else "away from that of the whole") in noted
+
+
+def chosen_rows(model, x):
+    """One row of each sample, picked by what is in it."""
+    y = model(x).unflatten(-1, (2, -1))
+    picked = y[torch.arange(len(x)), x[:, 0].long().clamp(0, 1)]
+    return picked.softmax(-1).square().mean() + 0.1 * model.layers[0].weight.square().sum()
+
+
+READ = {
+    "mean": (mean_loss, ""),
+    "own rows": (chosen_rows, ""),
+    "sum over a number": (lambda m, x: m(x).square().sum() / (len(x) * 8), ""),
+    "two means": (lambda m, x: 0.5 * m(x).mean() + m(x).square().mean(), ""),
+    "sum": (sum_loss, "its loss is a sum over samples"),
+    "square of a mean": (lambda m, x: m(x).mean(0).square().sum(), "of a sum or mean over samples"),
+    "centred": (lambda m, x: (m(x) - m(x).mean(0)).abs().mean(), "of a sum or mean over samples"),
+    "running sum": (lambda m, x: m(x).cumsum(0).square().mean(), "cumsum along them"),
+    "sorted": (lambda m, x: (m(x).sort(0)[0] * x).mean(), "sort along them"),
+    "weighed": (lambda m, x: (m(x).softmax(0) * x).mean(), "softmax along them"),
+    "largest": (lambda m, x: m(x).amax(0).mean(), "amax over samples"),
+    "shuffled": (lambda m, x: (m(x)[x[:, 0].argsort()] * x).mean(), "sort along them"),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_where_samples_meet_is_read_off_the_ops(name):
+    forward, told = READ[name]
+    graph = capture_sizes(Encoder(), torch.zeros(6, 8), forward=forward)
+    assert graph.other_batch is not None
+    found = where_samples_meet(graph)
+    assert told in found if told else not found
+    read = reading_samples(graph)
+    assert (read.other_batch is None) == bool(told)
+    assert ("unsplit" in read.meta) == bool(told)
+
+
+def test_what_is_too_large_to_try_is_read(monkeypatch):
+    """Experts of a fixed capacity drop tokens by what other samples took."""
+    monkeypatch.setattr(apart, "_MOST_PARAMETERS", 0)
+    model, batch = moe(4, 8, layers=2, experts=4, width=64, hidden=32, vocabulary=50)
+    coupled = trying_samples(capture_sizes(model, batch), model, batch)
+    assert coupled.other_batch is None
+    assert coupled.meta["unsplit"] == "samples meet in layers.0.mixture: cumsum along them"
+    free = capture_sizes(Encoder(), torch.zeros(6, 8), forward=mean_loss)
+    free = trying_samples(free, Encoder(), torch.zeros(6, 8), forward=mean_loss)
+    assert free.other_batch is not None
+    assert free.meta["samples"].startswith("no op was seen at which samples meet; not tried")

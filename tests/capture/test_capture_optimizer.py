@@ -66,6 +66,7 @@ def test_a_graph_notes_the_settings_so_that_the_step_can_be_captured_again():
         (lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:], "lr": 1}]), "groups"),
         (lambda p: torch.optim.SGD([torch.zeros(1, requires_grad=True)]), "not the model's"),
         (lambda p: 7, "cannot be of type 'int'"),
+        (lambda p: torch.optim.AdamW, "AdamW is a class of optimizers"),
         (lambda p: "sgb", "unknown optimizer 'sgb'"),
     ],
 )

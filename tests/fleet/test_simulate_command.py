@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import hocket.api.fleet
 from hocket.base.errors import HocketError, UsageError
 from hocket.cli.fleet.simulate import command, parse_cluster
+from hocket.kernels.progress import compiling
 
 TRACE = """name,job_type,arrival_s,gang,duration_s
 <b>one</b>,x,0,1,2000
@@ -42,9 +44,15 @@ def test_json_has_the_promised_keys(trace: Path) -> None:
 
 
 def test_a_first_simulation_says_that_it_compiles(trace: Path, monkeypatch) -> None:
-    monkeypatch.setattr("hocket.api.fleet.rounds_are_compiled", lambda: False)
+    simulate = hocket.api.fleet.simulate
+
+    def compiling_first(*args, **kwargs):
+        compiling("play")
+        return simulate(*args, **kwargs)
+
+    monkeypatch.setattr("hocket.api.fleet.simulate", compiling_first)
     result = CliRunner().invoke(command, [str(trace), "--cluster", "a:1x2,b:2", "--json"])
-    assert "compiling the kernels of the rounds" in result.stderr
+    assert "compiling kernels for this processor" in result.stderr
     assert json.loads(result.stdout)["num_jobs"] == 2
 
 

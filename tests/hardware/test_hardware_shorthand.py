@@ -213,3 +213,22 @@ def test_shorthand_never_fails_otherwise_than_by_refusing(text):
     except HocketError as error:
         exit_code = error.exit_code
     assert exit_code in (0, 2, 3)
+
+
+def test_some_devices_of_a_machine_are_chosen_by_name_or_kind(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[[devices]]\nkind = "rtx3090"\nname = "big"\n[[devices]]\nkind = "t4"\ncount = 2\n'
+    )
+    chosen = cluster_from_text(f"{file}:big")
+    assert chosen.device_names == ("big",)
+    assert chosen.name == f"{file}:big"
+    assert cluster_from_text(f"{file}:t4").num_devices == 2
+    both = cluster_from_text("dgx1-v100:gpu0, gpu3")
+    assert both.device_names == ("gpu0", "gpu3")
+    whole = cluster_from_text("dgx1-v100").routes.bandwidth_bps
+    assert both.routes.bandwidth_bps[0, 1] == whole[0, 3]
+    for text, hint in ((f"{file}:bigg", "big"), ("dgx1-v100:", "gpu0"), ("dgx1-v100:gpu9", "gpu")):
+        with pytest.raises(UsageError, match="has no device") as caught:
+            cluster_from_text(text)
+        assert hint in caught.value.hint

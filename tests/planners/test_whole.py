@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from hocket.api import best_of, make_problem, plan_graph
 from hocket.api.collectives import predict_shared_propagation
@@ -14,9 +15,10 @@ from hocket.api.planners import compare_changes, compare_divided, fixed_degrees
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.hardware.changed import changed_cluster
-from hocket.plan.sections import Memory, Replica, Shares
+from hocket.plan.sections import Memory, Priority, Replica, Shares
 from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
+from hocket.planners.communication.priority import with_priority
 from hocket.planners.goal import num_devices
 from hocket.planners.memory.frontier import leanest_bytes
 from hocket.planners.placement.devices import workers
@@ -30,6 +32,8 @@ from hocket.planners.whole.pipelines import best_cut
 from hocket.planners.whole.search import shared_ways
 from hocket.planners.whole.structures import structures
 from hocket.planners.whole.tables import tables_of
+from hocket.simulate.shares.matrices import degrees_of, one_part, regions_of
+from hocket.simulate.verify import violations
 
 
 class Stack(nn.Module):
@@ -295,8 +299,8 @@ def test_the_view_by_degrees_gives_the_same_numbers(unequal, comparison):
 
 
 def test_degrees_that_recorded_ops_do_not_have_are_refused(unequal):
-    with pytest.raises(UsageError, match="tensor=2"):
-        fixed_degrees(("tensor=2",))
+    with pytest.raises(UsageError, match="context=2"):
+        fixed_degrees(("context=2",))
     with pytest.raises(UsageError, match="recorded with 12 samples"):
         compare_divided(unequal, 16)
 
@@ -375,7 +379,13 @@ def test_what_priorities_would_bring_is_told_where_gradients_take_long(graph, tm
         names = [problem.cluster.device_names[place] for place in places]
         made = [Replica(devices=(n,), microbatches=p) for n, p in zip(names, parts, strict=True)]
         plan = empty_plan(problem, "test").having(Shares(replicas=tuple(made)))
-        return predict_shared_propagation(problem, plan)
+        travel = predict_shared_propagation(problem, plan)
+        section = with_priority(problem, plan).get(Priority)
+        assert (section is not None) == (travel is not None and travel.chosen.how.crosses)
+        if section is not None:
+            assert violations(with_priority(problem, plan), problem) == []
+            assert Priority.from_data(section.to_data(), problem) == section
+        return travel
 
     slow, fast = travel(f"2x{file}", (0, 1), (6,), (6,)), travel("dgx1-v100", (0, 3), (6,), (6,))
     assert slow.chosen.how.crosses
@@ -385,3 +395,92 @@ def test_what_priorities_would_bring_is_told_where_gradients_take_long(graph, tm
     assert "nothing to gain" in fast.why
     assert travel(f"2x{file}", (0,), (12,)) is None, "one replica sends nothing"
     assert travel(f"2x{file}", (0, 1), (3, 3), (6,)) is None, "accumulated ones are sent once"
+
+
+# ── divided matrices ─────────────────────────────────────────────────────────────────────────────
+
+
+class Layer(nn.Module):
+    """Matrices with the names of GPT-2."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = nn.ModuleDict({
+            "c_attn": nn.Linear(width, 3 * width), "c_proj": nn.Linear(width, width),
+        })  # fmt: skip
+        self.mlp = nn.ModuleDict({
+            "c_fc": nn.Linear(width, 4 * width), "c_proj": nn.Linear(4 * width, width),
+        })  # fmt: skip
+
+    def forward(self, x):
+        parts = self.attn["c_attn"](self.ln_1(x)).chunk(3, -1)
+        heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts]
+        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.attn["c_proj"](mixed.transpose(1, 2).flatten(2))
+        return x + self.mlp["c_proj"](functional.gelu(self.mlp["c_fc"](self.ln_2(x))))
+
+
+class Text(nn.Module):
+    def __init__(self, width=1024, heads=8, layers=2, vocabulary=64):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@pytest.fixture(scope="module")
+def text():
+    return capture_sizes(Text(), torch.zeros(4, 256, dtype=torch.long))
+
+
+def test_matrices_of_layers_are_divided_and_their_sums_take_time(text, unplaced):
+    problem = problem_on(text, "dgx1-v100")
+    regions = regions_of(text)
+    assert degrees_of(text) == (2, 4, 8)
+    # Two sums forward and two backward in each of two layers.
+    assert len(regions.sums) == 8
+    part = one_part(problem, 4)
+    assert part.graph.flops[regions.is_divided].sum() == pytest.approx(
+        text.flops[regions.is_divided].sum() / 4
+    )
+    products = text.flops > 1e8
+    assert regions.is_divided[products].all(), "every large product is in a layer"
+    names = problem.cluster.device_names
+    found = {}
+    for degree in (1, 2, 4):
+        replica = Replica(devices=names[:degree], microbatches=(4,))
+        found[degree] = simulated(problem, Shares(replicas=(replica,), tensor=degree))
+        assert violations(found[degree].plan, problem) == []
+    assert found[4].step_s < found[2].step_s < found[1].step_s
+    peaks = [found[degree].timeline.peak_bytes.max() for degree in (1, 2, 4)]
+    assert peaks[2] < 0.6 * peaks[1] < 0.4 * peaks[0]
+    slow = simulated(problem_on(text, "4xt4"), found[4].plan[Shares]).step_s
+    alone = simulated(problem_on(text, "4xt4"), found[1].plan[Shares]).step_s
+    assert slow > alone / 4, "sums over PCIe are not hidden"
+
+
+def test_divided_matrices_stand_in_the_table_and_keep_to_limits(text, unplaced):
+    problem = problem_on(text, "dgx1-v100")
+    rows = {c.planner: c for c in compare_whole(problem).candidates}
+    assert rows["tensor parallel"].feasible
+    asked = compare_whole(problem, must=parse_must(("tensor 2", "data 2"))).winner
+    assert asked.plan[Shares].tensor == len(asked.plan[Shares].replicas) == 2
+    assert len(asked.plan[Shares].devices) == 4
+    assert "tensor parallel over" in in_words(asked.plan[Shares])
+    again = Shares.from_data(asked.plan[Shares].to_data(), problem)
+    assert again == asked.plan[Shares]
+
+
+def test_layers_without_known_names_are_not_divided(graph, unequal):
+    assert degrees_of(graph) == ()
+    replica = Replica(devices=unequal.cluster.device_names[:2], microbatches=(12,))
+    refused = simulated(unequal, Shares(replicas=(replica,), tensor=2))
+    assert refused.step_s is None
+    assert "cannot be divided" in refused.reason

@@ -19,7 +19,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Communication, Lanes, Replica, Shares
+from hocket.plan.sections import Communication, Lanes, Priority, Replica, Shares
 from hocket.planners.whole.tables import block_edges
 from hocket.runtime.train.update import planned_update
 from hocket.transformer import Division
@@ -184,6 +184,7 @@ CASES = {
     "placed": (mlp, None),
     "accumulated": (mlp, (((), (3, 2)), ((), (2, 2)))),
     "planned-sums": (mlp, (((), (5,)), ((), (4,)))),
+    "parts": (words, (((), (5, 3)),)),
     "waves": (mlp, (((), (3, 2)), ((), (2, 2)))),
     "cut": (words, (((0.6,), (3, 3, 2)),)),
     "uneven": (words, (((), (2, 1)), ((0.3, 0.7), (2, 2, 1)))),
@@ -196,6 +197,8 @@ CASES = {
 forward pass, and its microbatches."""
 
 
+PARTS = 2
+"""Into which the matrices of "parts" are divided."""
 HOLDS_LESS = ("accumulated", "uneven")
 """Shares whose blocks run again and whose updates are on the host."""
 
@@ -209,21 +212,21 @@ def optimizer_of(model):
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
-def shared(graph, replicas, *, holds_less):
+def shared(graph, replicas, *, holds_less, parts=1):
     """A plan of shares; where they hold less, all blocks are recomputed."""
     edges = block_edges(graph) if holds_less else ()
-    num_devices = sum(len(cuts) + 1 for cuts, _ in replicas)
+    num_devices = sum((len(cuts) + 1) * parts for cuts, _ in replicas)
     problem = make_problem(graph, f"{num_devices}xcpu-core")
     forward = np.flatnonzero(graph.op_phase == Phase.FORWARD)
     names = iter(problem.cluster.device_names)
     shares = Shares(replicas=tuple(
         Replica(
-            devices=tuple(next(names) for _ in range(len(cuts) + 1)), microbatches=sizes,
+            devices=tuple(next(names) for _ in range((len(cuts) + 1) * parts)), microbatches=sizes,
             cuts=tuple(int(forward[int(cut * len(forward))]) for cut in cuts),
             recomputed=tuple(pairwise(edges)), update="host" if holds_less else "device",
         )
         for cuts, sizes in replicas
-    ))  # fmt: skip
+    ), tensor=parts)  # fmt: skip
     plan = Plan(planner="shares").having(shares).claiming(step_s=1.0)
     return SavedPlan(problem, plan)
 
@@ -250,7 +253,8 @@ def start(name, folder):
         if division is None:  # single ops on the devices of two ranks
             division = hocket.plan_graph(graph, "2xv100-16g", planners="layer-blocks")
         else:
-            division = shared(graph, division, holds_less=name in HOLDS_LESS)
+            division = shared(graph, division, holds_less=name in HOLDS_LESS,
+                              parts=PARTS if name == "parts" else 1)  # fmt: skip
         if name == "planned-sums":  # by trees over the links, which are measured when they begin
             devices = division.problem.cluster.device_names
             trees = Communication("allreduce", "packed trees", devices, devices[0], ())
@@ -342,6 +346,52 @@ def resume(name, folder):
     }
 
 
+def travelled():
+    """Unequal shares whose gradients travel by priority, beside the same training in one process:
+    a schedule, a checkpoint in the middle, and steps of the person's own."""
+    torch.manual_seed(0)
+    model, batches, forward = mlp()
+    model, twin = model.float(), copy.deepcopy(model).float()
+    batches = [(rows.float(), labels) for rows, labels in batches]
+    optimizer, plain = optimizer_of(model), optimizer_of(twin)
+    update = planned_update(optimizer, model)
+    graph = capture_sizes(model, batches[0], forward=forward, optimizer=update, device="cpu")
+    saved = shared(graph, (((), (6,)), ((), (3,))), holds_less=False)
+    saved = replace(saved, plan=saved.plan.having(Priority(slice_bytes=64)))
+    train = hocket.prepare(model, optimizer, batches[0], plan=saved, forward=forward)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.7) for o in (optimizer, plain)]
+    loss_error = 0.0
+    for number in range(8):
+        batch = batches[number % 3]
+        if number == 4:
+            state = copy.deepcopy(train.state_dict())
+            for parameter in model.parameters():
+                parameter.data.zero_()
+            train.load_state_dict(state)
+        if number % 3 == 2:
+            loss = train(batch)
+            loss.backward()
+            optimizer.step()
+        else:
+            loss = train.step(batch)
+        expected = forward(twin, batch)["loss"]
+        expected.backward()
+        plain.step()
+        plain.zero_grad()
+        for schedule in schedules:
+            schedule.step()
+        loss_error = max(loss_error, abs(loss.item() - expected.item()))
+    evaluated = train.evaluate(batches[0]).item()
+    state = train.state_dict()
+    return {
+        "loss": loss_error,
+        "weights": max(_error(state["model"][n], t) for n, t in twin.state_dict().items()),
+        "states": _state_error(state["optimizer"], plain.state_dict()),
+        "evaluate": abs(evaluated - forward(twin, batches[0])["loss"].item()),
+        "crosses": train._carrier._propagation.crosses,
+    }
+
+
 def _error(found, expected):
     return float((found.double() - expected.double()).abs().max())
 
@@ -362,6 +412,8 @@ def differences(tell, folder, cases, steps=None):
         what, _, name = case.rpartition(":")
         if case == "save":
             save(folder)
+        elif case == "priority":
+            found[case] = travelled()
         elif what == "resume":
             found[case] = resume(name, folder)
         else:

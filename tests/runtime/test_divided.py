@@ -8,14 +8,14 @@ from runtime.divided_ranks import differences
 
 SMALL = (
     "unequal", "owners", "sharded", "pipeline", "tied-split", "looped", "hollow", "placed",
-    "accumulated", "waves", "cut",
+    "accumulated", "waves", "cut", "parts",
 )  # fmt: skip
 NAMED = (
     "gpt2-pipeline", "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor",
 )  # fmt: skip
 FOUR = ("data-pipeline", "tensor-pipeline", "data-tensor", "uneven")
 RESUMED = ("resume:data-pipeline", "resume:data-tensor")
-STARTS = ((2, (*SMALL, "save")), (2, NAMED), (4, (*FOUR, *RESUMED)))
+STARTS = ((2, (*SMALL, "save", "priority")), (2, NAMED), (4, (*FOUR, *RESUMED)))
 """How many ranks carry out which cases, one after another; what is resumed was saved before."""
 TOLERANCE = 1e-6
 
@@ -50,13 +50,19 @@ def test_a_division_trains_as_one_process_does(found, case):
             assert seen[what] < TOLERANCE, (what, seen[what])
 
 
+def test_gradients_by_priority_train_as_one_process_does(found):
+    for seen in found("priority"):
+        assert seen.pop("crosses")
+        assert max(seen.values()) < 1e-5, seen
+
+
 def test_ranks_of_a_placement_clip_in_the_numbers_of_the_model(found):
     """Norms in single precision were 1e-9 away."""
     assert all(seen["weights"] < 1e-12 for seen in found("placed"))
 
 
 @pytest.mark.parametrize("case", ["sharded", "pipeline", "hollow", "tied-split", "gpt2-tensor",
-                                  "cut", "data-pipeline", "tensor-pipeline",
+                                  "cut", "parts", "data-pipeline", "tensor-pipeline",
                                   "data-tensor"])  # fmt: skip
 def test_a_rank_holds_its_part_of_the_weights_alone(found, case):
     held, total = [seen["held"] for seen in found(case)], found(case)[0]["total"]

@@ -15,7 +15,9 @@ from service.fleet_terminal import HOSTILE, fleet_in
 
 import hocket.cli
 from hocket.cli.fleet import connection, tables
+from hocket.kernels.progress import compiling
 from hocket.service import client as clients
+from hocket.service.store.lock import FolderLock
 from hocket.view.table import plain
 
 
@@ -49,12 +51,11 @@ def test_serve_refuses_what_it_cannot_do(fleet, arguments, message):
 
 
 def test_serve_says_that_it_compiles(fleet, monkeypatch):
-    monkeypatch.setattr("hocket.api.fleet.rounds_are_compiled", lambda: False)
     fleet.type("serve", "--on", "slurm", "--devices", "v100:1", code=2)
     assert "compiling" not in fleet.said
-    monkeypatch.setattr("hocket.api.daemon.serve", lambda settings, on_ready: None)
+    monkeypatch.setattr("hocket.api.daemon.serve", lambda settings, on_ready: compiling("play"))
     fleet.type("serve", "--devices", "v100:1")
-    assert "compiling the kernels" in fleet.said
+    assert "compiling kernels for this processor" in fleet.said
 
 
 @pytest.mark.parametrize("number", ["abc", "0", "-3", "1.5", "٣", "9" * 30])
@@ -89,6 +90,12 @@ def test_no_service_is_told_in_one_sentence(fleet, monkeypatch):
     assert "no fleet was ever served" in fleet.said
     monkeypatch.setattr(clients, "PATIENCE_S", 0.0)
     fleet.state.mkdir()
+    lock = FolderLock(fleet.state)
+    fleet.type("jobs", code=2)
+    assert "is being started" in fleet.said
+    lock.close()
+    fleet.type("jobs", code=2)
+    assert "no fleet was ever served" in fleet.said
     (fleet.state / "endpoint.json").write_text('{"url": "http://127.0.0.1:9"}')
     fleet.type("jobs", code=5)
     assert "no fleet service answers at http://127.0.0.1:9" in fleet.said

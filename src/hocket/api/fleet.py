@@ -5,7 +5,6 @@ from __future__ import annotations
 from hocket.fleet.policies import POLICIES, find_policy
 from hocket.fleet.problem_file import parse_problem, read_problem
 from hocket.fleet.rounds.gavel import refuse_unlike_gavel
-from hocket.fleet.rounds.kernels import kernels_are_compiled as rounds_are_compiled
 from hocket.fleet.rounds.state import FleetDevice, Rules
 from hocket.fleet.simulator import bind, elastic_speeds, simulate
 from hocket.fleet.solve.check import throughputs, verify_allocation
@@ -34,7 +33,6 @@ __all__ = [
     "read_throughputs",
     "read_trace",
     "refuse_unlike_gavel",
-    "rounds_are_compiled",
     "simulate",
     "stacked",
     "throughputs",

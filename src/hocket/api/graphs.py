@@ -7,12 +7,14 @@ from pathlib import Path
 from hocket.graph.files import read_graph, write_graph
 from hocket.graph.generators import generate
 from hocket.graph.graph import Graph
+from hocket.graph.meeting import reading_samples
 from hocket.transformer.files import is_config_file
 
 __all__ = [
     "Graph",
     "generate",
     "read_graph",
+    "reading_samples",
     "recorded_step",
     "write_graph",
 ]

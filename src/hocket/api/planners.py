@@ -95,13 +95,12 @@ def fixed_degrees(texts: Sequence[str]) -> Must:
     limits = []
     for part in ",".join(texts).split(","):
         name, _, value = (word.strip() for word in part.partition("="))
-        if name == "tensor" and value == "1":
-            continue
-        if name in ("data", "pipeline"):
+        if name in ("data", "pipeline", "tensor"):
             limits.append(f"{name} {value}")
         elif name:
             raise UsageError(
-                f"recorded ops are divided by data and pipeline, not by {part.strip()[:60]!r}",
+                f"recorded ops are divided by data, pipeline and tensor, not by "
+                f"{part.strip()[:60]!r}",
                 hint="--software megatron-core divides the shape of the model in other ways",
             )
     return parse_must(limits)

@@ -81,10 +81,14 @@ def fleet_variables() -> dict[str, str]:
     }
 
 
+PLAN_VARIABLE = "HOCKET_PLAN"
+"""Names the plan that a script carries out, where its launcher or its fleet chose one."""
+
+
 def rank_variables() -> dict[str, str]:
     """What a launcher (ours, torchrun, accelerate) told a script that it runs once per rank."""
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    given = {name: os.environ[name] for name in (*numbers, "HOCKET_PLAN") if name in os.environ}
+    given = {name: os.environ[name] for name in (*numbers, PLAN_VARIABLE) if name in os.environ}
     for name in numbers:
         if whole_number(given.get(name, "0"), _MAX_RANKS) is None:
             raise UsageError(

@@ -48,8 +48,8 @@ _DROPOUTS = frozenset({
 class Apart(NamedTuple):
     """What a try at toy size has shown."""
 
-    is_apart: bool
-    """False only where parts were seen to give something else than the whole."""
+    is_apart: bool | None
+    """Whether parts were seen to give what the whole gives; None where nothing was tried."""
     told: str
     """For people: what was seen, or why nothing was tried."""
 
@@ -74,7 +74,7 @@ def samples_apart(
             toy, origin = _shortened(model)
             rows = _fewest(batch, flops_per_byte * _kept_part(model, toy))
             if reason := _too_much(toy, rows, flops_per_byte * _kept_part(model, toy)):
-                return Apart(True, f"not tried at toy size: {reason}")
+                return Apart(None, f"not tried at toy size: {reason}")
             toy = fake_copy(toy, {
                 id(t): _real(origin.get(id(t), t), t) for _, _, t in model_tensors(toy)
             })  # fmt: skip
@@ -82,7 +82,7 @@ def samples_apart(
             return _tried(toy, _filled_batch(rows), ChosenLoss(loss), forward or apply_model)
     # Whatever a stranger's model raises on a smaller batch says nothing about the real one.
     except Exception as error:
-        return Apart(True, f"not tried at toy size: {one_line(error)}")
+        return Apart(None, f"not tried at toy size: {one_line(error)}")
     finally:
         torch.set_num_threads(num_threads)
 
@@ -94,12 +94,12 @@ def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward) -> Ap
 
     whole = loss_of(batch)
     if not torch.isfinite(whole):
-        return Apart(True, "not tried at toy size: its loss is no number there")
+        return Apart(None, "not tried at toy size: its loss is no number there")
     parameters = [p for p in toy.parameters() if p.requires_grad]
     expected: tuple[torch.Tensor | None, ...]
     expected = torch.autograd.grad(whole, parameters, allow_unused=True)
     if all(gradient is None for gradient in expected):
-        return Apart(True, "not tried at toy size: no gradient reaches its weights")
+        return Apart(None, "not tried at toy size: no gradient reaches its weights")
     found: list[torch.Tensor | None] = [None] * len(parameters)
     halves = list(_halves(batch))
     for half in halves:
@@ -109,7 +109,7 @@ def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward) -> Ap
     error = _distance(found, expected)
     if error > TOLERANCE:
         if whole.item() != loss_of(batch).item():
-            return Apart(True, "not tried at toy size: its loss is not the same twice")
+            return Apart(None, "not tried at toy size: its loss is not the same twice")
         return Apart(False, f"gradients of parts are {error:.0%} away from that of the whole")
     return Apart(True, f"tried at toy size: gradients of parts add up within {error:.0e}")
 

@@ -90,6 +90,11 @@ def as_optimizer(given: Any, model: nn.Module | None) -> Optimizer | None:
         if given not in OPTIMIZER_STATES:
             raise unknown_name("optimizer", given, OPTIMIZER_STATES)
         return Optimizer(given)
+    if isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
+        raise UsageError(
+            f"{given.__name__} is a class of optimizers, not one of them",
+            hint=f"make one: torch.optim.{given.__name__}(model.parameters())",
+        )
     if not isinstance(given, torch.optim.Optimizer) or model is None:
         raise UsageError(
             f"an optimizer cannot be of type {type(given).__name__!r}",

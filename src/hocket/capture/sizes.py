@@ -7,7 +7,6 @@ give the plain graph.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,9 +18,14 @@ from hocket.capture.apart import samples_apart
 from hocket.capture.fake import batch_tensors, map_batch
 from hocket.capture.model import capture
 from hocket.graph import Graph, Phase, Role
-from hocket.graph.batches import at_batch, differing_op, has_same_ops, with_other_batch
-
-_LOGGER = logging.getLogger(__name__)
+from hocket.graph.batches import (
+    at_batch,
+    differing_op,
+    has_same_ops,
+    unsplit,
+    with_other_batch,
+)
+from hocket.graph.meeting import SAMPLES, reading_samples
 
 
 def capture_sizes(model: nn.Module, batch: Any, **options: Any) -> Graph:
@@ -41,9 +45,11 @@ def trying_samples(graph: Graph, model: nn.Module, batch: Any, **options: Any) -
     is_given = (graph.tensor_role == Role.INPUT) & (graph.tensor_producer < 0)
     given_bytes = max(1, int(graph.tensor_bytes[is_given].sum()))
     found = samples_apart(model, batch, flops_per_byte=forward / given_bytes, **options)
+    if found.is_apart is None:
+        return reading_samples(replace(graph, meta={**graph.meta, SAMPLES: found.told}))
     if not found.is_apart:
-        return _unsplit(replace(graph, other_batch=None), found.told)
-    return replace(graph, meta={**graph.meta, "samples": found.told})
+        return unsplit(graph, found.told)
+    return replace(graph, meta={**graph.meta, SAMPLES: found.told})
 
 
 def knowing_sizes(graph: Graph, captured: Callable[[int], Graph]) -> Graph:
@@ -55,21 +61,16 @@ def knowing_sizes(graph: Graph, captured: Callable[[int], Graph]) -> Graph:
     try:
         seen = with_other_batch(graph, num_samples, captured(size), size)
         if seen.other_batch is None:
-            return _unsplit(graph, "its ops are others at another size")
+            return unsplit(graph, "its ops are others at another size")
         other = captured(proof)
     except Exception as error:
-        return _unsplit(graph, f"it cannot be captured at another size: {error}")
+        return unsplit(graph, f"it cannot be captured at another size: {error}")
     if not has_same_ops(graph, other):
-        return _unsplit(graph, "its ops are others at another size")
+        return unsplit(graph, "its ops are others at another size")
     op = differing_op(at_batch(seen, proof), other)
     if op is not None:
-        return _unsplit(graph, f"{op!r} does not grow evenly with the batch")
+        return unsplit(graph, f"{op!r} does not grow evenly with the batch")
     return seen
-
-
-def _unsplit(graph: Graph, reason: str) -> Graph:
-    _LOGGER.debug("the batch of %s cannot be split: %s", graph.name, reason)
-    return replace(graph, meta={**graph.meta, "unsplit": reason})
 
 
 def _other_sizes(num_samples: int) -> tuple[int, int]:

@@ -333,3 +333,5 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
         _answer(comparison, result, output, report, as_json)
     elif as_json:
         emit({**result, "written": []})
+    elif comparison.winner is None:
+        say(comparison.why)

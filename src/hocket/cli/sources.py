@@ -136,14 +136,18 @@ def load_graph(
 ) -> tuple[Graph, Path | None]:
     """The graph that a file holds, or that a model is captured to (then without a path).
 
-    With ``check`` the model's samples are taken apart at toy size.
+    With ``check`` the model's samples are taken apart at toy size; of a file its ops are looked at.
     """
     if is_graph_file(text):
-        from hocket.api.graphs import read_graph
+        from hocket.api.graphs import read_graph, reading_samples
 
         options.refuse_for_file(text)
         with working(f"reading {text}"):
-            return read_graph(Path(text)), Path(text)
+            graph = read_graph(Path(text))
+        if check:
+            graph = reading_samples(graph)
+            say_unsplit(graph)
+        return graph, Path(text)
     return capture_model(text, options, check=check), None
 
 
@@ -213,12 +217,18 @@ def capture_model(
                 model, batch = build_model(text, replace(options, batch=TOY_BATCH, seq=TOY_SEQ))
             graph = trying_samples(graph, model, batch, loss=options.loss)
     say_loss(graph)
-    if check and (reason := graph.meta.get("unsplit")):
-        say(f"the batch is not shared out: {reason}")
+    if check:
+        say_unsplit(graph)
     for warning in caught:
         if issubclass(warning.category, CaptureWarning):
             say(f"warning: {warning.message}")
     return graph
+
+
+def say_unsplit(graph: Graph) -> None:
+    """Say why the batch of a step is not shared out, where it is not."""
+    if reason := graph.meta.get("unsplit"):
+        say(f"the batch is not shared out: {reason}")
 
 
 def say_loss(graph: Graph) -> None:

@@ -9,6 +9,7 @@ holds; where it does not (a loss over pairs of samples), the batch is not split.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from hocket.base.arrays import IntArray
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, OtherBatch
 
+_LOGGER = logging.getLogger(__name__)
 _NUMBER = re.compile(r"\d+")
 _COLUMNS = ("flops", "bytes_touched", "workspace_bytes", "tensor_bytes")
 _SAME = (
@@ -49,6 +51,12 @@ def with_other_batch(graph: Graph, num_samples: int, other: Graph, other_samples
         **columns,
     )
     return replace(graph, other_batch=seen)
+
+
+def unsplit(graph: Graph, reason: str) -> Graph:
+    """The graph as one whose batch cannot be split, with the reason."""
+    _LOGGER.debug("the batch of %s cannot be split: %s", graph.name, reason)
+    return replace(graph, other_batch=None, meta={**graph.meta, "unsplit": reason})
 
 
 def at_batch(graph: Graph, num_samples: int) -> Graph:

@@ -1,5 +1,7 @@
 """A Cluster from what people type: a file, a preset, or shorthand such as ``2xdgx-h100+4xl4``.
 
+Some of its devices are chosen by names or kinds: ``desktop.toml:big``, ``dgx1-v100:gpu0,gpu3``.
+
 Kinds are put on hosts and joined by PCIe through them; machines, and the hosts that the kinds
 need, are joined by one network switch, each with the network figures of its own file.
 """
@@ -36,8 +38,14 @@ _TERM = re.compile(r"(?:([0-9]{1,9})x)?(.+)\Z", re.DOTALL)
 
 
 def cluster_from_text(text: str) -> Cluster:
-    """The cluster of a file (of ours or of other programs), of a preset, or of shorthand."""
+    """The cluster of a file (of ours or of other programs), of a preset, or of shorthand.
+
+    ``WHAT:NAME,NAME`` takes only some devices of it, by their names or kinds.
+    """
     text = text.strip()
+    whole, colon, chosen = text.partition(":")
+    if colon and not _is_file(text):
+        return _chosen(cluster_from_text(whole), chosen, text)
     is_path = is_machine_file(text) and "+" not in text
     if _is_file(text) or (is_path and not _TERM.match(text)[1]):  # type: ignore[index]
         return read_any_machine(text).cluster
@@ -57,6 +65,22 @@ def cluster_from_text(text: str) -> Cluster:
     if len(machines) == 1:
         return replace(machines[0].cluster, name=text)
     return _join(text, machines)
+
+
+def _chosen(cluster: Cluster, chosen: str, text: str) -> Cluster:
+    """Some devices of a cluster, by their names or kinds."""
+    names: list[str] = []
+    for part in (part.strip() for part in chosen.split(",")):
+        alike = [d.name for d in cluster.devices if part in (d.name, d.kind.name)]
+        if not alike:
+            known = {name for d in cluster.devices for name in (d.name, d.kind.name)}
+            raise UsageError(
+                f"{cluster.name} has no device {part[:100]!r}",
+                hint=did_you_mean(part[:100], sorted(known)),
+                where=text[:200],
+            )
+        names += alike
+    return replace(cluster.only(names), name=text)
 
 
 @cache

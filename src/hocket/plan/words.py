@@ -40,6 +40,8 @@ def _where(members: Sequence[Replica], replicas: Sequence[Replica]) -> str:
 
 def _shared(shares: Shares) -> str:
     replicas = shares.replicas
+    if shares.tensor > 1:
+        return _divided(shares)
     if len(replicas) == 1:
         return _alone(replicas[0], shares.schedule)
     how = "sharded data parallel" if shares.sharded else "data parallel"
@@ -52,6 +54,17 @@ def _shared(shares: Shares) -> str:
         return f"{text}, {_sizes(replicas[0])} each"
     told = [f"{_sizes(r)} on {_place(r)}" for r in split[:_FEW]]
     return f"{text}, {_listed(told)}" + (", …" if len(split) > _FEW else "")
+
+
+def _divided(shares: Shares) -> str:
+    """Groups of devices that divide matrices between them."""
+    replicas = shares.replicas
+    groups = [" + ".join(replica.devices) for replica in replicas]
+    listed = _listed(groups) if len(groups) <= _FEW else f"{groups[0]}, … {groups[-1]}"
+    sizes = f", {_sizes(replicas[0])} each" if len(replicas[0].microbatches) > 1 else ""
+    if len(replicas) == 1:
+        return f"tensor parallel over {listed}{sizes}"
+    return f"data parallel {_samples(replicas)} samples, tensor parallel over {listed}{sizes}"
 
 
 def _alone(replica: Replica, schedule: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hocket.base.config import PLAN_VARIABLE
 from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
@@ -22,7 +23,7 @@ from hocket.processes.crew import Crew
 from hocket.processes.member import ProcessSpec
 from hocket.runtime.connect import LOOPBACK, MeetingStore
 
-PLAN_VARIABLE, PROFILE_VARIABLE = "HOCKET_PLAN", "HOCKET_PROFILE"
+PROFILE_VARIABLE = "HOCKET_PROFILE"
 
 
 @dataclass(frozen=True, kw_only=True)

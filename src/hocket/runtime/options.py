@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from hocket.base.errors import UsageError
@@ -86,3 +86,12 @@ class Onlookers:
     """Told each step when it is done."""
     on_progress: OnProgress = lambda what: None
     """Told now and then what is being done."""
+
+    def keeping(self, records: list[StepRecord]) -> Onlookers:
+        """The same, where the record of each step is kept first."""
+
+        def keep(number: int, record: StepRecord) -> None:
+            records.append(record)
+            self.on_step(number, record)
+
+        return replace(self, on_step=keep)

@@ -9,6 +9,7 @@ from pathlib import Path
 from hocket.base.atomic import write_atomically
 from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import read_json
+from hocket.service.store.lock import is_held
 
 NAME = "endpoint.json"
 _MAX_BYTES = 10_000
@@ -25,6 +26,9 @@ def read_endpoint(folder: Path) -> str:
     path = folder / NAME
     # Not Path.exists, which raises for names that are too long.
     if not os.path.exists(path):
+        if is_held(folder):
+            hint = "wait until hocket fleet serve says that it serves"
+            raise UsageError(f"the fleet of {str(folder)!r} is being started", hint=hint)
         hint = "start one with hocket fleet serve, or name its folder with --state"
         raise UsageError(f"no fleet was ever served from {str(folder)!r}", hint=hint)
     content = read_json(path, _MAX_BYTES)

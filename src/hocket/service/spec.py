@@ -63,6 +63,13 @@ class JobSpec(BaseModel):
     throughputs: Annotated[dict[Name, Rate], Field(max_length=1000)] | None = None
     """Steps per second of the whole gang by kind; a kind that is not named is not allowed. None
     where nothing is known: then every kind is allowed and counts the same until measured."""
+    model: Text | None = None
+    """A model of the zoo, ``package.module:function`` or a graph file, of which
+    ``hocket fleet submit`` plans a step for every kind: it fills ``throughputs`` and ``plans``."""
+    batch: Annotated[int, Field(ge=1, le=2**20, strict=True)] | None = None
+    """Samples per step of the model, of the whole gang; None for the model's own."""
+    plans: Annotated[dict[Name, Text], Field(max_length=1000)] | None = None
+    """By kind, the plan file for a gang of it, which the command is told as ``HOCKET_PLAN``."""
     weight: Annotated[float, Field(ge=1e-6, le=1e6, strict=True)] = 1.0
     team: Annotated[str, Field(max_length=200)] = ""
     total_steps: Steps | None = None

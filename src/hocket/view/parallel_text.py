@@ -63,10 +63,10 @@ def comparison_table(comparison: Comparison, top: int) -> RenderableType:
             parts.append(Text(told, style="dim"))
         reasons = _reasons(comparison, candidates)
         parts += [reasons] if reasons.plain else []
-    sentence = inert(comparison.why, LONGEST_SENTENCE)
-    parts.append(Text(sentence, style="" if comparison.winner else "red"))
     winner = winning(comparison)
     if winner is not None:
+        # Where nothing fits, the error says why.
+        parts.append(Text(inert(comparison.why, LONGEST_SENTENCE)))
         parts.append(Text(range_sentence(winner)))
     return Group(*parts, Text(counts_text(comparison), style="dim"))
 

@@ -20,7 +20,8 @@ def kept_training(graph: Graph, shares: Shares) -> list[str]:
     if isinstance(samples, str):
         told.append(f"the training of one device with all {shares.num_samples} samples: {samples}")
     if num_norms := _num_norms(graph):
-        joined = all(len(r.microbatches) == len(r.devices) == 1 for r in shares.replicas)
+        is_whole = all(len(replica.microbatches) == 1 for replica in shares.replicas)
+        joined = is_whole and not shares.is_staged
         seen = "all samples, by sums over replicas" if joined and not shares.sharded else (
             "one microbatch at a time, as they do where gradients are accumulated")  # fmt: skip
         told.append(f"{num_norms} batch norm{'s' * (num_norms > 1)} see {seen}")

@@ -154,8 +154,8 @@ def _map(comparison: Comparison) -> list[Text]:
 
 def layer_lines(graph: Graph, shares: Shares) -> list[str]:
     """``v100: transformer.wte to transformer.h.5``, and what is recomputed of that."""
-    lines = []
-    for replica in shares.replicas:
+    lines: list[str] = []
+    for replica in shares.replicas if shares.tensor == 1 else ():
         bounds = (0, *replica.cuts, int((graph.op_phase == Phase.FORWARD).sum()))
         for device, first, stop in zip(replica.devices, bounds, bounds[1:], strict=False):
             again = [block for block in replica.recomputed if first <= block[0] < stop]
@@ -181,7 +181,7 @@ def how_of(candidate: Candidate) -> str:
 
 
 def _why(comparison: Comparison) -> list[Text]:
-    lines = [verdict(comparison)]
+    lines = verdict(comparison)
     if comparison.bound is not None and comparison.gap is not None:
         bound, why = format_seconds(comparison.bound.seconds), inert(comparison.bound.why)
         told = f"no way to share these ops over these devices is shorter than {bound} ({why})"

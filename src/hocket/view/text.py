@@ -83,7 +83,7 @@ def candidate_table(comparison: Comparison, hidden: Collection[str] = ()) -> Ren
     if num_hidden:
         more = count_of(num_hidden, "further form")
         told.append(Text(f"{more} of these planners: --all shows them", style="dim"))
-    return Group(table, *told, verdict(comparison), *_bound_line(comparison))
+    return Group(table, *told, *verdict(comparison), *_bound_line(comparison))
 
 
 def _lacks_memory(problem: Problem, candidate: Candidate) -> bool:
@@ -147,9 +147,9 @@ def _memory_cell(peak_bytes: int, capacity_bytes: int, style: str = "") -> Text:
     return Text.assemble((of_capacity(peak_bytes, capacity_bytes), style), (overflow, "bold red"))
 
 
-def verdict(comparison: Comparison) -> Text:
-    """Why the chosen candidate won and what limits it, or what is missing where none fits."""
-    return Text(inert(comparison.why, LONGEST_SENTENCE), style="" if comparison.winner else "red")
+def verdict(comparison: Comparison) -> list[Text]:
+    """Why the chosen candidate won and what limits it; where none fits, the error says why."""
+    return [] if comparison.winner is None else [Text(inert(comparison.why, LONGEST_SENTENCE))]
 
 
 # ── hocket show ──────────────────────────────────────────────────────────────────────────────

@@ -9,8 +9,10 @@ import click
 
 from hocket.base.errors import UsageError
 from hocket.cli.fleet.connection import state_folder
+from hocket.cli.fleet.simulate import NUM_KERNELS, parse_cluster
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import emit, json_option, say
+from hocket.cli.sources import announce_compilation
 
 if TYPE_CHECKING:
     from hocket.fleet.rounds.state import FleetDevice
@@ -141,7 +143,6 @@ def command(
     """
     from hocket.api.fleet import find_policy
     from hocket.base.extras import require
-    from hocket.cli.fleet.simulate import parse_cluster
 
     for package in ("fastapi", "uvicorn", "jinja2"):
         require(package, "hocket fleet serve")
@@ -154,7 +155,7 @@ def command(
         named, found = _found_here(named)
 
     from hocket.api.daemon import ServeSettings, check_engine, serve
-    from hocket.api.fleet import Rules, rounds_are_compiled
+    from hocket.api.fleet import Rules
 
     folder = state_folder(state).absolute()
 
@@ -166,8 +167,7 @@ def command(
             say(f"open {link} within ten minutes; it works once")
 
     check_engine(on, found)
-    if not rounds_are_compiled():
-        say("compiling the kernels of the rounds (once, some seconds)")
+    announce_compilation(about=NUM_KERNELS)
     serve(
         ServeSettings(
             folder=folder,

@@ -15,6 +15,7 @@ import click
 from hocket.base.errors import UsageError
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import console, emit, json_option, say
+from hocket.cli.sources import announce_compilation
 
 if TYPE_CHECKING:
     from hocket.fleet.rounds.state import FleetDevice
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from hocket.fleet.throughputs import Throughputs
     from hocket.fleet.traces import Trace
 
+NUM_KERNELS = 15
+"""That rounds and a policy take, about; a fresh installation compiles them."""
 _MAX_DEVICES = 1_000_000
 _MAX_KINDS = 1000
 _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
@@ -141,7 +144,6 @@ def command(
         find_policy,
         read_trace,
         refuse_unlike_gavel,
-        rounds_are_compiled,
         simulate,
     )
 
@@ -162,8 +164,7 @@ def command(
         )
     speeds = elastic_speeds(work, table) if elastic and table is not None else None
     measured = _range(jobs, len(work_trace))
-    if not rounds_are_compiled():
-        say("compiling the kernels of the rounds (once, some seconds)")
+    announce_compilation(about=NUM_KERNELS)
     runs = []
     for name in policies:
         rules = Rules(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hocket.cli.fleet.connection import connect, follow, service_options
-from hocket.cli.output import emit, json_option, say
+from hocket.cli.output import emit, json_option, say, working
+
+if TYPE_CHECKING:
+    from hocket.api.jobs import JobSpec
+    from hocket.service.client import FleetClient
 
 
 @click.command("submit")
@@ -33,9 +37,13 @@ def command(
                                          # or a lease; else it runs from its start to its end]
     [throughputs]                        # steps per second, where known
     v100 = 10.5
+
+    With model = "package.module:function" (or a model of the zoo) and batch = N in place of
+    throughputs, the model's step is planned for every kind of the fleet. The command finds the plan
+    for the devices that it got in HOCKET_PLAN, as hocket.prepare does by itself.
     """
     client = connect(state, url)
-    job = client.submit(_body(job_file))
+    job = client.submit(_body(job_file, client))
     if not as_json:
         say(f"job {job['id']} is {job['status']}; see hocket fleet explain {job['id']}")
     if follows:
@@ -58,15 +66,37 @@ def _discard(block: bytes) -> None:
     pass
 
 
-def _body(job_file: Path) -> dict[str, Any]:
+def _body(job_file: Path, client: FleetClient) -> dict[str, Any]:
     from hocket.api.jobs import read_spec
 
     spec = read_spec(job_file)
+    if spec.model is not None and spec.plans is None:
+        spec = _planned(spec, job_file, client)
     body: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
     if spec.folder is not None:
         # Seen from the file, not from where the command is typed.
         body["folder"] = str((job_file.absolute().parent / spec.folder).resolve())
+    if spec.plans is not None:
+        folder = job_file.absolute().parent
+        body["plans"] = {kind: str((folder / name).resolve()) for kind, name in spec.plans.items()}
     return body
+
+
+def _planned(spec: JobSpec, job_file: Path, client: FleetClient) -> JobSpec:
+    """The job with a plan of its model for every kind of the fleet, in a folder beside its file."""
+    from hocket.api.jobs import planned_job
+    from hocket.cli.sources import ModelOptions, announce_compilation, load_graph
+
+    assert spec.model is not None
+    kinds = sorted({device["kind"] for device in client.get("/v1/devices")["devices"]})
+    graph, _ = load_graph(spec.model, ModelOptions(spec.batch, None, None, None, None), check=True)
+    announce_compilation()
+    folder = job_file.absolute().parent / f"{job_file.stem}.plans"
+    with working(f"planning {spec.model} for {', '.join(kinds)}"):
+        found = planned_job(spec, graph, kinds, folder)
+    told = ", ".join(f"{kind} {speed:.4g}" for kind, speed in (found.throughputs or {}).items())
+    say(f"planned for this fleet, steps per second: {told}")
+    return found
 
 
 def _check_succeeded(job: dict[str, Any]) -> None:

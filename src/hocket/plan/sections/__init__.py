@@ -8,6 +8,7 @@ from hocket.plan.sections.lanes import Lanes, LaneWait
 from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.plan.sections.order import Order
 from hocket.plan.sections.placement import Placement
+from hocket.plan.sections.priority import Priority
 from hocket.plan.sections.schedule import Schedule
 from hocket.plan.sections.section import Section
 from hocket.plan.sections.shares import Replica, Shares
@@ -22,6 +23,7 @@ __all__ = [
     "Order",
     "PlacedDivision",
     "Placement",
+    "Priority",
     "Replica",
     "Schedule",
     "Section",
@@ -37,5 +39,6 @@ SECTIONS: dict[str, type[Section]] = {
     "communication": Communication,
     "shares": Shares,
     "lanes": Lanes,
+    "priority": Priority,
 }
 """Kinds of sections by the name that they have in files, in the order in which files list them."""

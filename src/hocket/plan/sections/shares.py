@@ -13,7 +13,7 @@ the host where ``update`` says so; both mean what they mean in the memory sectio
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hocket.base import fields
@@ -32,6 +32,7 @@ SHARE_SCHEDULES: tuple[ShareSchedule, ...] = get_args(ShareSchedule)
 UPDATES: tuple[Update, ...] = get_args(Update)
 _MAX_SAMPLES = 2**31 - 1
 _MAX_OPS = 2**31 - 1
+_MAX_PARTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Replica:
     """Devices that hold the model once, and the samples that they take."""
 
     devices: tuple[str, ...]
-    """One per stage, in the order of the forward pass."""
+    """One per stage, in the order of the forward pass; or one per part of divided matrices."""
     microbatches: tuple[int, ...]
     """Samples of each microbatch, in the order in which they run."""
     cuts: tuple[int, ...] = ()
@@ -66,6 +67,9 @@ class Shares(Section):
     the parameters of a block when it runs (FSDP, ZeRO 3)."""
     schedule: ShareSchedule = "1f1b"
     """In which order stages of a pipeline take forward and backward passes."""
+    tensor: int = 1
+    """Parts into which the matrices of every layer are divided. Where it is more than one, the
+    devices of a replica are these parts and not stages; all of them take its samples together."""
 
     @property
     def num_samples(self) -> int:
@@ -77,11 +81,29 @@ class Shares(Section):
         """All devices, replica by replica."""
         return tuple(name for replica in self.replicas for name in replica.devices)
 
+    def num_stages(self, replica: Replica) -> int:
+        """Stages of the pipeline that a replica is; one where its devices are parts."""
+        return len(replica.devices) if self.tensor == 1 else 1
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether some replica is a pipeline."""
+        return any(self.num_stages(replica) > 1 for replica in self.replicas)
+
+    def part_by_part(self) -> Shares:
+        """Every device as a replica of its own: what each of them does of divided matrices."""
+        parts = (
+            replace(replica, devices=(name,)) for replica in self.replicas
+            for name in replica.devices
+        )  # fmt: skip
+        return replace(self, replicas=tuple(parts), tensor=1)
+
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
         return {
             "sharded": self.sharded,
             "schedule": self.schedule,
+            **({"tensor": self.tensor} if self.tensor > 1 else {}),
             "replicas": [
                 {
                     "devices": list(replica.devices),
@@ -97,7 +119,8 @@ class Shares(Section):
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Shares:
         """The section of such data."""
-        entry = fields.record(data, "shares", required=("replicas", "sharded", "schedule"))
+        needed = ("replicas", "sharded", "schedule")
+        entry = fields.record(data, "shares", required=needed, optional=("tensor",))
         path = "shares.replicas"
         rows = fields.items(entry["replicas"], path)
         schedule = fields.choice(entry["schedule"], "shares.schedule", SHARE_SCHEDULES)
@@ -105,6 +128,7 @@ class Shares(Section):
             replicas=tuple(_replica(row, f"{path}[{i}]") for i, row in enumerate(rows)),
             sharded=fields.flag(entry["sharded"], "shares.sharded"),
             schedule=next(name for name in SHARE_SCHEDULES if name == schedule),
+            tensor=fields.integer(entry.get("tensor", 1), "shares.tensor", 1, _MAX_PARTS),
         )
         wrong = next(shares._violations(problem), None)
         if wrong is not None:
@@ -138,6 +162,11 @@ class Shares(Section):
                 "replicas": {"type": "array", "items": replica, "minItems": 1},
                 "sharded": {"type": "boolean"},
                 "schedule": {"enum": list(SHARE_SCHEDULES)},
+                "tensor": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "description": "Parts of every matrix, one per device of a replica.",
+                },
             },
         }
 
@@ -157,9 +186,11 @@ class Shares(Section):
         if len(set(self.devices)) != len(self.devices):
             yield Violation("shares", "a device stands in two stages")
         for replica in self.replicas:
-            yield from _replica_violations(replica, graph.num_ops)
+            yield from _replica_violations(replica, graph.num_ops, self.tensor)
             if self.sharded and len(replica.devices) > 1:
                 yield Violation("shares", "stages of a pipeline are not sharded")
+        if self.tensor > 1 and self.sharded:
+            yield Violation("shares", "parts of matrices are not sharded besides")
         counts = {len(replica.microbatches) for replica in self.replicas}
         if self.sharded and (len(counts) != 1 or len(self.replicas) < 2):
             told = "sharded replicas are two or more, with equally many microbatches each"
@@ -202,9 +233,14 @@ def _update(data: object, path: str) -> Update:
     return next(name for name in UPDATES if name == chosen)
 
 
-def _replica_violations(replica: Replica, num_ops: int) -> Iterator[Violation]:
+def _replica_violations(replica: Replica, num_ops: int, tensor: int) -> Iterator[Violation]:
     where = ", ".join(replica.devices) or "a replica"
-    if len(replica.cuts) != max(len(replica.devices) - 1, 0) or not replica.devices:
+    if tensor > 1:
+        if len(replica.devices) != tensor or replica.cuts:
+            yield Violation("shares", f"{where}: there is one device for each of {tensor} parts")
+        if replica.recomputed or replica.update != "device":
+            yield Violation("shares", f"{where}: parts of matrices keep all that they make")
+    elif len(replica.cuts) != max(len(replica.devices) - 1, 0) or not replica.devices:
         yield Violation("shares", f"{where}: there is one cut between two stages")
     if any(not 0 < cut < num_ops for cut in replica.cuts):
         yield Violation("shares", f"{where}: a cut is at no op of the graph")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
 import numpy as np
@@ -19,6 +20,7 @@ from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections.priority import Priority, takes_priority
 from hocket.plan.sections.shares import Shares
 from hocket.planners.communication.collective import plan_collective
 from hocket.simulate.gradients import (
@@ -28,6 +30,7 @@ from hocket.simulate.gradients import (
     lower_bound_s,
     step_s,
 )
+from hocket.simulate.shares.prices import gradients_of
 
 SLICES_BYTES = (40_000, 160_000, 640_000, 2_560_000)
 LEAST_GAIN = 1.01
@@ -133,18 +136,31 @@ def choose_propagation(
     return PropagationChoice(offers, chosen, bound_s, computes_s, travels_s, why)
 
 
+def with_priority(problem: Problem, plan: Plan) -> Plan:
+    """The plan with gradients that travel by priority, where that is worth it."""
+    choice = choose_for_replicas(problem, plan)
+    if choice is None or not choice.chosen.how.crosses:
+        return plan
+    largest = max(int(problem.graph.tensor_bytes[gradients_of(problem.graph)].max(initial=4)), 4)
+    size = int(min(choice.chosen.how.slice_bytes, largest))
+    return plan.having(Priority(slice_bytes=size, crosses=True))
+
+
 def choose_for_replicas(problem: Problem, plan: Plan) -> PropagationChoice | None:
     """What is best for replicas that each take one device and one microbatch.
 
     None where a plan is another one: there is nothing to order.
     """
     shares = plan.get(Shares)
-    if shares is None or shares.sharded or len(shares.replicas) < 2:
-        return None
-    if any(len(r.devices) > 1 or len(r.microbatches) > 1 for r in shares.replicas):
+    if shares is None or not takes_priority(shares):
         return None
     if not (problem.graph.op_phase == Phase.BACKWARD).any():
         return None
+    return _choose_for_shares(problem, shares)
+
+
+@lru_cache(maxsize=8)
+def _choose_for_shares(problem: Problem, shares: Shares) -> PropagationChoice:
     number = problem.cluster.device_names.index
     # Replicas work beside each other on their parts of the batch; all wait for the slowest.
     op_s = np.max(

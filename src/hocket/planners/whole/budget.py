@@ -41,7 +41,7 @@ class Budget:
         if known is None:
             known = self.seen[shares, planned] = simulated(self.problem, shares, planned)
             passes = sum(len(replica.microbatches) for replica in shares.replicas)
-            self.spent_ops += passes * self.problem.graph.num_ops
+            self.spent_ops += passes * shares.tensor * self.problem.graph.num_ops
             self.num_simulated += 1
         return known
 

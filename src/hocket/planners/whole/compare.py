@@ -16,11 +16,12 @@ import numpy as np
 from hocket.base.units import format_percent, format_seconds
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Memory, Shares
+from hocket.plan.sections import Communication, Memory, Priority, Shares
 from hocket.plan.words import in_words
 from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
 from hocket.planners.candidates import Candidate, Comparison, propose
+from hocket.planners.communication.priority import with_priority
 from hocket.planners.goal import Goal, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.devices import workers
@@ -103,7 +104,7 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
             problem=problem, candidates=tuple(tried), chosen=None, bound=bound, counts=counts,
             why=_shortage(tables, tried),
         )  # fmt: skip
-    best = tried[order[0]]
+    best = tried[order[0]] = _travelling(problem, tried[order[0]])
     why = explained(problem, best, [tried[i] for i in order[1:]], ways)
     thrift = thrift_told(problem, tried, order[0])
     why += f"; {thrift}" if thrift else ""
@@ -128,12 +129,13 @@ def _alone(problem: Problem, only: Candidate, tables: Tables) -> Comparison:
 def family_of(shares: Shares) -> str:
     """What a person would call a way of sharing."""
     is_many = len(shares.replicas) > 1
-    is_staged = any(len(replica.devices) > 1 for replica in shares.replicas)
     if shares.sharded:
         return "sharded data parallel"
+    if shares.tensor > 1:
+        return "data parallel x tensor parallel" if is_many else "tensor parallel"
     if is_many:
-        return "data parallel x pipeline" if is_staged else "data parallel"
-    return "pipeline" if is_staged else "one device"
+        return "data parallel x pipeline" if shares.is_staged else "data parallel"
+    return "pipeline" if shares.is_staged else "one device"
 
 
 def _families(
@@ -166,6 +168,20 @@ def titled(name: str, candidate: Candidate) -> Candidate:
         planned = ", exchanged over planned trees" if plan.get(Communication) is not None else ""
         plan = replace(plan, notes={**plan.notes, HOW: in_words(plan[Shares]) + planned})
     return replace(candidate, planner=name, plan=plan)
+
+
+def _travelling(problem: Problem, way: Candidate) -> Candidate:
+    """The winner with gradients that travel by priority, where the next step gains by that.
+
+    What it gains is of a step among many, and is told beside the step, which begins and ends alone.
+    """
+    if way.plan is None:
+        return way
+    plan = with_priority(problem, way.plan)
+    if plan.get(Priority) is None:
+        return way
+    how = f"{plan.notes.get(HOW, way.planner)}, gradients by priority"
+    return replace(way, plan=replace(plan, notes={**plan.notes, HOW: how}))
 
 
 def _placed(problem: Problem, best_s: float) -> Candidate:
@@ -279,7 +295,12 @@ def _is_sharded(way: Candidate) -> bool:
 
 def _is_staged(way: Candidate) -> bool:
     assert way.plan is not None
-    return any(len(replica.devices) > 1 for replica in way.plan[Shares].replicas)
+    return way.plan[Shares].is_staged
+
+
+def _is_divided(way: Candidate) -> bool:
+    assert way.plan is not None
+    return way.plan[Shares].tensor > 1
 
 
 def _is_split(way: Candidate) -> bool:
@@ -307,13 +328,14 @@ FEATURES = {
     "unequal shares": _is_unequal,
     "shards": _is_sharded,
     "stages": _is_staged,
+    "divided matrices": _is_divided,
     "microbatches": _is_split,
     "recomputation": _is_recomputed,
     "updates on the host": _is_hosted,
     "an exchange planned for these links": _is_planned,
 }
 """Parts of a way that can be switched off, and how it is told that a way has them."""
-EASING = ("shards", "microbatches", "recomputation", "updates on the host")
+EASING = ("shards", "divided matrices", "microbatches", "recomputation", "updates on the host")
 """Those that make ways fit."""
 
 

@@ -53,7 +53,8 @@ def compare_divided(problem: Problem, must: Must = ANYTHING, most: int = 10) -> 
 
 def division_name(shares: Shares) -> str:
     """``data 2 x pipeline 1``, as people write degrees."""
-    stages = sorted({len(replica.devices) for replica in shares.replicas})
+    stages = sorted({shares.num_stages(replica) for replica in shares.replicas})
     deep = " and ".join(map(str, stages))
     name = f"data {len(shares.replicas)} x pipeline {deep}"
+    name += f" x tensor {shares.tensor}" if shares.tensor > 1 else ""
     return f"{name}, sharded" if shares.sharded else name

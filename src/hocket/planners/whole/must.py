@@ -1,8 +1,9 @@
 """Limits that an answer must keep: ``fit 8GiB``, ``devices 2``, ``step 500ms``, ``cost $3``.
 
 ``fit`` is what any device may hold, ``devices`` how many compute, ``step`` how long a step takes at
-most, ``cost`` what a million samples may cost; ``data 2`` and ``pipeline 4`` say how many replicas
-there are and how many stages each has. A way that breaks one is no answer, and says so.
+most, ``cost`` what a million samples may cost; ``data 2``, ``pipeline 4`` and ``tensor 2`` say how
+many replicas there are, how many stages each has and into how many parts matrices are divided. A
+way that breaks one is no answer, and says so.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hocket.plan.sections import Shares
 from hocket.planners.candidates import Candidate
 from hocket.planners.goal import dollars_per_million, num_devices
 
-LIMITS = ("fit", "devices", "step", "cost", "data", "pipeline")
+LIMITS = ("fit", "devices", "step", "cost", "data", "pipeline", "tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,15 @@ class Must:
     dollars_per_million: float = float("inf")
     num_replicas: int | None = None
     num_stages: int | None = None
+    num_parts: int | None = None
 
     def allows(self, shares: Shares) -> bool:
         """Whether so many devices may share the batch in this way."""
         if self.num_replicas not in (None, len(shares.replicas)):
             return False
-        stages = {len(replica.devices) for replica in shares.replicas}
+        if self.num_parts not in (None, shares.tensor):
+            return False
+        stages = {shares.num_stages(replica) for replica in shares.replicas}
         return self.num_stages is None or stages == {self.num_stages}
 
     def on(self, problem: Problem) -> Problem:
@@ -59,10 +63,10 @@ class Must:
         if num_devices(candidate) > self.num_devices:
             return f"more than {self.num_devices:.0f} devices"
         shares = None if candidate.plan is None else candidate.plan.get(Shares)
-        if shares is None and (self.num_replicas or self.num_stages):
+        if shares is None and (self.num_replicas or self.num_stages or self.num_parts):
             return "it does not share the batch"
         if shares is not None and not self.allows(shares):
-            return "other replicas or stages are asked for"
+            return "other replicas, stages or parts are asked for"
         if self.dollars_per_million == float("inf"):
             return ""
         cost = dollars_per_million(problem, candidate)
@@ -89,6 +93,8 @@ def parse_must(texts: Sequence[str]) -> Must:
                 must = replace(must, num_replicas=_count(value))
             elif word == "pipeline":
                 must = replace(must, num_stages=_count(value))
+            elif word == "tensor":
+                must = replace(must, num_parts=_count(value))
             elif word == "step":
                 must = replace(must, step_s=parse_seconds(value))
             elif word == "cost":

@@ -24,6 +24,7 @@ from hocket.planners.communication.collective import plan_collective
 from hocket.planners.goal import Goal
 from hocket.planners.placement.devices import workers
 from hocket.planners.whole.budget import Budget
+from hocket.planners.whole.divided_matrices import divided_ways
 from hocket.planners.whole.groups import DeviceGroup, even_sizes, group_of, shared_out
 from hocket.planners.whole.least import least_s
 from hocket.planners.whole.must import ANYTHING, Must
@@ -58,16 +59,17 @@ def shared_ways(
     """Ways of sharing the batch that were simulated, the quickest first, that keep the limits."""
     tables, devices = tables_of(problem), workers(problem).tolist()
     estimates = sorted(_estimates(tables, devices), key=lambda e: (e.seconds, in_words(e.shares)))
-    best_s, families = np.inf, set[tuple[bool, bool]]()
+    best_s, families = np.inf, set[tuple[bool, bool, bool]]()
     for estimate in estimates:
         replicas = estimate.shares.replicas
         if len(estimate.shares.devices) > must.num_devices or not must.allows(estimate.shares):
             continue
-        family = len(replicas) > 1, any(len(replica.devices) > 1 for replica in replicas)
+        shares = estimate.shares
+        family = len(replicas) > 1, shares.is_staged, shares.tensor > 1
         is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
         # The best of each family stands in the table, also where it cannot win.
         if budget.is_left and (is_hopeful or family not in families):
-            seen = fitted(tables, estimate.shares, budget)
+            seen = budget.simulated(shares) if shares.tensor > 1 else fitted(tables, shares, budget)
             best_s = min(best_s, seen.step_s or np.inf)
             families |= {family} if seen.feasible else set()
     for start in _starts(budget, must):
@@ -85,6 +87,8 @@ def _starts(budget: Budget, must: Must) -> list[Candidate]:
     for way in fitting:
         assert way.plan is not None
         shares = way.plan[Shares]
+        if shares.tensor > 1:
+            continue  # parts are alike, and there is nothing to move
         devices = frozenset(replica.devices for replica in shares.replicas)
         if (way.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
             first.setdefault((devices, shares.sharded), way)
@@ -135,6 +139,8 @@ def _estimates(tables: Tables, devices: list[int]) -> Iterator[Estimate]:
         found = estimated(tables, structure)
         if found is not None:
             yield found
+    for way in divided_ways(tables, devices):
+        yield Estimate(way.shares, way.seconds)
 
 
 def estimated(tables: Tables, structure: Structure) -> Estimate | None:

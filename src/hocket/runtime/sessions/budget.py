@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from hocket.base.errors import UsageError
@@ -68,13 +66,9 @@ def run_budget(
     train = TrainingLoop(module, optimizer, carrier, loop)
     records: list[StepRecord] = []
 
-    def note(number: int, record: StepRecord) -> None:
-        records.append(record)
-        watch.on_step(number, record)
-
     rows = [tensor for _, tensor in batch_tensors(built.batch)]
     work = LoopedModel(train, lambda: (*carrier.lasting, *rows), built.batch, place)
-    EXECUTORS["budget"][backend].run(work, options, replace(watch, on_step=note))
+    EXECUTORS["budget"][backend].run(work, options, watch.keeping(records))
     peaks = [record.peak_bytes[0] for record in records if 0 in record.peak_bytes]
     return RunResult(
         backend=backend,

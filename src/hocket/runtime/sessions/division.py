@@ -42,14 +42,8 @@ def run_division(problem: Problem, plan: Plan, options: RunOptions, watch: Onloo
     agreement = check_division(divided) if options.checks else None
     records: list[StepRecord] = []
 
-    def note(number: int, record: StepRecord) -> None:
-        records.append(record)
-        watch.on_step(number, record)
-
     job = make_job(divided.model, divided.division, divided.schedule, dtype=dtype)
-    EXECUTORS["division"][backend].run(
-        DividedModel(job, names), options, replace(watch, on_step=note)
-    )
+    EXECUTORS["division"][backend].run(DividedModel(job, names), options, watch.keeping(records))
     middle = sorted(records, key=lambda record: record.step_s)[len(records) // 2]
     return RunResult(
         backend=backend,

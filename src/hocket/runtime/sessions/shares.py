@@ -70,12 +70,8 @@ def run_shares(
     )
     records: list[StepRecord] = []
 
-    def note(number: int, record: StepRecord) -> None:
-        records.append(record)
-        watch.on_step(number, record)
-
     work = SharedModel(job, model.module, model.batch, model.loss, names, places)
-    EXECUTORS["shares"][backend].run(work, options, replace(watch, on_step=note))
+    EXECUTORS["shares"][backend].run(work, options, watch.keeping(records))
     return RunResult(
         backend=backend,
         runs_on=dict(zip(names, places, strict=True)),
@@ -105,7 +101,7 @@ def _require_room(
         whole = [
             replace(replica, devices=replica.devices[:1], cuts=()) for replica in shares.replicas
         ]
-        as_run = replace(shares, replicas=tuple(whole), sharded=False)
+        as_run = replace(shares, replicas=tuple(whole), sharded=False, tensor=1)
         predicted = simulate_shares(problem, as_run)[1]
     names = problem.cluster.device_names
     devices = [names.index(replica.devices[0]) for replica in shares.replicas]

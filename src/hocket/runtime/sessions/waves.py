@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,15 +66,11 @@ def run_waves(
     train = waved_loop(problem, plan, built.module, built.batch, recipe, torch.device(place))
     records: list[StepRecord] = []
 
-    def note(number: int, record: StepRecord) -> None:
-        records.append(record)
-        watch.on_step(number, record)
-
     def lasting() -> Iterable[torch.Tensor]:
         return (*built.module.parameters(), *built.module.buffers())
 
     work = LoopedModel(train, lasting, built.batch, place)
-    EXECUTORS["waves"][backend].run(work, options, replace(watch, on_step=note))
+    EXECUTORS["waves"][backend].run(work, options, watch.keeping(records))
     peaks = [record.peak_bytes[0] for record in records if 0 in record.peak_bytes]
     return RunResult(
         backend=backend,

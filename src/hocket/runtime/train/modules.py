@@ -18,19 +18,14 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from hocket.base.arrays import IntArray
-from hocket.capture.fake import model_tensors
-from hocket.capture.loss import ChosenLoss
 from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph, Phase
-from hocket.runtime.train.carrier import Carried, Timings
-from hocket.runtime.train.recorded import Recipe, in_mode
-from hocket.runtime.train.weight import Weight
+from hocket.runtime.train.called import CalledModel
+from hocket.runtime.train.recorded import Recipe
 
 
-class MovedModules:
+class MovedModules(CalledModel):
     """A model whose modules are on the devices of a plan; see `Carrier`."""
-
-    predicted_s: float | None = None
 
     def __init__(
         self,
@@ -43,37 +38,17 @@ class MovedModules:
         lost: str,
     ) -> None:
         self.lost = lost
-        self._model, self._recipe = model, recipe
-        self._loss = ChosenLoss(recipe.loss)
+        self._model = model
         places = module_places(model, graph, device_of)
         self._devices = {path: devices[place] for path, place in places.items()}
         self._root = self._devices[""]
         if len(set(devices)) > 1:
             self._move()
-        self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
-
-    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Gradients are used when all are there."""
+        super().__init__(model, recipe)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer."""
         self._recipe.make_update(optimizer)
-
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
-        """Forward and backward of the model itself."""
-        outcome = self.forward(batch, step)
-        seed = torch.ones_like(outcome.loss).mul_(weight)
-        outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
-        return Carried(outcome.loss.detach(), detached(outcome.outputs))
-
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
-        """Modules are not timed."""
-        return self.train(batch, step, weight), None
-
-    def forward(self, batch: Any, step: int) -> Carried:
-        """The model itself."""
-        returned = self._apply(batch)
-        return Carried(self._loss(returned), returned)
 
     def clip(self, max_norm: float) -> None:
         """By the norm of all gradients."""
@@ -81,17 +56,6 @@ class MovedModules:
 
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
         """All is here."""
-
-    def evaluate(self, batch: Any) -> Carried:
-        """The loss, without gradients."""
-        with torch.no_grad(), in_mode(self._model, is_training=False):
-            returned = self._apply(batch)
-            return Carried(self._loss(returned), returned)
-
-    def predict(self, batch: Any) -> Any:
-        """What the model returns."""
-        with torch.no_grad(), in_mode(self._model, is_training=False):
-            return self._apply(batch)
 
     def _apply(self, batch: Any) -> Any:
         batch = dict(batch) if isinstance(batch, Mapping) else batch
@@ -136,11 +100,6 @@ def module_places(model: nn.Module, graph: Graph, device_of: IntArray) -> dict[s
 
 def _brought(tree: Any, device: torch.device) -> Any:
     return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, tree)
-
-
-def detached(tree: Any) -> Any:
-    """What a model returned, without what its gradients need."""
-    return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, tree)
 
 
 def _bring_inputs(device: torch.device) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, cast
 
+from hocket.base.config import PLAN_VARIABLE
 from hocket.service.daemon.world import World, name_of
 from hocket.service.endpoint import NAME as ENDPOINT
 from hocket.service.executors.executor import Assignment
@@ -56,6 +57,8 @@ def _environment(
         "HOCKET_DEVICES": ",".join(record.devices),
         "HOCKET_KIND": record.kind,
     }
+    if spec.plans is not None and record.kind in spec.plans:
+        environment[PLAN_VARIABLE] = spec.plans[record.kind]
     checkpoint = world.checkpoints.get(record.job)
     if checkpoint is not None:
         environment["HOCKET_CHECKPOINT"] = checkpoint.path

@@ -67,6 +67,12 @@ def submit(
         return known.job
     if spec.folder is not None and not PurePath(spec.folder).is_absolute():
         raise UsageError(f"folder {spec.folder!r} is no absolute path", where="folder")
+    if spec.model is not None and spec.plans is None:
+        raise UsageError(
+            f"nobody planned {spec.model!r} for the kinds of this fleet",
+            hint="hocket fleet submit does that; else name plans and throughputs by kind",
+            where="model",
+        )
     kinds = draft.state.kinds
     if spec.throughputs is not None and not any(kind in kinds for kind in spec.throughputs):
         # One of several may be unknown: a job file may serve more clusters than this one.

@@ -13,6 +13,21 @@ from hocket.service.plain_file import open_plain
 NAME = "lock"
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a daemon has a state folder now."""
+    try:
+        descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class FolderLock:
     """Held from its making to `close`, or to the end of the process, however that comes."""
 

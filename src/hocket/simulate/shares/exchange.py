@@ -24,6 +24,23 @@ FIRST_BUCKET_BYTES = 2**20
 """What DistributedDataParallel exchanges at once, by default."""
 
 
+def exchange_alike(
+    problem: Problem,
+    copies: list[ReplicaCopy],
+    degree: int,
+    planned: Communication | None,
+    sheet: Sheet,
+) -> dict[int, IntArray]:
+    """As `exchange`, between those that have the same part of every matrix."""
+    done: dict[int, IntArray] = {}
+    for part in range(degree):
+        alike = range(part, len(copies), degree)
+        if len(alike) > 1:
+            found = exchange(problem, [copies[i] for i in alike], planned, sheet)
+            done |= {alike[i]: ends for i, ends in found.items()}
+    return done
+
+
 def exchange(
     problem: Problem, copies: list[ReplicaCopy], planned: Communication | None, sheet: Sheet
 ) -> dict[int, IntArray]:

@@ -171,7 +171,7 @@ def _gather(
     first, one = users[0], copies[0].passes[number]
     when = one.again_priority if first.is_again else one.priority
     label = f"gather.{block}.{phase.name.lower()}#{number}"
-    ops = _together(problem, copies, sheet, label, size, float(when[first.op]) - 0.5, waits)
+    ops = together(problem, copies, sheet, label, size, float(when[first.op]) - 0.5, waits)
     held = sheet.add_tensors(
         [f"{label}{own.label}" for own in copies], bytes=size, role=Role.ACTIVATION, producer=ops
     )
@@ -199,7 +199,7 @@ def _scatter(
     makers = graph.tensor_producer[members]
     priority = float(copies[0].passes[number].priority[makers].max()) + 0.25
     label = f"scatter.{block}#{number}"
-    ops = _together(problem, copies, sheet, label, size, priority, waits)
+    ops = together(problem, copies, sheet, label, size, priority, waits)
     made = sheet.add_tensors(
         [f"{label}{own.label}" for own in copies],
         bytes=-(-size // len(copies)), role=Role.GRADIENT, producer=ops,
@@ -212,7 +212,7 @@ def _scatter(
     return made
 
 
-def _together(
+def together(
     problem: Problem,
     copies: Sequence[ReplicaCopy],
     sheet: Sheet,
@@ -220,13 +220,17 @@ def _together(
     size: int,
     priority: float,
     waits: Sequence[IntArray],
+    *,
+    num_halves: int = 1,
 ) -> IntArray:
-    """An exchange that begins when all replicas are ready for it, in a ring."""
+    """An exchange that begins when all replicas are ready for it, in a ring.
+
+    Gathering and scattering are the two halves of an all-reduce.
+    """
     devices = [int(own.device_of[0]) for own in copies]
     ring = best_ring(problem, tuple(devices))
-    # Gathering and scattering are the two halves of an all-reduce.
     whole_s = ring_all_reduce_s(size, len(copies), ring.latency_s, ring.bandwidth_bps)
-    seconds = float(whole_s) / 2
+    seconds = float(whole_s) * num_halves / 2
     num_kinds = len(problem.costs.kind_names)
     common: dict[str, Any] = {
         "kind": sheet.kind("exchange"), "phase": Phase.BACKWARD,

@@ -26,8 +26,10 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Lanes, Shares
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.simulate.shares.copies import Pass, ReplicaCopy
-from hocket.simulate.shares.exchange import exchange
+from hocket.simulate.shares.exchange import exchange_alike
+from hocket.simulate.shares.joined import join_parts
 from hocket.simulate.shares.lanes import circle, hold_back, in_lane
+from hocket.simulate.shares.matrices import one_part, regions_of
 from hocket.simulate.shares.memory import (
     copies_in,
     copies_out,
@@ -78,18 +80,24 @@ def unfold(
     ``planned`` says how replicas exchange gradients where it is about their very devices; with
     ``lanes`` microbatches run in turns in two lanes.
     """
+    regions, degree = None, 1
+    if shares.tensor > 1:
+        regions, degree = regions_of(problem.graph), shares.tensor
+        problem, shares = one_part(problem, degree), shares.part_by_part()
     graph = problem.graph
     sheet = Sheet(kinds=list(graph.kinds), modules=graph.modules, is_named=is_named)
     copies = [
         _replicate(problem, shares, index, lanes, sheet) for index in range(len(shares.replicas))
     ]
     done: dict[int, IntArray] = {}
+    if regions is not None:
+        join_parts(problem, regions, copies, degree, sheet)
     if shares.sharded:
         exchange_shards(problem, copies, sheet)
     for own in copies:
         _finish(problem, own, sheet)
-    if len(copies) > 1 and not shares.sharded:
-        done = exchange(problem, copies, planned, sheet)
+    if not shares.sharded:
+        done = exchange_alike(problem, copies, degree, planned, sheet)
     num_hosted = Counter(
         _host(problem, name) for replica in shares.replicas if replica.update == "host"
         for name in replica.devices

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import nn
 from hocket.base.errors import UsageError
 from hocket.plan.sections import Schedule
 from hocket.planners.parallelism.schedules import make_schedule
+from hocket.runtime.collectives.propagation import Propagation
 from hocket.runtime.train.batches import settled
+from hocket.runtime.train.called import CalledModel
 from hocket.runtime.train.carrier import Carrier, Passes
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.accumulated import Accumulated, AccumulatedAlone
@@ -24,6 +27,7 @@ from hocket.runtime.train.divided.cutting import Cutting, cut_by_layers
 from hocket.runtime.train.divided.hollow import fill_hollow
 from hocket.runtime.train.divided.mesh import Mesh
 from hocket.runtime.train.divided.norms import batch_norms_in_training, join_batch_norms
+from hocket.runtime.train.divided.prioritised import PrioritisedReplicas
 from hocket.runtime.train.divided.replicas import Replicas
 from hocket.runtime.train.divided.sharded import ShardedModel
 from hocket.runtime.train.divided.shares import (
@@ -73,6 +77,8 @@ class DividedTask:
     sums_by: str | None = None
     """The backend of torch.distributed for gradients where it is not that of all else."""
     predicted_s: float | None = None
+    propagates: Callable[[], Propagation] | None = None
+    """Begins to send gradients by priority, where the plan says so; called once by each rank."""
     waves: WaveOrder | None = None
     """In which order two lanes take the microbatches of this rank; None: one after the other."""
 
@@ -192,7 +198,10 @@ def carried(task: DividedTask, part: RankPart) -> Carrier:
     else:
         fill_hollow(model, task.weights, _always, cuts, mesh)
         inner, cuts = _on_one_rank(task, part, rows, cuts)
-    return Replicas(
+    replicas: Callable[..., Replicas] = Replicas
+    if task.propagates is not None:
+        replicas = partial(PrioritisedReplicas, task.propagates())
+    return replicas(
         inner, model, mesh, shares=part.shares, count=task.count, seed=task.seed or 0,
         zero=part.zero,
         has_own_statistics=not part.joins_norms and bool(batch_norms_in_training(model)),
@@ -210,6 +219,8 @@ def _on_one_rank(
     """
     first = microbatches(rows, part.sizes, task.count)[0][0] if len(part.sizes) > 1 else rows
     inner: Passes
+    if task.propagates is not None:
+        return CalledModel(task.model, task.recipe), cuts
     if part.zero == 3 and len(part.shares) > 1:
         named = {name: cuts.get(id(p)) for name, p in task.model.named_parameters()}
         inner = ShardedModel(

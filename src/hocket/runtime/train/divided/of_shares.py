@@ -39,18 +39,18 @@ def shared_carrier(
     if isinstance(noted, str):
         # Stages are cut at ops, so the same kernels are recorded.
         task = replace(task, recipe=replace(task.recipe, device=noted))
-    num_stages = [len(replica.devices) for replica in replicas]
+    num_stages = [shares.num_stages(replica) for replica in replicas]
     mesh = (
         UnevenMesh(num_stages, task.device)
-        if max(num_stages) > 1
-        else Mesh(Division(data=len(replicas)), task.device)
+        if shares.is_staged
+        else Mesh(Division(data=len(replicas), tensor=shares.tensor), task.device)
     )
     agree(task)
     own = replicas[mesh.data_rank]
     task = _holding_less(task, graph, own)
     task = _in_lanes(task, problem, shares, lanes, mesh.data_rank)
     pipeline = None
-    if len(own.devices) > 1:
+    if shares.num_stages(own) > 1:
         schedule = make_schedule(shares.schedule, len(own.devices), len(own.microbatches))
         pipeline = cut_at_ops(graph, own.cuts), schedule
     return carried(task, RankPart(
@@ -58,7 +58,8 @@ def shared_carrier(
         shares=[replica.num_samples for replica in replicas],
         sizes=own.microbatches,
         zero=3 if shares.sharded else 0,
-        joins_norms=all(len(r.microbatches) == len(r.devices) == 1 for r in replicas),
+        tensor=shares.tensor,
+        joins_norms=not shares.is_staged and all(len(r.microbatches) == 1 for r in replicas),
         pipeline=pipeline,
         again=covered_modules(graph, own.recomputed) if shares.sharded else (),
         is_offloaded=own.update == "host",

@@ -7,7 +7,7 @@ parameters in the place of parameters; the person's optimizer is told of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,15 +20,11 @@ from torch.distributed.fsdp import (
 )
 
 from hocket.base.errors import UsageError
-from hocket.capture.fake import model_tensors
-from hocket.capture.loss import ChosenLoss
 from hocket.capture.step import apply_model
 from hocket.runtime.memory.again import computed_again
-from hocket.runtime.train.carrier import Carried, Timings
+from hocket.runtime.train.called import CalledModel
 from hocket.runtime.train.divided.stack import layer_paths
-from hocket.runtime.train.modules import detached
-from hocket.runtime.train.recorded import Recipe, in_mode
-from hocket.runtime.train.weight import Weight
+from hocket.runtime.train.recorded import Recipe
 
 
 class _Applied(nn.Module):
@@ -42,11 +38,8 @@ class _Applied(nn.Module):
         return self._apply_to(self.model, batch)
 
 
-class ShardedModel:
+class ShardedModel(CalledModel):
     """A model whose weights are divided over replicas; see `Passes`."""
-
-    predicted_s: float | None = None
-    lost = ""
 
     def __init__(
         self,
@@ -80,42 +73,10 @@ class ShardedModel:
         after = dict(model.named_parameters())
         for group in optimizer.param_groups:
             group["params"] = [after[before[id(parameter)]] for parameter in group["params"]]
-        self._model, self._loss = model, ChosenLoss(recipe.loss)
-        self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
+        super().__init__(model, recipe)
 
-    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Updates wait for all gradients."""
-
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the optimizer."""
-        optimizer.step()
-
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
-        """Forward and backward of the model itself."""
-        outcome = self.forward(batch, step)
-        seed = torch.ones_like(outcome.loss).mul_(weight)
-        outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
-        return Carried(outcome.loss.detach(), detached(outcome.outputs))
-
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
-        """Modules are not timed."""
-        return self.train(batch, step, weight), None
-
-    def forward(self, batch: Any, step: int) -> Carried:
-        """The model itself."""
-        returned = self._applied(batch)
-        return Carried(self._loss(returned), returned)
-
-    def evaluate(self, batch: Any) -> Carried:
-        """The loss, without gradients."""
-        with torch.no_grad(), in_mode(self._model, is_training=False):
-            returned = self._applied(batch)
-            return Carried(self._loss(returned), returned)
-
-    def predict(self, batch: Any) -> Any:
-        """What the model returns."""
-        with torch.no_grad(), in_mode(self._model, is_training=False):
-            return self._applied(batch)
+    def _apply(self, batch: Any) -> Any:
+        return self._applied(batch)
 
 
 def _compute_again(module: nn.Module) -> None:

@@ -10,8 +10,7 @@ wrongly. Embeddings and the output layer stay whole on every rank.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -23,58 +22,8 @@ from hocket.base.errors import UsageError
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.collectives import joined, spread
 from hocket.runtime.train.divided.stack import find_stack
+from hocket.transformer.families import FAMILIES, Family
 
-
-@dataclass(frozen=True)
-class Family:
-    """Names of the matrices in a layer."""
-
-    name: str
-    columns: Mapping[str, int]
-    """With the number of matrices that stand side by side in each."""
-    rows: tuple[str, ...]
-    whole: str
-    """Pattern of the names of parameters that every rank has whole: norms outside of both."""
-    head_width: tuple[str, str] = ("", "head_dim")
-    """The module of a layer, and its attribute, that say how wide a head is."""
-
-
-FAMILIES = (
-    Family(
-        "GPT-2",
-        {"attn.c_attn": 3, "mlp.c_fc": 1},
-        ("attn.c_proj", "mlp.c_proj"),
-        r"ln_[12]\..*",
-        ("attn", "head_dim"),
-    ),
-    Family(
-        "Llama, Mistral, Qwen2",
-        {
-            "self_attn.q_proj": 1, "self_attn.k_proj": 1, "self_attn.v_proj": 1,
-            "mlp.gate_proj": 1, "mlp.up_proj": 1,
-        },
-        ("self_attn.o_proj", "mlp.down_proj"),
-        r"(input|post_attention)_layernorm\..*",
-        ("self_attn", "head_dim"),
-    ),
-    Family(
-        "OPT",
-        {"self_attn.q_proj": 1, "self_attn.k_proj": 1, "self_attn.v_proj": 1, "fc1": 1},
-        ("self_attn.out_proj", "fc2"),
-        r"(self_attn|final)_layer_norm\..*",
-        ("self_attn", "head_dim"),
-    ),
-    Family(
-        "BERT",
-        {
-            "attention.self.query": 1, "attention.self.key": 1, "attention.self.value": 1,
-            "intermediate.dense": 1,
-        },
-        ("attention.output.dense", "output.dense"),
-        r"(attention\.)?output\.LayerNorm\..*",
-        ("attention.self", "attention_head_size"),
-    ),
-)  # fmt: skip
 _COUNTED = (
     "split_size",
     "num_heads",

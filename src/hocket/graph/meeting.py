@@ -1,0 +1,298 @@
+"""Where the samples of a batch meet, read off the recorded ops: nothing is run.
+
+The shapes of an op at two sizes of the batch say which of its extents grow with the samples. What
+works along such an extent (a running sum, a sort, a product that contracts it) lets samples meet;
+what makes it vanish is a sum or mean over samples, after which only what is linear may follow until
+the loss. Samples come apart where neither is seen. Views that put parts of several samples into an
+extent that does not grow are not seen through. Batch norm is left out: who plans says what becomes
+of it. O(ops).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.graph.batches import unsplit
+from hocket.graph.graph import Graph, Phase, Role
+
+SAMPLES = "samples"
+"""The note of a graph that says in words whether samples come apart."""
+_TENSOR = re.compile(r"[a-z][a-z0-9_]*\[([0-9,]*)\](?:\{[0-9,]*\})?")
+_WHOLE = re.compile(r"-?[0-9]+")
+
+
+class Dependence(IntEnum):
+    """What a tensor has to do with the samples."""
+
+    NONE = 0
+    SAMPLES = 1
+    """Every sample has its part of it."""
+    MEAN = 2
+    """One value for all: a mean over samples, and what is linear in it."""
+    TOTAL = 3
+    """A sum over samples, likewise."""
+
+
+class GrowingShape(NamedTuple):
+    """Extents of a tensor in a signature, and which of them grow with the batch."""
+
+    extents: tuple[int, ...]
+    grows: tuple[bool, ...]
+
+    def along(self, dim: int) -> bool:
+        """Whether an extent grows; of none where there is no such extent."""
+        return -len(self.grows) <= dim < len(self.grows) and self.grows[dim]
+
+
+class OpText(NamedTuple):
+    """An op as its signatures at two sizes tell of it."""
+
+    name: str
+    """Without namespace, variant and the mark of writing in place."""
+    tensors: tuple[GrowingShape, ...]
+    args: tuple[str, ...]
+    """In their order, tensors too."""
+    named: dict[str, str]
+    others: tuple[str, ...]
+    """As ``args``, at the other size."""
+
+    def dim(self, position: int, default: int = -1, name: str = "dim") -> int:
+        """A dim among the arguments."""
+        text = self.named.get(name, self.args[position] if position < len(self.args) else "")
+        return int(text) if _WHOLE.fullmatch(text) else default
+
+
+_ALONG = {
+    "cumsum": 1, "cumprod": 1, "logcumsumexp": 1, "cummax": 1, "cummin": 1, "_softmax": 1,
+    "_log_softmax": 1, "softmax": 1, "log_softmax": 1, "sort": 1, "argsort": 1, "topk": 2,
+    "kthvalue": 2, "median": 1, "mode": 1, "unfold": 1,
+}  # fmt: skip
+"""Ops that work along one dim, and at which position it stands among their arguments."""
+_WINDOWS = re.compile(r"conv|pool|upsample|group_norm|instance_norm|im2col|grid_sampler")
+"""Ops of which only the first extent may grow."""
+_CONTRACTED = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "addbmm": (1, 2)}
+"""Matrix products: the two tensors of which the last and the last but one dim are contracted."""
+_PICKS = ("index", "index_select", "gather", "scatter", "scatter_add", "index_copy", "index_add",
+          "index_put", "_index_put_impl", "take_along_dim")  # fmt: skip
+"""Ops whose places are given by a tensor."""
+_MADE = re.compile(r"(zeros|ones|full|empty|rand|randn|randint)(_like)?|new_.*|empty_.*")
+"""Ops that read the form of a tensor and not its content."""
+_LINEAR = frozenset({
+    "add", "sub", "rsub", "mul", "div", "neg", "clone", "detach", "alias", "view", "_unsafe_view",
+    "reshape", "expand", "squeeze", "unsqueeze", "sum", "mean", "stack", "cat", "select", "slice",
+    "_to_copy", "copy", "t", "transpose", "permute", "as_strided", "unbind", "split",
+})  # fmt: skip
+_REDUCTIONS = {
+    "nll_loss_forward": 3, "nll_loss2d_forward": 3, "nll_loss": 3, "mse_loss": 2, "l1_loss": 2,
+    "smooth_l1_loss": 2, "huber_loss": 2, "binary_cross_entropy": 3, "soft_margin_loss": 2,
+    "binary_cross_entropy_with_logits": 4, "kl_div": 2,
+}  # fmt: skip
+"""Losses, and at which position they say how single ones are put together."""
+_MEAN_REDUCTION, _SUM_REDUCTION = 1, 2
+
+
+def reading_samples(graph: Graph) -> Graph:
+    """The graph with what its ops tell of its samples: they may not be taken apart."""
+    if graph.other_batch is None or graph.meta.get("optimizer") is None:
+        return graph
+    if met := where_samples_meet(graph):
+        return unsplit(graph, met)
+    tried = graph.meta.get(SAMPLES)
+    told = f"no op was seen at which samples meet{f'; {tried}' if tried else ''}"
+    return replace(graph, meta={**graph.meta, SAMPLES: told})
+
+
+def where_samples_meet(graph: Graph) -> str:
+    """The first op on the way to the loss at which samples meet, in words; empty where none is."""
+    other = graph.other_batch
+    if other is None or not len(graph.op_signature):
+        return ""
+    grows = graph.tensor_bytes != other.tensor_bytes
+    state = np.zeros(graph.num_tensors, dtype=np.int8)
+    state[(graph.tensor_role == Role.INPUT) & (graph.tensor_producer < 0)] = Dependence.SAMPLES
+    ratio = other.other_samples / other.num_samples
+    for op in np.flatnonzero(_leads_to_loss(graph)).tolist():
+        found = _after(graph, op, state, grows, ratio)
+        if isinstance(found, str):
+            module = graph.module_of(op)
+            return f"samples meet{f' in {module}' if module else ''}: {found}"
+        made = graph.made_by(op)
+        state[made.start : made.stop] = found
+    is_loss = (graph.tensor_role == Role.OUTPUT) & (graph.tensor_producer >= 0)
+    if (state[is_loss] == Dependence.TOTAL).any():
+        return "its loss is a sum over samples, not a mean"
+    return ""
+
+
+def _leads_to_loss(graph: Graph) -> NDArray[np.bool_]:
+    """Forward ops whose results the loss is made of."""
+    needed = graph.tensor_role == Role.OUTPUT
+    leads = np.zeros(graph.num_ops, dtype=np.bool_)
+    for op in np.flatnonzero(graph.op_phase == Phase.FORWARD)[::-1].tolist():
+        made = graph.made_by(op)
+        if needed[made.start : made.stop].any():
+            leads[op] = True
+            needed[graph.reads_of(op)] = True
+    return leads
+
+
+def _after(
+    graph: Graph, op: int, state: NDArray[np.int8], grows: NDArray[np.bool_], ratio: float
+) -> Dependence | str:
+    """What the results of an op have to do with the samples, or how samples meet in it."""
+    reads = graph.reads_of(op)
+    states = state[reads]
+    known = set(states.tolist()) - {Dependence.NONE}
+    if not known:
+        return Dependence.NONE
+    text = _text_of(graph, op)
+    if text is None:
+        return Dependence.SAMPLES
+    if _MADE.fullmatch(text.name):
+        return Dependence.NONE
+    if known & {Dependence.MEAN, Dependence.TOTAL}:
+        return _after_sums(text, states, known, ratio)
+    if met := _along_samples(text, int((states > 0).sum())):
+        return met
+    made = graph.made_by(op)
+    is_dropped = grows[reads[states > 0]].any() and not grows[made.start : made.stop].any()
+    return _summed(text) if is_dropped else Dependence.SAMPLES
+
+
+def _after_sums(
+    text: OpText, states: NDArray[np.int8], known: set[int], ratio: float
+) -> Dependence | str:
+    """Sums or means over samples go on: alone, or with each other where that is linear."""
+    is_product = text.name in ("mul", "div") and int((states > 0).sum()) > 1
+    if Dependence.SAMPLES in known or text.name not in _LINEAR or is_product:
+        return f"{text.name} of a sum or mean over samples"
+    if text.name in ("mul", "div") and _scale(text, ratio) and Dependence.MEAN not in known:
+        return Dependence.MEAN
+    return Dependence.TOTAL if Dependence.TOTAL in known else Dependence.MEAN
+
+
+def _scale(text: OpText, ratio: float) -> bool:
+    """Whether a product or quotient with a number takes back the growth of a sum."""
+    if len(text.args) < 2 or len(text.others) < 2:
+        return False
+    try:
+        grown = float(text.others[1]) / float(text.args[1])
+    except (ValueError, ZeroDivisionError):
+        return False
+    return bool(np.isclose(grown, ratio if text.name == "div" else 1 / ratio))
+
+
+def _summed(text: OpText) -> Dependence | str:
+    """What an op makes whose results do not grow with the batch, though what it reads does."""
+    if text.name in ("mean", "sum"):
+        return Dependence.MEAN if text.name == "mean" else Dependence.TOTAL
+    at = _REDUCTIONS.get(text.name)
+    if at is not None:
+        how = text.dim(at, _MEAN_REDUCTION, "reduction")
+        if how in (_MEAN_REDUCTION, _SUM_REDUCTION):
+            return Dependence.MEAN if how == _MEAN_REDUCTION else Dependence.TOTAL
+    return f"{text.name} over samples"
+
+
+def _along_samples(text: OpText, num_dependent: int) -> str:
+    """How an op works along an extent that grows with the batch; empty where it does not."""
+    tensors, name = text.tensors, text.name
+    if not tensors or "batch_norm" in name:
+        return ""
+    is_met = False
+    if name in _ALONG:
+        is_met = tensors[0].along(text.dim(_ALONG[name]))
+    elif name in _CONTRACTED and len(tensors) > _CONTRACTED[name][1]:
+        is_met = tensors[_CONTRACTED[name][0]].along(-1)
+    elif _WINDOWS.search(name):
+        is_met = any(tensors[0].grows[1:])
+    elif "layer_norm" in name or "rms_norm" in name:
+        is_met = text.args[1:2] != text.others[1:2]
+    elif "scaled_dot_product" in name or "attention" in name:
+        is_met = any(tensor.along(-1) or tensor.along(-2) for tensor in tensors[:3])
+    elif name in ("sum", "mean", "amax", "amin", "logsumexp", "var_mean", "var", "std", "prod"):
+        dims = [int(d) for d in _WHOLE.findall(text.args[1])] if len(text.args) > 1 else []
+        along = {dim % max(len(tensors[0].grows), 1) for dim in dims}
+        is_kept = any(grows for dim, grows in enumerate(tensors[0].grows) if dim not in along)
+        is_met = is_kept and any(tensors[0].along(dim) for dim in dims)
+    elif name in _PICKS:
+        is_met = _picks_samples(text, num_dependent)
+    return f"{name} along them" if is_met else ""
+
+
+def _picks_samples(text: OpText, num_dependent: int) -> bool:
+    """Whether what is in the samples says which samples are picked."""
+    picked = text.tensors[0]
+    if text.name not in ("index", "index_put", "_index_put_impl"):
+        # Along another dim every sample picks for itself.
+        return num_dependent > 1 and picked.along(text.dim(1, 0))
+    places = _split(text.args[1][1:-1]) if len(text.args) > 1 else []
+    given = [dim for dim, place in enumerate(places) if place != "None"]
+    along = sum(picked.along(dim) for dim in given)
+    # Places that do not depend on samples, such as their own numbers, are those of the samples.
+    num_values = 2 if text.name != "index" else 1
+    return along > len(given) - max(num_dependent - num_values, 0)
+
+
+# ── signatures ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _text_of(graph: Graph, op: int) -> OpText | None:
+    """An op as its signatures tell of it; None where they are not known."""
+    other = graph.other_batch
+    assert other is not None
+    own, away = int(graph.op_signature[op]), int(other.op_signature[op])
+    if own < 0 or away < 0:
+        return None
+    return _op_text(graph.signatures[own], other.signatures[away])
+
+
+@lru_cache(maxsize=4096)
+def _op_text(own: str, away: str) -> OpText | None:
+    """The op of two signatures; None where they are of different forms."""
+    head, args = _parted(own)
+    _, others = _parted(away)
+    name = head.split(".")[1] if "." in head else head
+    shapes, shapes_away = _shapes(args), _shapes(others)
+    if len(shapes) != len(shapes_away):
+        return None
+    tensors = tuple(
+        GrowingShape(a, tuple(x != y for x, y in zip(a, b, strict=False)))
+        for a, b in zip(shapes, shapes_away, strict=True)
+    )
+    plain = tuple(arg for arg in args if not re.match(r"\w+=", arg))
+    named = dict(arg.split("=", 1) for arg in args if re.match(r"\w+=", arg))
+    return OpText(name.rstrip("_") or name, tensors, plain, named, tuple(others))
+
+
+def _parted(signature: str) -> tuple[str, list[str]]:
+    head, _, rest = signature.partition("(")
+    return head, _split(rest.removesuffix(")"))
+
+
+def _split(text: str) -> list[str]:
+    """Arguments between commas that stand in no brackets."""
+    found, depth, start = [], 0, 0
+    for at, letter in enumerate(text):
+        depth += (letter in "[({") - (letter in "])}")
+        if letter == "," and depth == 0:
+            found.append(text[start:at].strip())
+            start = at + 1
+    last = text[start:].strip()
+    return [*found, last] if last else found
+
+
+def _shapes(args: Sequence[str]) -> list[tuple[int, ...]]:
+    return [
+        tuple(int(extent) for extent in found.group(1).split(",") if extent)
+        for arg in args
+        for found in _TENSOR.finditer(arg)
+    ]

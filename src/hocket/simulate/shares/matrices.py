@@ -1,0 +1,228 @@
+"""Which ops of a step tensor parallelism divides, and the step of one part of it.
+
+After Megatron-LM (Shoeybi et al., 2019): a layer widens by matrices whose columns are divided and
+narrows by one whose rows are; all between works on a part of the features, and the sum over parts
+is made once forward and once backward. Layers are known by the names that families of models give
+their matrices, so that what is planned is what is carried out. A part is the same graph with less
+arithmetic, fewer bytes and smaller tensors in these regions, priced like any other. O(ops).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.errors import CheckError, InputFileError
+from hocket.cost.roofline import costs_from_settings
+from hocket.graph.graph import Graph, Phase, Role
+from hocket.plan.problem import Problem
+from hocket.transformer.captured import from_graph
+from hocket.transformer.families import family_of
+
+_LAYER = re.compile(r"((?:.*?\.)?[0-9]+)\.(.+)")
+_Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Regions:
+    """What is divided of a step."""
+
+    is_divided: _Flags
+    """Per op: whether each part does its share of it."""
+    is_part: _Flags
+    """Per tensor: whether each part has its share of it."""
+    sums: tuple[tuple[IntArray, IntArray, int], ...]
+    """Sums over parts: the ops that make what is added, the ops that read it, and its bytes'
+    tensor."""
+
+
+@lru_cache(maxsize=16)
+def regions_of(graph: Graph) -> Regions | None:
+    """What of a graph can be divided; None where its layers are of no known family."""
+    columns, rows = _matrices(graph)
+    if not columns or not rows:
+        return None
+    is_weight = np.zeros(graph.num_tensors, dtype=np.bool_)
+    is_weight[[*columns, *rows]] = True
+    is_part = is_weight[graph.root_of]
+    is_divided = np.zeros(graph.num_ops, dtype=np.bool_)
+    row_ops, column_ops = _walk(graph, set(columns), set(rows), is_divided, is_part)
+    if not row_ops:
+        return None
+    sums = [_sum_after(graph, [op], is_divided, Phase.FORWARD) for op in row_ops]
+    sums += _backward(graph, row_ops, column_ops, is_divided, is_part)
+    _updates(graph, is_weight, is_divided, is_part)
+    return Regions(is_divided, is_part, tuple(s for s in sums if len(s[1])))
+
+
+def degrees_of(graph: Graph) -> tuple[int, ...]:
+    """Into how many parts the layers of a graph can be divided; empty where they cannot."""
+    if regions_of(graph) is None:
+        return ()
+    try:
+        shape = from_graph(graph)
+    except InputFileError:
+        return ()
+    extents = (shape.heads, shape.kv_heads, shape.mlp_width)
+    return tuple(d for d in (2, 4, 8) if all(extent % d == 0 for extent in extents))
+
+
+def _matrices(graph: Graph) -> tuple[list[int], list[int]]:
+    """Weights that are divided by columns and by rows, in all layers."""
+    lasting = (graph.tensor_role == Role.PARAMETER) & (graph.tensor_producer < 0)
+    layers: dict[str, dict[str, int]] = defaultdict(dict)
+    for tensor in np.flatnonzero(lasting & (graph.alias_of < 0)).tolist():
+        if match := _LAYER.fullmatch(graph.tensor_names[tensor]):
+            layers[match[1]][match[2]] = tensor
+    columns, rows = [], []
+    for weights in layers.values():
+        family = family_of({name.rpartition(".")[0] for name in weights}, weights)
+        if family is None:
+            continue
+        for name, tensor in weights.items():
+            module, _, what = name.rpartition(".")
+            if module in family.columns:
+                columns.append(tensor)
+            elif module in family.rows and what == "weight":
+                rows.append(tensor)
+    return columns, rows
+
+
+def _walk(
+    graph: Graph, columns: set[int], rows: set[int], is_divided: _Flags, is_part: _Flags
+) -> tuple[list[int], list[int]]:
+    """Mark the forward ops between matrices, and what they make; the products themselves."""
+    row_ops: list[int] = []
+    column_ops: list[int] = []
+    is_lasting = graph.tensor_producer[graph.root_of] < 0
+    for op in np.flatnonzero(graph.op_phase == Phase.FORWARD).tolist():
+        reads = graph.reads_of(op)
+        made = graph.made_by(op)
+        roots = set(graph.root_of[reads].tolist())
+        is_fed = bool((is_part[reads] & ~is_lasting[reads]).any())
+        if not graph.works[op] and not is_fed:
+            continue  # a view of a weight
+        if roots & rows and is_fed:
+            row_ops.append(op)
+            is_divided[op] = True
+            continue  # the sum of its results over parts is whole again
+        if roots & columns:
+            column_ops.append(op)
+        elif not is_fed:
+            continue
+        is_divided[op] = True
+        is_part[made.start : made.stop] = True
+    return row_ops, column_ops
+
+
+def _sum_after(
+    graph: Graph, makers: list[int], is_divided: _Flags, phase: Phase
+) -> tuple[IntArray, IntArray, int]:
+    """A sum of what ops made: its makers, who waits for it, and a tensor of its size."""
+    made = [tensor for op in makers for tensor in graph.made_by(op)]
+    readers = [
+        int(op) for tensor in made for op in graph.users_of(tensor)
+        if graph.op_phase[op] == phase and not is_divided[op]
+    ]  # fmt: skip
+    largest = max(made, key=lambda tensor: int(graph.tensor_bytes[tensor]), default=-1)
+    return np.array(makers, np.int32), np.array(sorted(set(readers)), np.int32), largest
+
+
+def _backward(
+    graph: Graph,
+    row_ops: list[int],
+    column_ops: list[int],
+    is_divided: _Flags,
+    is_part: _Flags,
+) -> list[tuple[IntArray, IntArray, int]]:
+    """Mark backward ops of what is divided; the sums of gradients that go to earlier layers."""
+    is_backward = graph.op_phase == Phase.BACKWARD
+    partner = np.maximum(graph.partner, 0)
+    of_region = is_backward & (graph.partner >= 0) & is_divided[partner]
+    is_divided |= of_region
+    is_weight_gradient = np.zeros(graph.num_tensors, dtype=np.bool_)
+    gradients = np.flatnonzero(graph.tensor_role == Role.GRADIENT)
+    is_weight_gradient[graph.root_of[gradients]] = True
+    is_column = np.isin(partner, column_ops) & of_region
+    makers: dict[int, list[int]] = defaultdict(list)
+    for op in np.flatnonzero(of_region).tolist():
+        made = np.array(graph.made_by(op), dtype=np.int64)
+        # What goes back through columns is whole, and to be summed; all else is a part.
+        is_whole = bool(is_column[op]) & ~is_weight_gradient[graph.root_of[made]]
+        is_part[made] = ~is_whole
+        if is_whole.any():
+            region = int(np.searchsorted(row_ops, int(partner[op])))
+            makers[min(region, len(row_ops) - 1)].append(op)
+    return [_sum_after(graph, ops, is_divided, Phase.BACKWARD) for ops in makers.values()]
+
+
+def _updates(graph: Graph, is_weight: _Flags, is_divided: _Flags, is_part: _Flags) -> None:
+    """Mark the updates of divided weights, and the optimizer's states of them."""
+    for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
+        reads, made = graph.reads_of(op), graph.made_by(op)
+        if is_weight[graph.root_of[reads]].any():
+            is_divided[op] = True
+            is_part[reads] = True
+            is_part[made.start : made.stop] = True
+
+
+# ── a part ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=16)
+def one_part(problem: Problem, degree: int) -> Problem:
+    """The problem of one of so many parts; raises `CheckError` where it cannot be divided."""
+    regions = regions_of(problem.graph)
+    if regions is None:
+        raise CheckError(
+            f"the matrices of {problem.graph.name} cannot be divided",
+            hint="layers with the names of GPT-2, Llama, OPT or BERT can; plan without it",
+        )
+    graph = _part(problem.graph, regions, degree, problem.costs.settings.get("profile") is not None)
+    costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
+    return replace(problem, work=graph, op_costs=costs)
+
+
+def _part(graph: Graph, regions: Regions, degree: int, is_profiled: bool) -> Graph:
+    other = graph.other_batch
+    kept = _kept(graph, regions, degree)
+    columns = _columns(graph, regions, degree, kept)
+    if is_profiled:
+        # What was measured was the whole op.
+        unknown = np.where(regions.is_divided, -1, graph.op_signature).astype(np.int32)
+        columns["op_signature"] = unknown
+    if other is not None:
+        columns["other_batch"] = replace(other, **_columns(other, regions, degree, kept))
+    return replace(graph, **columns)
+
+
+def _columns(source: Any, regions: Regions, degree: int, kept: FloatArray) -> dict[str, Any]:
+    part = np.where(regions.is_divided, 1 / degree, 1.0)
+    size: LongArray = source.tensor_bytes
+    return {
+        "flops": source.flops * part,
+        "bytes_touched": np.rint(source.bytes_touched * kept).astype(np.int64),
+        "workspace_bytes": np.rint(source.workspace_bytes * part).astype(np.int64),
+        "tensor_bytes": np.where(regions.is_part, -(-size // degree), size),
+    }
+
+
+def _kept(graph: Graph, regions: Regions, degree: int) -> FloatArray:
+    """Per op: which share of the bytes that it touches a part touches."""
+    size = graph.tensor_bytes.astype(np.float64)
+    own = np.where(regions.is_part, size / degree, size)
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    sums = np.zeros((2, graph.num_ops))
+    made = graph.tensor_producer >= 0
+    for row, values in enumerate((size, own)):
+        np.add.at(sums[row], reader, values[graph.reads])
+        np.add.at(sums[row], graph.tensor_producer[made], values[made])
+    found: FloatArray = np.where(sums[0] > 0, sums[1] / np.maximum(sums[0], 1), 1.0)
+    return np.where(regions.is_divided, found, 1.0)
