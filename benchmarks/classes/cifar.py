@@ -1,4 +1,4 @@
-"""CIFAR-10 scans and the nets that are split: what `cifar_gpu.py` gives to ``hocket split``.
+"""CIFAR-10 scans and the nets that are split: what `cifar_gpu.py` gives to `hocket.classes`.
 
 ``CIFAR_SCANS`` names the folder with ``cifar10_{train,test}_jpegscans.npz`` (and, for ResNet-56,
 ``resnet56_cifar10_weights.npz``); images are decoded once, into ``CIFAR_CACHE``. Training images
@@ -30,6 +30,11 @@ def cache() -> Path:
     return Path(os.environ.get("CIFAR_CACHE", "/tmp/hocket-cifar"))
 
 
+def few() -> int | None:
+    """``CIFAR_FEW``: only so many images of each split, to try the scripts."""
+    return int(os.environ.get("CIFAR_FEW", "0")) or None
+
+
 def decode(split: str) -> None:
     """JPEG scans as arrays of bytes, once."""
     from PIL import Image
@@ -40,6 +45,10 @@ def decode(split: str) -> None:
         ends = np.cumsum(stored["lengths"].astype(np.int64))
         labels, names = stored["labels"], stored["class_names"]
     starts = ends - np.diff(np.concatenate([[0], ends]))
+    chosen = np.linspace(0, len(labels) - 1, min(2 * (few() or len(labels)), len(labels))).astype(
+        int
+    )
+    starts, ends, labels = starts[chosen], ends[chosen], labels[chosen]
     pixels = np.empty((len(labels), 32, 32, 3), np.uint8)
     for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
         file = io.BytesIO(prefix + scans[start:end] + b"\xff\xd9")
@@ -53,14 +62,14 @@ def _normal(pixels: np.ndarray) -> torch.Tensor:
 
 
 def images() -> dict[str, Any]:
-    """The three splits; ``CIFAR_FEW`` takes only so many of each, to try the script."""
-    few = int(os.environ.get("CIFAR_FEW", "0")) or None
+    """The three splits."""
     with np.load(cache() / "train.npz", allow_pickle=False) as train:
         pixels, labels, names = train["pixels"], train["labels"], train["names"]
     order = np.random.default_rng(0).permutation(len(labels))
-    held, rest = order[:NUM_VALIDATION][:few], order[NUM_VALIDATION:][:few]
+    held_out = min(NUM_VALIDATION, len(order) // 2)
+    held, rest = order[:held_out], order[held_out:]
     with np.load(cache() / "test.npz", allow_pickle=False) as test:
-        mine = np.random.default_rng(1).permutation(len(test["labels"]))[:few]
+        mine = np.random.default_rng(1).permutation(len(test["labels"]))[: few()]
         test_pixels, test_labels = test["pixels"][mine], test["labels"][mine]
     return {
         "train": (_normal(pixels[rest]), labels[rest].astype(np.int64)),
@@ -190,7 +199,7 @@ class Encoder(nn.Module):
 class ViT(nn.Module):
     """A small vision transformer: 4 x 4 patches, mean over tokens."""
 
-    def __init__(self, width: int = 192, depth: int = 6, heads: int = 6) -> None:
+    def __init__(self, width: int = 384, depth: int = 6, heads: int = 6) -> None:
         super().__init__()
         self.patch = nn.Sequential(
             nn.Conv2d(3, width // 2, 3, 2, 1), nn.ReLU(), nn.Conv2d(width // 2, width, 3, 2, 1)

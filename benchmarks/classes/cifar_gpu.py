@@ -1,117 +1,301 @@
-"""CIFAR-10 (JPEG scans): a net trained, split by class, beside ordinary pruning at equal work.
+"""CIFAR-10 (JPEG scans): nets trained, split by class, beside ordinary pruning at equal work.
 
-    CIFAR_SCANS=FOLDER python benchmarks/classes/cifar_gpu.py --net vgg19 --seed 0 --out FOLDER
+    CIFAR_SCANS=FOLDER python benchmarks/classes/cifar_gpu.py --net vgg19 --seeds 0 1 2 --out FOLDER
 
-Needs the extra ``classes``, Pillow, and a GPU unless ``--device cpu``. Trains the net, asks
-``hocket split`` for parts that are ``--ratio`` times as fast as the whole net in the same runtime,
-and trains one 10-way net that was cut to the work of the largest part with as many steps as all
-parts together had. One line of JSON with all numbers goes to ``FOLDER/NET-SEED.json``.
+Needs the extra ``classes``, Pillow, and a GPU unless ``--device cpu``. For each seed the net is
+trained, its classes are divided among ``--parts`` by a code of ``--redundancy``, parts are cut to
+``--work`` of the net (or as far as ``--ratio`` and ``--eager-ratio`` times its speed ask for),
+retrained side by side and calibrated. Controls: one 10-way net cut to the work of the largest part,
+with as many steps as all parts together (as far as ``--control-limit`` goes), and as many 10-way
+nets as there are parts, with the steps of one part each, their scores averaged
+(``--only-controls``, after the split). ``FOLDER/NET-SEED.*.json`` has all numbers; every training
+ends within its limit of seconds and before ``--until``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cifar
 import numpy as np
 import torch
 
-from hocket.classes.combine import accuracy
+from hocket.classes import stepping
+from hocket.classes.artefact import write_folder
+from hocket.classes.calibrate import calibrated
+from hocket.classes.codes import cyclic_code
+from hocket.classes.combine import Combiner, OddsCalibration, accuracy
 from hocket.classes.cut import build_part
-from hocket.classes.fit import cut_to, whole_times
-from hocket.classes.material import prepared
+from hocket.classes.exported import as_onnx
+from hocket.classes.fit import WholeTimes, cut_to, largest_share, part_latency_s, whole_times
+from hocket.classes.grouping import chosen_groups
+from hocket.classes.material import Material, prepared
 from hocket.classes.settings import NetTraining, SplitRequest
-from hocket.classes.split import split
 from hocket.classes.steps import Steps
-from hocket.classes.training import outputs_of, train_part
+from hocket.classes.structure import multiplications
+from hocket.classes.table import PartTable, ServedPart, Whole
+from hocket.classes.training import outputs_of, train_parts
+from hocket.classes.validation import lost_workers, paired_error
 
 HERE = Path(__file__).parent
 START_S = time.time()
+WRITING_S = 15.0
+MARGIN = 0.9
+"""Of the latency that is asked for: the fit is made beside other work."""
 
 
 def tell(what: str, done: int, total: int) -> None:
     if done == total or done % 500 == 0:
-        print(f"{time.time() - START_S:6.0f} s  {what} {done}/{total}", flush=True)
+        say(f"{what} {done}/{total}")
+
+
+def say(what: str) -> None:
+    print(f"{time.time() - START_S:6.0f} s  {what}", flush=True)
 
 
 def main() -> None:
-    """Train, split, compare."""
+    """One net, all its seeds."""
+    asked = arguments()
+    without_onnx_package()
+    if asked.eager:
+        stepping.RECORDS = False
+    for seed in asked.seeds:
+        told: dict[str, Any] = {"net": asked.net, "seed": seed}
+        material = trained(asked, seed, told)
+        write(asked, told)
+        if asked.only_controls:
+            told |= json.loads(path_of(asked, seed).with_suffix(".split.json").read_text())
+            controls(asked, material, told)
+            continue
+        share = asked.work or fitted_share(asked, material, told)
+        parts = split(asked, material, share, told)
+        write(asked, told, ".split.json")
+        save_folder(asked, material, parts, told)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--net", choices=("vgg19", "resnet56", "vit"), default="vgg19")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--parts", type=int, default=5)
-    parser.add_argument("--ratio", type=float, default=4.4)
-    parser.add_argument("--eager-ratio", type=float, default=18.5)
-    parser.add_argument("--train", type=int, default=2800)
-    parser.add_argument("--retrain", type=int, default=2000)
-    parser.add_argument("--control", type=int, default=0, help="steps; default: those of all parts")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--parts", type=int, default=10)
+    parser.add_argument("--redundancy", type=int, default=3)
+    parser.add_argument("--work", type=float, default=0.0, help="0 to fit the latency")
+    parser.add_argument("--ratio", type=float, default=4.0)
+    parser.add_argument("--eager-ratio", type=float, default=18.0)
+    parser.add_argument("--train", type=int, default=4000)
+    parser.add_argument("--train-limit", type=float, default=1e9)
+    parser.add_argument("--train-rate", type=float, default=0.1)
+    parser.add_argument("--retrain", type=int, default=5000)
+    parser.add_argument("--retrain-limit", type=float, default=1e9)
     parser.add_argument("--rate", type=float, default=0.1)
+    parser.add_argument("--only-controls", action="store_true", help="of seeds that were split")
+    parser.add_argument("--control-limit", type=float, default=1e9)
+    parser.add_argument("--until", type=float, default=1e12, help="seconds since 1970")
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     parser.add_argument("--decay", type=float, default=5e-4)
+    parser.add_argument("--soft", type=float, default=0.85)
+    parser.add_argument("--temperature", type=float, default=3.0)
+    parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--jobs", type=int, default=5)
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--out", type=Path, required=True)
-    asked = parser.parse_args()
-    without_onnx_package()
-    work = asked.out / f"{asked.net}-{asked.seed}"
-    steps = Steps(work / "work")
-    spec = str(HERE / "cifar.py")
-    retraining = NetTraining(
-        steps=asked.retrain, batch=asked.batch, learning_rate=asked.rate, seed=asked.seed,
-        weight_decay=asked.decay,
+    return parser.parse_args()
+
+
+def recipe_of(asked: argparse.Namespace, seed: int) -> NetTraining:
+    return NetTraining(
+        steps=asked.retrain, limit_s=asked.retrain_limit, batch=asked.batch, seed=seed,
+        learning_rate=asked.rate, weight_decay=asked.decay, optimizer=asked.optimizer,
+        soft_weight=asked.soft, temperature=asked.temperature,
     )  # fmt: skip
+
+
+def trained(asked: argparse.Namespace, seed: int, told: dict[str, Any]) -> Material:
+    """The whole net, trained, and what its channels are worth."""
+    spec, start_s = str(HERE / "cifar.py"), time.time()
+    parts = recipe_of(asked, seed)
+    first = replace(parts, limit_s=asked.train_limit, learning_rate=asked.train_rate)
     request = SplitRequest(
         net=f"{spec}:{asked.net}", data=f"{spec}:images", parts=asked.parts, accuracy_loss=0.2,
-        train_steps=asked.train, retraining=retraining, rounds=asked.rounds, seed=asked.seed,
+        redundancy=asked.redundancy, train_steps=asked.train, retraining=first, seed=seed,
         device=asked.device,
     )  # fmt: skip
-    material = prepared(request, steps, tell)
-    whole = whole_times(material)
-    target_s = min(whole.latency_s / asked.ratio, whole.eager_s / asked.eager_ratio)
-    print(f"whole {whole.latency_s * 1e3:.2f} ms, eager {whole.eager_s * 1e3:.2f} ms, "
-          f"target of a part {target_s * 1e3:.2f} ms", flush=True)  # fmt: skip
-    overhead_s = 60e-6 + 15e-6 * asked.parts
-    request = replace(request, target_s=target_s + overhead_s)
-    done = split(request, work, jobs=asked.jobs, cores=asked.parts + 1, tell=tell)
-    told = done.validation.to_data()
-    told["seconds"] = time.time() - START_S
-    _write(asked, told, done.table.to_data())
-    print(
-        json.dumps({key: told[key] for key in ("stages", "test_whole", "test_parts", "slowest_s")})
-    )
-    largest = max(part.macs for part in done.table.parts)
-    control_steps = asked.control or asked.parts * asked.retrain
-    told["control"] = control(material, largest, replace(retraining, steps=control_steps))
-    told["seconds"] = time.time() - START_S
-    _write(asked, told, done.table.to_data())
-    print(json.dumps(told["control"]))
+    material = prepared(request, Steps(path_of(asked, seed) / "work"), tell)
+    material = replace(material, request=replace(request, retraining=parts))
+    told["whole"] = {
+        name: accuracy(outputs_of(material.net, data.inputs).numpy(), data.labels.cpu().numpy())
+        for name, data in splits_of(material)
+    }
+    told["whole"] |= {
+        "macs": material.whole_macs,
+        "parameters": sum(each.numel() for each in material.net.parameters()),
+        "seconds": time.time() - start_s,
+    }
+    say(f"whole {told['whole']}")
+    return material
 
 
-def control(material, budget_macs: float, recipe: NetTraining) -> dict[str, float]:
-    """One net with all classes, cut to the same work by the same criterion, and trained."""
+def splits_of(material: Material) -> list[tuple[str, Any]]:
+    return [("validation", material.splits.validation), ("test", material.splits.test)]
+
+
+def fitted_share(asked: argparse.Namespace, material: Material, told: dict[str, Any]) -> float:
+    """The share of work with which a part is as fast as asked; other work makes times longer."""
+    net = getattr(cifar, asked.net)()
+    whole = min((whole_times(replace(material, net=net)) for _ in range(3)),
+                key=lambda times: times.eager_s)  # fmt: skip
+    target_s = MARGIN * min(whole.latency_s / asked.ratio, whole.eager_s / asked.eager_ratio)
+    classes = parts_of(asked, material)[2][0]
+    share = largest_share(material, whole.latency_s, classes, target_s, tell)
+    for _ in range(4):
+        cut = cut_to(material, classes, share * material.whole_macs)
+        now_s = min(part_latency_s(material, cut) for _ in range(3))
+        if now_s <= target_s:
+            break
+        share *= 0.97 * target_s / now_s
+    told["fit"] = {"whole_s": whole.latency_s, "eager_s": whole.eager_s, "target_s": target_s,
+                   "part_s": now_s, "share": share}  # fmt: skip
+    say(f"fit {told['fit']}")
+    return share
+
+
+def parts_of(asked: argparse.Namespace, material: Material) -> tuple[Any, Any, Any]:
+    """Groups, what each part holds, its classes."""
+    groups = chosen_groups(material, WholeTimes(0.0, 0.0), 16)
+    held = cyclic_code(len(groups), asked.redundancy)
+    classes = [tuple(sorted(each for g in mine for each in groups[g])) for mine in held]
+    return groups, held, classes
+
+
+def split(
+    asked: argparse.Namespace, material: Material, share: float, told: dict[str, Any]
+) -> list[torch.nn.Module]:
+    """Cut, retrain, calibrate, and try on test data."""
+    start_s = time.time()
+    groups, held, classes = parts_of(asked, material)
+    cuts = [cut_to(material, mine, share * material.whole_macs) for mine in classes]
+    parts = [built(material, cut) for cut in cuts]
+    built_s = time.time() - start_s
+    limit_s = min(asked.retrain_limit, left_s(asked))
+    steps = retrained(material, parts, classes, "retrain parts", limit_s=limit_s)
+    outputs = {name: said_by(parts, data) for name, data in splits_of(material)}
+    combiner = combined(material, classes, outputs["validation"])
+    whole = outputs_of(material.net, material.splits.test.inputs).numpy()
+    labels = {name: data.labels.cpu().numpy() for name, data in splits_of(material)}
+    scores = {name: combiner.scores(each) for name, each in outputs.items()}
+    lost = lost_workers(combiner, outputs["test"], labels["test"], asked.redundancy)
+    told["parts"] = {
+        **{name: accuracy(scores[name], labels[name]) for name in scores},
+        "lost_points": 100 * (told["whole"]["test"] - accuracy(scores["test"], labels["test"])),
+        "paired_error_points": 100 * paired_error(whole, scores["test"], labels["test"]),
+        "lost_workers": [vars(each) for each in lost],
+        "steps": steps, "built_s": built_s, "seconds": time.time() - start_s,
+        "groups": groups, "held": held, "classes": classes,
+        "work": [sum(multiplications(each, material.example).values()) / material.whole_macs
+                 for each in parts],
+        "parameters": [sum(each.numel() for each in part.parameters()) for part in parts],
+        "omitted": [len(cut.omitted) for cut in cuts],
+        "calibrations": [vars(each) for each in combiner.calibrations],
+    }  # fmt: skip
+    seen = {key: value for key, value in told["parts"].items() if key not in ("calibrations",)}
+    say(f"parts {json.dumps(seen)}")
+    return parts
+
+
+def built(material: Material, cut: Any) -> torch.nn.Module:
+    part = build_part(material.net, material.structure, material.example, cut)
+    return part.to(material.request.device)
+
+
+def retrained(
+    material: Material, parts: list[torch.nn.Module], classes: Any, what: str, **changed: Any
+) -> int:
+    recipe = replace(material.request.retraining, **changed)
+    return train_parts(parts, classes, material.net, material.splits.train, recipe,
+                       material.splits.augment, lambda *far: tell(what, *far))  # fmt: skip
+
+
+def said_by(parts: list[torch.nn.Module], data: Any) -> list[np.ndarray]:
+    found = [outputs_of(part, data.inputs).numpy().astype(float) for part in parts]
+    for part in parts:
+        part.cpu()
+    return found
+
+
+def combined(material: Material, classes: Any, outputs: list[np.ndarray]) -> Combiner:
+    plain = Combiner(material.splits.num_classes, tuple(classes),
+                     tuple(OddsCalibration() for _ in classes))  # fmt: skip
+    return calibrated(plain, outputs, material.splits.validation.labels.cpu().numpy())
+
+
+def controls(asked: argparse.Namespace, material: Material, told: dict[str, Any]) -> None:
+    """Ordinary pruning at equal work: one net with all the steps, and many averaged."""
     everything = tuple(range(material.splits.num_classes))
-    cut = cut_to(material, everything, budget_macs)
-    net = build_part(material.net, material.structure, material.example, cut)
-    net = net.to(material.request.device)
-    train_part(net, everything, material.net, material.splits.train, recipe,
-               material.splits.augment, lambda *far: tell("control", *far))  # fmt: skip
-    test = material.splits.test
-    scores = outputs_of(net, test.inputs).numpy()[:, 1:]
-    return {"steps": recipe.steps, "test": accuracy(scores, test.labels.cpu().numpy()),
-            "share_of_work": budget_macs / material.whole_macs}  # fmt: skip
+    cut = cut_to(material, everything, max(told["parts"]["work"]) * material.whole_macs)
+    steps, test = told["parts"]["steps"], material.splits.test
+    labels = test.labels.cpu().numpy()
+    kinds = (("one", 1, asked.parts * steps), ("averaged", asked.parts, steps))
+    for name, count, each_steps in kinds:
+        if time.time() + 20 > asked.until:
+            say(f"no time for the control {name}")
+            return
+        nets = [built(material, cut) for _ in range(count)]
+        for number, net in enumerate(nets[1:]):
+            # Each another net: the head is drawn anew, which is all that chance can differ in.
+            torch.manual_seed(number)
+            torch.nn.init.normal_(net.get_submodule(material.structure.head).weight, std=0.05)
+        limit_s = min(asked.control_limit, left_s(asked))
+        made = retrained(material, nets, [everything] * count, f"control {name}",
+                         steps=each_steps, limit_s=limit_s)  # fmt: skip
+        scores = np.mean([each[:, 1:] for each in said_by(nets, test)], axis=0)
+        told[f"control_{name}"] = {"test": accuracy(scores, labels), "nets": count,
+                                   "steps_each": made, "asked_steps_each": each_steps}  # fmt: skip
+        say(f"control {name} {told[f'control_{name}']}")
+        write(asked, told, ".controls.json")
 
 
-def _write(asked: argparse.Namespace, told: dict, table: dict) -> None:
-    table.pop("hashes", None)
-    arguments = {name: str(value) for name, value in vars(asked).items()}
-    whole = {"arguments": arguments, "validation": told, "table": table}
-    (asked.out / f"{asked.net}-{asked.seed}.json").write_text(json.dumps(whole))
+def left_s(asked: argparse.Namespace) -> float:
+    """For a training that begins now; its results must be written too."""
+    return max(asked.until - time.time() - WRITING_S, 1.0)
+
+
+def path_of(asked: argparse.Namespace, seed: int) -> Path:
+    return asked.out / f"{asked.net}-{seed}"
+
+
+def write(asked: argparse.Namespace, told: dict[str, Any], suffix: str = ".whole.json") -> None:
+    given = {name: str(value) for name, value in vars(asked).items()}
+    path = path_of(asked, told["seed"]).with_suffix(suffix)
+    path.write_text(json.dumps({"arguments": given, **told}, default=float))
+
+
+def save_folder(
+    asked: argparse.Namespace,
+    material: Material,
+    parts: list[torch.nn.Module],
+    told: dict[str, Any],
+) -> None:
+    """A folder that `cifar_latency.py` times and serves; without torch.export files."""
+    found, files = told["parts"], {"whole.onnx": as_onnx(material.net, material.example)}
+    rows = []
+    for index, part in enumerate(parts):
+        files[f"part-{index}.onnx"] = as_onnx(part, material.example)
+        files[f"part-{index}.pt2"] = b"-"
+        calibration = OddsCalibration(**found["calibrations"][index])
+        rows.append(ServedPart(found["classes"][index], calibration, f"part-{index}.onnx",
+                               f"part-{index}.pt2", found["work"][index] * material.whole_macs,
+                               found["parameters"][index], 0.0))  # fmt: skip
+    whole = Whole("whole.onnx", material.whole_macs, told["whole"]["parameters"], 0.0, 0.0)
+    table = PartTable(material.splits.names, tuple(material.example.shape[1:]), "float32",
+                      found["groups"], found["held"], tuple(rows), whole,
+                      asked.redundancy)  # fmt: skip
+    write_folder(path_of(asked, told["seed"]), table, files, {})
+    material.net.to(asked.device)
 
 
 def without_onnx_package() -> None:
@@ -129,10 +313,4 @@ def without_onnx_package() -> None:
 
 
 if __name__ == "__main__":
-    if not (cifar.cache() / "test.npz").is_file():
-        for name in ("train", "test"):
-            cifar.decode(name)
-    os.environ.setdefault("CIFAR_CACHE", str(cifar.cache()))
-    np.random.seed(0)
-    torch.manual_seed(0)
     main()

@@ -13,8 +13,16 @@ from hocket.classes.exported import as_onnx
 from hocket.classes.scores import class_scores
 from hocket.classes.session import infer, open_session
 from hocket.classes.settings import NetTraining
+from hocket.classes.stepping import Descent
 from hocket.classes.structure import multiplications, structure_of
-from hocket.classes.training import Labelled, folded, outputs_of, own_labels, train_part
+from hocket.classes.training import (
+    Labelled,
+    folded,
+    outputs_of,
+    own_labels,
+    train_part,
+    train_parts,
+)
 from hocket.classes.widths import Floors, chosen_widths
 
 CLASSES = (1, 3)
@@ -114,12 +122,15 @@ def test_a_part_has_a_fraction_of_the_work_and_runs_anywhere(name):
     scores = class_scores(net, structure, inputs, labels, 6)
     assert all(each.sum(axis=1) == pytest.approx(1) for each in scores.units)
     values = scores.of_group(CLASSES)
-    widths = chosen_widths(structure.model, values, 0.1 * whole, Floors())
-    part = build_part(net, structure, inputs[:1], PartCut(CLASSES, best_units(values, widths)))
-    kept = np.array([w / s.units for w, s in zip(widths, structure.model.streams, strict=True)])
+    model, influence = structure.model, scores.influence(CLASSES)
+    chosen = chosen_widths(model, values, 0.1 * whole, Floors(), influence)
+    omitted = tuple(model.blocks[each].name for each in chosen.omitted)
+    cut = PartCut(CLASSES, best_units(values, chosen.units), omitted)
+    part = build_part(net, structure, inputs[:1], cut)
+    kept = np.array([w / s.units for w, s in zip(chosen.units, model.streams, strict=True)])
     work = sum(multiplications(part, inputs[:1]).values())
     # The model of widths counts what the cut net does, but for its smaller head.
-    assert work == pytest.approx(structure.model.macs(kept), rel=0.02)
+    assert work == pytest.approx(model.macs(kept, chosen.omitted), rel=0.02)
     assert work <= 0.1 * whole
     sizes = [sum(each.numel() for each in model.parameters()) for model in (net, part)]
     assert sizes[1] < sizes[0] / 5
@@ -136,6 +147,38 @@ def test_the_streams_of_a_residual_net_are_those_that_sums_tie():
     tied = {"blocks.1.second", "blocks.1.shortcut", "blocks.2.second"}
     assert frozenset(tied) in producers
     assert len(structure.parts) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # The second block widens: its shortcut is a layer of its own.
+        ("residual", ["blocks.0", "blocks.2"]),
+        ("vision transformer", ["blocks.0", "blocks.1"]),
+        ("text", ["blocks.0", "blocks.1"]),
+    ],
+)
+def test_blocks_that_only_add_can_be_left_out(name, expected):
+    torch.manual_seed(0)
+    make, inputs_of = NETS[name]
+    net, inputs = make().eval(), inputs_of()
+    structure = structure_of(net, inputs[:1], 6)
+    assert [block.name for block in structure.model.blocks] == expected
+    shares = class_scores(net, structure, inputs, torch.arange(60) % 6, 6).blocks
+    assert shares.shape == (6, 2)
+    assert ((shares > 0) & (shares < 1)).all()
+    last = structure.model.blocks[-1]
+    kept = tuple(
+        () if index in last.inner else tuple(range(stream.units))
+        for index, stream in enumerate(structure.model.streams)
+    )
+    part = build_part(net, structure, inputs[:1], PartCut(CLASSES, kept, (last.name,)))
+    before, after = (multiplications(each, inputs[:1]) for each in (net, part))
+    assert set(before) - set(after) == set(last.layers)
+    net.blocks[int(last.name[-1])] = nn.Identity()
+    assert part(inputs[:4]).detach()[:, 1:] == pytest.approx(
+        net(inputs[:4]).detach()[:, list(CLASSES)], abs=1e-4
+    )
 
 
 def test_channels_of_attention_are_cut_in_all_heads_at_once():
@@ -171,6 +214,54 @@ def test_a_part_learns_its_classes_from_labels_and_from_the_whole_net():
     shares = folded(logits, CLASSES).exp()
     assert shares.sum(dim=1).numpy() == pytest.approx(1, abs=1e-5)
     assert shares[:, 1:] == pytest.approx(logits.softmax(dim=1)[:, list(CLASSES)], abs=1e-5)
+
+
+def test_descent_is_that_of_torch():
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
+    theirs.load_state_dict(ours.state_dict())
+    descent = Descent(list(ours.parameters()), 5e-4)
+    known = torch.optim.SGD(
+        theirs.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
+    )
+    descent.rate.fill_(0.1)
+    for _ in range(5):
+        given = torch.randn(8, 4)
+        for net, optimizer in ((ours, descent), (theirs, known)):
+            optimizer.zero_grad(set_to_none=True)
+            net(given).square().sum().backward()
+            optimizer.step()
+    assert ours.weight.detach() == pytest.approx(theirs.weight.detach(), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_parts_learn_side_by_side_as_they_would_alone(optimizer):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 6
+    inputs = torch.randn(6, 10, generator=generator)[labels] + 0.3 * torch.randn(
+        300, 10, generator=generator
+    )
+    teacher = nn.Linear(10, 6)
+    groups = [(0, 1), (2,), (3, 4, 5)]
+    recipe = NetTraining(steps=40, batch=50, learning_rate=0.02, optimizer=optimizer)
+
+    def trained(groups):
+        parts = []
+        for mine in groups:
+            torch.manual_seed(0)
+            parts.append(nn.Linear(10, 1 + len(mine)))
+        steps = train_parts(parts, groups, teacher, Labelled(inputs, labels), recipe)
+        assert steps == 40
+        return parts
+
+    for mine, part in zip(groups, trained(groups), strict=True):
+        (alone,) = trained([mine])
+        assert torch.equal(part.weight, alone.weight)
+        said = outputs_of(part, inputs).argmax(dim=1)
+        assert (said > 0).float().mean() < 1
+    hurried = NetTraining(steps=10**9, limit_s=0.2, batch=50)
+    made = train_parts(trained(groups), groups, None, Labelled(inputs, labels), hurried)
+    assert 0 < made < 10**9
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hocket.classes.outlook import FanOut, answer_s, finish_s, verdict
 from hocket.classes.widths import (
     ChannelStream,
     Floors,
+    ResidualBlock,
     WidthLayer,
     WidthModel,
     chosen_widths,
@@ -37,7 +38,7 @@ def test_widths_meet_the_budget_or_stand_on_their_floors(widths, share, seed):
     values = [np.random.default_rng(seed).exponential(size=width) for width in widths]
     floors = Floors()
     budget = share * model.macs(np.ones(len(widths)))
-    chosen = chosen_widths(model, values, budget, floors)
+    chosen = chosen_widths(model, values, budget, floors).units
     assert all(floors.floor(s) <= c <= s.units for s, c in zip(model.streams, chosen, strict=True))
     if model.macs(np.array(chosen) / np.array(widths)) > budget:
         blocks = [floors.block(stream) for stream in model.streams]
@@ -48,9 +49,34 @@ def test_widths_meet_the_budget_or_stand_on_their_floors(widths, share, seed):
 def test_what_is_worth_little_is_cut_first():
     model = chain([32, 32])
     even, skewed = np.ones(32), np.r_[np.ones(8), np.full(24, 1e-3)]
-    first, second = chosen_widths(model, [even, skewed], 600, Floors(block_units=1))
+    first, second = chosen_widths(model, [even, skewed], 600, Floors(block_units=1)).units
     assert first > 2 * second
     assert needed_macs(model, [even, skewed], 0.9) < needed_macs(model, [even, even], 0.9)
+
+
+def residual():
+    """A stream of 16 that three blocks add to, each through 16 inner channels."""
+    stem = WidthLayer("stem", 3.0 * 16, 0, ())
+    into = [WidthLayer(f"b{k}.in", 256.0, k + 1, ((0, 1.0),)) for k in range(3)]
+    out = [WidthLayer(f"b{k}.out", 256.0, 0, ((k + 1, 1.0),)) for k in range(3)]
+    streams = [ChannelStream("stem", 16, 4), *(ChannelStream(f"b{k}.in", 16, 1) for k in range(3))]
+    blocks = [ResidualBlock(f"b{k}", 0, (k + 1,), (f"b{k}.in", f"b{k}.out")) for k in range(3)]
+    return WidthModel(tuple(streams), (stem, *into, *out), tuple(blocks))
+
+
+def test_the_block_that_adds_least_is_left_out_where_vectors_cannot_be_narrower():
+    model, values = residual(), [np.ones(16)] * 4
+    whole = model.macs(np.ones(4))
+    influence = [0.3, 0.05, 0.3]
+    chosen = chosen_widths(model, values, 0.7 * whole, Floors(lanes=16), influence)
+    assert chosen.omitted == (1,)
+    assert chosen.units == (16, 16, 0, 16)
+    assert model.macs(np.array(chosen.units) / 16, chosen.omitted) <= 0.7 * whole
+    # One of three stays in any case; then channels go, though they save no time.
+    least = chosen_widths(model, values, 0.1 * whole, Floors(lanes=16), influence)
+    assert len(least.omitted) == 1
+    assert min(least.units[0], least.units[1], least.units[3]) < 16
+    assert not chosen_widths(model, values, 0.7 * whole, Floors(lanes=16)).omitted
 
 
 def test_parts_with_newly_wrong_answers_get_more():

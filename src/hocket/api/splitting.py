@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from hocket.classes.report import write_split_report
-from hocket.classes.settings import AUTO, NetTraining, SplitRequest
+from hocket.classes.settings import AUTO, USUAL_RATES, NetTraining, SplitRequest
 from hocket.classes.split import split
 from hocket.classes.text import split_text
 
 __all__ = [
     "AUTO",
+    "USUAL_RATES",
     "NetTraining",
     "SplitRequest",
     "split",

@@ -1,4 +1,4 @@
-"""A part from the whole net: its channels cut, its head replaced by its classes and "others".
+"""A part from the whole net: blocks left out, channels cut, a head for its classes and "others".
 
 Cuts are index lists of what stays, so that the same part can be built again anywhere from the same
 net: the dependency graph cuts whatever follows a channel. O(streams · layers).
@@ -24,7 +24,9 @@ class PartCut:
 
     classes: tuple[int, ...]
     kept: tuple[tuple[int, ...], ...]
-    """Units of each stream."""
+    """Units of each stream; none of one that is gone with its block."""
+    omitted: tuple[str, ...] = ()
+    """Residual blocks that are left out."""
 
 
 def best_units(values: Sequence[FloatArray], widths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -42,14 +44,26 @@ def build_part(
     part = copy.deepcopy(net).cpu().eval()
     for parameter in part.parameters():
         parameter.requires_grad_(True)
+    for name in cut.omitted:
+        _replace(part, name, nn.Identity())
     graph = dependency_graph(part, example.cpu())
     for stream, parts, kept in zip(structure.model.streams, structure.parts, cut.kept, strict=True):
         gone = sorted(set(range(stream.units)) - set(kept))
         channels = [each for unit in gone for each in parts.channels_of(unit, stream.units)]
-        if channels:
-            whole_group(graph, part.get_submodule(parts.root), sorted(channels)).prune()
+        if kept and channels:
+            root = next(each for each in parts.producers if not _is_in(each, cut.omitted))
+            whole_group(graph, part.get_submodule(root), sorted(channels)).prune()
     _replace_head(part, structure.head, cut.classes)
     return part
+
+
+def _is_in(name: str, modules: Sequence[str]) -> bool:
+    return any(name.startswith(f"{module}.") for module in modules)
+
+
+def _replace(net: nn.Module, name: str, new: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(net.get_submodule(parent), leaf, new)
 
 
 def _replace_head(part: nn.Module, name: str, classes: tuple[int, ...]) -> None:
@@ -65,5 +79,4 @@ def _replace_head(part: nn.Module, name: str, classes: tuple[int, ...]) -> None:
         new.bias.zero_()
         if old.bias is not None:
             new.bias[1:].copy_(old.bias[list(classes)])
-    parent, _, leaf = name.rpartition(".")
-    setattr(part.get_submodule(parent), leaf, new)
+    _replace(part, name, new)

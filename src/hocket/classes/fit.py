@@ -20,14 +20,12 @@ from hocket.classes.cut import PartCut, best_units, build_part
 from hocket.classes.exported import as_onnx
 from hocket.classes.material import Material, Tell
 from hocket.classes.outlook import FanOut
-from hocket.classes.session import latency_s, open_session
+from hocket.classes.session import latency_s, open_session, vector_lanes
 from hocket.classes.widths import Floors, chosen_widths, needed_macs
 
 _TRIES = 10
 _NEAR = 0.9
 """Within this share of the target is near enough."""
-_USUAL_SHARE = 0.25
-"""Of the whole net's work, for parts without a target."""
 _TYPICAL_SHARE = 0.8
 """Of the value, when groups are compared by the work they need."""
 
@@ -90,9 +88,11 @@ def group_work(material: Material) -> Callable[[tuple[int, ...]], float]:
 
 def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> PartCut:
     """The most valuable channels for some classes, within a budget of work."""
-    values = material.scores.of_group(classes)
-    widths = chosen_widths(material.structure.model, values, budget_macs, Floors())
-    return PartCut(classes, best_units(values, widths))
+    values, model = material.scores.of_group(classes), material.structure.model
+    influence = material.scores.influence(classes)
+    chosen = chosen_widths(model, values, budget_macs, Floors(lanes=vector_lanes()), influence)
+    omitted = tuple(model.blocks[index].name for index in chosen.omitted)
+    return PartCut(classes, best_units(values, chosen.units), omitted)
 
 
 def part_latency_s(material: Material, cut: PartCut) -> float:
@@ -108,7 +108,7 @@ def fitted_budgets(
     """The largest budgets with which every part is within the target."""
     asked = material.request.target_s
     if asked is None:
-        return Budgets(tuple(_USUAL_SHARE * material.whole_macs for _ in classes), None)
+        return Budgets(tuple(material.request.work * material.whole_macs for _ in classes), None)
     overhead_s = FanOut().overhead_s(len(classes))
     if asked <= overhead_s:
         raise NoFeasiblePlanError(
@@ -118,7 +118,7 @@ def fitted_budgets(
         )
     target_s = asked - overhead_s
     heaviest = max(classes, key=group_work(material))
-    share = _largest_share(material, whole.latency_s, heaviest, target_s, tell)
+    share = largest_share(material, whole.latency_s, heaviest, target_s, tell)
     macs = []
     for mine in classes:
         budget = share * material.whole_macs
@@ -130,7 +130,7 @@ def fitted_budgets(
     return Budgets(tuple(macs), target_s)
 
 
-def _largest_share(
+def largest_share(
     material: Material, whole_s: float, classes: tuple[int, ...], target_s: float, tell: Tell
 ) -> float:
     """The largest share of the whole net's work with which a part is within the target."""

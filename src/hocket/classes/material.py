@@ -101,9 +101,10 @@ def _scores(
             lambda *far: tell("score channels", *far),
         )  # fmt: skip
         arrays = {f"stream{index}": each for index, each in enumerate(scores.units)}
-        saved = steps.put("scores", key, {**arrays, "embeddings": scores.embeddings})
+        found = {**arrays, "embeddings": scores.embeddings, "blocks": scores.blocks}
+        saved = steps.put("scores", key, found)
     units = tuple(saved.arrays[f"stream{index}"] for index in range(len(structure.parts)))
-    return ClassScores(saved.arrays["embeddings"], units)
+    return ClassScores(saved.arrays["embeddings"], units, saved.arrays["blocks"])
 
 
 def _scored(data: Labelled) -> Labelled:

@@ -8,6 +8,8 @@ on one machine or as jobs of a fleet.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +22,15 @@ from hocket.classes.material import Material, Tell, prepared
 from hocket.classes.settings import SplitRequest
 from hocket.classes.sources import load_arrays, state_arrays
 from hocket.classes.steps import Steps, key_of
-from hocket.classes.training import train_part
+from hocket.classes.training import train_part, train_parts
 
 REQUEST = "request.json"
 
 
 def part_key(material: Material, cut: PartCut) -> str:
     """A digest of all that a trained part depends on."""
-    return key_of(material.digest, cut.classes, cut.kept, material.request.retraining.__dict__)
+    recipe = material.request.retraining.__dict__
+    return key_of(material.digest, cut.classes, cut.kept, cut.omitted, recipe)
 
 
 def trained_part(
@@ -55,9 +58,32 @@ def trained_part(
     return part
 
 
+def train_together(
+    material: Material, steps: Steps, cuts: Mapping[int, PartCut], tell: Tell
+) -> None:
+    """Train parts in this process, side by side on the same batches, and keep them."""
+    parts = [
+        build_part(material.net, material.structure, material.example, cut).to(
+            material.request.device
+        )
+        for cut in cuts.values()
+    ]
+    train_parts(
+        parts,
+        [cut.classes for cut in cuts.values()],
+        material.net,
+        material.splits.train,
+        material.request.retraining,
+        material.splits.augment,
+        lambda *far: tell(f"retrain {len(parts)} parts", *far),
+    )
+    for (index, cut), part in zip(cuts.items(), parts, strict=True):
+        steps.put(f"part-{index}", part_key(material, cut), state_arrays(part))
+
+
 def save_cut(steps: Steps, index: int, cut: PartCut) -> None:
     """Describe a part to the process that trains it."""
-    steps.put(f"cut-{index}", "", {"none": np.zeros(1)}, {"classes": cut.classes, "kept": cut.kept})
+    steps.put(f"cut-{index}", "", {"none": np.zeros(1)}, asdict(cut))
 
 
 def load_cut(steps: Steps, index: int) -> PartCut:
@@ -68,7 +94,7 @@ def load_cut(steps: Steps, index: int) -> PartCut:
             f"describes no part {index}", hint="run hocket split again", where=str(steps.folder)
         )
     kept = tuple(tuple(each) for each in saved.info["kept"])
-    return PartCut(tuple(saved.info["classes"]), kept)
+    return PartCut(tuple(saved.info["classes"]), kept, tuple(saved.info["omitted"]))
 
 
 def run_job(folder: Path, index: int) -> None:

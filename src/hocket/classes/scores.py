@@ -2,7 +2,8 @@
 
 One pass over training images, in evaluation mode: the mean activation of every channel over the
 images of a class (sensAI's criterion, without its thresholds), times the weight with which the next
-layers read it. The embedding of a class is the mean input of the head over its images. O(images).
+layers read it; of every residual block the share of what it adds in what it hands on. The embedding
+of a class is the mean input of the head over its images. O(images).
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import torch
 from torch import nn
 
 from hocket.base.arrays import FloatArray
+from hocket.classes.blocks import passing
 from hocket.classes.structure import StreamParts, Structure
 
 _BATCH = 256
+_BLOCK = "block "
+"""Before the name of a block, which may be that of a layer too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +34,17 @@ class ClassScores:
     """``[class, feature]``"""
     units: tuple[FloatArray, ...]
     """For each stream ``[class, unit]``: the share of the class's value that a unit has."""
+    blocks: FloatArray
+    """``[class, block]``: what a block adds, as a share of that and of what it adds to."""
 
     def of_group(self, classes: tuple[int, ...]) -> list[FloatArray]:
         """What each unit of each stream is worth to a group of classes."""
         return [values[list(classes)].mean(axis=0) for values in self.units]
+
+    def influence(self, classes: tuple[int, ...]) -> FloatArray:
+        """What each block adds for a group of classes."""
+        means: FloatArray = self.blocks[list(classes)].mean(axis=0)
+        return means
 
 
 def class_scores(
@@ -48,14 +59,21 @@ def class_scores(
     device = next(net.parameters()).device
     observed = {name for each in structure.parts for name in _observed(each)}
     counts = torch.zeros(num_classes, device=device)
-    with _recording(net.eval(), observed, structure.head) as (outputs, features), torch.no_grad():
+    names = [block.name for block in structure.model.blocks]
+    with (
+        _recording(net.eval(), observed, structure.head) as (outputs, features),
+        passing(net, names) as passed,
+        torch.no_grad(),
+    ):
         sums: dict[str, torch.Tensor] = {}
         for start in range(0, len(images), _BATCH):
             batch = images[start : start + _BATCH].to(device)
             classes = labels[start : start + _BATCH].to(device)
+            passed.clear()
             net(batch)
             counts.index_add_(0, classes, torch.ones(len(classes), device=device))
-            for name, value in (*outputs.items(), ("", features[0])):
+            added = [(_BLOCK + name, _added_share(given, result)) for name, given, result in passed]
+            for name, value in (*outputs.items(), *added, ("", features[0])):
                 if name not in sums:
                     sums[name] = torch.zeros(num_classes, value.shape[1], device=device)
                 sums[name].index_add_(0, classes, value.float())
@@ -67,7 +85,17 @@ def class_scores(
         _units(net, each, means, stream.units)
         for each, stream in zip(structure.parts, structure.model.streams, strict=True)
     )
-    return ClassScores(means[""].astype(np.float64), units)
+    blocks = [means[_BLOCK + name][:, 0] for name in names]
+    shares = np.stack(blocks, axis=1) if blocks else np.zeros((num_classes, 0))
+    return ClassScores(means[""].astype(np.float64), units, shares.astype(np.float64))
+
+
+def _added_share(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """For each image, the size of what a block adds, in that and in what it adds to."""
+    before = given.float().flatten(1).norm(dim=1)
+    added = (result - given).float().flatten(1).norm(dim=1)
+    shares: torch.Tensor = added / (before + added).clamp(min=1e-30)
+    return shares[:, None]
 
 
 def _observed(parts: StreamParts) -> tuple[str, ...]:

@@ -6,10 +6,14 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hocket.base.errors import UsageError
+from hocket.base.errors import UsageError, did_you_mean
 
 AUTO = 0
 """As a number of parts: as many as answer soonest."""
+
+
+USUAL_RATES = {"sgd": (0.05, 5e-4), "adamw": (1e-3, 0.05)}
+"""Learning rate and weight decay of each optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +21,11 @@ class NetTraining:
     """How the whole net and parts are trained."""
 
     steps: int = 200
+    limit_s: float | None = None
+    """Training ends after so many seconds at the latest; the learning rate falls sooner then."""
     batch: int = 64
+    optimizer: str = "sgd"
+    """With momentum; "adamw" suits transformers."""
     learning_rate: float = 0.05
     weight_decay: float = 5e-4
     soft_weight: float = 0.7
@@ -35,7 +43,9 @@ class SplitRequest:
     parts: int = AUTO
     redundancy: int = 1
     target_s: float | None = None
-    """Of an answer, over processes; parts with a quarter of the work where None."""
+    """Of an answer, over processes; where None, parts are as small as ``work`` says."""
+    work: float = 0.25
+    """Of the whole net, for each part without a target."""
     accuracy_loss: float = 0.2
     """Points that may be lost on validation data."""
     unequal: bool = False
@@ -53,10 +63,19 @@ class SplitRequest:
             raise UsageError("a split needs one part and one copy of each class at least")
         if self.target_s is not None and self.target_s <= 0:
             raise UsageError("the target latency must be more than nothing")
+        if self.retraining.limit_s is not None and self.retraining.limit_s <= 0:
+            raise UsageError("the limit of a training must be more than nothing")
+        if not 0 < self.work <= 1:
+            raise UsageError(f"parts cannot have {self.work} of the work", hint="such as 0.25")
         if not 0 <= self.accuracy_loss <= 100:
             raise UsageError(
                 f"an accuracy loss of {self.accuracy_loss} points cannot be",
                 hint="write points, such as 0.2",
+            )
+        if self.retraining.optimizer not in USUAL_RATES:
+            raise UsageError(
+                f"unknown optimizer {self.retraining.optimizer!r}",
+                hint=did_you_mean(self.retraining.optimizer, USUAL_RATES),
             )
         if not 0 < self.retraining.learning_rate < math.inf:
             raise UsageError(

@@ -28,7 +28,7 @@ from hocket.classes.give_back import blame, larger_budgets
 from hocket.classes.grouping import chosen_groups
 from hocket.classes.groups import Groups
 from hocket.classes.material import Material, Tell, prepared
-from hocket.classes.part_job import REQUEST, part_key, save_cut, trained_part
+from hocket.classes.part_job import REQUEST, part_key, save_cut, train_together, trained_part
 from hocket.classes.session import latency_s, open_session
 from hocket.classes.settings import SplitRequest
 from hocket.classes.side_by_side import train_side_by_side
@@ -140,6 +140,8 @@ def _round(
         for index in missing:
             save_cut(steps, index, cuts[index])
         train_side_by_side(steps.folder, missing, jobs, tell)
+    elif len(missing) > 1:
+        train_together(material, steps, {index: cuts[index] for index in missing}, tell)
     parts = tuple(trained_part(material, steps, index, cut, tell) for index, cut in enumerate(cuts))
     validation = material.splits.validation
     outputs = [outputs_of(part, validation.inputs).numpy().astype(float) for part in parts]

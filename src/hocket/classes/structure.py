@@ -16,6 +16,7 @@ import torch_pruning
 from torch import nn
 
 from hocket.base.errors import UsageError
+from hocket.classes.blocks import residual_blocks
 from hocket.classes.widths import ChannelStream, WidthLayer, WidthModel
 
 _MULTIPLYING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -99,7 +100,8 @@ def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Str
         for each, size in zip(parts, sizes, strict=True)
     )
     layers = _layers(net, example, parts)
-    return Structure(WidthModel(streams, layers), tuple(parts), head)
+    blocks = residual_blocks(net, example, parts, [layer.name for layer in layers])
+    return Structure(WidthModel(streams, layers, blocks), tuple(parts), head)
 
 
 def dependency_graph(net: nn.Module, example: torch.Tensor) -> Any:

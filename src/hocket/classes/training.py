@@ -1,14 +1,14 @@
 """Training of the whole net, and of each part on its own.
 
-A part learns "others" and its classes (cross-entropy), where half of each batch are its classes in
-equal shares; the whole net's opinion, with all other classes added up, is a soft target beside the
-labels (Hinton et al., "Distilling the knowledge in a neural network", 2015). Parts never
-communicate. Stochastic gradient descent with momentum, one cycle of the learning rate.
+A part learns "others" and its classes (cross-entropy), where its classes count for half; the whole
+net's opinion, with all other classes added up, is a soft target beside the labels (Hinton et al.,
+"Distilling the knowledge in a neural network", 2015). Parts never communicate; parts that are
+trained together see the same batches, so that the whole net is asked once for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +16,12 @@ from torch import nn
 from torch.nn import functional
 
 from hocket.classes.settings import NetTraining
+from hocket.classes.stepping import Batch, Learner, LossOf, OnStep, mixed_precision, run_steps
 
 Augment = Callable[[torch.Tensor], torch.Tensor]
-OnStep = Callable[[int, int], None]
+Draw = Callable[[], torch.Tensor]
+_NO_OTHERS = -30.0
+"""Log-probability of "others" for a part with all classes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,16 +34,13 @@ class Labelled:
 
 def train_whole(
     net: nn.Module, data: Labelled, recipe: NetTraining, augment: Augment | None, on_step: OnStep
-) -> None:
-    """Train a net on labels, in place."""
+) -> int:
+    """Train a net on labels, in place; the number of steps."""
 
-    def draw(generator: torch.Generator) -> torch.Tensor:
-        return torch.randint(len(data.labels), (recipe.batch,), generator=generator)
+    def loss_of(outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return functional.cross_entropy(outputs, batch.labels)
 
-    def loss(outputs: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(outputs, labels)
-
-    _train(net, data, recipe, draw, loss, augment, on_step)
+    return _train([net], [loss_of], None, data, recipe, _in_turn(data, recipe), augment, on_step)
 
 
 def train_part(
@@ -52,34 +52,67 @@ def train_part(
     augment: Augment | None = None,
     on_step: OnStep = lambda done, total: None,
 ) -> None:
-    """Train a part on its classes against all others, in place."""
-    own = own_labels(data.labels, classes)
-    others, *mine = (torch.nonzero(own == label).flatten() for label in range(len(classes) + 1))
-    # A part with all classes has no others.
-    pools = [(others, recipe.batch // 2)] if len(others) else []
-    rest = recipe.batch - sum(count for _, count in pools)
-    pools += [(pool, max(1, rest // len(mine))) for pool in mine if len(pool)]
+    """Train one part, in place: half of every batch are its own classes."""
+    loss_of = part_loss(classes, int(data.labels.max()) + 1, recipe, data.labels.device)
+    draw = _balanced(data, classes, recipe)
+    _train([part], [loss_of], teacher, data, recipe, draw, augment, on_step)
 
-    def draw(generator: torch.Generator) -> torch.Tensor:
-        picks = [
-            pool[torch.randint(len(pool), (count,), generator=generator).to(pool.device)]
-            for pool, count in pools
-        ]
-        return torch.cat(picks)
 
-    def loss(outputs: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        hard = functional.cross_entropy(outputs, own_labels(labels, classes))
-        if teacher is None or not recipe.soft_weight:
-            return hard
-        with torch.no_grad():
-            soft = folded(teacher(inputs) / recipe.temperature, classes)
-        student = functional.log_softmax(outputs / recipe.temperature, dim=1)
-        apart = functional.kl_div(student, soft, reduction="batchmean", log_target=True)
-        return (1 - recipe.soft_weight) * hard + recipe.soft_weight * recipe.temperature**2 * apart
+def train_parts(
+    parts: Sequence[nn.Module],
+    classes: Sequence[tuple[int, ...]],
+    teacher: nn.Module | None,
+    data: Labelled,
+    recipe: NetTraining,
+    augment: Augment | None = None,
+    on_step: OnStep = lambda done, total: None,
+) -> int:
+    """Train parts side by side on the same batches, in place; the number of steps.
 
-    if teacher is not None:
-        teacher.eval()
-    _train(part, data, recipe, draw, loss, augment, on_step)
+    All inputs come in turn, and the loss of a part counts its own classes for half.
+    """
+    counts = torch.bincount(data.labels).double()
+    losses = [
+        part_loss(mine, len(counts), recipe, data.labels.device, _evening(counts, mine))
+        for mine in classes
+    ]
+    return _train(parts, losses, teacher, data, recipe, _in_turn(data, recipe), augment, on_step)
+
+
+def _evening(counts: torch.Tensor, classes: tuple[int, ...]) -> list[float]:
+    """The weight of "others" and of each class with which a part's classes count for half."""
+    own = [float(counts[each]) for each in classes]
+    total = float(counts.sum())
+    others = total - sum(own)
+    half = total / 2 if others else total
+    return [half / others if others else 0.0] + [
+        half / len(own) / each if each else 0.0 for each in own
+    ]
+
+
+def part_loss(
+    classes: tuple[int, ...],
+    num_classes: int,
+    recipe: NetTraining,
+    device: torch.device,
+    weights: Sequence[float] | None = None,
+) -> LossOf:
+    """The loss of a part; its tables are made here, since steps may be recorded."""
+    place_of = own_labels(torch.arange(num_classes), classes).to(device)
+    weight_of = None if weights is None else torch.tensor(weights, device=device)[place_of]
+    mine, rest = _places(classes, num_classes, device)
+    share, temperature = recipe.soft_weight, recipe.temperature
+
+    def loss_of(outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        each = functional.cross_entropy(outputs, place_of[batch.labels], reduction="none")
+        if batch.opinions is not None and share:
+            soft = _folded(batch.opinions / temperature, mine, rest)
+            student = functional.log_softmax(outputs / temperature, dim=1)
+            apart = functional.kl_div(student, soft, reduction="none", log_target=True).sum(dim=1)
+            each = (1 - share) * each + share * temperature**2 * apart
+        return (each if weight_of is None else each * weight_of[batch.labels]).mean()
+
+    return loss_of
 
 
 def own_labels(labels: torch.Tensor, classes: tuple[int, ...]) -> torch.Tensor:
@@ -92,56 +125,107 @@ def own_labels(labels: torch.Tensor, classes: tuple[int, ...]) -> torch.Tensor:
 
 def folded(logits: torch.Tensor, classes: tuple[int, ...]) -> torch.Tensor:
     """Log-probabilities of "others" and of some classes, from those of all classes."""
+    return _folded(logits, *_places(classes, logits.shape[1], logits.device))
+
+
+def _places(
+    classes: tuple[int, ...], num_classes: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rest = [each for each in range(num_classes) if each not in classes]
+    return torch.tensor(classes, device=device), torch.tensor(rest, device=device)
+
+
+def _folded(logits: torch.Tensor, mine: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     shares = functional.log_softmax(logits.float(), dim=1)
-    rest = [each for each in range(logits.shape[1]) if each not in classes]
     others = (
-        shares[:, rest].logsumexp(dim=1, keepdim=True)
-        if rest
-        else torch.full_like(shares[:, :1], -30.0)
+        shares.index_select(1, rest).logsumexp(dim=1, keepdim=True)
+        if len(rest)
+        else torch.full_like(shares[:, :1], _NO_OTHERS)
     )
-    return torch.cat([others, shares[:, list(classes)]], dim=1)
+    return torch.cat([others, shares.index_select(1, mine)], dim=1)
+
+
+def _in_turn(data: Labelled, recipe: NetTraining) -> Draw:
+    """All inputs once, in random order, then again in another."""
+    device = data.labels.device
+    generator = torch.Generator(device).manual_seed(recipe.seed)
+    count = min(recipe.batch, len(data.labels))
+    order, at = torch.empty(0, dtype=torch.long, device=device), 0
+
+    def draw() -> torch.Tensor:
+        nonlocal order, at
+        if at + count > len(order):
+            order, at = torch.randperm(len(data.labels), generator=generator, device=device), 0
+        at += count
+        return order[at - count : at]
+
+    return draw
+
+
+def _balanced(data: Labelled, classes: tuple[int, ...], recipe: NetTraining) -> Draw:
+    """Half others, half the classes in equal shares; a part with all classes has no others."""
+    own = own_labels(data.labels, classes)
+    others, *mine = (torch.nonzero(own == label).flatten() for label in range(len(classes) + 1))
+    pools = [(others, recipe.batch // 2)] if len(others) else []
+    rest = recipe.batch - sum(count for _, count in pools)
+    pools += [(pool, max(1, rest // len(mine))) for pool in mine if len(pool)]
+    generator = torch.Generator(own.device).manual_seed(recipe.seed)
+
+    def draw() -> torch.Tensor:
+        picks = [
+            pool[torch.randint(len(pool), (count,), generator=generator, device=pool.device)]
+            for pool, count in pools
+        ]
+        return torch.cat(picks)
+
+    return draw
 
 
 def _train(
-    net: nn.Module,
+    nets: Sequence[nn.Module],
+    losses: Sequence[LossOf],
+    teacher: nn.Module | None,
     data: Labelled,
     recipe: NetTraining,
-    draw: Callable[[torch.Generator], torch.Tensor],
-    loss_of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    draw: Draw,
     augment: Augment | None,
     on_step: OnStep,
-) -> None:
-    device = next(net.parameters()).device
+) -> int:
+    device = next(nets[0].parameters()).device
     is_cuda = device.type == "cuda"
-    generator = torch.Generator().manual_seed(recipe.seed)
-    optimizer = torch.optim.SGD(
-        net.parameters(),
-        lr=recipe.learning_rate,
-        momentum=0.9,
-        nesterov=True,
-        weight_decay=recipe.weight_decay,
-    )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.2
-    )
-    net.train()
     torch.backends.cudnn.benchmark = is_cuda
+    first = draw()
+    form = torch.channels_last if is_cuda and data.inputs.ndim == 4 else torch.contiguous_format
+    inputs = data.inputs[first].to(device, memory_format=form)
+    for net in nets:
+        net.to(memory_format=form)  # type: ignore[call-overload]
+    asked = teacher if teacher is not None and recipe.soft_weight else None
+    with torch.no_grad():
+        opinions = None if asked is None else asked.eval()(inputs).float()
+    batch = Batch(inputs, data.labels[first].to(device), opinions)
+
+    def refill() -> None:
+        index = draw()
+        picked = data.inputs[index].to(device)
+        batch.fill(augment(picked) if augment is not None else picked, data.labels[index])
+
+    def ask_teacher() -> None:
+        assert asked is not None
+        assert batch.opinions is not None
+        with torch.no_grad(), mixed_precision(device):
+            batch.opinions.copy_(asked(batch.inputs))
+
     with torch.random.fork_rng(devices=[device] if is_cuda else []):
         torch.manual_seed(recipe.seed)
-        for step in range(recipe.steps):
-            index = draw(generator).to(data.labels.device)
-            inputs, labels = data.inputs[index].to(device), data.labels[index].to(device)
-            if augment is not None:
-                inputs = augment(inputs)
-            with torch.autocast(device.type, torch.bfloat16, enabled=is_cuda):
-                loss = loss_of(net(inputs), inputs, labels)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(net.parameters(), 5.0)
-            optimizer.step()
-            schedule.step()
-            on_step(step + 1, recipe.steps)
-    net.eval()
+        learners = [
+            Learner(net, loss_of, recipe) for net, loss_of in zip(nets, losses, strict=True)
+        ]
+        steps = run_steps(
+            learners, batch, refill, ask_teacher if asked is not None else None, recipe, on_step
+        )
+    for net in nets:
+        net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return steps
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ def validated(
         tuple(stages),
         accuracy(whole, labels),
         accuracy(scores, labels),
-        _paired_error(whole, scores, labels),
+        paired_error(whole, scores, labels),
         len(labels),
         100 * (stages[0].accuracy - best),
         material.request.accuracy_loss,
@@ -109,20 +109,22 @@ def validated(
         predicted_s,
         cores,
         pattern_table(table.held, table.redundancy + 1),
-        _lost_workers(combiner, outputs, labels, table.redundancy),
+        lost_workers(combiner, outputs, labels, table.redundancy),
         _confusion(table, scores, labels),
         verdict(table.whole.latency_s, predicted_s, macs, table.whole.macs, cores),
     )
 
 
-def _paired_error(first: FloatArray, second: FloatArray, labels: LongArray) -> float:
+def paired_error(first: FloatArray, second: FloatArray, labels: LongArray) -> float:
+    """Standard error of the difference of two accuracies on the same inputs."""
     apart = (first.argmax(axis=1) == labels).astype(float) - (second.argmax(axis=1) == labels)
     return float(apart.std(ddof=1) / sqrt(len(labels))) if len(labels) > 1 else 0.0
 
 
-def _lost_workers(
+def lost_workers(
     combiner: Combiner, outputs: Sequence[FloatArray], labels: LongArray, most: int
 ) -> tuple[LostWorkers, ...]:
+    """Accuracy with up to ``most`` workers lost, every pattern tried."""
     rows = []
     for lost in range(min(most, len(outputs) - 1) + 1):
         if comb(len(outputs), lost) > _MOST_PATTERNS:

@@ -1,15 +1,15 @@
 """How many channels each layer of a part keeps: the least harm for each multiplication saved.
 
 A stream is a set of channels that are cut together (a layer's outputs, or all that a residual sum
-ties). Starting from the whole net, the block of least valuable channels is taken from the stream
-whose value left shrinks least per multiplication saved, until the budget is met; no stream goes
-below its floor. Work is the sum over layers of inputs x outputs, so a cut also makes
-the neighbours cheaper, which the next choice sees. O(cuts · streams · layers of a stream).
+ties). Starting from the whole net, the least valuable channels are taken from the stream whose
+value left shrinks least per multiplication saved, or a whole residual block is left out where that
+harms less, until the budget is met; no stream goes below its floor. What a cut saves is counted in
+whole vectors of channels, as a processor computes them. O(cuts · streams · layers of a stream).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,15 +43,28 @@ class WidthLayer:
 
 
 @dataclass(frozen=True)
+class ResidualBlock:
+    """A module that only adds to a stream, and can be left out."""
+
+    name: str
+    stream: int
+    inner: tuple[int, ...]
+    """Streams that are gone with it."""
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class WidthModel:
     """The streams of a net and what its layers cost by their widths."""
 
     streams: tuple[ChannelStream, ...]
     layers: tuple[WidthLayer, ...]
+    blocks: tuple[ResidualBlock, ...] = ()
 
-    def macs(self, kept: FloatArray) -> float:
-        """Multiplications of one input when a share of each stream is kept."""
-        return sum(_layer_macs(layer, kept) for layer in self.layers)
+    def macs(self, kept: FloatArray, omitted: Collection[int] = ()) -> float:
+        """Multiplications of one input when a share of each stream is kept, without some blocks."""
+        gone = {name for index in omitted for name in self.blocks[index].layers}
+        return sum(_layer_macs(layer, kept) for layer in self.layers if layer.name not in gone)
 
 
 def _layer_macs(layer: WidthLayer, kept: FloatArray) -> float:
@@ -67,14 +80,18 @@ class Floors:
 
     least_units: int = 2
     least_share: float = 0.05
+    least_blocks: float = 0.34
+    """Share of the blocks of a stream that stay."""
+    lanes: int = 8
+    """Channels that a processor computes at once."""
     block_units: int = 0
     """Units cut at once, and of which the width stays a multiple; 0 for a choice by the width."""
 
     def block(self, stream: ChannelStream) -> int:
-        """Units cut at once: vector units want multiples, narrow streams cannot afford them."""
+        """Units cut at once: whole vectors, which narrow streams cannot afford."""
         if self.block_units:
             return self.block_units
-        return 8 if stream.units >= 64 else 4 if stream.units >= 32 else 1
+        return self.lanes if stream.units >= 2 * self.lanes else max(1, stream.units // 8)
 
     def floor(self, stream: ChannelStream) -> int:
         """Units that stay in any case."""
@@ -82,47 +99,118 @@ class Floors:
         return min(least, stream.units)
 
 
+@dataclass(frozen=True)
+class ChosenWidths:
+    """What is left of a net."""
+
+    units: tuple[int, ...]
+    """Of each stream; none where its block is left out."""
+    omitted: tuple[int, ...]
+    """Blocks that are left out."""
+
+
 def chosen_widths(
-    model: WidthModel, values: Sequence[FloatArray], budget_macs: float, floors: Floors
-) -> tuple[int, ...]:
-    """Units that each stream keeps within a budget; ``values`` has one number per unit."""
-    sorted_values = [np.sort(each)[::-1] for each in values]
-    held = [
-        np.concatenate([[0.0], np.cumsum(each)]) / max(each.sum(), 1e-30) for each in sorted_values
-    ]
-    widths = np.array([stream.units for stream in model.streams])
-    full = widths.copy()
-    touching = _touching(model)
-    layer_macs = {layer.name: layer.macs for layer in model.layers}
-    total = sum(layer_macs.values())
-    while total > budget_macs:
-        best: tuple[float, int, int] | None = None
-        for index, stream in enumerate(model.streams):
-            narrower = _narrower(stream, int(widths[index]), floors)
-            if narrower is None:
+    model: WidthModel,
+    values: Sequence[FloatArray],
+    budget_macs: float,
+    floors: Floors,
+    influence: Sequence[float] | FloatArray = (),
+) -> ChosenWidths:
+    """What to keep within a budget.
+
+    ``values`` has one number per unit of every stream, ``influence`` the share of each block in
+    the stream that it adds to; without it all blocks stay.
+    """
+    cutting = _Cutting(model, values, influence, floors)
+    while cutting.macs > budget_macs:
+        offers = [*cutting.narrower(), *cutting.shorter()]
+        if not offers:
+            break
+        cutting.take(min(offers))
+    units = tuple(int(width) for width in cutting.widths)
+    return ChosenWidths(units, tuple(sorted(cutting.omitted)))
+
+
+_Offer = tuple[float, int, int]
+"""Harm for each multiplication saved, stream or block, width; a width of -1 leaves a block out."""
+_OMIT = -1
+
+
+class _Cutting:
+    """A net while it is being cut."""
+
+    def __init__(
+        self,
+        model: WidthModel,
+        values: Sequence[FloatArray],
+        influence: Sequence[float] | FloatArray,
+        floors: Floors,
+    ) -> None:
+        self._model, self._floors, self._influence = model, floors, influence
+        falling = [np.sort(each)[::-1] for each in values]
+        self._held = [
+            np.concatenate([[0.0], np.cumsum(each)]) / max(each.sum(), 1e-30) for each in falling
+        ]
+        self._full = np.array([stream.units for stream in model.streams])
+        self.widths = self._full.copy()
+        self.omitted: set[int] = set()
+        self._gone: set[str] = set()
+        self._touching = _touching(model)
+        self.macs = model.macs(np.ones(len(model.streams)))
+
+    def narrower(self) -> Iterator[_Offer]:
+        """Every stream with its least valuable units cut."""
+        for index, stream in enumerate(self._model.streams):
+            width = int(self.widths[index])
+            size = self._floors.block(stream)
+            less = (width - 1) // size * size
+            if not width or less < self._floors.floor(stream):
                 continue
             # The logarithm: half of what is left hurts as much as half of the whole.
-            left = held[index][widths[index]] / max(held[index][narrower], 1e-12)
+            left = self._held[index][width] / max(self._held[index][less], 1e-12)
             lost = np.log(left) * max(stream.consumers, 1)
-            saved = _saved(touching[index], layer_macs, widths, full, index, narrower)
-            harm = lost / max(saved, 1e-9)
-            if best is None or harm < best[0]:
-                best = (harm, index, narrower)
-        if best is None:
-            break
-        _, index, narrower = best
-        widths[index] = narrower
-        kept = widths / full
-        for layer in touching[index]:
-            layer_macs[layer.name] = _layer_macs(layer, kept)
-        total = sum(layer_macs.values())
-    return tuple(int(width) for width in widths)
+            after = self.widths.copy()
+            after[index] = less
+            yield lost / max(self._saved(self._touching[index], after), 1e-9), index, less
 
+    def shorter(self) -> Iterator[_Offer]:
+        """The net without one more of its blocks."""
+        blocks = self._model.blocks
+        for index, share in enumerate(self._influence):
+            block = blocks[index]
+            beside = [each for each, other in enumerate(blocks) if other.stream == block.stream]
+            left = len(beside) - sum(each in self.omitted for each in beside)
+            if index in self.omitted or left - 1 < self._floors.least_blocks * len(beside):
+                continue
+            # All that read the stream miss what the block has added.
+            readers = max(self._model.streams[block.stream].consumers, 1)
+            lost = -np.log(1 - min(float(share), 0.99)) * readers
+            mine = [layer for layer in self._model.layers if layer.name in block.layers]
+            saved = sum(self._vector_macs(layer, self.widths) for layer in mine)
+            yield lost / max(saved, 1e-9), index, _OMIT
 
-def _narrower(stream: ChannelStream, width: int, floors: Floors) -> int | None:
-    block = floors.block(stream)
-    narrower = (width - 1) // block * block
-    return narrower if narrower >= floors.floor(stream) else None
+    def take(self, offer: _Offer) -> None:
+        """Cut as offered."""
+        _, index, width = offer
+        if width == _OMIT:
+            self.omitted.add(index)
+            self._gone.update(self._model.blocks[index].layers)
+            self.widths[list(self._model.blocks[index].inner)] = 0
+        else:
+            self.widths[index] = width
+        self.macs = self._model.macs(self.widths / self._full, self.omitted)
+
+    def _saved(self, layers: Sequence[WidthLayer], after: FloatArray) -> float:
+        return sum(
+            self._vector_macs(layer, self.widths) - self._vector_macs(layer, after)
+            for layer in layers
+            if layer.name not in self._gone
+        )
+
+    def _vector_macs(self, layer: WidthLayer, widths: FloatArray) -> float:
+        lanes = self._floors.block_units or self._floors.lanes
+        whole = np.minimum(-(-widths // lanes) * lanes, self._full)
+        return _layer_macs(layer, whole / self._full)
 
 
 def _touching(model: WidthModel) -> list[list[WidthLayer]]:
@@ -134,20 +222,6 @@ def _touching(model: WidthModel) -> list[list[WidthLayer]]:
         ]
         for index in range(len(model.streams))
     ]
-
-
-def _saved(
-    layers: Sequence[WidthLayer],
-    layer_macs: Mapping[str, float],
-    widths: FloatArray,
-    full: FloatArray,
-    index: int,
-    narrower: int,
-) -> float:
-    after = widths.copy()
-    after[index] = narrower
-    kept = after / full
-    return sum(layer_macs[layer.name] - _layer_macs(layer, kept) for layer in layers)
 
 
 def needed_macs(model: WidthModel, values: Sequence[FloatArray], share: float) -> float:

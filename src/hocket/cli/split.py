@@ -18,6 +18,8 @@ from hocket.cli.output import console, emit, json_option, say
 @click.option("--data", required=True, metavar="FILE.py:FUNCTION", help="Labelled inputs.")
 @click.option("--parts", default="auto", show_default=True, help="How many parts, or auto.")
 @click.option("--target-latency", default=None, help="Of an answer, such as 2ms.")
+@click.option("--work", type=float, default=0.25, show_default=True,
+              help="Of the whole net, for each part; not with --target-latency.")  # fmt: skip
 @click.option(
     "--accuracy-loss", type=float, default=0.2, show_default=True, help="Points that may be lost."
 )
@@ -32,8 +34,12 @@ from hocket.cli.output import console, emit, json_option, say
               metavar="STEPS", help="Steps of each part.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(2), default=64, show_default=True,
               help="Samples in one step of retraining.")  # fmt: skip
-@click.option("--learning-rate", type=float, default=0.05, show_default=True,
-              help="The highest of retraining.")  # fmt: skip
+@click.option("--optimizer", type=click.Choice(("sgd", "adamw")), default="sgd",
+              show_default=True, help="With momentum, or adamw, which suits transformers.")  # fmt: skip
+@click.option("--learning-rate", type=float, default=None,
+              help="The highest of training; default: 0.05 for sgd, 0.001 for adamw.")  # fmt: skip
+@click.option("--limit", default=None,
+              help="Of each training, such as 10min; its learning rate falls sooner then.")  # fmt: skip
 @click.option("--soft-targets", type=click.FloatRange(0, 1), default=0.7, show_default=True,
               help="Weight of the whole net's opinion in retraining.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(0, 20), default=4, show_default=True,
@@ -80,21 +86,26 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
 
 
 def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
-    from hocket.api.splitting import AUTO, NetTraining, SplitRequest
+    from hocket.api.splitting import AUTO, USUAL_RATES, NetTraining, SplitRequest
     from hocket.base.errors import UsageError
     from hocket.base.units import parse_seconds, whole_number
 
     if parts != "auto" and not whole_number(parts, 10_000):
         raise UsageError(f"--parts {parts[:60]!r} is no number of parts", hint="such as 5, or auto")
-    try:
-        target = asked["target_latency"]
-        target_s = None if target is None else parse_seconds(target)
-    except ValueError as error:
-        raise UsageError(str(error), where="--target-latency") from None
+    seconds: dict[str, float | None] = {}
+    for name in ("target_latency", "limit"):
+        try:
+            seconds[name] = None if asked[name] is None else parse_seconds(asked[name])
+        except ValueError as error:
+            raise UsageError(str(error), where=f"--{name.replace('_', '-')}") from None
+    rate, decay = USUAL_RATES[asked["optimizer"]]
     retraining = NetTraining(
         steps=asked["steps"],
+        limit_s=seconds["limit"],
         batch=asked["batch"],
-        learning_rate=asked["learning_rate"],
+        optimizer=asked["optimizer"],
+        learning_rate=rate if asked["learning_rate"] is None else asked["learning_rate"],
+        weight_decay=decay,
         soft_weight=asked["soft_targets"],
         seed=asked["seed"],
     )
@@ -103,7 +114,8 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         data=_absolute(data),
         parts=AUTO if parts == "auto" else int(parts),
         redundancy=asked["redundancy"],
-        target_s=target_s,
+        target_s=seconds["target_latency"],
+        work=asked["work"],
         accuracy_loss=asked["accuracy_loss"],
         unequal=asked["unequal"],
         train_steps=asked["train_steps"],

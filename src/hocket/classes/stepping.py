@@ -1,0 +1,247 @@
+"""Steps of training: several nets learn from the same batches, each on its own.
+
+On a GPU the step of each net is recorded once as a CUDA graph and replayed on a stream of its own:
+small nets take longer to launch than to compute, and side by side they fill the device. Elsewhere,
+or where a net cannot be recorded, steps run as they are written. The learning rate goes up for a
+fifth of the training and down along a cosine; with a time limit, as far as time has gone (Li et
+al., "Budgeted training", 2020).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hocket.classes.settings import NetTraining
+
+OnStep = Callable[[int, int], None]
+_RISE = 0.2
+_LARGEST_NORM = 5.0
+_MOMENTUM = 0.9
+_WARM_UPS = 3
+RECORDS = True
+"""Whether steps are recorded at all."""
+_AHEAD = 16
+"""Steps that may be queued on a GPU before the clock is looked at again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What nets learn from in one step; on a GPU the same memory in every step."""
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    opinions: torch.Tensor | None
+    """What a teacher says to the inputs."""
+
+    def fill(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Put the next inputs into this memory."""
+        self.inputs.copy_(inputs)
+        self.labels.copy_(labels)
+
+
+LossOf = Callable[[torch.Tensor, Batch], torch.Tensor]
+
+
+class Learner:
+    """A net, its loss and its optimizer."""
+
+    def __init__(self, net: nn.Module, loss_of: LossOf, recipe: NetTraining) -> None:
+        self.net, self._loss_of = net, loss_of
+        self._device = next(net.parameters()).device
+        self._parameters = [each for each in net.parameters() if each.requires_grad]
+        self._optimizer: Descent | torch.optim.AdamW = (
+            Descent(self._parameters, recipe.weight_decay)
+            if recipe.optimizer == "sgd"
+            else _adamw(self._parameters, recipe.weight_decay, self._device)
+        )
+
+    def learn(self, batch: Batch) -> None:
+        """One step."""
+        with mixed_precision(self._device):
+            outputs = self.net(batch.inputs)
+        self._loss_of(outputs.float(), batch).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._parameters, _LARGEST_NORM)
+        self._optimizer.step()
+        # Here and not before: a step that is recorded must begin without memory from elsewhere.
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next step; where steps are recorded it stands in memory."""
+        if isinstance(self._optimizer, Descent):
+            self._optimizer.rate.fill_(rate)
+            return
+        for group in self._optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Whatever is learnt inside is forgotten."""
+        before = [each.detach().clone() for each in self.net.state_dict().values()]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for now, then in zip(self.net.state_dict().values(), before, strict=True):
+                    now.copy_(then)
+                for state in self._optimizer.state.values():
+                    for value in state.values():
+                        value.zero_()
+            self._optimizer.zero_grad(set_to_none=True)
+
+
+class Descent:
+    """Stochastic gradient descent with Nesterov's momentum, as `torch.optim.SGD` does it.
+
+    That takes the learning rate as a number, which a recorded step would repeat for ever.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], weight_decay: float) -> None:
+        self._parameters, self._weight_decay = parameters, weight_decay
+        self.state = {each: {"moment": torch.zeros_like(each)} for each in parameters}
+        self.rate = torch.zeros((), device=parameters[0].device)
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """Forget gradients."""
+        for each in self._parameters:
+            each.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Follow the gradients."""
+        pairs = [(each, each.grad) for each in self._parameters if each.grad is not None]
+        moments = [self.state[each]["moment"] for each, _ in pairs]
+        weights: list[torch.Tensor] = [each for each, _ in pairs]
+        gradients = torch._foreach_add(
+            [gradient for _, gradient in pairs], weights, alpha=self._weight_decay
+        )
+        torch._foreach_mul_(moments, _MOMENTUM)
+        torch._foreach_add_(moments, gradients)
+        torch._foreach_add_(gradients, moments, alpha=_MOMENTUM)
+        torch._foreach_mul_(gradients, -self.rate)
+        torch._foreach_add_(weights, gradients)
+
+
+def _adamw(
+    parameters: list[nn.Parameter], weight_decay: float, device: torch.device
+) -> torch.optim.AdamW:
+    is_cuda = device.type == "cuda"
+    rate = torch.zeros((), device=device) if is_cuda else 0.0
+    return torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay, capturable=is_cuda)
+
+
+def mixed_precision(device: torch.device) -> torch.autocast:
+    """Half the width for products on a GPU; weights are not kept in two widths between calls."""
+    return torch.autocast(
+        device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False
+    )
+
+
+class _Recorded:
+    """Work on fixed memory as a CUDA graph, on a stream of its own."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_UPS):
+                work()
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=self._stream):
+            work()
+        torch.cuda.synchronize()
+
+    def start(self) -> None:
+        """Begin when what was queued before is done."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._graph.replay()
+
+    def finish(self) -> None:
+        """What is queued later waits for it."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+class _Written:
+    """Work as it is written."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def start(self) -> None:
+        self._work()
+
+    def finish(self) -> None:
+        pass
+
+
+def carried(work: Callable[[], None], device: torch.device) -> _Recorded | _Written:
+    """Work that is done many times, recorded where the device and the work allow it."""
+    if device.type != "cuda" or not RECORDS:
+        return _Written(work)
+    try:
+        return _Recorded(work)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return _Written(work)
+
+
+def run_steps(
+    learners: Sequence[Learner],
+    batch: Batch,
+    refill: Callable[[], None],
+    ask_teacher: Callable[[], None] | None,
+    recipe: NetTraining,
+    on_step: OnStep,
+) -> int:
+    """Train all learners on the same batches; the number of steps that were made."""
+    device = batch.inputs.device
+    refill()
+    teacher = carried(ask_teacher, device) if ask_teacher is not None else None
+    if teacher is not None:
+        teacher.start()
+        teacher.finish()
+    students = []
+    for learner in learners:
+        learner.net.train()
+        with learner.unchanged():
+            students.append(carried(lambda mine=learner: mine.learn(batch), device))  # type: ignore[misc]
+    start_s = time.monotonic()
+    step = 0
+    while step < recipe.steps:
+        if device.type == "cuda" and step % _AHEAD == 0:
+            torch.cuda.synchronize()
+        gone = max(step / recipe.steps, (time.monotonic() - start_s) / (recipe.limit_s or math.inf))
+        if gone >= 1:
+            break
+        refill()
+        if teacher is not None:
+            teacher.start()
+            teacher.finish()
+        for learner, student in zip(learners, students, strict=True):
+            learner.set_rate(recipe.learning_rate * rate_share(gone))
+            student.start()
+        for student in students:
+            student.finish()
+        step += 1
+        on_step(step, recipe.steps)
+    for learner in learners:
+        learner.net.eval()
+    return step
+
+
+def rate_share(gone: float) -> float:
+    """Of the highest learning rate, after a share of the training."""
+    if gone < _RISE:
+        return 0.04 + 0.96 * gone / _RISE
+    return 0.5 * (1 + math.cos(math.pi * (gone - _RISE) / (1 - _RISE)))
