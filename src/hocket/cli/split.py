@@ -35,11 +35,11 @@ from hocket.cli.output import console, emit, json_option, say
 @click.option("--batch", type=click.IntRange(2), default=64, show_default=True,
               help="Samples in one step of retraining.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(("sgd", "adamw")), default="sgd",
-              show_default=True, help="With momentum, or adamw, which suits transformers.")  # fmt: skip
+              show_default=True, help="For training; adamw suits transformers.")  # fmt: skip
 @click.option("--learning-rate", type=float, default=None,
               help="The highest of training; default: 0.05 for sgd, 0.001 for adamw.")  # fmt: skip
 @click.option("--limit", default=None,
-              help="Of each training, such as 10min; its learning rate falls sooner then.")  # fmt: skip
+              help="Of each training, such as 10min; its rate falls sooner then.")  # fmt: skip
 @click.option("--soft-targets", type=click.FloatRange(0, 1), default=0.7, show_default=True,
               help="Weight of the whole net's opinion in retraining.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(0, 20), default=4, show_default=True,
