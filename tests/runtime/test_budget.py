@@ -23,6 +23,7 @@ from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import Ticket
 from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.memory.parts import blocks_of
 from hocket.runtime.memory.uniform import block_names, uniform
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.rebuild import ModelSource
@@ -258,6 +259,13 @@ def test_a_training_that_nobody_holds_leaves_no_memory_and_no_thread():
     assert held() is None
     worker.join(60)
     assert not worker.is_alive()
+
+
+def test_what_all_blocks_share_is_updated_before_them():
+    model, _, _ = MODELS["tied"]()
+    *blocks, shared = blocks_of(model, mixed(model, 0), None)
+    assert shared.parameters
+    assert all(shared.index < block.index for block in blocks)
 
 
 class Coming(Ticket):

@@ -81,7 +81,7 @@ class Block:
 
     policy: MemoryBlock
     index: int
-    """Its place in the forward pass."""
+    """Its place in the forward pass; -1 for what is needed before all blocks."""
     modules: dict[str, nn.Module]
     parameters: list[nn.Parameter] = field(default_factory=list)
     """Those that no other block has."""

@@ -38,7 +38,8 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     policies = [b.policy for b in blocks if any(p in set(rest) for p in _parameters(b))]
     is_hosted = bool(policies) and all(policy.update == "host" for policy in policies)
     shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
-    return [*blocks, Block(shared, len(blocks), {}, rest)]
+    # The forward pass begins with them.
+    return [*blocks, Block(shared, -1, {}, rest)]
 
 
 def _parameters(block: Block) -> list[nn.Parameter]:

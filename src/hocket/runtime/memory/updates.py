@@ -5,7 +5,7 @@ settings and class are shared, so any optimizer works whose update of a paramete
 parameter alone. Of the blocks whose gradients have come, the one is updated that the next forward
 pass needs first: gradients of the first block come last, and what is left of the later blocks is
 updated while the next forward pass runs. On a GPU the host's updates of Adam, AdamW, SGD and
-Adagrad take PyTorch's fused kernels, which read and write everything once, with all cores but two:
+Adagrad take PyTorch's fused kernels, which read and write everything once, with all cores but one:
 a team of threads waits for its slowest member, and whoever starts the device's work would take its
 core away.
 """
@@ -26,8 +26,9 @@ from torch import nn
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import DONE, Ticket
 
-_CORES_FOR_OTHERS = 2
-"""Those of the forward and of the backward pass, which keep the device busy."""
+_CORES_FOR_OTHERS = 1
+"""That of the thread which keeps the device busy; a GPT on an H200 with 16 cores trains 5 % slower
+with 14 threads for updates than with 15, and no faster with 16."""
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 
