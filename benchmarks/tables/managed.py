@@ -131,12 +131,13 @@ def fill(worker: Worker, number: int) -> None:
 
 def serve(plan: dict[str, Any]) -> None:
     """The shards of all runs, one after another."""
-    from hocket.tables.transports.zeromq import ZeroMqShardPort
+    from hocket.tables.address import shard_port
 
     print("ready", flush=True)
     active: list[tuple[ShardServer, float]] = []
     for place, run in enumerate(plan["runs"]):
-        server = ShardServer(layout_of(run), 0, ZeroMqShardPort(f"tcp://*:{FIRST_PORT + place}"))
+        layout = layout_of(run)
+        server = ShardServer(layout, 0, shard_port(layout, 0, f"tcp://*:{FIRST_PORT + place}"))
         last = plan["clocks"] + SYSTEMS[run["system"]]["staleness"] + 1
         while server.states[0].clocks.min() < last:
             server.turn(0.005)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from loops.harness import Looked, python_kernel
+from loops.harness import Looked, check_sound, python_kernel
 
 import hocket
 from hocket.loops import job, memory, runner
@@ -180,3 +180,103 @@ def test_names_around_the_function_are_its_own():
     before = total
     hocket.parallel_for(workers=2)(add_globally)(np.ones(4))
     assert total == before + 4.0
+
+
+# ── names and heads that only look like others ──────────────────────────────────────────────────
+
+
+class Scaled:
+    """A method whose names Python writes differently."""
+
+    def __init__(self):
+        self.__factor = 3.0
+
+    @hocket.parallel_for(workers=2)
+    def apply(self, a, __shift=1.0):
+        factor = self.__factor
+        for i in range(len(a)):
+            a[i] = a[i] * factor + __shift
+        return a
+
+
+def test_private_names_of_a_class_are_found():
+    np.testing.assert_array_equal(Scaled().apply(data()), 3 * data() + 1)
+
+
+def ndindex_bound(a):
+    m = 3
+    for i, j in np.ndindex(2, m):
+        m = 1
+        a[i + j] += 1.0
+    return a
+
+
+def ndindex_after(a, n):
+    i = 7
+    for i, j in np.ndindex(3, n):
+        a[i + j] += 1.0
+    a[i] += 100.0
+    return a
+
+
+def sums_called_min(a):
+    min = lambda one, other: one + other  # noqa: E731
+    best = 5.0
+    for i in range(len(a)):
+        best = min(best, a[i])
+    return np.array([best])
+
+
+def large_index(a, base):
+    s = 0.0
+    for i in range(len(a)):
+        s += a[i + base - 9223372036854775808]
+    return np.array([s])
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (ndindex_bound, lambda: (data(),)),
+        (ndindex_after, lambda: (data(), 0)),
+        (large_index, lambda: (data(), 2**63)),
+        (sums_called_min, lambda: (data(),)),
+    ],
+)
+def test_heads_and_indices_are_those_of_python(function, arguments):
+    expected = function(*arguments())
+    found = hocket.parallel_for(workers=2)(function)(*arguments())
+    np.testing.assert_array_equal(found, expected)
+
+
+def least_late(a):
+    best = np.inf
+    for i in range(len(a)):
+        best = min(a[i], best)
+    return best
+
+
+def least_last(a):
+    best = 0.0
+    for i in range(len(a)):
+        if a[i] <= best:
+            best = a[i]
+    return best
+
+
+def test_extremes_keep_to_the_order_where_it_matters():
+    nan = np.array([1.0, np.nan, 3.0, 2.0])
+    looked = Looked(least_late, (nan,), workers=2).record()
+    (refusal, *_) = looked.decisions[0][1].refusals
+    assert "depends on the order where a number is NaN" in str(refusal)
+    assert hocket.parallel_for(workers=2)(least_late)(nan) == least_late(nan) == 2.0
+    integers = Looked(least_late, (np.arange(4),), workers=2).record()
+    assert integers.decisions[0][1].verdict.options
+
+
+def test_of_equal_numbers_the_one_that_the_loop_keeps_is_kept():
+    zeros = np.array([1.0, -0.0, 0.0, -0.0, 1.0, 2.0])
+    check_sound(least_last, (zeros,), workers=(2, 3))
+    for workers in (2, 3):
+        found = hocket.parallel_for(workers=workers, backend="in-turn")(least_last)(zeros)
+        assert np.signbit(found) == np.signbit(least_last(zeros))

@@ -4,6 +4,7 @@ loop's order where it says so."""
 from __future__ import annotations
 
 import linecache
+import os
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from loops.harness import check_sound
 
 SIZE = 30
+NUM_EXAMPLES = int(os.environ.get("HOCKET_LOOP_EXAMPLES", "40"))
 COUNTER = iter(range(10**9))
 
 
@@ -64,7 +66,7 @@ def statements(draw, variables, depth=0):
     value = draw(
         st.sampled_from(["v[n]", "1", "s0", draw(cells(variables)), draw(cells(variables))])
     )
-    kind = draw(st.integers(0, 9 if depth == 0 else 3))
+    kind = draw(st.integers(0, 19 if depth == 0 else 3))
     if kind <= 1:
         return [f"{cell} = ({value} + {draw(cells(variables))}) % 11"]
     if kind == 2:
@@ -85,20 +87,64 @@ def statements(draw, variables, depth=0):
     if kind == 8:
         array, row = draw(st.sampled_from("AB")), draw(indices(variables))
         return [f"t = bump({array}[{row}], {draw(indices(variables))}, {value})", f"{cell} = t"]
-    low = draw(indices(variables[:1]))
-    return [f"x[{low}:{low} + 2] = {value}"]
+    if kind == 9:
+        low = draw(indices(variables[:1]))
+        return [f"x[{low}:{low} + 2] = {value}"]
+    return draw(rarer_statements(variables, cell, value, kind))
+
+
+@st.composite
+def rarer_statements(draw, variables, cell, value, kind):
+    """Scratch arrays, extremes, rows, inner `while`, swaps, views of views, names carried over."""
+    one, other = draw(indices(variables)), draw(indices(variables))
+    if kind == 10:
+        return [f"if {value} > 4:", "    continue"]
+    if kind == 11:
+        first = draw(st.sampled_from(["0", "2", variables[0] + " // 3"]))
+        return [
+            f"for k in range({first}, 5):", f"    w[k] = {value}",
+            "for k in range(2, 5):", f"    {cell} += w[k]",
+        ]  # fmt: skip
+    if kind == 12:
+        return draw(st.sampled_from([
+            [f"best = max(best, {value})"], [f"best = min({value}, best)"],
+            [f"if {value} >= best:", f"    best = {value}"], [f"best |= {value}"],
+        ]))  # fmt: skip
+    if kind == 13:
+        row = draw(st.sampled_from([f"A[{one}]", f"A[:, {one}]", f"B[{one}, 2:5]", f"B[{one}]"]))
+        return [draw(st.sampled_from([f"{row} += {value}", f"{row} = A[{other}, 3]"]))]
+    if kind == 14:
+        inside = draw(statements([*variables[:1], "k"], depth=1))
+        return ["k = 2", "while k < 5:", *("    " + line for line in inside), "    k += 1"]
+    if kind == 15:
+        return [f"x[{one}], x[{other}] = x[{other}], x[{one}]"]
+    if kind == 16:
+        view = draw(st.sampled_from(["A.T", "B[1:]", "A[:, 1:]", f"A[{one}:]"]))
+        return [f"r = {view}", "q = r", f"q[3, {other} % 9] += {value}"]
+    if kind == 17:
+        return [f"{cell} = {value} if y[{one}] > 3 else x[{other}]"]
+    if kind == 18:
+        return [f"{cell} = carried", f"carried = {value}"]
+    return ["r = x[2:]", f"r[{one}] = (r[{other}] + {value}) % 7"]
 
 
 @st.composite
 def programs(draw):
     """The text of a function with one loop or a nest of two."""
-    first = draw(st.sampled_from(["range(3, 9)", "range(8, 2, -1)", "range(2, 11, 2)"]))
+    first = draw(
+        st.sampled_from([
+            "n in range(3, 9)", "n in range(8, 2, -1)", "n in range(2, 11, 2)", "n in ns",
+            "q, n in enumerate(ns)", "n, q in zip(ns, u)", "n in reversed(range(3, 8))",
+            "n, q in np.ndindex(7, 2)",
+        ])
+    )  # fmt: skip
     nested = draw(st.booleans())
     variables = ["n", "m"] if nested else ["n"]
     body = []
     for _ in range(draw(st.integers(1, 3))):
         body += draw(statements(variables))
-    lines = ["def f(x, y, A, B, u, i, v, c, s0):", "    total = 0", f"    for n in {first}:"]
+    names = "x, y, A, B, u, i, v, c, s0, ns, w"
+    lines = [f"def f({names}):", "    total = carried = best = 0", f"    for {first}:"]
     if nested:
         second = draw(
             st.sampled_from(["range(3, 8)", "range(7, 2, -1)", "range(3, n + 1)", "range(2, 9, 3)"])
@@ -106,7 +152,7 @@ def programs(draw):
         lines.append(f"        for m in {second}:")
     pad = "    " * (3 if nested else 2)
     lines += [pad + line for line in body]
-    return "\n".join([*lines, "    return total", ""])
+    return "\n".join([*lines, "    return total + best + carried", ""])
 
 
 def data(seed):
@@ -114,13 +160,13 @@ def data(seed):
     return (
         rng.integers(0, 9, SIZE), rng.integers(0, 9, SIZE), rng.integers(0, 9, (SIZE, SIZE)),
         rng.integers(0, 9, (SIZE, SIZE)), rng.integers(2, 12, SIZE), rng.integers(2, 12, SIZE),
-        rng.integers(0, 9, SIZE), 4, 5,
+        rng.integers(0, 9, SIZE), 4, 5, rng.integers(3, 9, 6), rng.integers(0, 9, SIZE),
     )  # fmt: skip
 
 
 # Without shrinking: the programs are short, and shrinking one takes minutes.
 @settings(
-    max_examples=40,
+    max_examples=NUM_EXAMPLES,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

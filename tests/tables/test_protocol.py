@@ -159,7 +159,7 @@ def checkpoint(path, layout):
 
 def test_a_checkpoint_of_other_tables_or_none_is_refused_in_words(tmp_path):
     path = tmp_path / "shard.npz"
-    checkpoint(path, Layout((TableSpec("w", 4, 2),))).save()
+    checkpoint(path, Layout((TableSpec("w", 4, 2),))).close()
     with pytest.raises(InputFileError, match="differs in tables"):
         checkpoint(path, Layout((TableSpec("w", 4, 3),)))
     np.savez(path, facts=np.frombuffer(json.dumps([1]).encode(), np.uint8))

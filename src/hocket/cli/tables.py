@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import emit, json_option, say
 
 
@@ -24,12 +25,14 @@ def command() -> None:
     type=click.Path(path_type=Path),
     help="Read at the start if it is there, written now and then and at the end.",
 )
-@click.option("--every", type=float, default=30.0, show_default=True, help="Seconds between two.")
+@click.option("--every", type=FiniteRange(0), default=30.0, show_default=True,
+              help="Seconds between two.")  # fmt: skip
 @json_option
 def serve(
     file: Path, shard: int, at: str, checkpoint: Path | None, every: float, as_json: bool
 ) -> None:
-    """Serve one shard of the tables in TABLES.toml until interrupted."""
+    """Serve one shard of the tables in TABLES.toml until SIGINT or SIGTERM."""
+    import signal
     import threading
 
     from hocket.api.tables import ShardServer, read_layout, shard_port
@@ -43,17 +46,20 @@ def serve(
             where="--shard",
         )
     port = shard_port(layout, shard, at)
-    server = ShardServer(layout, shard, port, checkpoint=checkpoint, checkpoint_s=every)
-    address = str(getattr(port, "address", at))
-    if as_json:
-        emit({"shard": shard, "shards": layout.num_shards, "address": address})
-    else:
-        say(f"shard {shard} of {layout.num_shards} serves at {address}")
     try:
-        server.run(threading.Event())
+        server = ShardServer(layout, shard, port, checkpoint=checkpoint, checkpoint_s=every)
+        stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        if as_json:
+            emit({"shard": shard, "shards": layout.num_shards, "address": port.address})
+        else:
+            say(f"shard {shard} of {layout.num_shards} serves at {port.address}")
+        try:
+            server.run(stop)
+        finally:
+            server.close()
     finally:
-        if checkpoint is not None:
-            server.save()
         port.close()
 
 

@@ -29,7 +29,7 @@ def evaluate(text: str, values: Mapping[str, Any]) -> Any:
     try:
         with np.errstate(all="raise"):
             return _value(ast.parse(text, mode="eval").body, values)
-    except (IndexError, FloatingPointError, KeyError, TypeError, ValueError) as error:
+    except (IndexError, ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise CannotEvaluate(str(error)) from error
 
 

@@ -12,7 +12,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from hocket.base.errors import UsageError, unknown_name
@@ -67,6 +67,10 @@ class ParallelFunction(Generic[P, R]):
         host = self._host()
         result: R = host(*args, **kwargs)
         return result
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method: bound to its object, like the function itself."""
+        return self if instance is None else MethodType(self, instance)
 
     def decisions(self) -> list[Decision]:
         """What was decided in the last call, loop by loop."""

@@ -220,4 +220,32 @@ def function_node(function: FunctionType) -> ast.FunctionDef:
         raise TypeError(f"{function.__name__} is no plain function")
     ast.increment_lineno(node, first - 1)
     node.decorator_list = []
+    around = function.__qualname__.split(".")[-2:-1]
+    if around and around != ["<locals>"]:
+        _mangle(node, around[0].lstrip("_"))
     return node
+
+
+def _mangle(node: ast.FunctionDef, class_name: str) -> None:
+    """Write private names of a class (``self.__x``) as Python knows them outside of it."""
+
+    def mangled(name: str) -> str:
+        is_private = name.startswith("__") and not name.endswith("__") and class_name
+        return f"_{class_name}{name}" if is_private else name
+
+    for part in ast.walk(node):
+        match part:
+            case ast.Name():
+                part.id = mangled(part.id)
+            case ast.Attribute():
+                part.attr = mangled(part.attr)
+            case ast.arg():
+                part.arg = mangled(part.arg)
+            case ast.keyword(str() as name):
+                part.arg = mangled(name)
+            case ast.Global() | ast.Nonlocal():
+                part.names = [mangled(name) for name in part.names]
+            case ast.FunctionDef() if part is not node:
+                part.name = mangled(part.name)
+            case _:
+                pass

@@ -11,7 +11,7 @@ from hocket.loops.dependence import Segments, Vector, dependence_vectors
 from hocket.loops.flow import exposed_names, loaded_names, stored_names
 from hocket.loops.form import Access, Atom, Body, Refusal
 from hocket.loops.private import Covers, private_arrays
-from hocket.loops.reductions import Reduction, find_reduction
+from hocket.loops.reductions import Reduction, find_reduction, refuse_lost_numbers
 from hocket.loops.scope import Scope
 
 MAX_DEPTH = 2
@@ -94,10 +94,14 @@ class Nest:
         used = (*levels[:-1], LoopLevel(levels[-1].node))
         in_place = _updated_in_place(statements, scope)
         carried, nonempty = self._carried(statements, levels, in_place)
-        reductions = tuple(find_reduction(name, statements) for name in sorted(carried))
+        reductions = tuple(
+            find_reduction(name, statements, scope.names) for name in sorted(carried)
+        )
         self._refuse_heads(carried, levels)
         self._refuse_last_values(statements, levels, carried | in_place)
         body, ranges, heads, kinds = read_nest(used, innermost, scope, carried)
+        for reduction in reductions:
+            refuse_lost_numbers(reduction, kinds[reduction.name])
         _refuse_changed_heads(heads, body)
         vectors, segments = dependence_vectors(body, ranges, use_segments=use_segments)
         return Reading(

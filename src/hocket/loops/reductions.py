@@ -10,13 +10,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hocket.loops.flow import mentions
 from hocket.loops.form import Refusal
+from hocket.loops.names import Library, Names
 
 _CLASSES = {
     "Add": "sum", "Sub": "sum", "Mult": "product", "BitOr": "or", "BitAnd": "and",
 }  # fmt: skip
+_EXTREMES = (Library("builtins.min"), Library("builtins.max"))
 EXACT = frozenset({"min", "max", "or", "and"})
 """Operators that give the same result in every order, also on floating-point numbers."""
 
@@ -29,22 +32,36 @@ class Reduction:
     op: str
     line: int
     added: tuple[ast.expr, ...]
+    takes_equal: bool = False
+    """Of an extreme: whether of two equal numbers (0.0 and -0.0) the later one is kept."""
+    takes_nan: bool = False
+    """``min(e, s)``: an e that is no number is kept, and lost again at the next one."""
 
 
-def find_reduction(name: str, statements: Sequence[ast.stmt]) -> Reduction:
+class _Update(NamedTuple):
+    op: str
+    added: ast.expr
+    takes_equal: bool = False
+    takes_nan: bool = False
+
+
+def find_reduction(name: str, statements: Sequence[ast.stmt], names: Names) -> Reduction:
     """How a carried name is accumulated; raises `Refusal` naming its lines if it is not."""
-    found: list[tuple[str, ast.expr, int]] = []
+    found: list[tuple[_Update, int]] = []
     for statement in _simple_statements(statements):
         if not mentions(statement, name):
             continue
-        update = _update(statement, name)
+        update = _update(statement, name, names)
         if update is None:
             raise _carried(name, statements)
-        found.append((*update, statement.lineno))
-    ops = {op for op, _, _ in found}
-    if len(ops) != 1:
+        found.append((update, statement.lineno))
+    if len({(update.op, update.takes_equal) for update, _ in found}) != 1:
         raise _carried(name, statements)
-    return Reduction(name, ops.pop(), found[0][2], tuple(added for _, added, _ in found))
+    first, line = found[0]
+    return Reduction(
+        name, first.op, line, tuple(update.added for update, _ in found),
+        first.takes_equal, any(update.takes_nan for update, _ in found),
+    )  # fmt: skip
 
 
 def _simple_statements(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
@@ -64,7 +81,7 @@ def _simple_statements(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt | as
                 yield statement
 
 
-def _update(node: ast.AST, name: str) -> tuple[str, ast.expr] | None:
+def _update(node: ast.AST, name: str, names: Names) -> _Update | None:
     match node:
         case ast.AugAssign(ast.Name(target), op, value) if target == name:
             return _told(type(op).__name__, value, name)
@@ -77,24 +94,25 @@ def _update(node: ast.AST, name: str) -> tuple[str, ast.expr] | None:
         ):
             return _told(type(op).__name__, value, name)
         case ast.Assign([ast.Name(target)], ast.Call(ast.Name(function), [one, other], [])) if (
-            target == name and function in ("min", "max")
+            target == name and names.meaning(function) in _EXTREMES
         ):
-            value = other if isinstance(one, ast.Name) and one.id == name else one
+            value = other if _is(one, name) else one
             kept = one if value is other else other
-            is_plain = isinstance(kept, ast.Name) and kept.id == name
-            return (function, value) if is_plain and not mentions(value, name) else None
+            if not _is(kept, name) or mentions(value, name):
+                return None
+            return _Update(function, value, takes_equal=value is one, takes_nan=value is one)
         case ast.If():
             extreme = _guarded_extreme(node)
-            return extreme[1:] if extreme is not None and extreme[0] == name else None
+            return extreme[1] if extreme is not None and extreme[0] == name else None
         case _:
             return None
 
 
-def _told(op: str, value: ast.expr, name: str) -> tuple[str, ast.expr] | None:
-    return (_CLASSES[op], value) if op in _CLASSES and not mentions(value, name) else None
+def _told(op: str, value: ast.expr, name: str) -> _Update | None:
+    return _Update(_CLASSES[op], value) if op in _CLASSES and not mentions(value, name) else None
 
 
-def _guarded_extreme(node: ast.If) -> tuple[str, str, ast.expr] | None:
+def _guarded_extreme(node: ast.If) -> tuple[str, _Update] | None:
     """``if e > s: s = e`` keeps the greatest."""
     match node:
         case ast.If(
@@ -106,10 +124,11 @@ def _guarded_extreme(node: ast.If) -> tuple[str, str, ast.expr] | None:
             greater = isinstance(op, (ast.Gt, ast.GtE))
             if not greater and not isinstance(op, (ast.Lt, ast.LtE)):
                 return None
+            equal = isinstance(op, (ast.GtE, ast.LtE))
             if ast.unparse(left) == text and _is(right, name) and not mentions(left, name):
-                return name, "max" if greater else "min", value
+                return name, _Update("max" if greater else "min", value, equal)
             if ast.unparse(right) == text and _is(left, name) and not mentions(right, name):
-                return name, "min" if greater else "max", value
+                return name, _Update("min" if greater else "max", value, equal)
     return None
 
 
@@ -133,3 +152,14 @@ def _carried(name: str, statements: Sequence[ast.stmt]) -> Refusal:
         read,
         write,
     )
+
+
+def refuse_lost_numbers(reduction: Reduction, kind: str) -> None:
+    """Raise `Refusal` where an extreme of floats depends on where a NaN stands."""
+    if reduction.takes_nan and kind not in ("int", "bool"):
+        name, op = reduction.name, reduction.op
+        raise Refusal(
+            f"{name} = {op}(…, {name}) at line {reduction.line} depends on the order where a "
+            f"number is NaN; {op}({name}, …) does not",
+            reduction.line,
+        )

@@ -21,8 +21,10 @@ from hocket.loops.flow import stored_names
 from hocket.loops.form import Refusal
 from hocket.loops.job import LoopJob
 from hocket.loops.names import Number, called_names
+from hocket.loops.nest import Reading
 from hocket.loops.prefetch import Prefetch, prefetch_of
 from hocket.loops.recall import content, same_content, signature
+from hocket.loops.reductions import Reduction
 from hocket.loops.settings import Settings
 from hocket.loops.source import LoopSite, LoopSource
 
@@ -151,10 +153,13 @@ class SiteRunner:
         option, tiling = decision.candidate.option, decision.candidate.tiling
         started = dict(values)
         for reduction in option.reading.reductions:
-            neutral = _NEUTRAL.get(reduction.op)
-            if neutral is not None:
-                initial = values[reduction.name]
-                started[reduction.name] = type(initial)(neutral)
+            initial = values[reduction.name]
+            if reduction.op in _NEUTRAL:
+                started[reduction.name] = type(initial)(_NEUTRAL[reduction.op])
+            elif _takes_equal(option.reading, reduction):
+                # A tile without one must not give back the first value as if it came later.
+                kind = type(initial) if isinstance(initial, np.floating) else float
+                started[reduction.name] = kind("inf" if reduction.op == "min" else "-inf")
         through = {owners.get(name, name): way for name, way in self.settings.through.items()}
         tabled = {name: way for name, way in through.items() if name in option.buffered}
         return LoopJob(
@@ -185,9 +190,11 @@ class SiteRunner:
         """Reductions of all tiles, in the order of tiles."""
         assert decision.candidate is not None
         totals: dict[str, Any] = {}
-        for place, reduction in enumerate(decision.candidate.option.reading.reductions):
+        reading = decision.candidate.option.reading
+        for place, reduction in enumerate(reading.reductions):
             total = values[reduction.name]
-            combine = _COMBINE[reduction.op]
+            table = _COMBINE_EQUAL if _takes_equal(reading, reduction) else _COMBINE
+            combine = table[reduction.op]
             for result in per_tile:
                 if result:
                     total = combine(total, result[place])
@@ -203,6 +210,16 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "or": lambda a, b: a | b,
     "and": lambda a, b: a & b,
 }
+_COMBINE_EQUAL: dict[str, Callable[[Any, Any], Any]] = {
+    "max": lambda a, b: b if b >= a else a,
+    "min": lambda a, b: b if b <= a else a,
+}
+
+
+def _takes_equal(reading: Reading, reduction: Reduction) -> bool:
+    """Whether the later of two equal numbers is kept, and they may differ: 0.0 and -0.0."""
+    kind = reading.reduction_kinds.get(reduction.name)
+    return reduction.takes_equal and kind not in ("int", "bool")
 
 
 def _last_worker(candidate: TiledOption) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ class LoopSource:
 def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> LoopSource:
     """Find the loops of a function."""
     names = OutsideNames(names, local_names(node))
-    plain = _PlainRanges(names).visit(copy.deepcopy(node))
+    plain = _PlainRanges(names, _num_loads(node)).visit(copy.deepcopy(node))
     ast.fix_missing_locations(plain)
     counter = iter(range(1_000_000))
     sites = tuple(_sites(plain.body, outer_names(node), names, counter))
@@ -166,8 +167,8 @@ def _inputs(node: ast.For, names: Names) -> tuple[str, ...]:
 class _PlainRanges(ast.NodeTransformer):
     """Writes loops over arrays as loops over ranges."""
 
-    def __init__(self, names: Names) -> None:
-        self.names = names
+    def __init__(self, names: Names, num_loads: Counter[str]) -> None:
+        self.names, self.num_loads = names, num_loads
         self.count = 0
 
     def visit_For(self, node: ast.For) -> ast.AST:
@@ -231,7 +232,11 @@ class _PlainRanges(ast.NodeTransformer):
         has_break = any(
             isinstance(part, ast.Break) for item in node.body for part in ast.walk(item)
         )
-        if has_break:
+        targets = stored_names([node.target])
+        # The bounds are taken once; and without a last iteration the targets stay as they were.
+        changes = loaded_names([node.iter]) & (stored_names(node.body) | targets)
+        inside = _num_loads(node)
+        if has_break or changes or any(inside[name] < self.num_loads[name] for name in targets):
             return node
         body = node.body
         for target, size in reversed(list(zip(node.target.elts, sizes, strict=True))):
@@ -266,6 +271,15 @@ def _bind(
         lengths.append(f"len({source.id})")
         return True
     return False
+
+
+def _num_loads(node: ast.AST) -> Counter[str]:
+    """How often each name is read below a node."""
+    return Counter(
+        part.id
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
+    )
 
 
 def _is_call(node: ast.expr, name: str) -> bool:

@@ -11,9 +11,10 @@ random schedules and `server` and `node` run over a transport.
 """
 
 from hocket.tables.group import Group, local_tables
-from hocket.tables.node import Node, Table, Worker
+from hocket.tables.node import Node
 from hocket.tables.server import ShardServer
 from hocket.tables.spec import Layout, TableSpec
+from hocket.tables.worker import Table, Worker
 
 __all__ = [
     "Group",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from hocket.base.errors import UsageError
+from hocket.tables.codec import longest
+from hocket.tables.core.rule import change_width
 from hocket.tables.spec import Layout
 from hocket.tables.transports.port import Port
 
@@ -23,10 +27,14 @@ def shard_port(layout: Layout, shard: int, address: str) -> Port:
     if address.startswith(_MEMORY):
         from hocket.tables.transports.memory import memory_shard_port
 
-        return memory_shard_port(_folder(address), shard, layout.num_clients)
+        return memory_shard_port(_folder(address), shard, layout.num_shards, layout.num_clients)
     from hocket.tables.transports.zeromq import ZeroMqShardPort
 
-    return ZeroMqShardPort(address)
+    most = max(
+        longest(layout.rows_of(table, shard), change_width(table.rule, table.width))
+        for table in layout.tables
+    )
+    return ZeroMqShardPort(address, most)
 
 
 def client_port(layout: Layout, client: int, addresses: Sequence[str]) -> Port:
@@ -36,7 +44,8 @@ def client_port(layout: Layout, client: int, addresses: Sequence[str]) -> Port:
     if len(set(addresses)) == 1 and addresses[0].startswith(_MEMORY):
         from hocket.tables.transports.memory import memory_client_port
 
-        return memory_client_port(_folder(addresses[0]), client, layout.num_shards)
+        folder = _folder(addresses[0])
+        return memory_client_port(folder, client, layout.num_shards, layout.num_clients)
     if any(address.startswith(_MEMORY) for address in addresses):
         raise UsageError("shards in shared memory have one address", hint="shm:///dev/shm/name")
     if len(addresses) != layout.num_shards:
@@ -64,4 +73,18 @@ def _folder(address: str) -> Path:
         raise UsageError(
             f"{address}: cannot be made: {error.strerror}", hint="shm:///dev/shm/name"
         ) from None
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise UsageError(
+            f"{address}: others may write to it, or it is a link",
+            hint="name a folder of yours, or one that does not exist yet",
+        )
     return folder
+
+
+def give_back(address: str) -> None:
+    """Remove what stays behind of shards that no client will look for again."""
+    if address.startswith(_MEMORY):
+        from hocket.tables.transports.memory import remove_rings
+
+        remove_rings(Path(address.removeprefix(_MEMORY)))

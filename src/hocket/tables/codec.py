@@ -1,8 +1,8 @@
 """Messages as bytes: the head, the rows, then all cells or only those that are not zero.
 
 Whichever is shorter is sent, so a row with few numbers in it costs what these few cost. What
-arrives is checked before compiled code sees it: a message of wrong length or with rows outside of
-the table is refused.
+arrives is checked before compiled code sees it: a message of wrong length, with rows outside of
+the table or with more rows than it has (which could not be held either) is refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hocket.tables.core.message import (
     COUNT,
     HEAD,
     KIND,
-    RESTORED,
     SENT_BYTES,
+    STRANGER,
     TABLE,
     UPDATES,
     Cells,
@@ -24,6 +24,13 @@ from hocket.tables.core.message import (
 
 _HEAD_BYTES = 8 * HEAD
 _DENSE, _SPARSE = b"\0", b"\1"
+_MAX_COLUMNS = 2**16
+"""As many as the numbers of columns of a sparse row count."""
+
+
+def longest(num_rows: int, width: int) -> int:
+    """Bytes of the longest message about so many rows of cells of ``width``."""
+    return _HEAD_BYTES + 1 + num_rows * (4 + 4 * width)
 
 
 def encode(message: Message, sent_bytes: int = 0, *, is_counted: bool = True) -> bytes:
@@ -42,7 +49,7 @@ def _parts(message: Message, count: int) -> tuple[bytes | memoryview, ...]:
     # Counting in booleans takes a third of the time of counting floats.
     filled = cells != 0
     num = int(np.count_nonzero(filled))
-    if 6 * num + 2 * count < 4 * cells.size:
+    if 6 * num + 2 * count < 4 * cells.size and cells.shape[1] < _MAX_COLUMNS:
         lengths = filled.sum(axis=1, dtype=np.uint16)
         columns = np.nonzero(filled)[1].astype(np.uint16)
         return rows, _SPARSE, lengths.tobytes(), columns.tobytes(), cells[filled].tobytes()
@@ -54,7 +61,7 @@ def head_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     if len(data) < _HEAD_BYTES:
         raise RunError("a message of a table is too short")
     head = np.frombuffer(data, np.int64, HEAD).copy()
-    if not UPDATES <= head[KIND] <= RESTORED or head[TABLE] < 0:
+    if not UPDATES <= head[KIND] <= STRANGER or head[TABLE] < 0:
         raise RunError("a message is not one of a table")
     return head
 
@@ -66,6 +73,8 @@ def decode(data: bytes, num_rows: int, width: int) -> Message:
     start = _HEAD_BYTES + 4 * count
     if count < 0 or len(data) < start:
         raise RunError("a message of a table is cut off")
+    if count > num_rows:
+        raise RunError(f"a message names {count} rows of a table that has {num_rows} here")
     rows = np.frombuffer(data, np.int32, count, _HEAD_BYTES).astype(np.int64)
     if count and (rows.min() < 0 or rows.max() >= num_rows):
         raise RunError(f"a message names rows that the table does not have ({num_rows} here)")

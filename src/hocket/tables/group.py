@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from hocket.tables.node import Node, Worker
+from hocket.tables.node import Node
 from hocket.tables.server import ShardServer
 from hocket.tables.spec import Layout, TableSpec
 from hocket.tables.transports.inside import InsidePort, inside_ports
+from hocket.tables.worker import Worker
 
 
 class Group:
@@ -38,6 +39,7 @@ class Group:
         self._stops[shard].set()
         self._threads[shard].join()
         self._ports[shard].lose()
+        self.servers[shard].abandon()
 
     def restart_shard(self, shard: int) -> None:
         """Start a killed shard from its last checkpoint."""
@@ -50,6 +52,7 @@ class Group:
         for shard in range(len(self.servers)):
             self._stops[shard].set()
             self._threads[shard].join()
+            self.servers[shard].close()
 
     def _server(self, shard: int) -> ShardServer:
         path = None if self.folder is None else self.folder / f"shard-{shard}.npz"

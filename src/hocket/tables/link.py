@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from hocket.base.arrays import LongArray
+from hocket.base.errors import RunError
 from hocket.tables.core.client import (
     BASE,
     DONE,
@@ -22,6 +25,7 @@ from hocket.tables.core.client import (
     batch_head,
     batch_start,
     compact_log,
+    forget_pushes,
     mark_asked,
     new_client,
     newest_clock,
@@ -30,14 +34,20 @@ from hocket.tables.core.client import (
     take_rows,
 )
 from hocket.tables.core.message import (
+    APPLIED,
     ASK,
+    CLOCK,
     COUNT,
     EPOCH,
     HEAD,
+    KEEP,
     KIND,
     NEED,
     PING,
     RESTORED,
+    SILENT_MS,
+    SLOWEST,
+    VERSION,
     Message,
     plain,
 )
@@ -45,6 +55,7 @@ from hocket.tables.priority import next_changes, unsent_rows
 from hocket.tables.route import Route
 from hocket.tables.spec import TableSpec
 
+_ASK_AGAIN_S = 1.0
 _MAX_UNDER_WAY = 64 * 2**20
 """Bytes of changes that a shard has not applied, after which `clock` waits."""
 
@@ -66,8 +77,14 @@ class ShardLink:
         self._scratch = np.zeros(num_rows, np.int64)
         self._asks: list[tuple[LongArray, int]] = []
         self._ready: list[Message] = []
+        self._posted = 0
+        """The number of the last change that has left."""
+        self._asked_s = 0.0
         self.is_flushing = False
         """Whether all changes should go now, without regard to clocks."""
+        self.shard_clock = 0
+        self.slowest, self.slowest_silent_s = 0, 0.0
+        """The client that holds the shard's clock back, and how long it has said nothing."""
 
     @property
     def is_connected(self) -> bool:
@@ -87,6 +104,15 @@ class ShardLink:
         facts = self.state.facts
         is_told = facts[TOLD] >= facts[MY_CLOCK] and facts[NEXT] == facts[DONE] + 1
         return not is_told or bool(facts[NUM_UNSENT])
+
+    @property
+    def last_sent(self) -> int:
+        """The number of the last change that was sent."""
+        return int(self.state.facts[NEXT]) - 1
+
+    def is_kept(self, version: int) -> bool:
+        """Whether a change outlives the shard."""
+        return bool(self.state.facts[KEPT] >= version)
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
@@ -116,8 +142,12 @@ class ShardLink:
         The lines of the log stay where they are until the next batch is made, by the same thread.
         """
         for message in self._ready:
-            self.route.send(self.number, message)
+            self._send_batch(message)
         self._ready.clear()
+
+    def _send_batch(self, message: Message) -> None:
+        self.route.send(self.number, message)
+        self._posted = int(message.head[VERSION])
 
     def _send_managed(self) -> bool:
         state, sent = self.state, False
@@ -127,7 +157,7 @@ class ShardLink:
             rows = next_changes(state, limit, self.spec.order, slack, self._random)
             if not len(rows) and state.facts[MY_CLOCK] <= state.facts[TOLD]:
                 break
-            self.route.send(self.number, self._next_batch(rows))
+            self._send_batch(self._next_batch(rows))
             sent = True
         return sent
 
@@ -145,10 +175,14 @@ class ShardLink:
 
     def ask(self, missing: LongArray, num: int, need: int) -> bool:
         """Note rows to ask for that nothing is on its way for; whether there are any."""
-        rows = self._scratch
+        rows, now_s = self._scratch, time.monotonic()
+        if now_s - self._asked_s > _ASK_AGAIN_S:
+            # What was asked may have been lost with a connection: nobody would ever answer it.
+            self.state.asked[missing[:num]] = -1
         if not self.is_connected or not (count := mark_asked(self.state, missing, num, need, rows)):
             return False
         self._asks.append((rows[:count].copy(), need))
+        self._asked_s = now_s
         return True
 
     def _send_ask(self, rows: LongArray, need: int) -> None:
@@ -158,30 +192,58 @@ class ShardLink:
 
     def ping(self) -> None:
         """Ask how far the shard is; one that was restarted says so."""
-        me, life = int(self.state.facts[ME]), int(self.state.facts[MY_LIFE])
-        self.route.send(self.number, plain(PING, me, life))
+        self._send_plain(PING)
+
+    def keep(self) -> None:
+        """Ask the shard to write a checkpoint now."""
+        self._send_plain(KEEP)
+
+    def _send_plain(self, kind: int) -> None:
+        message = plain(kind, int(self.state.facts[ME]), int(self.state.facts[MY_LIFE]))
+        message.head[VERSION] = self._posted
+        self.route.send(self.number, message)
 
     # ── receiving ───────────────────────────────────────────────────────────────────────────────
 
     def take(self, message: Message) -> None:
         """Take a message of the shard."""
         if message.head[KIND] != RESTORED:
+            if message.head[KIND] == PING:
+                self.shard_clock, self.slowest = message.head[CLOCK], int(message.head[SLOWEST])
+                self.slowest_silent_s = message.head[SILENT_MS] / 1e3
             take_rows(self.state, message)
             if message.head[EPOCH] != self.state.facts[MY_LIFE]:
                 self.ping()  # a shard that was restarted: it will say what it lacks
             return
+        if message.head[APPLIED] < self.state.facts[KEPT]:
+            raise RunError(
+                "came back without changes that it had called safe",
+                hint="a shard that is to be started again needs a checkpoint, and the last one",
+                where=f"shard {self.route.peer}",
+            )
         is_new = self.state.facts[MY_LIFE] != message.head[EPOCH]
         first = take_restored(self.state, message.head)
         if is_new:
             self._asks.clear()  # of the earlier life; who waits asks again
-        if is_new and self.spec.pushes:
-            count = ask_again(self.state, self._scratch)
-            if count:
-                self._send_ask(self._scratch[:count], newest_clock(self.state))
+        if is_new:
+            self._subscribe_again()
         head = np.zeros(HEAD, np.int64)
         for version in range(first, int(self.state.facts[NEXT])):
             batch_head(self.state, version, head)
-            self.route.send(self.number, self._batch(head, batch_start(self.state, version)))
+            self._send_batch(self._batch(head, batch_start(self.state, version)))
+
+    def has_lost(self, message: Message) -> None:
+        """A connection broke, and messages of the shard with it: all that it pushes is asked for.
+
+        Of a shard in another life its RESTORED says more.
+        """
+        if message.head[EPOCH] == self.state.facts[MY_LIFE]:
+            forget_pushes(self.state)
+            self._subscribe_again()
+
+    def _subscribe_again(self) -> None:
+        if self.spec.pushes and (count := ask_again(self.state, self._scratch)):
+            self._send_ask(self._scratch[:count], newest_clock(self.state))
 
     # ── the log's memory ────────────────────────────────────────────────────────────────────────
 

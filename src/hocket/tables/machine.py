@@ -11,13 +11,14 @@ import threading
 from pathlib import Path
 
 from hocket.base.errors import RunError
-from hocket.processes.crew import Crew
+from hocket.processes.crew import Crew, Heard
 from hocket.processes.member import ProcessSpec
+from hocket.tables.address import give_back
 from hocket.tables.layout_file import layout_data
 from hocket.tables.spec import Layout
 
 _MAX_RESTARTS = 5
-_START_S = 60.0
+_START_S = _END_S = 60.0
 _log = logging.getLogger("hocket.tables")
 
 
@@ -61,14 +62,31 @@ class ShardProcesses:
         return [crew.process_ids[0] for crew in self._crews]
 
     def close(self) -> None:
-        """End all shards."""
+        """End all shards; each writes what its checkpoint lacks."""
         self._closing = True
-        for crew in self._crews:
-            crew.kill()
         for watcher in self._watchers:
             watcher.join()
-        for crew in self._crews:
-            crew.close()
+        try:
+            for crew in self._crews:
+                crew.tell(0, {"what": "end"})
+            for shard, crew in enumerate(self._crews):
+                self._await_end(shard, crew)
+        finally:
+            for crew in self._crews:
+                crew.close()
+            for address in self.addresses:
+                give_back(address)
+
+    def _await_end(self, shard: int, crew: Crew) -> None:
+        try:
+            while (said := crew.hear(_END_S)) is not None:
+                self._pass_on(said)
+        except RunError as error:
+            _log.error("shard %d: its last changes are in no checkpoint: %s", shard, error.message)
+
+    def _pass_on(self, said: Heard | None) -> None:
+        if said is not None and said.header.get("what") == "warning":
+            _log.warning("%s", said.header["message"])
 
     def _started(self, shard: int) -> Crew:
         path = None if self.checkpoints is None else self.checkpoints / f"shard-{shard}.npz"
@@ -93,7 +111,7 @@ class ShardProcesses:
         """Start a shard again whenever it dies."""
         while not self._closing:
             try:
-                self._crews[shard].hear(0.2)
+                self._pass_on(self._crews[shard].hear(0.2))
             except RunError as error:
                 if self._closing:
                     return

@@ -9,33 +9,38 @@ restarted. A worker waits only in `get`, for rows that staleness does not let it
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from hocket.base.arrays import LongArray
-from hocket.base.errors import RunError, UsageError, unknown_name
+from hocket.base.errors import RunError, UsageError
 from hocket.tables.codec import decode, head_of
-from hocket.tables.core.client import (
-    MY_CLOCK,
-    MY_REFUSED,
-    change_rows,
-    find_missing,
-    read_rows,
+from hocket.tables.core.client import MY_CLOCK
+from hocket.tables.core.message import (
+    COUNT,
+    KIND,
+    NEED,
+    REFUSED,
+    REPLACED,
+    ROWS,
+    SENDER,
+    STRANGER,
+    TABLE,
 )
-from hocket.tables.core.message import COUNT, KIND, REFUSED, ROWS, TABLE, Cells
 from hocket.tables.core.rule import cell_width
 from hocket.tables.link import ShardLink
 from hocket.tables.route import Route
-from hocket.tables.spec import Layout, TableSpec
+from hocket.tables.spec import Layout
 from hocket.tables.transports.port import Port
+from hocket.tables.worker import Worker
 
 _IDLE_S = 0.005
 _PING_S = 0.25
+_ALIVE_S = 1.0
+"""How often a client that has nothing to say shows that it lives."""
 DEFAULT_TIMEOUT_S = 60.0
 
 
@@ -52,8 +57,15 @@ class Node:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         seed: int = 0,
     ) -> None:
-        self.layout, self.port, self.timeout_s = layout, port, timeout_s
-        self.routes = [Route(port, shard) for shard in range(layout.num_shards)]
+        if not 0 <= client < layout.num_clients or num_workers < 1 or not timeout_s > 0:
+            raise UsageError(
+                f"client {client} with {num_workers} workers and {timeout_s!r} s of patience",
+                hint=f"clients are 0 to {layout.num_clients - 1}, with a worker and a time above 0",
+            )
+        self.layout, self.client, self.port, self.timeout_s = layout, client, port, timeout_s
+        self.routes = [
+            Route(port, shard, layout.digest(shard)) for shard in range(layout.num_shards)
+        ]
         self.links = [
             [
                 ShardLink(table, number, client, layout.rows_of(table, shard), route, seed)
@@ -71,7 +83,7 @@ class Node:
         self._trouble: BaseException | None = None
         self._heard_s = [time.monotonic()] * layout.num_shards
         self._pinged_s = 0.0
-        self._num_waiting = 0
+        self._num_waiting = self._num_keeping = 0
         self._thread = threading.Thread(target=self._run, name=f"tables {client}", daemon=True)
 
     def __enter__(self) -> Node:
@@ -92,9 +104,11 @@ class Node:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.flush()
-        self.close()
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End the thread; what was not sent is lost, see `flush`."""
@@ -105,12 +119,20 @@ class Node:
         self.port.close()
 
     def flush(self) -> None:
-        """Send all changes and wait until the shards have them."""
+        """Send all changes and wait until the shards have them, in their checkpoints too."""
         with self.changed:
             for link in self._all_links():
                 link.is_flushing = True
         self.port.wake()
         self.wait_for(lambda: not any(link.has_unapplied for link in self._all_links()), "to apply")
+        sent = [(link, link.last_sent) for link in self._all_links()]
+        self._num_keeping, self._pinged_s = self._num_keeping + 1, 0.0
+        self.port.wake()
+        try:
+            self.wait_for(lambda: all(link.is_kept(version) for link, version in sent),
+                          "to write a checkpoint", limit_s=self.timeout_s)  # fmt: skip
+        finally:
+            self._num_keeping -= 1
 
     def _all_links(self) -> Iterator[ShardLink]:
         return (link for links in self.links for link in links)
@@ -152,6 +174,9 @@ class Node:
 
     def _take(self, shard: int, data: bytes) -> None:
         head = head_of(data)
+        if head[KIND] == STRANGER:
+            self._refused(shard, head)
+            return
         if not head[TABLE] < len(self.links):
             raise RunError("a message is of no table", where=f"shard {shard}")
         link = self.links[int(head[TABLE])][shard]
@@ -160,27 +185,73 @@ class Node:
         message = decode(data, len(link.state.cells), width)
         if has_rows and len(message.cells) != head[COUNT]:
             raise RunError("a message has rows without cells", where=f"shard {shard}")
-        self.routes[shard].arrived(message)
+        if not self.routes[shard].arrived(message, len(data)):
+            for links in self.links:
+                links[shard].has_lost(message)
         self._heard_s[shard] = time.monotonic()
         self.num_refused = max(self.num_refused, int(head[REFUSED]))
         link.take(message)
 
+    def _refused(self, shard: int, head: LongArray) -> None:
+        if head[SENDER] != self.port.process:
+            return  # of a process that had this number before
+        if head[NEED] == REPLACED:
+            raise RunError(
+                f"another process has taken the place of client {self.client}",
+                hint="give every process a number of its own",
+                where=f"shard {shard}",
+            )
+        raise RunError(
+            f"what serves there is not shard {shard} of these tables",
+            hint="shards and clients read the same file, and addresses stand in the shards' order",
+            where=f"shard {shard}",
+        )
+
     def _ping_if_silent(self) -> None:
-        """A shard that was restarted knows nobody: it says so when it is spoken to."""
+        """A shard that was restarted knows nobody: it says so when it is spoken to.
+
+        And a client that only computes shows that it lives, as long as its slowest worker does.
+        """
         now_s = time.monotonic()
         if now_s - self._pinged_s < _PING_S:
             return
         self._pinged_s = now_s
         for link in self._all_links():
             silent = now_s - self._heard_s[link.route.peer] > _PING_S
-            if not link.is_connected or (silent and (self._num_waiting or link.has_unapplied)):
+            if self._num_keeping and not link.is_kept(link.last_sent):
+                link.keep()
+            elif not link.is_connected or (silent and (self._num_waiting or link.has_unapplied)):
                 link.ping()
+        if not self._ended_workers():
+            for shard, route in enumerate(self.routes):
+                if now_s - route.sent_s > _ALIVE_S:
+                    self.links[0][shard].ping()
+
+    def _ended_workers(self) -> list[Worker]:
+        """Workers whose clock is the lowest and whose thread is gone: it will never be higher."""
+        now = min(worker.now for worker in self.workers)
+        return [
+            worker for worker in self.workers
+            if worker.now == now and worker.thread is not None and not worker.thread.is_alive()
+        ]  # fmt: skip
 
     # ── waiting ─────────────────────────────────────────────────────────────────────────────────
 
-    def wait_for(self, is_done: Callable[[], bool], what: str) -> None:
-        """Wait until something is true; raises `RunError` where a shard stays silent."""
+    def wait_for(
+        self,
+        is_done: Callable[[], bool],
+        what: str,
+        *,
+        need: tuple[ShardLink, int] | None = None,
+        limit_s: float = math.inf,
+    ) -> None:
+        """Wait until something is true; raises `RunError` where it will never be.
+
+        That is where a shard stays silent, where the clock that a shard ``need``s is held back by
+        a client that does, or after ``limit_s``.
+        """
         with self.changed:
+            self.check_running()
             if is_done():
                 return
             started_s = time.monotonic()
@@ -188,19 +259,29 @@ class Node:
             try:
                 while not is_done():
                     self.changed.wait(0.1)
-                    self._check_alive(started_s, what)
+                    self.check_running()
+                    self._check_shards(started_s, what, limit_s)
+                    if need is not None and time.monotonic() - started_s > self.timeout_s:
+                        self._check_clients(*need)
             finally:
                 self._num_waiting -= 1
                 self.blocked_s += time.monotonic() - started_s
 
-    def _check_alive(self, started_s: float, what: str) -> None:
-        if self._trouble is not None:
-            raise RunError(f"the tables' thread ended: {self._trouble}") from self._trouble
+    def check_running(self) -> None:
+        """Raise what ended the thread that moves rows."""
+        trouble = self._trouble
+        if isinstance(trouble, RunError):
+            raise RunError(trouble.message, hint=trouble.hint, where=trouble.where) from trouble
+        if trouble is not None:
+            raise RunError(f"the tables' thread ended: {trouble}") from trouble
         if self._closing:
-            raise RunError("the tables were closed while a worker waited")
+            raise RunError("the tables were closed", hint="use them inside of the `with` statement")
+
+    def _check_shards(self, started_s: float, what: str, limit_s: float) -> None:
         # The longest silent one is named: on a busy machine others may be slow to answer, too.
         shard = min(range(len(self._heard_s)), key=self._heard_s.__getitem__)
-        if time.monotonic() - max(self._heard_s[shard], started_s) > self.timeout_s:
+        now_s = time.monotonic()
+        if now_s - max(self._heard_s[shard], started_s) > self.timeout_s:
             raise RunError(
                 f"shard {shard} has said nothing for {self.timeout_s:g} s "
                 f"while a worker waited for it {what}",
@@ -208,128 +289,25 @@ class Node:
                 "found by itself",
                 where=f"shard {shard}",
             )
-
-
-class Worker:
-    """One thread's tables: ``worker["name"]`` is a `Table`, `clock` ends its step."""
-
-    def __init__(self, node: Node, number: int) -> None:
-        self.node, self.number, self.now = node, number, 0
-        self._tables = {
-            table.name: Table(self, place) for place, table in enumerate(node.layout.tables)
-        }
-
-    def __getitem__(self, name: str) -> Table:
-        try:
-            return self._tables[name]
-        except KeyError:
-            raise unknown_name("table", name, self._tables) from None
-
-    def clock(self) -> int:
-        """End a step: the changes of this worker so far count to the step's clock. The new one."""
-        node = self.node
-        with node.changed:
-            self.now += 1
-            slowest = min(worker.now for worker in node.workers)
-            links = [link for links in node.links for link in links]
-            for link in links:
-                link.state.facts[MY_CLOCK] = slowest
-        node.port.wake()
-        node.wait_for(lambda: not any(link.is_behind for link in links), "to apply changes")
-        return self.now
-
-
-class Table:
-    """Rows of one table for one worker."""
-
-    def __init__(self, worker: Worker, place: int) -> None:
-        self.worker, self.node = worker, worker.node
-        self.spec: TableSpec = self.node.layout.tables[place]
-        self._links = self.node.links[place]
-        self._missing = np.zeros(max(len(link.state.cells) for link in self._links), np.int64)
-
-    def get(self, rows: ArrayLike) -> Cells:
-        """Rows as this worker may see them: [rows, width], or one row for a single number."""
-        wanted = self._checked(rows)
-        out = np.empty((wanted.size, self.spec.width), np.float32)
-        need = self.spec.need(self.worker.now)
-        for link, places, part in self._split(wanted.ravel()):
-            if part is None:
-                self._read(link, places, need, out)
-            else:
-                found = np.empty((len(places), self.spec.width), np.float32)
-                self._read(link, places, need, found)
-                out[part] = found
-        return out.reshape(*wanted.shape, self.spec.width)
-
-    def _read(self, link: ShardLink, rows: LongArray, need: int, out: Cells) -> None:
-        def is_there() -> bool:
-            missing = self._missing if len(rows) <= len(self._missing) else np.zeros_like(rows)
-            num = find_missing(link.state, rows, need, missing)
-            if num == 0:
-                read_rows(link.state, rows, out)
-                return True
-            if link.ask(missing, num, need):
-                self.node.port.wake()
-            return False
-
-        self.node.wait_for(is_there, f"to have table {self.spec.name!r} at clock {need}")
-
-    def inc(self, rows: ArrayLike, change: ArrayLike) -> None:
-        """Add to rows (of an adaptive table: take gradients); the same row may come several times.
-
-        A change that is not finite is left out: `refused` counts them.
-        """
-        places = self._checked(rows).ravel()
-        given, width = np.ascontiguousarray(change, np.float32), self.spec.width
-        if given.size != len(places) * width:
-            raise UsageError(
-                f"{len(places)} rows but {given.size / width:g} changes",
-                hint=f"give numbers of shape {(len(places), width)}, not {given.shape}",
-                where=f"table {self.spec.name!r}",
+        if now_s - started_s > limit_s:
+            raise RunError(
+                f"waited {limit_s:g} s for the shards {what}", hint="what do their logs say?"
             )
-        changes = given.reshape(-1, width)
-        with self.node.changed:
-            for link, local, part in self._split(places):
-                own = changes if part is None else np.ascontiguousarray(changes[part])
-                if self.spec.is_adaptive and (link.state.row_clock[local] < 0).any():
-                    raise UsageError(
-                        "a gradient of a row that was never read",
-                        hint="get the row first: the gradient is revised by what has changed since",
-                        where=f"table {self.spec.name!r}",
-                    )
-                change_rows(link.state, self.worker.now, local, own)
 
-    inc_batch = inc
-
-    @property
-    def refused(self) -> int:
-        """Changes of this process that were not finite and were left out here or by a shard."""
-        own = sum(int(link.state.facts[MY_REFUSED]) for link in self._links)
-        return own + self.node.num_refused
-
-    def _checked(self, rows: ArrayLike) -> LongArray:
-        found = np.asarray(rows)
-        if found.dtype.kind not in "iu" and found.size:
-            raise UsageError("rows are whole numbers", where=f"table {self.spec.name!r}")
-        if found.size and (found.min() < 0 or found.max() >= self.spec.num_rows):
-            bad = found[(found < 0) | (found >= self.spec.num_rows)].ravel()[0]
-            raise UsageError(
-                f"there is no row {bad}",
-                hint=f"rows go from 0 to {self.spec.num_rows - 1}",
-                where=f"table {self.spec.name!r}",
-            )
-        return np.asarray(found, np.int64, order="C")
-
-    def _split(
-        self, rows: LongArray
-    ) -> Iterator[tuple[ShardLink, LongArray, NDArray[np.bool_] | None]]:
-        """The rows of each shard, counted there, and where they stand among all."""
-        count = len(self._links)
-        if count == 1:
-            yield self._links[0], rows, None
+    def _check_clients(self, link: ShardLink, need: int) -> None:
+        """Name whoever holds back the clock that a worker waits for, if it is gone."""
+        if link.shard_clock >= need:
             return
-        for shard, link in enumerate(self._links):
-            part = rows % count == shard
-            if part.any():
-                yield link, rows[part] // count, part
+        if link.slowest == self.client and (ended := self._ended_workers()):
+            raise RunError(
+                f"the thread of worker {ended[0].number} has ended at clock {ended[0].now} "
+                f"and another waits for its clock {need}"
+            )
+        if link.slowest != self.client and link.slowest_silent_s > self.timeout_s:
+            raise RunError(
+                f"client {link.slowest} has said nothing for {link.slowest_silent_s:.0f} s, stands "
+                f"at clock {link.shard_clock}, and a worker waits for its clock {need}",
+                hint="is it running? Started again under its number it goes on at its clock; "
+                f"the layout names {self.layout.num_clients} clients",
+                where=f"shard {link.route.peer}",
+            )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.base.extras import require
+from hocket.tables.address import shard_port
 from hocket.tables.layout_file import layout_data, layout_of
 from hocket.tables.server import ShardServer
 from hocket.tables.spec import Layout
@@ -30,25 +31,21 @@ class ShardActor:
         """Bind and load; the address, and the machine that it is on."""
         import ray
 
-        from hocket.tables.transports.zeromq import ZeroMqShardPort
-
         util: Any = ray.util  # not typed
         own = address or f"tcp://{util.get_node_ip_address()}:0"
-        port = ZeroMqShardPort(own)
+        tables = layout_of(layout, "the tables")
+        port = shard_port(tables, shard, own)
         path = Path(checkpoint) / f"shard-{shard}.npz" if checkpoint else None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-        self.server = ShardServer(
-            layout_of(layout, "the tables"), shard, port, checkpoint=path, checkpoint_s=every_s
-        )
+        self.server = ShardServer(tables, shard, port, checkpoint=path, checkpoint_s=every_s)
         self.stop = threading.Event()
         return port.address, ray.get_runtime_context().get_node_id()
 
     def serve(self) -> None:
         """Serve until told to end."""
         self.server.run(self.stop)
-        if self.server.path is not None:
-            self.server.save()
+        self.server.close()
 
     def end(self) -> None:
         """End `serve`."""
@@ -76,23 +73,27 @@ class RayShards:
 
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False)
-        for shard in range(self.layout.num_shards):
-            serving = self._start(shard)
-            watcher = threading.Thread(target=self._watch, args=(shard, serving), daemon=True)
-            self._watchers.append(watcher)
-        for watcher in self._watchers:
-            watcher.start()
+        try:
+            for shard in range(self.layout.num_shards):
+                serving = self._start(shard)
+                watcher = threading.Thread(target=self._watch, args=(shard, serving), daemon=True)
+                self._watchers.append(watcher)
+                watcher.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         import ray
 
         self._closing = True
-        for actor in self.actors:
+        started = [actor for actor in self.actors if actor is not None]
+        for actor in started:
             actor.end.remote()
         for watcher in self._watchers:
             watcher.join(30)
-        for actor in self.actors:
+        for actor in started:
             ray.kill(actor)
 
     def _start(self, shard: int) -> Any:

@@ -1,7 +1,13 @@
-"""A shard that serves: messages in, rows out, checkpoints in between."""
+"""A shard that serves: messages in, rows out, checkpoints in between.
+
+Whoever reads another layout, means another shard or has been replaced by a process of the same
+number is told so and changes nothing. A checkpoint that cannot be written is told and tried again:
+until it is there, clients keep what is not in it.
+"""
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -11,19 +17,30 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.base.errors import RunError, UsageError
-from hocket.tables.checkpoint import read_checkpoint, write_checkpoint
-from hocket.tables.codec import decode, head_of
+from hocket.base.units import format_bytes
+from hocket.hardware.detect import available_bytes
+from hocket.tables.checkpoint import CheckpointFile
+from hocket.tables.codec import decode, encode, head_of
 from hocket.tables.core.message import (
     ASK,
     CLIENT,
-    COUNT,
     HEAD,
+    KEEP,
     KIND,
     NEED,
+    OTHER_TABLES,
     PING,
+    REPLACED,
     RESTORED,
+    SENDER,
+    SILENT_MS,
+    SLOWEST,
+    STRANGER,
     TABLE,
+    TABLES,
+    UPDATES,
     Message,
+    plain,
 )
 from hocket.tables.core.rule import cell_width, change_width
 from hocket.tables.core.shard import (
@@ -46,6 +63,9 @@ _MAX_ROWS = 32_768
 """Of one message that nobody measures."""
 _MAX_LOG_BYTES = 256 * 2**20
 """Changes since a checkpoint, which clients hold until the next one."""
+_AGAIN_S = 5.0
+"""After a checkpoint that could not be written."""
+_log = logging.getLogger("hocket.tables")
 
 
 class ShardServer:
@@ -61,17 +81,30 @@ class ShardServer:
         checkpoint_s: float = 30.0,
         seed: int = 0,
     ) -> None:
+        _check_memory(layout, shard)
         self.layout, self.shard, self.port = layout, shard, port
-        self.path, self.checkpoint_s = checkpoint, checkpoint_s
-        epoch = secrets.randbits(62) + 1
+        self.checkpoint_s = checkpoint_s
+        epoch, self._digest = secrets.randbits(62) + 1, layout.digest(shard)
         self.states = [self._new(table, epoch) for table in layout.tables]
-        self.routes = [Route(port, client) for client in range(layout.num_clients)]
+        self.routes = [Route(port, client, self._digest) for client in range(layout.num_clients)]
         self.num_refused_messages = 0
         self._random = np.random.default_rng((seed, shard))
-        self._saved_s = time.monotonic()
+        now_s = time.monotonic()
+        self._heard_s = [now_s] * layout.num_clients
+        self._replaced: list[set[int]] = [set() for _ in self.routes]
+        """Processes of a client whose place another has taken."""
+        self._saved_s = self._tried_s = now_s
         self._log_bytes = 0
-        if checkpoint is not None and checkpoint.exists():
-            read_checkpoint(checkpoint, layout, shard, self.states)
+        self._is_save_wanted = False
+        self._file = None if checkpoint is None else CheckpointFile(checkpoint, layout, shard)
+        if self._file is not None:
+            try:
+                self._file.read(self.states)
+                # Not after hours: a place that cannot be written to is told before it serves.
+                self._file.write(self.states)
+            except BaseException:
+                self._file.close()
+                raise
         for state in self.states:
             shard_restore(state, epoch)
 
@@ -119,25 +152,52 @@ class ShardServer:
 
     def _take(self, client: int, data: bytes, asked: list[tuple[int, int, LongArray]]) -> None:
         head = head_of(data)
+        if not self._serves(client, head):
+            return
         table = int(head[TABLE])
-        if table >= len(self.states) or not 0 <= client < len(self.routes):
-            raise RunError("a message is from nobody or of no table")
+        if table >= len(self.states):
+            raise RunError("a message is of no table")
         spec, state = self.layout.tables[table], self.states[table]
-        is_ask = head[KIND] in (ASK, PING)
-        width = 0 if is_ask else change_width(spec.rule, spec.width)
+        has_changes = head[KIND] == UPDATES
+        width = change_width(spec.rule, spec.width) if has_changes else 0
         message = decode(data, len(state.cells), width)
-        if head[CLIENT] != client or head[COUNT] != len(message.rows):
+        if head[CLIENT] != client or head[NEED] < 0:
             raise RunError("a message is not from whom it says")
-        if not is_ask and len(message.cells) != len(message.rows):
+        if has_changes and len(message.cells) != len(message.rows):
             raise RunError("a message has rows without cells")
-        self.routes[client].arrived(message)
+        self.routes[client].arrived(message, len(data))
+        self._heard_s[client] = time.monotonic()
         if not shard_take(state, message):
             self._tell(table, client, RESTORED)
         elif head[KIND] == ASK and spec.mode != "managed" and head[NEED] <= state.facts[NOW]:
             asked.append((table, client, message.rows))
-        elif head[KIND] == PING:
+        elif head[KIND] in (PING, KEEP):
             self.routes[client].owes_answer = True
-        self._log_bytes += len(data)
+        self._is_save_wanted |= bool(head[KIND] == KEEP)
+        self._log_bytes += len(data) * has_changes
+
+    def _serves(self, client: int, head: LongArray) -> bool:
+        """Whether a message is of a client of ours; who is none is told."""
+        if head[TABLES] != self._digest:
+            self._refuse(client, head, OTHER_TABLES)
+            return False
+        if not 0 <= client < len(self.routes):
+            raise RunError("a message is from nobody")
+        sender = int(head[SENDER])
+        if sender in self._replaced[client]:
+            # Believed, its changes would take the numbers of those of the process that is there.
+            self._refuse(client, head, REPLACED)
+            return False
+        if sender != self.routes[client].process:
+            self._replaced[client].add(self.routes[client].process)
+            self.routes[client].process = sender
+        return True
+
+    def _refuse(self, client: int, head: LongArray, reason: int) -> None:
+        answer = plain(STRANGER, client)
+        answer.head[NEED], answer.head[SENDER] = reason, head[SENDER]
+        self.port.send(client, encode(answer, is_counted=False), int(head[SENDER]))
+        self.num_refused_messages += 1
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
@@ -151,7 +211,7 @@ class ShardServer:
                     if not len(rows):
                         break
                     self._send(table, client, rows)
-            else:
+            elif not (spec.is_asynchronous and route.is_clogged):
                 rows = ready_rows(state, client, at_once=spec.is_asynchronous)
                 self._send(table, client, rows)
 
@@ -173,6 +233,11 @@ class ShardServer:
         for each in tables:
             head = np.zeros(HEAD, np.int64)
             shard_head(self.states[each], client, kind, head)
+            if kind == PING:
+                clocks = self.states[each].clocks
+                slowest = min(np.flatnonzero(clocks == clocks.min()), key=self._heard_s.__getitem__)
+                head[SLOWEST] = slowest
+                head[SILENT_MS] = 1e3 * (time.monotonic() - self._heard_s[slowest])
             self.routes[client].send(
                 each, Message(head, np.zeros(0, np.int64), np.zeros((0, 0), np.float32))
             )
@@ -180,24 +245,45 @@ class ShardServer:
     # ── what outlives this process ──────────────────────────────────────────────────────────────
 
     def _make_durable(self) -> None:
-        if self.path is None:
+        if self._file is None:
             for state in self.states:
                 state.durable[:] = state.applied
             return
-        late = time.monotonic() - self._saved_s > self.checkpoint_s
-        if self._log_bytes and (late or self._log_bytes > _MAX_LOG_BYTES):
+        now_s = time.monotonic()
+        late = now_s - self._saved_s > self.checkpoint_s
+        is_due = self._is_save_wanted or late or self._log_bytes > _MAX_LOG_BYTES
+        if not is_due or not self._log_bytes or now_s < self._tried_s:
+            return
+        try:
             self.save()
+        except UsageError as error:
+            self._tried_s = now_s + _AGAIN_S
+            _log.warning("shard %d: no checkpoint, clients keep what it lacks: %s", self.shard,
+                         error.message)  # fmt: skip
 
     def save(self) -> None:
         """Write a checkpoint; from then on clients need not keep what is in it."""
-        if self.path is None:
+        if self._file is None:
             raise UsageError("this shard has no checkpoint", hint="give it a file")
-        write_checkpoint(self.path, self.layout, self.shard, self.states)
+        self._file.write(self.states)
         for state in self.states:
             state.durable[:] = state.applied
-        self._saved_s, self._log_bytes = time.monotonic(), 0
+        self._saved_s, self._log_bytes, self._is_save_wanted = time.monotonic(), 0, False
         for route in self.routes:
             route.owes_answer = True
+
+    def close(self) -> None:
+        """Write what is not written yet, and let another shard have the checkpoint."""
+        try:
+            if self._file is not None and self._log_bytes:
+                self.save()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Let another shard have the checkpoint as it is."""
+        if self._file is not None:
+            self._file.close()
 
     @property
     def num_refused(self) -> int:
@@ -209,3 +295,12 @@ class ShardServer:
         spec, state = self.layout.tables[table], self.states[table]
         assert state.cells.shape[1] == cell_width(spec.rule, spec.width)
         return state.cells[:, : spec.width]
+
+
+def _check_memory(layout: Layout, shard: int) -> None:
+    needed, available = layout.memory_bytes(shard), available_bytes()
+    if needed > available:
+        raise UsageError(
+            f"shard {shard} needs {format_bytes(needed)}, {format_bytes(available)} are free",
+            hint="use more shards on more machines, or smaller tables",
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import threading
 from pathlib import Path
 
@@ -9,7 +11,6 @@ from hocket.processes.child import Parent, live
 from hocket.tables.address import shard_port
 from hocket.tables.layout_file import layout_of
 from hocket.tables.server import ShardServer
-from hocket.tables.transports.zeromq import ZeroMqShardPort
 
 
 def serve(parent: Parent) -> None:
@@ -17,6 +18,9 @@ def serve(parent: Parent) -> None:
     frame = parent.hear()
     if frame is None:
         return
+    # Ctrl-C goes to all processes of a terminal; when this one ends, its parent says.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("hocket.tables").addHandler(_ToParent(parent))
     told = frame.header
     layout = layout_of(told["layout"], "the tables")
     port = shard_port(layout, told["shard"], told["address"])
@@ -24,17 +28,27 @@ def serve(parent: Parent) -> None:
     server = ShardServer(
         layout, told["shard"], port, checkpoint=path, checkpoint_s=told["checkpoint_s"]
     )
-    address = port.address if isinstance(port, ZeroMqShardPort) else told["address"]
-    parent.tell({"what": "serving", "address": address})
+    parent.tell({"what": "serving", "address": port.address})
     stop = threading.Event()
     threading.Thread(target=_until_silent, args=(parent, stop), daemon=True).start()
     server.run(stop)
-    if path is not None:
-        server.save()
+    server.close()
+
+
+class _ToParent(logging.Handler):
+    """What a shard has to say, for the log of the process that started it."""
+
+    def __init__(self, parent: Parent) -> None:
+        super().__init__()
+        self._parent = parent
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell it."""
+        self._parent.tell({"what": "warning", "message": record.getMessage()})
 
 
 def _until_silent(parent: Parent, stop: threading.Event) -> None:
-    while parent.hear() is not None:
+    while (frame := parent.hear()) is not None and frame.header.get("what") != "end":
         pass
     stop.set()
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import dataclass
+import numbers
+from dataclasses import astuple, dataclass
 
 from hocket.base.errors import UsageError, unknown_name
-from hocket.tables.core.rule import ADD, REVISE
+from hocket.tables.core.rule import ADD, REVISE, cell_width
 
 MODES = ("ssp", "essp", "managed")
 ORDERS = ("fifo", "random", "magnitude")
 MAX_ROWS = 2**31 - 1
+_CLIENT_ROW_BYTES = 23
+"""Of `core.shard.ShardState` for each client and row."""
+_PROTOCOL = 2
+"""Of the messages: who speaks another one is a stranger."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         where = f"table {self.name!r}"
+        _check_kinds(self, where)
         if not 0 < self.num_rows <= MAX_ROWS or not 0 < self.width < 2**16:
             raise UsageError(
                 f"a table of {self.num_rows} x {self.width} is not possible",
@@ -55,6 +62,12 @@ class TableSpec:
             )
         if self.staleness != math.inf and self.staleness != int(self.staleness):
             raise UsageError(f"staleness {self.staleness!r} is no whole number", where=where)
+        if not (0 < self.rate < math.inf and 0 < self.curvature < math.inf):
+            raise UsageError(
+                f"steps of rate {self.rate!r} and curvature {self.curvature!r} are not possible",
+                hint="both are finite and above 0",
+                where=where,
+            )
         if self.mode not in MODES:
             raise unknown_name("mode", self.mode, MODES, where=where)
         if self.order not in ORDERS:
@@ -86,6 +99,19 @@ class TableSpec:
         return 0 if self.is_asynchronous else max(0, clock - int(self.staleness))
 
 
+def _check_kinds(spec: TableSpec, where: str) -> None:
+    for name, kind, what in (
+        ("num_rows", numbers.Integral, "a whole number"),
+        ("width", numbers.Integral, "a whole number"),
+        ("staleness", numbers.Real, "a number"),
+        ("rate", numbers.Real, "a number"),
+        ("curvature", numbers.Real, "a number"),
+    ):
+        value = getattr(spec, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UsageError(f"{name} is {what}, not {value!r}", where=where)
+
+
 @dataclass(frozen=True)
 class Layout:
     """The tables of a program, the shards that hold them and the clients that use them."""
@@ -100,6 +126,25 @@ class Layout:
             raise UsageError(f"two tables have one name: {', '.join(sorted(names))}")
         if self.num_shards < 1 or self.num_clients < 1 or not names:
             raise UsageError("tables need at least one table, one shard and one client")
+
+    def digest(self, shard: int) -> int:
+        """A number that tells these tables, and which shard of them, from all others."""
+        tables = [
+            [float(each) if isinstance(each, numbers.Real) else each for each in astuple(table)]
+            for table in self.tables
+        ]
+        counts = int(self.num_shards), int(self.num_clients), int(shard)
+        text = repr((_PROTOCOL, tables, counts))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+    def memory_bytes(self, shard: int) -> int:
+        """What a shard holds: the rows, and what it knows of each row for each client."""
+        return sum(
+            self.rows_of(table, shard)
+            * (4 * cell_width(table.rule, table.width) + 4 * table.width * table.is_adaptive
+               + _CLIENT_ROW_BYTES * self.num_clients)
+            for table in self.tables
+        )  # fmt: skip
 
     def rows_of(self, table: TableSpec, shard: int) -> int:
         """How many rows of a table a shard holds: row r is row r // shards of shard r % shards."""

@@ -23,7 +23,7 @@ from hocket.loops.backends.team import Abandoned, team
 from hocket.loops.job import AnyArray, LoopJob, arguments_for, finish
 from hocket.loops.prefetch import touched_rows
 from hocket.tables import Layout, Node, ShardServer, TableSpec, Worker, local_tables
-from hocket.tables.transports.zeromq import ZeroMqShardPort
+from hocket.tables.address import shard_port
 
 Rows = Mapping[str, NDArray[np.int64]]
 STALENESS = 1
@@ -98,8 +98,9 @@ class TabledArrays:
 @contextlib.contextmanager
 def served_tables(job: LoopJob, host: str) -> Iterator[tuple[ShardServer, str]]:
     """The tables of a pass for workers elsewhere, and their address; see `put_back`."""
-    port = ZeroMqShardPort(f"tcp://{host}:0")
-    server = ShardServer(layout_of(job, "managed"), 0, port)
+    layout = layout_of(job, "managed")
+    port = shard_port(layout, 0, f"tcp://{host}:0")
+    server = ShardServer(layout, 0, port)
     take_up(job, server)
     stop = threading.Event()
     thread = threading.Thread(target=server.run, args=(stop,), name="loop tables", daemon=True)

@@ -14,7 +14,6 @@ arrives O(width x own changes under way).
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +38,8 @@ from hocket.tables.core.message import (
     Message,
 )
 from hocket.tables.core.rule import (
+    ADD,
+    LARGEST,
     apply_locally,
     cell_width,
     change_width,
@@ -167,7 +168,8 @@ def change_rows(client: ClientState, clock: int, rows: LongArray, changes: Cells
     for i in range(len(rows)):
         row = rows[i]
         change = size_of(changes, i, facts[MY_WIDTH])
-        if not math.isfinite(change):
+        # A gradient's square must be finite, too.
+        if not (change if facts[MY_RULE] == ADD else change * change) < LARGEST:
             refused += 1
             continue
         size = size_of(client.cells, row, facts[MY_WIDTH])
@@ -302,20 +304,26 @@ def take_restored(client: ClientState, head: LongArray) -> int:
         facts[KEPT] = head[APPLIED]
         facts[MY_CLOCK] = facts[TOLD] = head[CLOCK]
     if head[EPOCH] != facts[MY_LIFE]:
-        for row in range(len(client.row_clock)):
-            client.row_clock[row] = fresh_clock(client, row)
-            client.subscribed[row] = False
-            client.asked[row] = -1
+        forget_pushes(client)
         facts[MY_LIFE] = head[EPOCH]
-        facts[CLAIMED] = 0
     facts[DONE] = head[APPLIED]
     _forget(client, head[DURABLE])
     return int(facts[DONE] + 1)
 
 
 @kernel
+def forget_pushes(client: ClientState) -> None:
+    """Nothing that is under way will come: claims of the shard say nothing of the cached rows."""
+    for row in range(len(client.row_clock)):
+        client.row_clock[row] = fresh_clock(client, row)
+        client.subscribed[row] = False
+        client.asked[row] = -1
+    client.facts[CLAIMED] = 0
+
+
+@kernel
 def ask_again(client: ClientState, rows: LongArray) -> int:
-    """After RESTORED: all cached rows, into ``rows``, to subscribe to them; their number.
+    """After `forget_pushes`: all cached rows, into ``rows``, to subscribe to them; their number.
 
     They are asked for at the newest clock that any of them has: until the shard is there again, the
     cache knows more.

@@ -5,6 +5,8 @@
     ROWS      shard -> client   values, the changes of the receiver in them, and the shard's clock
     PING      both              nothing but the head: how far the other side is
     RESTORED  shard -> client   which changes the shard has; all later ones must be sent (again)
+    KEEP      client -> shard   what is applied should outlive the shard now, not at its next turn
+    STRANGER  shard -> client   the sender is not served; NEED says why
 
 Channels deliver in order or lose everything that is under way. Every message names the life of the
 shard that it belongs to (EPOCH); one of an earlier life is answered by RESTORED.
@@ -21,13 +23,17 @@ from hocket.base.arrays import LongArray
 
 Cells = NDArray[np.float32]
 
-UPDATES, ASK, ROWS, PING, RESTORED = range(1, 6)
+UPDATES, ASK, ROWS, PING, RESTORED, KEEP, STRANGER = range(1, 8)
+OTHER_TABLES, REPLACED = 1, 2
+"""Why a client is a stranger: it reads another layout or means another shard, or another process
+has taken its number."""
 
 KIND = 0
 CLIENT = 1
 EPOCH = 2
 VERSION = 3
-"""Of UPDATES: its number in the sequence of one client and one shard, from 1."""
+"""Of UPDATES: its number in the sequence of one client and one shard, from 1. PING of a client:
+the number of the last UPDATES before it."""
 CLOCK = 4
 """UPDATES: all changes of earlier clocks are sent. ROWS: all of earlier clocks are in the rows."""
 NEED = 5
@@ -46,7 +52,15 @@ REFUSED = 12
 """From a shard: changes of rows that were not finite and were left out."""
 SENT_BYTES = 13
 """Bytes that the sender has sent to the receiver so far, this message included."""
-HEAD = 14
+SENDER = 14
+"""From a client: a number that its process drew. Two processes under one client's number differ."""
+TABLES = 15
+"""What the sender takes the tables and the shard for: `Layout.digest`."""
+SLOWEST = 16
+"""PING of a shard: the client with the lowest clock, which all others may have to wait for."""
+SILENT_MS = 17
+"""PING of a shard: how long that one has said nothing."""
+HEAD = 18
 
 
 class Message(NamedTuple):

@@ -6,8 +6,8 @@ value w, the sum G of all gradients, z' (the largest z so far) and, on the shard
 sends a gradient g and the sum G_old that it had read. The shard takes b = G - G_old, the gradients
 that came in between, and revises the steps which these took. Without delay b = 0 and it is AdaGrad.
 
-A change that is not finite, or brings the sum of a row's absolute values beyond what a 32-bit float
-can hold, is refused as a whole. O(width) per row.
+A change that is not finite, or brings the sum of a row's absolute values (of a gradient: any of the
+sums above) beyond what a 32-bit float can hold, is refused as a whole. O(width) per row.
 """
 
 from __future__ import annotations
@@ -73,6 +73,23 @@ def size_of(cells: Cells, line: int, width: int) -> float:
 def relative(change: float, size: float) -> float:
     """How large a change is beside its row."""
     return change / size if size > 1e-30 else change
+
+
+@kernel
+def is_bearable(
+    rule: int, cells: Cells, hidden: Cells, row: int, changes: Cells, line: int
+) -> bool:
+    """Whether the sums that a gradient enters, squares too, stay within a 32-bit float."""
+    if rule == ADD:
+        return True
+    width = hidden.shape[1]
+    for j in range(width):
+        gradient, total = float(changes[line, j]), float(cells[row, width + j])
+        between = total - float(changes[line, width + j])
+        squares = hidden[row, j] + gradient * gradient + 2 * gradient * between
+        if not (abs(squares) < LARGEST and abs(total + gradient) < LARGEST):
+            return False
+    return True
 
 
 @kernel

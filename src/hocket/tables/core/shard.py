@@ -34,6 +34,7 @@ from hocket.tables.core.message import (
     HEAD,
     KIND,
     NEED,
+    PING,
     REFUSED,
     RESTORED,
     ROWS,
@@ -45,6 +46,7 @@ from hocket.tables.core.message import (
 from hocket.tables.core.rule import (
     LARGEST,
     apply_change,
+    is_bearable,
     relative,
     size_of,
     starting_cells,
@@ -127,6 +129,8 @@ def shard_take(shard: ShardState, message: Message) -> bool:
             # waits for the earlier one may be what the later clock waits for.
             shard.asked[client, row] = head[NEED] if asked < 0 else min(asked, head[NEED])
             shard.num_asked[client] += asked < 0
+    if head[KIND] == PING and head[VERSION] > shard.applied[client]:
+        return False  # what was sent before it has not arrived
     if head[KIND] == UPDATES:
         if head[VERSION] > shard.applied[client] + 1:
             return False
@@ -155,7 +159,9 @@ def _change(shard: ShardState, client: int, message: Message, line: int) -> None
     row = message.rows[line]
     change = size_of(message.cells, line, message.cells.shape[1])
     size = size_of(shard.cells, row, shard.facts[WIDTH])
-    fine = change + size < LARGEST  # not so where one is NaN
+    fine = change + size < LARGEST and is_bearable(  # not so where one is NaN
+        shard.facts[RULE], shard.cells, shard.hidden, row, message.cells, line
+    )
     if fine:
         apply_change(
             shard.facts[RULE], shard.rate[0], shard.cells, shard.hidden, row, message.cells, line

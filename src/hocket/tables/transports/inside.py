@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 
@@ -9,13 +10,15 @@ from collections import deque
 class InsidePort:
     """A queue, and the queues of the peers."""
 
+    address = ""
+
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number, self.process = number, secrets.randbits(62) + 1
         self.peers: list[InsidePort] = []
         self._inbox: deque[tuple[int, bytes]] = deque()
         self._something = threading.Event()
 
-    def send(self, peer: int, data: bytes) -> None:
+    def send(self, peer: int, data: bytes, process: int = 0) -> None:
         """Hand a message over."""
         other = self.peers[peer]
         other._inbox.append((self.number, data))

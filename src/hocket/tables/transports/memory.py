@@ -2,46 +2,65 @@
 
 A ring is a file that both sides map, in a folder that is best in ``/dev/shm``. One side only writes
 bytes and the end, the other only the beginning, and positions change after the bytes: a process
-that is killed leaves whole messages behind, never a part of one. What does not fit waits with the
-sender. Long messages go in pieces. The order of writes is that of x86 processors; who waits looks
-at the rings again and again, every 50 microseconds at first.
+that is killed leaves whole pieces behind, never a part of one. What does not fit waits with the
+sender. Long messages go in pieces, the first of which is marked: what a killed process had begun
+is left out. All of a ring is set aside when it is made, since a write to memory that is not there
+kills. The order of writes is that of x86 processors; who waits looks at the rings again and again,
+every 50 microseconds at first.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
+import secrets
 import struct
 import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import IO
 
 from hocket.base.errors import RunError
 
-RING_BYTES = 8 * 2**20
+_MIN_RING_BYTES, _MAX_RING_BYTES = 256 * 2**10, 8 * 2**20
+_ALL_RINGS_BYTES = 128 * 2**20
+"""Of all clients and shards together, as far as the shortest ring allows."""
 _HEAD_BYTES = 128
+_FIRST, _HAS_MORE = 1, 2
+"""Marks of a piece, below its length."""
 _WRITTEN, _READ = 0, 64
 """Where the counts of bytes written and read stand: far apart, for one writer each."""
 _SHORTEST_S, _LONGEST_S = 50e-6, 1e-3
 
 
+def ring_bytes(num_shards: int, num_clients: int) -> int:
+    """How long the rings between so many are; both sides must agree."""
+    share = _ALL_RINGS_BYTES // (2 * num_shards * num_clients)
+    return min(max(share & ~63, _MIN_RING_BYTES), _MAX_RING_BYTES)
+
+
 class Ring:
     """Messages from one process to another."""
 
-    def __init__(self, path: Path, ring_bytes: int = RING_BYTES) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, path: Path, ring_bytes: int) -> None:
+        size = _HEAD_BYTES + ring_bytes
         try:
-            size = os.fstat(descriptor).st_size
-            if size not in (0, _HEAD_BYTES + ring_bytes):
-                raise RunError("is no ring of this size", where=str(path))
-            os.ftruncate(descriptor, _HEAD_BYTES + ring_bytes)
-            self._map = mmap.mmap(descriptor, _HEAD_BYTES + ring_bytes)
-        finally:
-            os.close(descriptor)
+            self._map = _mapped(path, size)
+        except OSError as error:
+            raise RunError(
+                f"no ring of {size // 2**10} KiB in shared memory: {error.strerror}",
+                hint="use a folder that you may write to and that has room for two rings "
+                "for each client and shard",
+                where=str(path),
+            ) from None
         self._bytes = ring_bytes
-        self._waiting: deque[tuple[bytes, bool]] = deque()
+        self._waiting: deque[tuple[bytes, int]] = deque()
         self._parts: list[bytes] = []
+        self._is_within = False
+        """Whether the beginning of the message that is being read was there."""
 
     def _position(self, place: int) -> int:
         found: int = struct.unpack_from("<q", self._map, place)[0]
@@ -51,19 +70,18 @@ class Ring:
         """Write a message, or keep what does not fit."""
         longest = self._bytes // 4
         for start in range(0, max(len(data), 1), longest):
-            piece = data[start : start + longest]
-            self._waiting.append((piece, start + longest < len(data)))
+            marks = _FIRST * (start == 0) + _HAS_MORE * (start + longest < len(data))
+            self._waiting.append((data[start : start + longest], marks))
         self.push()
 
     def push(self) -> None:
         """Write what has been waiting, as far as there is room."""
         while self._waiting:
-            piece, has_more = self._waiting[0]
+            piece, marks = self._waiting[0]
             written = self._position(_WRITTEN)
             if written + 8 + len(piece) - self._position(_READ) > self._bytes:
                 return
-            length = -len(piece) if has_more else len(piece)
-            self._write(written, struct.pack("<q", length) + piece)
+            self._write(written, struct.pack("<q", len(piece) << 2 | marks) + piece)
             struct.pack_into("<q", self._map, _WRITTEN, written + 8 + len(piece))
             self._waiting.popleft()
 
@@ -88,15 +106,19 @@ class Ring:
         """The next whole message."""
         while self.has_message:
             position = self._position(_READ)
-            (length,) = struct.unpack("<q", self._read(position, 8))
-            if abs(length) > self._bytes:
+            (word,) = struct.unpack("<q", self._read(position, 8))
+            length, end = word >> 2, position + 8 + (word >> 2)
+            if position < 0 or length < 0 or end > self._position(_WRITTEN):
                 raise RunError("a ring in shared memory was written to by something else")
-            piece = self._read(position + 8, abs(length))
-            struct.pack_into("<q", self._map, _READ, position + 8 + abs(length))
+            piece = self._read(position + 8, length)
+            struct.pack_into("<q", self._map, _READ, end)
+            if word & _FIRST:
+                self._parts, self._is_within = [], True
+            if not self._is_within:
+                continue
             self._parts.append(piece)
-            if length >= 0:
-                whole = b"".join(self._parts)
-                self._parts = []
+            if not word & _HAS_MORE:
+                whole, self._parts, self._is_within = b"".join(self._parts), [], False
                 return whole
         return None
 
@@ -105,15 +127,29 @@ class Ring:
         self._map.close()
 
 
-class MemoryPort:
-    """The port of a shard or of a client."""
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if os.fstat(descriptor).st_size not in (0, size):
+            raise RunError("is no ring of this size", where=str(path))
+        os.posix_fallocate(descriptor, 0, size)
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
 
-    def __init__(self, incoming: list[Ring], outgoing: list[Ring]) -> None:
-        self._incoming, self._outgoing = incoming, outgoing
+
+class MemoryPort:
+    """The port of a shard or of a client; nobody else may be it at the same time."""
+
+    def __init__(
+        self, lock: IO[bytes], incoming: list[Ring], outgoing: list[Ring], address: str = ""
+    ) -> None:
+        self.address, self.process = address, secrets.randbits(62) + 1
+        self._lock, self._incoming, self._outgoing = lock, incoming, outgoing
         self._woken = threading.Event()
         self._next = 0
 
-    def send(self, peer: int, data: bytes) -> None:
+    def send(self, peer: int, data: bytes, process: int = 0) -> None:
         """Write a message to a peer's ring."""
         self._outgoing[peer].send(data)
 
@@ -146,25 +182,51 @@ class MemoryPort:
         """Unmap all rings."""
         for ring in (*self._incoming, *self._outgoing):
             ring.close()
+        self._lock.close()
 
 
-def _ring(folder: Path, shard: int, client: int, direction: str) -> Ring:
-    return Ring(folder / f"{shard}-{client}.{direction}")
-
-
-def memory_shard_port(folder: Path, shard: int, num_clients: int) -> MemoryPort:
+def memory_shard_port(folder: Path, shard: int, num_shards: int, num_clients: int) -> MemoryPort:
     """The port of a shard for the clients of this machine."""
+    lock, size = _locked(folder, f"shard {shard}"), ring_bytes(num_shards, num_clients)
     clients = range(num_clients)
     return MemoryPort(
-        [_ring(folder, shard, client, "up") for client in clients],
-        [_ring(folder, shard, client, "down") for client in clients],
+        lock,
+        [Ring(folder / f"{shard}-{client}.up", size) for client in clients],
+        [Ring(folder / f"{shard}-{client}.down", size) for client in clients],
+        f"shm://{folder}",
     )
 
 
-def memory_client_port(folder: Path, client: int, num_shards: int) -> MemoryPort:
+def memory_client_port(folder: Path, client: int, num_shards: int, num_clients: int) -> MemoryPort:
     """The port of a client for the shards of this machine."""
+    lock, size = _locked(folder, f"client {client}"), ring_bytes(num_shards, num_clients)
     shards = range(num_shards)
     return MemoryPort(
-        [_ring(folder, shard, client, "down") for shard in shards],
-        [_ring(folder, shard, client, "up") for shard in shards],
+        lock,
+        [Ring(folder / f"{shard}-{client}.down", size) for shard in shards],
+        [Ring(folder / f"{shard}-{client}.up", size) for shard in shards],
     )
+
+
+def remove_rings(folder: Path) -> None:
+    """Give the memory back, when nobody will come after."""
+    for pattern in ("*-*.up", "*-*.down", "* *.lock"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _locked(folder: Path, who: str) -> IO[bytes]:
+    """A lock that the kernel lets go with the process: two would read from one ring."""
+    lock = open(folder / f"{who}.lock", "ab")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise RunError(
+            f"another process is {who} here",
+            hint="give every process a number of its own, or another folder",
+            where=str(folder),
+        ) from None
+    return lock

@@ -1,8 +1,8 @@
 """What tables need of a transport.
 
 A port belongs to one client or one shard and to one thread, but for `wake`. Messages to one peer
-arrive in order, each whole; when a peer dies, all that were under way to it may be lost, none in
-the middle. Sending never waits.
+arrive in order, each whole; when a connection breaks, those that were under way are lost, which
+the receivers see from their stamps (`hocket.tables.route`). Sending never waits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from typing import Protocol
 class Port(Protocol):
     """One end of all channels of a client (peers: shards) or of a shard (peers: clients)."""
 
-    def send(self, peer: int, data: bytes) -> None:
-        """Send a message to a peer; lost if there is none."""
+    address: str
+    """Where a shard listens; empty for a client."""
+    process: int
+    """Of a client: a number that its process drew, and under which a shard answers it."""
+
+    def send(self, peer: int, data: bytes, process: int = 0) -> None:
+        """Send a message to a peer, of a client to this process of it; lost if there is none."""
 
     def receive(self) -> tuple[int, bytes] | None:
         """The next message and its sender; None if none has arrived."""

@@ -1,7 +1,9 @@
 """Across machines: a ROUTER socket per shard, and a DEALER socket of each client for each shard.
 
-A client's number is the name of its sockets, so the shard knows where an answer goes, also after
-it was restarted at the same address. Queues are not bounded here: clients bound what is under way.
+A client's number and that of its process are the name of its sockets, so the shard knows where an
+answer goes, also after it was restarted at the same address, and two processes that have taken one
+number do not take each other's answers. Queues are not bounded here: clients bound what is under
+way.
 Addresses are those of ZeroMQ (``tcp://10.0.0.1:4000``, ``ipc:///run/…``); nothing is encrypted and
 nobody is asked for a name, so bind to a network that only the program's machines reach.
 """
@@ -10,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +48,7 @@ class _Waiter:
         import zmq
 
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._is_open, self._turn = True, threading.Lock()
         self._poller = zmq.Poller()
         for socket in sockets:
             self._poller.register(socket, _POLL_IN)
@@ -57,22 +62,30 @@ class _Waiter:
 
     def wake(self) -> None:
         """End a wait; a full pipe will end it too."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._write, b".")
+        # Once closed, the number of the pipe may be that of any other file.
+        with self._turn, contextlib.suppress(BlockingIOError):
+            if self._is_open:
+                os.write(self._write, b".")
 
     def close(self) -> None:
         """Close the pipe."""
-        os.close(self._read)
-        os.close(self._write)
+        with self._turn:
+            self._is_open = False
+            os.close(self._read)
+            os.close(self._write)
 
 
 class ZeroMqShardPort:
-    """The port of a shard, bound to an address; port 0 or ``*`` takes a free one."""
+    """The port of a shard, bound to an address; port 0 or ``*`` takes a free one.
 
-    def __init__(self, address: str) -> None:
+    A message that says it is longer than any of a client could be ends its connection.
+    """
+
+    def __init__(self, address: str, max_message_bytes: int) -> None:
         import zmq
 
         self._socket = _socket("ROUTER")
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         try:
             self._socket.bind(address.replace(":0", ":*") if address.endswith(":0") else address)
         except zmq.ZMQError as error:
@@ -81,11 +94,12 @@ class ZeroMqShardPort:
                 f"cannot listen: {error}", hint="is another shard there?", where=address
             ) from error
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.process = 0
         self._waiter = _Waiter([self._socket])
 
-    def send(self, peer: int, data: bytes) -> None:
+    def send(self, peer: int, data: bytes, process: int = 0) -> None:
         """Send to a client."""
-        self._socket.send_multipart((str(peer).encode(), data))
+        self._socket.send_multipart((f"{peer}.{process}".encode(), data))
 
     def receive(self) -> tuple[int, bytes] | None:
         """The next message and its client."""
@@ -96,8 +110,9 @@ class ZeroMqShardPort:
                 name, *rest = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return None
-            if name.isdigit() and len(rest) == 1:
-                return int(name), rest[0]
+            client = name.partition(b".")[0]
+            if client.isdigit() and len(rest) == 1:
+                return int(client), rest[0]
 
     def wait(self, timeout_s: float) -> None:
         """Until a message is there."""
@@ -116,18 +131,23 @@ class ZeroMqShardPort:
 class ZeroMqClientPort:
     """The port of a client, connected to the addresses of all shards."""
 
+    address = ""
+
     def __init__(self, client: int, addresses: Sequence[str]) -> None:
         import zmq
 
-        self._sockets = [_socket("DEALER", str(client)) for _ in addresses]
+        self.process = secrets.randbits(62) + 1
+        self._sockets = [_socket("DEALER", f"{client}.{self.process}") for _ in addresses]
         for socket, address in zip(self._sockets, addresses, strict=True):
             try:
                 socket.connect(address)
             except zmq.ZMQError as error:
+                for each in self._sockets:
+                    each.close()
                 raise RunError(f"cannot connect: {error}", where=address) from error
         self._waiter = _Waiter(self._sockets)
 
-    def send(self, peer: int, data: bytes) -> None:
+    def send(self, peer: int, data: bytes, process: int = 0) -> None:
         """Send to a shard."""
         self._sockets[peer].send(data)
 

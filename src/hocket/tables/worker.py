@@ -1,0 +1,173 @@
+"""What one thread sees of the tables: it reads rows, changes them and says when a step ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hocket.base.arrays import LongArray
+from hocket.base.errors import UsageError, unknown_name
+from hocket.tables.core.client import (
+    MY_CLOCK,
+    MY_REFUSED,
+    change_rows,
+    find_missing,
+    read_rows,
+)
+from hocket.tables.core.message import Cells
+from hocket.tables.link import ShardLink
+from hocket.tables.spec import TableSpec
+
+if TYPE_CHECKING:
+    from hocket.tables.node import Node
+
+
+class Worker:
+    """One thread's tables: ``worker["name"]`` is a `Table`, `clock` ends its step."""
+
+    def __init__(self, node: Node, number: int) -> None:
+        self.node, self.number, self.now = node, number, 0
+        self.thread: threading.Thread | None = None
+        """The thread that used it last."""
+        self._tables = {
+            table.name: Table(self, place) for place, table in enumerate(node.layout.tables)
+        }
+
+    def __getitem__(self, name: str) -> Table:
+        try:
+            return self._tables[name]
+        except KeyError:
+            raise unknown_name("table", name, self._tables) from None
+
+    def clock(self) -> int:
+        """End a step: the changes of this worker so far count to the step's clock. The new one."""
+        node, self.thread = self.node, threading.current_thread()
+        with node.changed:
+            node.check_running()
+            self.now += 1
+            slowest = min(worker.now for worker in node.workers)
+            links = [link for links in node.links for link in links]
+            for link in links:
+                link.state.facts[MY_CLOCK] = slowest
+        node.port.wake()
+        node.wait_for(lambda: not any(link.is_behind for link in links), "to apply changes")
+        return self.now
+
+
+class Table:
+    """Rows of one table for one worker."""
+
+    def __init__(self, worker: Worker, place: int) -> None:
+        self.worker, self.node = worker, worker.node
+        self.spec: TableSpec = self.node.layout.tables[place]
+        self._links = self.node.links[place]
+        self._missing = np.zeros(max(len(link.state.cells) for link in self._links), np.int64)
+
+    def get(self, rows: ArrayLike) -> Cells:
+        """Rows as this worker may see them: [rows, width], or one row for a single number."""
+        self.worker.thread = threading.current_thread()
+        wanted = self._checked(rows)
+        out = np.empty((wanted.size, self.spec.width), np.float32)
+        need = self.spec.need(self.worker.now)
+        for link, places, part in self._split(wanted.ravel()):
+            if part is None:
+                self._read(link, places, need, out)
+            else:
+                found = np.empty((len(places), self.spec.width), np.float32)
+                self._read(link, places, need, found)
+                out[part] = found
+        return out.reshape(*wanted.shape, self.spec.width)
+
+    def _read(self, link: ShardLink, rows: LongArray, need: int, out: Cells) -> None:
+        def is_there() -> bool:
+            missing = self._missing if len(rows) <= len(self._missing) else np.zeros_like(rows)
+            num = find_missing(link.state, rows, need, missing)
+            if num == 0:
+                read_rows(link.state, rows, out)
+                return True
+            if link.ask(missing, num, need):
+                self.node.port.wake()
+            return False
+
+        what = f"to have table {self.spec.name!r} at clock {need}"
+        self.node.wait_for(is_there, what, need=(link, need))
+
+    def inc(self, rows: ArrayLike, change: ArrayLike) -> None:
+        """Add to rows (of an adaptive table: take gradients); the same row may come several times.
+
+        A change that is not finite is left out: `refused` counts them.
+        """
+        self.worker.thread = threading.current_thread()
+        places = self._checked(rows).ravel()
+        changes = self._changes(change, len(places))
+        with self.node.changed:
+            self.node.check_running()
+            for link, local, part in self._split(places):
+                own = changes if part is None else np.ascontiguousarray(changes[part])
+                if self.spec.is_adaptive and (link.state.row_clock[local] < 0).any():
+                    raise UsageError(
+                        "a gradient of a row that was never read",
+                        hint="get the row first: the gradient is revised by what has changed since",
+                        where=f"table {self.spec.name!r}",
+                    )
+                change_rows(link.state, self.worker.now, local, own)
+
+    inc_batch = inc
+
+    def _changes(self, change: ArrayLike, num_rows: int) -> Cells:
+        """Changes as [rows, width]; raises `UsageError` where they cannot be meant so."""
+        width, where = self.spec.width, f"table {self.spec.name!r}"
+        try:
+            found = np.asarray(change)
+        except ValueError:
+            raise UsageError("rows of different lengths", where=where) from None
+        if found.dtype.kind not in "fiub" and found.size:
+            raise UsageError(f"changes are numbers, not {found.dtype}", where=where)
+        is_line = found.ndim < 2 or width == 1
+        if found.size != num_rows * width or not (is_line or found.shape[-1] == width):
+            raise UsageError(
+                f"{num_rows} rows but {found.size / width:g} changes",
+                hint=f"give numbers of shape {(num_rows, width)}, not {found.shape}",
+                where=where,
+            )
+        with np.errstate(over="ignore"):  # what 32 bits cannot hold is refused with what is inf
+            return np.ascontiguousarray(found, np.float32).reshape(-1, width)
+
+    @property
+    def refused(self) -> int:
+        """Changes of this process that were not finite and were left out here or by a shard."""
+        own = sum(int(link.state.facts[MY_REFUSED]) for link in self._links)
+        return own + self.node.num_refused
+
+    def _checked(self, rows: ArrayLike) -> LongArray:
+        try:
+            found = np.asarray(rows)
+        except ValueError:
+            found = np.asarray("")  # of several lengths
+        if found.dtype.kind not in "iu" and found.size:
+            raise UsageError("rows are whole numbers", where=f"table {self.spec.name!r}")
+        if found.size and (found.min() < 0 or found.max() >= self.spec.num_rows):
+            bad = found[(found < 0) | (found >= self.spec.num_rows)].ravel()[0]
+            raise UsageError(
+                f"there is no row {bad}",
+                hint=f"rows go from 0 to {self.spec.num_rows - 1}",
+                where=f"table {self.spec.name!r}",
+            )
+        return np.asarray(found, np.int64, order="C")
+
+    def _split(
+        self, rows: LongArray
+    ) -> Iterator[tuple[ShardLink, LongArray, NDArray[np.bool_] | None]]:
+        """The rows of each shard, counted there, and where they stand among all."""
+        count = len(self._links)
+        if count == 1:
+            yield self._links[0], rows, None
+            return
+        for shard, link in enumerate(self._links):
+            part = rows % count == shard
+            if part.any():
+                yield link, rows[part] // count, part
