@@ -192,10 +192,7 @@ class LoopDecider:
         for child in self.site.children:
             nodes = [child.nest.node]
             guess = guessed_scope(nodes, child.inputs, self.source.names)
-            arrays = {
-                **guess.arrays,
-                **{k: v for k, v in scope.arrays.items() if k in child.inputs},
-            }
+            arrays = {**guess.arrays, **scope.only(child.inputs)}
             scalars = {k: v for k, v in guess.scalars.items() if k not in arrays}
             known = Scope(arrays, scalars, self.source.names)
             settings = self.settings

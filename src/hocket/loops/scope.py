@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,14 @@ class Scope:
     arrays: Mapping[str, ArrayInfo]
     scalars: Mapping[str, Kind]
     names: Names
+
+    def only(self, names: Iterable[str]) -> dict[str, ArrayInfo]:
+        """The arrays among some names; who owned one that is not among them passes it on."""
+        heirs: dict[str, str] = {}
+        found = {name: self.arrays[name] for name in sorted(names) if name in self.arrays}
+        for name, info in found.items():
+            heirs.setdefault(info.owner, info.owner if info.owner in found else name)
+        return {name: replace(info, owner=heirs[info.owner]) for name, info in found.items()}
 
     def info(self, owner: str) -> ArrayInfo:
         """Of an array by the name of its owner."""
