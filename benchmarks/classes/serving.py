@@ -15,6 +15,8 @@ import os
 import platform
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -185,18 +187,18 @@ def kill(kills: int = 200) -> dict[str, Any]:
     with FrontEnd(folder, ServeOptions(deadline_s=5)) as front_end:
         calm = [ask(front_end) for _ in range(1000)]
         slowest_s = float(np.quantile([took for took, _ in calm], 0.99))
-        killed = []
+        killed, killer = [], _Killer()
         for _ in range(kills):
             until_s = time.monotonic() + 60
             while front_end.num_alive < 10 and time.monotonic() < until_s:
                 time.sleep(0.01)
             victim = chance.choice(front_end.process_ids)
             delay_s = chance.random() * np.median([took for took, _ in calm])
-            killer = _Killer(victim, delay_s)
-            killer.start()
+            killer.kill(victim, delay_s)
             killed.append(ask(front_end))
-            killer.join()
-            time.sleep(0.03)
+            killer.wait()
+            time.sleep(0.12)  # until the death is known
+        killer.end()
         deaths = sum(worker.deaths for worker in front_end.metrics().workers)
     with FrontEnd(folder, ServeOptions(deadline_s=5, restarts=False)) as front_end:
         for index in (2, 7):
@@ -218,20 +220,33 @@ def kill(kills: int = 200) -> dict[str, Any]:
 
 
 class _Killer:
-    """Kills a process a moment after it is started, from another process."""
+    """Kills a process a moment after it is told to; a small process of its own, started before.
 
-    def __init__(self, victim: int, delay_s: float) -> None:
-        self._victim, self._delay_s = victim, delay_s
+    A fork of this one would make it copy every page that it writes while an answer is timed.
+    """
 
-    def start(self) -> None:
-        self._child = os.fork()
-        if self._child == 0:
-            time.sleep(self._delay_s)
-            os.kill(self._victim, signal.SIGKILL)
-            os._exit(0)
+    CODE = (
+        "import os, sys, time\n"
+        "for line in sys.stdin:\n"
+        "    victim, delay_s = line.split()\n"
+        "    time.sleep(float(delay_s)); os.kill(int(victim), 9); print(flush=True)\n"
+    )
 
-    def join(self) -> None:
-        os.waitpid(self._child, 0)
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-c", self.CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def kill(self, victim: int, delay_s: float) -> None:
+        self._process.stdin.write(f"{victim} {delay_s}\n".encode())
+        self._process.stdin.flush()
+
+    def wait(self) -> None:
+        self._process.stdout.readline()
+
+    def end(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
 
 
 def ray_actors() -> list[dict[str, Any]]:

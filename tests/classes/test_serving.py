@@ -15,6 +15,7 @@ from hocket.base.errors import RunError, UsageError
 from hocket.classes.rehearsal import rehearsed
 from hocket.classes.serving.app import make_app, max_body_bytes
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.classes.serving.link import WorkerLink
 
 TOKEN = "a-token-of-many-characters"
 RAW = "application/octet-stream"
@@ -89,6 +90,25 @@ def test_any_worker_may_be_killed_in_mid_request_without_a_lost_answer(folder):
         assert [worker.restarts for worker in metrics.workers] == [1, 1, 1]
         process_ids = front_end.process_ids
     assert not any(_is_there(each) for each in process_ids)
+
+
+def test_requests_are_answered_while_a_worker_is_being_started(front_end, monkeypatch):
+    start_again = WorkerLink.start_again
+    begun, may_start = threading.Event(), threading.Event()
+
+    def slowly(link):
+        begun.set()
+        assert may_start.wait(60)
+        return start_again(link)
+
+    monkeypatch.setattr(WorkerLink, "start_again", slowly)
+    os.kill(front_end.process_ids[0], signal.SIGKILL)
+    assert begun.wait(60)
+    given = inputs(1)[0]
+    assert front_end.predict(given, 20).label == whole_scores(given)[0].argmax()
+    assert front_end.num_alive == 2
+    may_start.set()
+    _wait(lambda: front_end.num_alive == 3)
 
 
 def test_without_copies_the_classes_of_a_dead_worker_are_named(tmp_path):

@@ -12,7 +12,6 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +104,8 @@ class FrontEnd:
     def __enter__(self) -> FrontEnd:
         try:
             for link in self._links:
-                self._start(link)
+                link.start()
+                self._listen_to(link)
             self._wait_until_ready()
         except BaseException:
             self.close()
@@ -130,11 +130,8 @@ class FrontEnd:
                 self._events.close()
                 os.close(self._descriptor)
 
-    def _start(
-        self, link: WorkerLink, start: Callable[[WorkerLink], object] = WorkerLink.start
-    ) -> None:
-        start(link)
-        if link.channel is not None:
+    def _listen_to(self, link: WorkerLink) -> None:
+        if link.channel is not None and link.channel.fileno() not in self._by_descriptor:
             self._by_descriptor[link.channel.fileno()] = link
             self._events.register(link.channel.fileno(), select.EPOLLIN)
 
@@ -161,9 +158,12 @@ class FrontEnd:
         while not self._stop.wait(_WATCH_S):
             with self._lock:
                 self._hear(0)
-                for link in self._links if self.options.restarts else ():
-                    if link.channel is None:
-                        self._start(link, WorkerLink.start_again)
+                dead = [link for link in self._links if link.channel is None]
+            for link in dead if self.options.restarts else ():
+                # Without the lock: to end and start a process takes longer than an answer.
+                if link.start_again():
+                    with self._lock:
+                        self._listen_to(link)
 
     # ── answering ──
 
