@@ -17,7 +17,7 @@ from hocket.processes.start import start_module
 _LAST_LINES = 8
 
 
-def train_side_by_side(folder: Path, indices: Sequence[int], jobs: int, tell: Tell) -> None:
+def train_side_by_side(jobs: int, folder: Path, indices: Sequence[int], tell: Tell) -> None:
     """Train parts whose cuts are in a folder, ``jobs`` at a time."""
     threads = max(1, (os.cpu_count() or 1) // max(1, min(jobs, len(indices))))
     environment = {**environment_anywhere(), "OMP_NUM_THREADS": str(threads)}

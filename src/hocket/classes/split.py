@@ -8,7 +8,7 @@ data -> give channels back while too much accuracy is lost -> folder. Every fini
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from hocket.classes.material import Material, Tell, prepared
 from hocket.classes.part_job import REQUEST, part_key, save_cut, train_together, trained_part
 from hocket.classes.session import latency_s, open_session
 from hocket.classes.settings import SplitRequest
-from hocket.classes.side_by_side import train_side_by_side
 from hocket.classes.steps import Steps
 from hocket.classes.structure import multiplications
 from hocket.classes.table import PartTable, ServedPart, Whole
@@ -60,10 +59,22 @@ class _Round:
     accuracy: float
 
 
+TrainApart = Callable[[Path, Sequence[int], Tell], None]
+"""Trains the parts with some indices, whose cuts stand in a folder, in processes elsewhere."""
+
+
 def split(
-    request: SplitRequest, folder: Path, *, jobs: int = 1, cores: int | None = None, tell: Tell
+    request: SplitRequest,
+    folder: Path,
+    *,
+    train_apart: TrainApart | None = None,
+    cores: int | None = None,
+    tell: Tell,
 ) -> ClassSplit:
-    """Carry out a request; ``cores`` are those of the machine that will serve (default: this)."""
+    """Carry out a request; ``cores`` are those of the machine that will serve (default: this).
+
+    Parts are trained together in this process, unless ``train_apart`` does it.
+    """
     cores = cores or len(os.sched_getaffinity(0))
     steps = Steps(folder / "work")
     write_atomically(steps.folder / REQUEST, dump_json(request.to_data()))
@@ -77,7 +88,9 @@ def split(
     labels = material.splits.validation.labels.cpu().numpy()
     base = accuracy(whole_scores, labels)
     stages = [StageScore("whole net", base, whole.latency_s)]
-    best, stages = _rounds(material, steps, classes, budgets, jobs, tell, whole_scores, stages)
+    best, stages = _rounds(
+        material, steps, classes, budgets, train_apart, tell, whole_scores, stages
+    )
     table, files = _table(material, whole.latency_s, whole.eager_s, groups, held, best, tell)
     validation = validated(material, table, best.parts, stages, cores, budgets.target_s)
     table = write_folder(folder, table, files, validation.to_data())
@@ -89,7 +102,7 @@ def _rounds(
     steps: Steps,
     classes: Sequence[tuple[int, ...]],
     budgets: Budgets,
-    jobs: int,
+    train_apart: TrainApart | None,
     tell: Tell,
     whole_scores: FloatArray,
     stages: list[StageScore],
@@ -104,7 +117,7 @@ def _rounds(
         if macs is None:
             break
         tell("rounds of training", number, request.rounds + 1)
-        now = _round(material, steps, classes, macs, jobs, tell)
+        now = _round(material, steps, classes, macs, train_apart, tell)
         name = "parts, calibrated" if number == 0 else f"channels given back, round {number}"
         stages = [*stages, StageScore(name, now.accuracy, _slowest_s(material, now.parts))]
         if best is None or now.accuracy > best.accuracy:
@@ -127,7 +140,7 @@ def _round(
     steps: Steps,
     classes: Sequence[tuple[int, ...]],
     macs: Sequence[float],
-    jobs: int,
+    train_apart: TrainApart | None,
     tell: Tell,
 ) -> _Round:
     cuts = tuple(cut_to(material, mine, budget) for mine, budget in zip(classes, macs, strict=True))
@@ -136,11 +149,11 @@ def _round(
         for index, cut in enumerate(cuts)
         if steps.get(f"part-{index}", part_key(material, cut)) is None
     ]
-    if jobs > 1 and len(missing) > 1:
+    if train_apart is not None and missing:
         for index in missing:
             save_cut(steps, index, cuts[index])
-        train_side_by_side(steps.folder, missing, jobs, tell)
-    elif len(missing) > 1:
+        train_apart(steps.folder, missing, tell)
+    elif missing:
         train_together(material, steps, {index: cuts[index] for index in missing}, tell)
     parts = tuple(trained_part(material, steps, index, cut, tell) for index, cut in enumerate(cuts))
     validation = material.splits.validation

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hocket.cli.fleet.connection import connect, service_options
 from hocket.cli.output import console, emit, json_option, say
 
 
@@ -46,6 +48,9 @@ from hocket.cli.output import console, emit, json_option, say
               help="How often channels may be given back.")  # fmt: skip
 @click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True,
               help="Parts trained at once, in processes of their own.")  # fmt: skip
+@click.option("--fleet", "on_fleet", is_flag=True,
+              help="Parts are trained as jobs of a fleet (hocket fleet serve).")  # fmt: skip
+@service_options
 @click.option("--cores", type=click.IntRange(1), default=None,
               help="Of the machine that will serve; default: this one.")  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, help="To train on, such as cuda.")
@@ -68,8 +73,11 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
     request = _request(net, data, parts, asked)
     from hocket.api.splitting import split, split_text, write_split_report
 
+    train_apart = _train_apart(asked)
     with _progress() as tell:
-        done = split(request, output, jobs=asked["jobs"], cores=asked["cores"], tell=tell)
+        done = split(
+            request, output, train_apart=train_apart, cores=asked["cores"], tell=tell
+        )  # fmt: skip
     write_split_report(output, done.table, done.validation.to_data())
     if as_json:
         emit({"folder": str(output), "table": done.table.to_data(),
@@ -124,6 +132,20 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         seed=asked["seed"],
         device=asked["device"],
     )
+
+
+def _train_apart(asked: dict[str, Any]) -> Callable[[Path, Any, Any], None] | None:
+    """What trains parts outside of this process, if that was asked for."""
+    from hocket.api.splitting import train_on_fleet, train_side_by_side
+    from hocket.base.errors import UsageError
+
+    if asked["on_fleet"] and asked["jobs"] > 1:
+        raise UsageError("--jobs counts processes here, and --fleet trains elsewhere")
+    if asked["on_fleet"]:
+        return partial(train_on_fleet, connect(asked["state"], asked["url"]))
+    if asked["state"] is not None or asked["url"] is not None:
+        raise UsageError("--state and --url name a fleet", hint="add --fleet")
+    return partial(train_side_by_side, asked["jobs"]) if asked["jobs"] > 1 else None
 
 
 def _absolute(spec: str) -> str:
