@@ -5,9 +5,13 @@ import torch
 from torch import nn
 
 from hocket.api.fleet import find_servers, plan_gangs, planned_throughputs
-from hocket.base.errors import UsageError
+from hocket.api.jobs import JobSpec, planned_job
+from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture.sizes import capture_sizes
+from hocket.plan.files import read_plan
+from hocket.plan.sections import Shares
 from hocket.planners.whole import compare
+from hocket.simulate import simulate
 
 
 def stack(width=1024, num_layers=4):
@@ -36,3 +40,29 @@ def test_a_batch_of_one_sample_is_refused(graph):
     alone = capture_sizes(stack(64, 1), torch.zeros(1, 64))
     with pytest.raises(UsageError, match="cannot be shared"):
         plan_gangs(alone, [find_servers("t4")], (1,))
+
+
+def test_a_job_that_names_a_model_gets_a_plan_for_every_kind_that_it_fits(
+    graph, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)
+    spec = JobSpec(name="mine", command=("python", "train.py"), gang=2, model="stack")
+    found = planned_job(spec, graph, ("v100", "t4"), tmp_path / "plans")
+    assert found.processes == "per-device"
+    assert found.throughputs["v100"] > found.throughputs["t4"] > 0
+    for kind, file in found.plans.items():
+        saved = read_plan(file)
+        assert len(saved.plan[Shares].devices) == 2, "every device of the gang has a part"
+        assert {device.kind.name.partition("-")[0] for device in saved.problem.cluster.devices} == {
+            kind
+        }
+        assert 1 / simulate(saved.problem, saved.plan).makespan_s == found.throughputs[kind]
+
+
+def test_a_job_whose_model_fits_nowhere_is_refused(graph, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)
+    monkeypatch.setattr("hocket.api.jobs._on_all", lambda comparison, gang: None)
+    spec = JobSpec(name="mine", command=("true",), model="stack")
+    with pytest.raises(NoFeasiblePlanError, match="fits no 1 devices of one kind"):
+        planned_job(spec, graph, ("t4",), tmp_path / "plans")
+    assert not (tmp_path / "plans").exists()

@@ -9,6 +9,7 @@ import pytest
 from service.daemon_rig import KINDS, RULES, Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
 
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds.events import Event, Finish
 from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.daemon import commands
@@ -38,8 +39,9 @@ def test_a_job_runs_and_succeeds(rig, engine):
 
 def test_an_attempt_is_told_all_that_its_processes_must_know(rig, engine):
     rig.submit(
-        environment={"A": "b", "HOCKET_JOB": "9"}, resume=("--resume",), grace_s=5.0, folder="/data"
-    )
+        environment={"A": "b", "HOCKET_JOB": "9"}, resume=("--resume",), grace_s=5.0,
+        folder="/data", model="gpt2", plans={"v100": "/plans/v100.json", "k80": "/k80.json"},
+    )  # fmt: skip
     rig.look()
     told = engine.processes[FIRST].assignment
     assert told.command == ("python", "train.py")
@@ -47,6 +49,7 @@ def test_an_attempt_is_told_all_that_its_processes_must_know(rig, engine):
     assert told.environment["HOCKET_JOB"] == "1"
     assert told.environment["HOCKET_TOKEN"] == rig.token(FIRST)
     assert told.environment["HOCKET_DEVICES"] == "v100-0"
+    assert told.environment["HOCKET_PLAN"] == "/plans/v100.json"
     assert "HOCKET_CHECKPOINT" not in told.environment
     assert (told.kind, told.grace_s, str(told.work_folder)) == ("v100", 5.0, "/data")
     assert told.log_file == rig.folder / "logs" / "1" / "attempt-1.log"
@@ -57,6 +60,12 @@ def test_an_attempt_is_told_all_that_its_processes_must_know(rig, engine):
     assert told.command == ("python", "train.py", "--resume")
     assert told.environment["HOCKET_CHECKPOINT"] == "/checkpoints/5.0"
     assert told.environment["HOCKET_TOKEN"] != rig.token(FIRST)
+
+
+def test_a_model_that_nobody_planned_is_refused(rig):
+    with pytest.raises(UsageError, match="nobody planned 'gpt2'"):
+        rig.submit(model="gpt2")
+    assert rig.submit() == 1, "it has not taken a number"
 
 
 @pytest.mark.parametrize(
