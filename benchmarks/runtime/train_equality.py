@@ -23,7 +23,7 @@ from typing import Any
 
 import forked
 import torch
-from runtime.divided_ranks import CASES, differences
+from runtime.divided_ranks import CASES, PARTS, differences
 from runtime.small_zoo import SMALL_ZOO
 from runtime.train_loops import adamw, compare_loops, random_plan
 from runtime.train_models import USER_MODELS
@@ -75,6 +75,7 @@ def divided(steps: int) -> int:
             num_ranks = division.num_devices
         else:
             num_ranks = sum(len(cuts) + 1 for cuts, _ in division) if division else 2
+            num_ranks *= PARTS if name == "parts" else 1
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             found = forked.answers(num_ranks, differences, Path(folder), [name], steps)

@@ -157,3 +157,29 @@ def test_what_is_too_large_to_try_is_read(monkeypatch):
     free = trying_samples(free, Encoder(), torch.zeros(6, 8), forward=mean_loss)
     assert free.other_batch is not None
     assert free.meta["samples"].startswith("no op was seen at which samples meet; not tried")
+
+
+class GroupedExperts(nn.Module):
+    """Rows sorted by expert, multiplied in groups, and put back."""
+
+    def __init__(self, width=32, experts=4):
+        super().__init__()
+        self.router = nn.Linear(width, experts)
+        self.weight = nn.Parameter(torch.randn(experts, width, width))
+
+    def forward(self, x):
+        rows = x.flatten(0, 1)
+        order = self.router(rows).argmax(-1).sort()[1]
+        counts = torch.histc(order.float(), len(self.weight), 0, len(self.weight) - 1)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        found = functional.grouped_mm(rows[order], self.weight, offs=ends)
+        back = torch.empty_like(order).index_put((order,), torch.arange(len(order)))
+        return found[back].view_as(x)
+
+
+def test_experts_that_drop_nothing_keep_samples_apart():
+    model, x = GroupedExperts().bfloat16(), torch.zeros(4, 8, 32, dtype=torch.bfloat16)
+    graph = capture_sizes(model, x, forward=mean_loss)
+    assert any("grouped_mm" in kind for kind in graph.kinds)
+    assert graph.other_batch is not None
+    assert not where_samples_meet(graph)

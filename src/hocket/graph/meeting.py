@@ -119,8 +119,9 @@ def where_samples_meet(graph: Graph) -> str:
     state = np.zeros(graph.num_tensors, dtype=np.int8)
     state[(graph.tensor_role == Role.INPUT) & (graph.tensor_producer < 0)] = Dependence.SAMPLES
     ratio = other.other_samples / other.num_samples
+    routed = _routed(graph)
     for op in np.flatnonzero(_leads_to_loss(graph)).tolist():
-        found = _after(graph, op, state, grows, ratio)
+        found = _after(graph, op, state, grows, ratio, graph.module_of(op) in routed)
         if isinstance(found, str):
             module = graph.module_of(op)
             return f"samples meet{f' in {module}' if module else ''}: {found}"
@@ -144,8 +145,18 @@ def _leads_to_loss(graph: Graph) -> NDArray[np.bool_]:
     return leads
 
 
+def _routed(graph: Graph) -> set[str]:
+    """Modules whose grouped products take every row, sorted by expert: the sort is undone after."""
+    return {graph.module_of(op) for op in range(graph.num_ops) if "grouped_mm" in graph.kind_of(op)}
+
+
 def _after(
-    graph: Graph, op: int, state: NDArray[np.int8], grows: NDArray[np.bool_], ratio: float
+    graph: Graph,
+    op: int,
+    state: NDArray[np.int8],
+    grows: NDArray[np.bool_],
+    ratio: float,
+    is_routed: bool,
 ) -> Dependence | str:
     """What the results of an op have to do with the samples, or how samples meet in it."""
     reads = graph.reads_of(op)
@@ -160,9 +171,12 @@ def _after(
         return Dependence.NONE
     if known & {Dependence.MEAN, Dependence.TOTAL}:
         return _after_sums(text, states, known, ratio)
+    made = graph.made_by(op)
+    if is_routed:
+        # Of counts per expert only the order of rows is made.
+        return Dependence(int(grows[made.start : made.stop].any()))
     if met := _along_samples(text, int((states > 0).sum())):
         return met
-    made = graph.made_by(op)
     is_dropped = grows[reads[states > 0]].any() and not grows[made.start : made.stop].any()
     return _summed(text) if is_dropped else Dependence.SAMPLES
 
