@@ -1,9 +1,9 @@
 """Tensor parallelism: groups of equal devices that divide every matrix, one group or several.
 
-Each degree that heads and widths allow is taken with as many groups as there are devices of a kind,
-next to each other in the cluster; samples are shared equally, in as few microbatches as the memory
-of one part allows. The closed form adds the sums over parts to what a part computes: nothing hides
-them. O(degrees x groups).
+Each degree that heads and widths allow is taken with one group or more of devices of a kind that
+are next to each other in the cluster. Samples are shared equally, in as few microbatches as the
+memory of one part allows. The closed form adds the sums over parts to what a part computes: nothing
+hides them. O(degrees x groups).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from hocket.cost.collectives import ring_all_reduce_s
 from hocket.plan.sections import Replica, Shares
 from hocket.planners.whole.groups import even_sizes
+from hocket.planners.whole.structures import sensible_counts
 from hocket.planners.whole.tables import Tables, largest_size, tables_of
 from hocket.simulate.shares.matrices import degrees_of, one_part, regions_of
 from hocket.simulate.shares.prices import best_ring, priced_at
@@ -35,7 +36,7 @@ def divided_ways(tables: Tables, devices: Sequence[int]) -> Iterator[DividedWay]
         for alike in _alike(tables, devices):
             if len(alike) < degree:
                 continue
-            for num_groups in range(1, min(len(alike) // degree, tables.num_samples) + 1):
+            for num_groups in sensible_counts(min(len(alike) // degree, tables.num_samples)):
                 chosen = alike[: num_groups * degree]
                 groups = [tuple(chosen[i : i + degree]) for i in range(0, len(chosen), degree)]
                 way = _way(tables, degree, groups)

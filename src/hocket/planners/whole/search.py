@@ -52,6 +52,11 @@ class Estimate:
     seconds: float
     """Compute of the slowest group and what of the exchange it cannot hide."""
 
+    @property
+    def family(self) -> tuple[bool, bool, bool]:
+        """Whether there are replicas, stages, and parts of matrices."""
+        return len(self.shares.replicas) > 1, self.shares.is_staged, self.shares.tensor > 1
+
 
 def shared_ways(
     problem: Problem, budget: Budget, goal: Goal = "time", must: Must = ANYTHING
@@ -59,13 +64,13 @@ def shared_ways(
     """Ways of sharing the batch that were simulated, the quickest first, that keep the limits."""
     tables, devices = tables_of(problem), workers(problem).tolist()
     estimates = sorted(_estimates(tables, devices), key=lambda e: (e.seconds, in_words(e.shares)))
+    asked = [
+        e for e in estimates
+        if len(e.shares.devices) <= must.num_devices and must.allows(e.shares)
+    ]  # fmt: skip
     best_s, families = np.inf, set[tuple[bool, bool, bool]]()
-    for estimate in estimates:
-        replicas = estimate.shares.replicas
-        if len(estimate.shares.devices) > must.num_devices or not must.allows(estimate.shares):
-            continue
-        shares = estimate.shares
-        family = len(replicas) > 1, shares.is_staged, shares.tensor > 1
+    for estimate in _families_first(asked):
+        shares, family = estimate.shares, estimate.family
         is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
         # The best of each family stands in the table, also where it cannot win.
         if budget.is_left and (is_hopeful or family not in families):
@@ -78,6 +83,15 @@ def shared_ways(
     for start in _starts(budget, must):
         _improve(tables, start, budget)
     return _fitting(budget, must)
+
+
+def _families_first(estimates: list[Estimate]) -> list[Estimate]:
+    """The quickest of each family before all others, so that none is left when effort runs out."""
+    first: dict[tuple[bool, bool, bool], Estimate] = {}
+    for estimate in estimates:
+        first.setdefault(estimate.family, estimate)
+    chosen = {id(estimate) for estimate in first.values()}
+    return [*first.values(), *(e for e in estimates if id(e) not in chosen)]
 
 
 def _starts(budget: Budget, must: Must) -> list[Candidate]:

@@ -55,7 +55,7 @@ def _sensible(tables: Tables, devices: list[int]) -> Iterator[Structure]:
     quickest = sorted(devices, key=lambda d: (tables.passes_s[tables.row(d), -1, -1], d))
     roomy = sorted(devices, key=lambda d: (-int(tables.problem.memory_bytes[d]), d))
     for order in (quickest, devices, roomy):
-        for count in _counts(len(devices)):
+        for count in sensible_counts(len(devices)):
             some = order[:count]
             yield tuple((device,) for device in some)
             if 1 < count <= _MOST_STAGES:
@@ -71,7 +71,7 @@ def _chunks(devices: list[int], stages: int) -> Structure:
     return tuple(tuple(devices[i : i + stages]) for i in range(0, len(devices), stages))
 
 
-def _counts(most: int) -> list[int]:
+def sensible_counts(most: int) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12, …, and all."""
     found, power = {1, 3, most}, 2
     while power <= most:

@@ -36,15 +36,25 @@ def exchange_alike(
     for part in range(degree):
         alike = range(part, len(copies), degree)
         if len(alike) > 1:
-            found = exchange(problem, [copies[i] for i in alike], planned, sheet)
+            found = exchange(
+                problem, [copies[i] for i in alike], planned, sheet, is_between=degree > 1
+            )
             done |= {alike[i]: ends for i, ends in found.items()}
     return done
 
 
 def exchange(
-    problem: Problem, copies: list[ReplicaCopy], planned: Communication | None, sheet: Sheet
+    problem: Problem,
+    copies: list[ReplicaCopy],
+    planned: Communication | None,
+    sheet: Sheet,
+    *,
+    is_between: bool = False,
 ) -> dict[int, IntArray]:
-    """All-reduces of buckets; per replica and tensor, what says that its bucket is done."""
+    """All-reduces of buckets; per replica and tensor, what says that its bucket is done.
+
+    Where they stand between other exchanges of the backward pass, they come when they are made.
+    """
     graph, gradients = problem.graph, gradients_of(problem.graph)
     maker = graph.tensor_producer[gradients]
     homes = np.stack([own.device_of[maker] for own in copies])
@@ -59,9 +69,12 @@ def exchange(
             "stream": Stream.COMMUNICATION, "device": devices,
         }  # fmt: skip
         names = [f"bucket.{bucket}{own.label}" for own in copies]
+        when = 2.0 * bucket
+        if is_between:
+            when = float(copies[0].passes[-1].priority[maker[members]].max()) + 0.75
         ready = sheet.add_ops(
             [f"{name}/ready" for name in names], np.zeros((num_kinds, len(copies))),
-            priority=2.0 * bucket, **common,
+            priority=when, **common,
         )  # fmt: skip
         told = sheet.add_tensors([f"{n}#ready" for n in names], role=Role.CONTROL, producer=ready)
         for own, op in zip(copies, ready, strict=True):
@@ -71,7 +84,7 @@ def exchange(
             np.full((num_kinds, len(copies)), seconds),
             # The flat copy in which the gradients of a bucket travel.
             workspace_bytes=num_bytes,
-            priority=2.0 * bucket + 1,
+            priority=when + (0.1 if is_between else 1),
             **common,
         )
         sheet.add_reads(np.repeat(reduced, len(copies)), np.tile(told, len(copies)))

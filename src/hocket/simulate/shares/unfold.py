@@ -61,8 +61,8 @@ class Unfolded:
     device_of: IntArray
     priority: FloatArray
     is_strict: bool
-    """Whether devices run ops in exactly this order: stages of a pipeline do, lanes do, and a block
-    that runs again must not do so before its time."""
+    """Whether devices run ops in exactly this order: stages of a pipeline do, lanes do, parts that
+    wait for sums take no other microbatch, and a block must not run again before its time."""
     passes: tuple[IntArray, ...]
     """Per replica [microbatch, op of the given graph]: its number here; -1 where not repeated."""
 
@@ -111,9 +111,8 @@ def unfold(
         raise circle() from None  # nothing but waits of lanes leads back
     demand = None if lanes is None else sheet.demand()
     costs = _costs(problem.costs, sheet.op_s(), demand, unfolded)
-    is_strict = lanes is not None or any(
-        len(r.devices) > 1 or r.recomputed for r in shares.replicas
-    )
+    is_ordered = lanes is not None or regions is not None
+    is_strict = is_ordered or any(len(r.devices) > 1 or r.recomputed for r in shares.replicas)
     return Unfolded(
         problem=replace(problem, work=unfolded, op_costs=costs),
         device_of=sheet.column("device").astype(np.int32),
