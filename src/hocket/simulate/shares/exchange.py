@@ -69,9 +69,10 @@ def exchange(
             "stream": Stream.COMMUNICATION, "device": devices,
         }  # fmt: skip
         names = [f"bucket.{bucket}{own.label}" for own in copies]
-        when = 2.0 * bucket
+        when = np.full(len(copies), 2.0 * bucket)
         if is_between:
-            when = float(copies[0].passes[-1].priority[maker[members]].max()) + 0.75
+            last = [own.passes[-1].priority[maker[members]].max() for own in copies]
+            when = np.array(last) + 0.75
         ready = sheet.add_ops(
             [f"{name}/ready" for name in names], np.zeros((num_kinds, len(copies))),
             priority=when, **common,

@@ -19,13 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
-from hocket.base.errors import CheckError, InputFileError
+from hocket.base.errors import CheckError
 from hocket.cost.roofline import costs_from_settings
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.problem import Problem
-from hocket.transformer.captured import from_graph
 from hocket.transformer.families import family_of
 
+_SHAPE = re.compile(r"[a-z0-9_]+\[([0-9,]+)\]")
+_HEADS_FIRST = ("aten.transpose", "aten.permute")
+_PRODUCTS = ("aten.mm", "aten.addmm")
 _LAYER = re.compile(r"((?:.*?\.)?[0-9]+)\.(.+)")
 _Flags = NDArray[np.bool_]
 
@@ -63,15 +65,31 @@ def regions_of(graph: Graph) -> Regions | None:
 
 
 def degrees_of(graph: Graph) -> tuple[int, ...]:
-    """Into how many parts the layers of a graph can be divided; empty where they cannot."""
-    if regions_of(graph) is None:
+    """Into how many parts the layers of a graph can be divided; empty where they cannot.
+
+    Parts have whole heads, which are seen where attention puts them before its tokens.
+    """
+    regions = regions_of(graph)
+    if regions is None:
         return ()
-    try:
-        shape = from_graph(graph)
-    except InputFileError:
+    heads, widths = set[int](), set[int]()
+    is_forward = graph.op_phase == Phase.FORWARD
+    for op in np.flatnonzero(regions.is_divided & is_forward).tolist():
+        kind, shapes = graph.kind_of(op), _shapes(graph, op)
+        if kind in _HEADS_FIRST and shapes and len(shapes[0]) == 4:
+            heads.add(shapes[0][2])
+        if kind in _PRODUCTS and len(shapes) > 1:
+            widths |= {*shapes[-1]}
+    if not heads:
         return ()
-    extents = (shape.heads, shape.kv_heads, shape.mlp_width)
-    return tuple(d for d in (2, 4, 8) if all(extent % d == 0 for extent in extents))
+    return tuple(d for d in (2, 4, 8) if all(extent % d == 0 for extent in (*heads, *widths)))
+
+
+def _shapes(graph: Graph, op: int) -> list[tuple[int, ...]]:
+    """Extents of the tensors that an op is called with."""
+    index = int(graph.op_signature[op])
+    text = graph.signatures[index] if index >= 0 else ""
+    return [tuple(map(int, found.split(","))) for found in _SHAPE.findall(text)]
 
 
 def _matrices(graph: Graph) -> tuple[list[int], list[int]]:
