@@ -38,15 +38,17 @@ def waves_of(
     *,
     memory_bytes: int | None = None,
     num_waves: int = 2,
-    launches: Launches = "eager",
+    launches: Launches = "replayed",
 ) -> WaveOutlook:
     """What two waves of a training step gain on a cluster, and their plan.
 
     ``memory_bytes`` is what each device may hold, by default what it has; ``launches`` says whether
-    the host issues op by op or a captured graph is replayed.
+    a captured graph is replayed, as on GPUs by default, or the host issues op by op.
     """
-    is_cpu = all(kind.is_cpu for kind in problem.cluster.kinds)
-    tried: tuple[Launches, ...] = (launches,) if is_cpu else LAUNCHES
+    if all(kind.is_cpu for kind in problem.cluster.kinds):
+        launches, tried = LAUNCHES[0], LAUNCHES[:1]
+    else:
+        tried = LAUNCHES
     found = {
         name: fit_waves(_launched(problem, name), num_waves=num_waves, budget_bytes=memory_bytes)
         for name in tried

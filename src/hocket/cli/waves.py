@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     help="Microbatches per step; two lanes take them in turns.",
 )  # fmt: skip
 @click.option(
-    "--launches", type=click.Choice(["eager", "replayed"]), default="eager", show_default=True,
+    "--launches", type=click.Choice(["eager", "replayed"]), default="replayed", show_default=True,
     help="Whether the host issues op by op or a captured graph of the step is replayed.",
 )  # fmt: skip
 @click.option(
