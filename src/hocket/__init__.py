@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.api import Planned, auto, plan_graph, plan_parallel
+    from hocket.api.memory import fit
     from hocket.base.errors import HocketError
     from hocket.capture import capture
     from hocket.graph.files import read_graph, write_graph
@@ -45,6 +46,7 @@ __all__ = [
     "auto",
     "capture",
     "cluster_from_text",
+    "fit",
     "lease",
     "parallel_for",
     "plan_graph",
@@ -73,6 +75,7 @@ _HOME = {
     "auto": "hocket.api.planned",
     "capture": "hocket.capture",
     "cluster_from_text": "hocket.hardware.shorthand",
+    "fit": "hocket.api.memory",
     "lease": "hocket.service.lease",
     "parallel_for": "hocket.loops.function",
     "plan_graph": "hocket.api.planned",

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 from planners.memory.steps import MIB, chain_step
 
-from hocket.api.memory import fit, largest_that_fits
+import hocket
+from hocket.api.memory import largest_that_fits
 from hocket.base.errors import HocketError, UsageError
 from hocket.cli.root import root
 from hocket.graph.files import write_graph
@@ -122,8 +123,8 @@ def test_the_largest_size_fits_and_the_next_does_not():
         return chain_step(3, activation=size * MIB, weight=1 * MIB)
 
     found = largest_that_fits(wide, "1xh200", 200 * MIB, start=4, most=4096)
-    assert fit(wide(found), "1xh200", 200 * MIB).chosen is not None
-    assert fit(wide(found + 1), "1xh200", 200 * MIB).chosen is None
+    assert hocket.fit(wide(found), "1xh200", "200MiB").chosen is not None
+    assert hocket.fit(wide(found + 1), "1xh200", 200 * MIB).chosen is None
 
 
 def test_what_does_not_grow_is_told():

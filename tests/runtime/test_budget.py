@@ -15,7 +15,6 @@ from torch.optim import lr_scheduler
 
 import hocket
 from hocket.api import run_plan
-from hocket.api.memory import fit
 from hocket.api.runs import RunOptions
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture import CaptureWarning, capture
@@ -315,8 +314,8 @@ def test_run_carries_out_a_plan_of_fit():
     model, batches, _ = MODELS["tied"]()
     model.eval()  # a run draws its masks from a seed of its own
     graph = capture(model, batches[0], device="cpu")
-    plain = fit(graph, "1xh200", 2**40).chosen
-    fitted = fit(graph, "1xh200", int(plain.peak_bytes * 0.6))
+    plain = hocket.fit(graph, "1xh200", 2**40).chosen
+    fitted = hocket.fit(graph, "1xh200", int(plain.peak_bytes * 0.6))
     source = ModelSource(copy.deepcopy(model), batches[0])
     # The simulator may be a little beside what a step really holds.
     budget = int(plain.peak_bytes * 0.7)

@@ -10,6 +10,7 @@ import numpy as np
 from hocket.api.planned import make_problem
 from hocket.base.atomic import write_together
 from hocket.base.errors import UsageError
+from hocket.base.units import parse_bytes
 from hocket.cost.calibrate import Calibration
 from hocket.cost.profile import Profile
 from hocket.graph.graph import Graph
@@ -39,18 +40,19 @@ PLANNER = "memory"
 def fit(
     graph: Graph,
     on: str | Path | Cluster,
-    memory_bytes: int,
+    memory: int | str,
     *,
     host_bytes: float = float("inf"),
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> BudgetFit:
-    """How a training step fits into ``memory_bytes`` on a cluster of one device.
+    """How a training step fits into ``memory``, such as ``"8GiB"``, on a cluster of one device.
 
     ``host_bytes`` limit what may wait on the host. The fit's ``chosen`` plan is None where nothing
     fits; its ``plan()`` raises `NoFeasiblePlanError` then.
     """
     problem = make_problem(graph, on, profile=profile, calibration=calibration)
+    memory_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
     return fit_problem(problem, memory_bytes, host_bytes=host_bytes)
 
 
