@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from pathlib import Path
 
 from hocket.base.errors import RunError
@@ -18,6 +19,8 @@ from hocket.tables.layout_file import layout_data
 from hocket.tables.spec import Layout
 
 _MAX_RESTARTS = 5
+_HEALTHY_S = 60.0
+"""Of one that has lived so long, earlier deaths are forgotten."""
 _START_S = _END_S = 60.0
 _log = logging.getLogger("hocket.tables")
 
@@ -57,9 +60,9 @@ class ShardProcesses:
         self.close()
 
     @property
-    def process_ids(self) -> list[int]:
-        """The processes of the shards."""
-        return [crew.process_ids[0] for crew in self._crews]
+    def process_ids(self) -> list[int | None]:
+        """The processes of the shards; None for one that is being started again."""
+        return [next(iter(crew.process_ids), None) for crew in self._crews]
 
     def close(self) -> None:
         """End all shards; each writes what its checkpoint lacks."""
@@ -67,9 +70,10 @@ class ShardProcesses:
         for watcher in self._watchers:
             watcher.join()
         try:
-            for crew in self._crews:
+            running = [(shard, crew) for shard, crew in enumerate(self._crews) if crew.process_ids]
+            for _, crew in running:
                 crew.tell(0, {"what": "end"})
-            for shard, crew in enumerate(self._crews):
+            for shard, crew in running:
                 self._await_end(shard, crew)
         finally:
             for crew in self._crews:
@@ -109,17 +113,22 @@ class ShardProcesses:
 
     def _watch(self, shard: int) -> None:
         """Start a shard again whenever it dies."""
+        num_in_a_row, started_s = 0, time.monotonic()
         while not self._closing:
             try:
                 self._pass_on(self._crews[shard].hear(0.2))
             except RunError as error:
                 if self._closing:
                     return
-                if self.num_restarts[shard] == _MAX_RESTARTS:
+                if time.monotonic() - started_s > _HEALTHY_S:
+                    num_in_a_row = 0
+                if num_in_a_row == _MAX_RESTARTS:
                     _log.error("%s: given up after %d restarts", error.message, _MAX_RESTARTS)
                     return
                 _log.warning("%s: started again from its checkpoint", error.message)
+                num_in_a_row += 1
                 self._restart(shard)
+                started_s = time.monotonic()
 
     def _restart(self, shard: int) -> None:
         self._crews[shard].close()

@@ -63,8 +63,13 @@ class Ring:
         """Whether the beginning of the message that is being read was there."""
 
     def _position(self, place: int) -> int:
-        found: int = struct.unpack_from("<q", self._map, place)[0]
+        # In the machine's own form: any other is copied byte by byte, and the other side, or one
+        # who comes after a killed process, would see half of a position.
+        found: int = struct.unpack_from("q", self._map, place)[0]
         return found
+
+    def _move(self, place: int, position: int) -> None:
+        struct.pack_into("q", self._map, place, position)
 
     def send(self, data: bytes) -> None:
         """Write a message, or keep what does not fit."""
@@ -82,7 +87,7 @@ class Ring:
             if written + 8 + len(piece) - self._position(_READ) > self._bytes:
                 return
             self._write(written, struct.pack("<q", len(piece) << 2 | marks) + piece)
-            struct.pack_into("<q", self._map, _WRITTEN, written + 8 + len(piece))
+            self._move(_WRITTEN, written + 8 + len(piece))
             self._waiting.popleft()
 
     def _write(self, position: int, data: bytes) -> None:
@@ -111,7 +116,7 @@ class Ring:
             if position < 0 or length < 0 or end > self._position(_WRITTEN):
                 raise RunError("a ring in shared memory was written to by something else")
             piece = self._read(position + 8, length)
-            struct.pack_into("<q", self._map, _READ, end)
+            self._move(_READ, end)
             if word & _FIRST:
                 self._parts, self._is_within = [], True
             if not self._is_within:
