@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +12,7 @@ from loops.harness import Looked, check_sound, python_kernel
 
 import hocket
 from hocket.loops import job, memory, runner
+from hocket.loops.backends import team
 
 factor = 2.0
 total = 0.0
@@ -280,3 +283,23 @@ def test_of_equal_numbers_the_one_that_the_loop_keeps_is_kept():
     for workers in (2, 3):
         found = hocket.parallel_for(workers=workers, backend="in-turn")(least_last)(zeros)
         assert np.signbit(found) == np.signbit(least_last(zeros))
+
+
+def test_a_call_after_an_interrupted_one_waits_for_its_own_workers(monkeypatch):
+    class Interrupted:
+        """A queue at which Ctrl-C comes, once."""
+
+        def __init__(self):
+            self.put = lambda ended: None
+
+        def get(self):
+            raise KeyboardInterrupt
+
+    workers, released, done = team.ThreadTeam(2), threading.Event(), []
+    with monkeypatch.context() as patched:
+        patched.setattr(team, "SimpleQueue", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            workers.together(lambda worker: lambda: released.wait(60), abandon=released.set)
+    assert released.is_set()
+    workers.together(lambda worker: lambda: (time.sleep(0.1), done.append(worker)))
+    assert sorted(done) == [0, 1]

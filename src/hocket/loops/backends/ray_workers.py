@@ -13,7 +13,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class RayLoad:
     """Shape and type of the arrays whose rows stay with the caller."""
     prefetch: Prefetch | None
     address: str
-    token: str
+    token: str = field(repr=False)
     layout: Layout | None = None
     """Of arrays that go through tables."""
     tables_at: str = ""

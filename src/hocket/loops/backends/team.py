@@ -13,42 +13,56 @@ from collections.abc import Callable
 from functools import lru_cache
 from queue import SimpleQueue
 
+Task = Callable[[], None]
+Ended = SimpleQueue[BaseException | None]
+"""Where the ends of one call's tasks are told; an interrupted call leaves none to the next."""
+
 
 class ThreadTeam:
     """Persistent workers."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
-        self._tasks: list[SimpleQueue[Callable[[], None]]] = []
-        self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._tasks: list[SimpleQueue[tuple[Task, Ended]]] = []
         self._turn = threading.Lock()
         cores = sorted(os.sched_getaffinity(0))
         for worker in range(num_workers):
-            tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+            tasks: SimpleQueue[tuple[Task, Ended]] = SimpleQueue()
             self._tasks.append(tasks)
             core = cores[worker % len(cores)]
             threading.Thread(
                 target=self._work, args=(tasks, core), name=f"loop worker {worker}", daemon=True
             ).start()
 
-    def _work(self, tasks: SimpleQueue[Callable[[], None]], core: int) -> None:
+    def _work(self, tasks: SimpleQueue[tuple[Task, Ended]], core: int) -> None:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(threading.get_native_id(), {core})
         while True:
-            task = tasks.get()
+            task, ended = tasks.get()
             try:
                 task()
             except BaseException as error:  # handed to the caller
-                self._ended.put(error)
+                ended.put(error)
             else:
-                self._ended.put(None)
+                ended.put(None)
 
-    def together(self, task_of: Callable[[int], Callable[[], None]]) -> None:
-        """Run one task on each worker; raises what the first of them raised."""
+    def together(
+        self, task_of: Callable[[int], Task], abandon: Callable[[], None] = lambda: None
+    ) -> None:
+        """Run one task on each worker; raises what the first of them raised.
+
+        ``abandon`` is called where this is interrupted. What workers are in the middle of they end,
+        before they take up anything else.
+        """
+        ended: Ended = SimpleQueue()
         with self._turn:
-            for worker, tasks in enumerate(self._tasks):
-                tasks.put(task_of(worker))
-            errors = [self._ended.get() for _ in self._tasks]
+            try:
+                for worker, tasks in enumerate(self._tasks):
+                    tasks.put((task_of(worker), ended))
+                errors = [ended.get() for _ in self._tasks]
+            except BaseException:
+                abandon()
+                raise
         for error in errors:
             if error is not None and not isinstance(error, Abandoned):
                 raise error

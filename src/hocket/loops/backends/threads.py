@@ -75,6 +75,8 @@ def run_on_threads(job: LoopJob) -> Results:
                 for number in mine:
                     tile = tiling.tiles[number]
                     progress.wait_for(tile.after)
+                    if progress.failed:
+                        raise Abandoned
                     results[number] = kernel(*job.leading(tile), *arguments[worker])
                     progress.end(number)
             except BaseException:
@@ -85,9 +87,9 @@ def run_on_threads(job: LoopJob) -> Results:
 
     if job.needs_barriers:
         for step in range(tiling.num_steps):
-            team(tiling.num_workers).together(functools.partial(task, step=step))
+            team(tiling.num_workers).together(functools.partial(task, step=step), progress.fail)
             exchange(job, replicas)
     else:
-        team(tiling.num_workers).together(task)
+        team(tiling.num_workers).together(task, progress.fail)
     finish(job, replicas)
     return results
