@@ -47,6 +47,25 @@ def toy_gpt2() -> tuple[nn.Module, Any, Any]:
     return model, batch, lambda model, batch: model(**batch).loss
 
 
+class Tagger(nn.Module):
+    """A tag for each word by two layers of a GRU in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(500, 96)
+        self.body = nn.GRU(96, 96, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(192, 12)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """Scores of tags, all words below each other."""
+        return self.head(self.body(self.table(words))[0]).flatten(0, 1)
+
+
+def recurrent() -> tuple[nn.Module, Any, Any]:
+    """Thousands of small calls."""
+    return Tagger(), (torch.randint(500, (32, 40)), torch.randint(12, (32 * 40,))), scores_to_loss
+
+
 def measure(build: Callable[[], tuple[nn.Module, Any, Any]], steps: int = 5) -> dict[str, float]:
     """Seconds of CPU time per step of both."""
     torch.manual_seed(0)
@@ -77,7 +96,7 @@ def measure(build: Callable[[], tuple[nn.Module, Any, Any]], steps: int = 5) -> 
 def main() -> None:
     """One line per model."""
     torch.set_num_threads(1)
-    for build in (convolutions, perceptron, toy_gpt2):
+    for build in (convolutions, perceptron, toy_gpt2, recurrent):
         best = measure(build)
         ratio = best["hocket"] / best["plain"]
         times = ", ".join(f"{name} {1e3 * took_s:.2f} ms" for name, took_s in best.items())

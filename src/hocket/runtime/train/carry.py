@@ -9,7 +9,8 @@ parameter, its gradient is handed out, for the person's own optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,17 +18,14 @@ import torch
 
 from hocket.base.errors import RunError, one_line
 from hocket.capture.perform import BoundCall, draw_seed, seed_device
-from hocket.capture.program import Call
 from hocket.graph.graph import Phase, Role
 from hocket.runtime.kernels import stand_in
 from hocket.runtime.package import pack, unpack
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do
+from hocket.runtime.train.calls import Slots, performed
 from hocket.runtime.train.repeated import Redraws
 from hocket.runtime.train.weight import Weight, starts_backward
-
-Slots = list[Any]
-"""Tensors by number; None where there is none."""
 
 
 class _Act(NamedTuple):
@@ -111,16 +109,26 @@ class CarriedStep:
         self.gradients = {}
 
     def _carry_out(self, acts: Sequence[_Act]) -> None:
+        with self.as_recorded():
+            for act in acts:
+                self._perform(act)
+
+    @contextmanager
+    def as_recorded(self) -> Iterator[None]:
+        """The state of PyTorch in which calls mean what they meant when they were recorded."""
         # As in a plain training step: some kernels save less where gradients are switched off.
         with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
-            for do, op, slots, drops in acts:
-                try:
-                    do()
-                # Whatever an op of a stranger's model raises is a failed run, not a bug of ours.
-                except Exception as error:
-                    raise self._failure(op, error) from error
-                for number in drops:
-                    slots[number] = None
+            yield
+
+    def _perform(self, act: _Act) -> None:
+        do, op, slots, drops = act
+        try:
+            do()
+        # Whatever an op of a stranger's model raises is a failed run, not a bug of ours.
+        except Exception as error:
+            raise self._failure(op, error) from error
+        for number in drops:
+            slots[number] = None
 
     def _failure(self, op: int, error: Exception) -> RunError:
         name = self.setup.graph.op_names[op] if op >= 0 else "a transfer"
@@ -193,57 +201,6 @@ class CarriedStep:
         if spec.layout is not None:
             data = self._moving.pop(number)
             self._slots[dst][tensor] = unpack(data, spec, self.setup.is_whole[number])
-
-
-def performed(bound: BoundCall, call: Call, slots: Slots) -> Callable[[], None]:
-    """A call as a function without arguments that reads and writes slots."""
-    if bound.nested or bound.named or bound.versions or not _gives_one_tensor(call):
-        return partial(bound.perform, slots, 0)  # type: ignore[arg-type]
-    function, constants, kwargs = bound.function, bound.args, bound.kwargs
-    refs, output = tuple(bound.refs), call.outputs[0]
-    assert output is not None
-    # What an overload calls in turn, without a frame of Python in between.
-    function = getattr(function, "_op", function)
-    if not kwargs and [at for at, _ in refs] == list(range(len(constants))):
-        plain = _of_tensors(function, [number for _, number in refs], output, slots)
-        if plain is not None:
-            return plain
-
-    def do() -> None:
-        args = constants.copy()
-        for position, number in refs:
-            args[position] = slots[number]
-        slots[output] = function(*args, **kwargs)
-
-    return do
-
-
-def _of_tensors(
-    function: Any, numbers: Sequence[int], output: int, slots: Slots
-) -> Callable[[], None] | None:
-    """A call that takes one or two tensors and nothing else, which most do: no list is made."""
-    if len(numbers) == 1:
-        (first,) = numbers
-
-        def of_one() -> None:
-            slots[output] = function(slots[first])
-
-        return of_one
-    if len(numbers) == 2:
-        left, right = numbers
-
-        def of_two() -> None:
-            slots[output] = function(slots[left], slots[right])
-
-        return of_two
-    return None
-
-
-def _gives_one_tensor(call: Call) -> bool:
-    if len(call.outputs) != 1 or call.outputs[0] is None or isinstance(call.function, str):
-        return False
-    returns = call.function._schema.returns
-    return len(returns) == 1 and str(returns[0].type) == "Tensor"
 
 
 def kept_tensors(setup: Setup, *, everything: bool) -> frozenset[int]:

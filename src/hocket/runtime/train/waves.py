@@ -89,8 +89,8 @@ class WaveStep(CarriedStep):
         self._weight = weight
 
     def run(self, op: int) -> None:
-        """One call and what it makes free."""
-        self._carry_out((self._act_of[op],))
+        """One call and what it makes free; under `as_recorded`."""
+        self._perform(self._act_of[op])
 
     def take(self, gradient: int) -> torch.Tensor:
         """A gradient, which the wave forgets."""
@@ -139,7 +139,7 @@ class Waves:
         sums = _GradientSums(self._programs.tensors)
         events: dict[WaveOp, Any] = {}
         outcomes: dict[int, Carried] = {}
-        with self._on_lanes():
+        with self._on_lanes(), self._step(steps[0], 0).as_recorded():
             for at in self._order.sequence:
                 wave, op = at
                 recorded, lane = steps[wave], self._lanes[wave % NUM_LANES]

@@ -21,8 +21,8 @@ from hocket.capture.recording import Ref
 from hocket.graph.graph import Role
 from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
 from hocket.runtime.train.batches import Signature, settled, signature_of
+from hocket.runtime.train.calls import Slots
 from hocket.runtime.train.carrier import Carried, Timings
-from hocket.runtime.train.carry import Slots
 from hocket.runtime.train.divided.channel import Channels, SegmentMessage
 from hocket.runtime.train.divided.cutting import Cutting
 from hocket.runtime.train.divided.mesh import Mesh
