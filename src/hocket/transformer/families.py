@@ -63,14 +63,17 @@ FAMILIES = (
 )  # fmt: skip
 
 
-def family_of(modules: Collection[str], parameters: Collection[str]) -> Family | None:
-    """The family whose names a layer has; None where it has others, or weights without a rule.
+def named_family(modules: Collection[str]) -> Family | None:
+    """The family whose names the modules of a layer have; None where they have others."""
+    known = set(modules)
+    return next((f for f in FAMILIES if {*f.columns, *f.rows} <= known), None)
 
-    ``parameters`` are the names of all weights inside the layer, ``modules`` those of its modules.
-    """
-    for family in FAMILIES:
-        if {*family.columns, *family.rows} <= set(modules):
-            divided = tuple(f"{name}." for name in (*family.columns, *family.rows))
-            known = (n.startswith(divided) or re.fullmatch(family.whole, n) for n in parameters)
-            return family if all(known) else None
-    return None
+
+def without_rule(family: Family, parameters: Collection[str]) -> str:
+    """The first weight of a layer that is used on parts of it without a rule; empty for none."""
+    divided = tuple(f"{name}." for name in (*family.columns, *family.rows))
+    unknown = (
+        name for name in parameters
+        if not name.startswith(divided) and not re.fullmatch(family.whole, name)
+    )  # fmt: skip
+    return next(unknown, "")

@@ -335,7 +335,7 @@ FEATURES = {
     "an exchange planned for these links": _is_planned,
 }
 """Parts of a way that can be switched off, and how it is told that a way has them."""
-EASING = ("shards", "divided matrices", "microbatches", "recomputation", "updates on the host")
+EASING = ("shards", "microbatches", "recomputation", "updates on the host")
 """Those that make ways fit."""
 
 

@@ -23,7 +23,7 @@ from hocket.base.errors import CheckError
 from hocket.cost.roofline import costs_from_settings
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.problem import Problem
-from hocket.transformer.families import family_of
+from hocket.transformer.families import named_family, without_rule
 
 _SHAPE = re.compile(r"[a-z0-9_]+\[([0-9,]+)\]")
 _HEADS_FIRST = ("aten.transpose", "aten.permute")
@@ -101,8 +101,8 @@ def _matrices(graph: Graph) -> tuple[list[int], list[int]]:
             layers[match[1]][match[2]] = tensor
     columns, rows = [], []
     for weights in layers.values():
-        family = family_of({name.rpartition(".")[0] for name in weights}, weights)
-        if family is None:
+        family = named_family({name.rpartition(".")[0] for name in weights})
+        if family is None or without_rule(family, weights):
             continue
         for name, tensor in weights.items():
             module, _, what = name.rpartition(".")

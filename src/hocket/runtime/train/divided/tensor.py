@@ -9,7 +9,6 @@ wrongly. Embeddings and the output layer stay whole on every rank.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -22,7 +21,7 @@ from hocket.base.errors import UsageError
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.collectives import joined, spread
 from hocket.runtime.train.divided.stack import find_stack
-from hocket.transformer.families import FAMILIES, Family
+from hocket.transformer.families import FAMILIES, Family, named_family, without_rule
 
 _COUNTED = (
     "split_size",
@@ -61,24 +60,19 @@ def divide_layers(model: nn.Module, group: Any, rank: int, degree: int) -> dict[
 
 
 def _family(layer: nn.Module, path: str) -> Family:
-    names = {name for name, _ in layer.named_modules()}
-    for family in FAMILIES:
-        if {*family.columns, *family.rows} <= names:
-            break
-    else:
+    family = named_family({name for name, _ in layer.named_modules()})
+    if family is None:
         raise UsageError(
             f"the layers {path!r} have names that tensor parallelism has no rule for",
             hint=f"known are those of {', '.join(f.name for f in FAMILIES)}; or plan without it: "
             "hocket parallel … --fix tensor=1",
         )
-    divided = tuple(f"{name}." for name in (*family.columns, *family.rows))
-    for name, _ in layer.named_parameters():
-        if not name.startswith(divided) and not re.fullmatch(family.whole, name):
-            raise UsageError(
-                f"{path}.{name} is used on parts of a layer, and tensor parallelism has no rule "
-                "for its gradient",
-                hint="plan without it: hocket parallel … --fix tensor=1",
-            )
+    if name := without_rule(family, [name for name, _ in layer.named_parameters()]):
+        raise UsageError(
+            f"{path}.{name} is used on parts of a layer, and tensor parallelism has no rule "
+            "for its gradient",
+            hint="plan without it: hocket parallel … --fix tensor=1",
+        )
     return family
 
 
