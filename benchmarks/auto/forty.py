@@ -108,9 +108,10 @@ def _compared(name: str, graph: Graph, on: str | Cluster) -> dict[str, object]:
     seconds = time.process_time() - started
     steps = {c.planner: c.step_s for c in comparison.candidates if c.step_s is not None}
     searched = PLACEMENT in steps
-    # What was not searched is taken to be as short as its bound allows.
-    steps.setdefault(PLACEMENT, lower_bound(problem).seconds)
-    winner = comparison.winner
+    winner, bound_s = comparison.winner, lower_bound(problem).seconds
+    if winner is not None and winner.step_s is not None and bound_s >= winner.step_s:
+        # What was not searched, since its bound loses, is taken to be as short as that allows.
+        steps.setdefault(PLACEMENT, bound_s)
     return {
         "model": name, "ops": graph.num_ops, "cluster": str(on), "plan_cpu_s": round(seconds, 2),
         "winner": None if winner is None else winner.planner,
