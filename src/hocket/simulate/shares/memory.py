@@ -189,53 +189,71 @@ def copies_out(
     graph, gradients = problem.graph, gradients_of(problem.graph)
     homes = own.device_of[graph.tensor_producer[gradients]]
     sizes = -(-graph.tensor_bytes[gradients] // own.num_shards)
+    filled = list(buckets(sizes, homes[None, :]))
+    sent = [(gradients[members], int(sizes[members].sum())) for members in filled]
+    ops = _copies(problem, own, sheet, sent, Stream.COPY_OUT)
+    names = [f"out.{number}{own.label}#done" for number in range(len(sent))]
+    told = sheet.add_tensors(names, role=Role.CONTROL, producer=ops)
+    copied, bucket = np.concatenate([c for c, _ in sent]), _of_buckets(sent)
+    sheet.add_reads(ops[bucket], own.sums[copied])
+    if done is not None:
+        sheet.add_reads(ops[bucket], done[copied])
     there = np.full(graph.num_tensors, -1, dtype=np.int32)
-    sent = []
-    for number, members in enumerate(buckets(sizes, homes[None, :])):
-        copied, size = gradients[members], int(sizes[members].sum())
-        label = f"out.{number}{own.label}"
-        op = _copy(problem, sheet, label, int(homes[members[0]]), size, Stream.COPY_OUT, number)
-        sheet.add_reads(np.full(len(copied), op), own.sums[copied])
-        if done is not None:
-            sheet.add_reads(np.full(len(copied), op), done[copied])
-        there[copied] = _told(sheet, f"{label}#done", op)
-        sent.append((copied, size))
+    there[copied] = told[bucket]
     return there, sent
 
 
 def copies_in(
     problem: Problem,
     own: ReplicaCopy,
-    buckets: Sequence[tuple[IntArray, int]],
+    sent: Sequence[tuple[IntArray, int]],
     op_of: IntArray,
     sheet: Sheet,
 ) -> None:
     """Copy parameters back once all updates of their bucket are done."""
+    if not sent:
+        return
     graph = problem.graph
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
-    for number, (gradients, size) in enumerate(buckets):
-        users = np.unique(reader[np.isin(graph.reads, gradients) & (op_of[reader] >= 0)])
-        device = int(own.device_of[graph.tensor_producer[gradients[0]]])
-        op = _copy(problem, sheet, f"in.{number}{own.label}", device, size, Stream.COPY_IN, number)
-        told = [_told(sheet, f"updated.{user}{own.label}", int(op_of[user])) for user in users]
-        sheet.add_reads(np.full(len(told), op), np.array(told, dtype=np.int64))
+    ops = _copies(problem, own, sheet, sent, Stream.COPY_IN)
+    bucket_of = np.full(graph.num_tensors, -1, dtype=np.int64)
+    bucket_of[np.concatenate([copied for copied, _ in sent])] = _of_buckets(sent)
+    reader = np.repeat(np.arange(graph.num_ops, dtype=np.int64), np.diff(graph.read_ptr))
+    bucket = bucket_of[graph.reads]
+    is_update = (bucket >= 0) & (op_of[reader] >= 0)
+    pairs = np.unique(bucket[is_update] * graph.num_ops + reader[is_update])
+    users = pairs % graph.num_ops
+    names = [f"updated.{user}{own.label}" for user in users.tolist()]
+    told = sheet.add_tensors(names, role=Role.CONTROL, producer=op_of[users])
+    sheet.add_reads(ops[pairs // graph.num_ops], told)
 
 
-def _copy(
-    problem: Problem, sheet: Sheet, name: str, device: int, size: int, stream: Stream, rank: int
-) -> int:
-    route = _route(problem, device)
-    rate_bps = route.out_bps if stream == Stream.COPY_OUT else route.in_bps
-    seconds = np.full((len(problem.costs.kind_names), 1), route.latency_s + size / rate_bps)
-    ops = sheet.add_ops(
-        [name], seconds, kind=sheet.kind("copy"), phase=Phase.OPTIMIZER, stream=stream,
-        device=device, priority=float(rank),
+def _of_buckets(sent: Sequence[tuple[IntArray, int]]) -> LongArray:
+    """The bucket of each gradient, in the order of the buckets."""
+    return np.repeat(np.arange(len(sent)), [len(copied) for copied, _ in sent])
+
+
+def _copies(
+    problem: Problem,
+    own: ReplicaCopy,
+    sheet: Sheet,
+    sent: Sequence[tuple[IntArray, int]],
+    stream: Stream,
+) -> IntArray:
+    """A copy between device and host of each bucket, one after the other."""
+    makers = problem.graph.tensor_producer[[int(copied[0]) for copied, _ in sent]]
+    devices, is_out = own.device_of[makers], stream == Stream.COPY_OUT
+    routes = [_route(problem, device) for device in devices.tolist()]
+    seconds = [
+        route.latency_s + size / (route.out_bps if is_out else route.in_bps)
+        for route, (_, size) in zip(routes, sent, strict=True)
+    ]
+    word = "out" if is_out else "in"
+    return sheet.add_ops(
+        [f"{word}.{number}{own.label}" for number in range(len(sent))],
+        np.tile(seconds, (len(problem.costs.kind_names), 1)),
+        kind=sheet.kind("copy"), phase=Phase.OPTIMIZER, stream=stream, device=devices,
+        priority=np.arange(len(sent), dtype=np.float64),
     )  # fmt: skip
-    return int(ops[0])
-
-
-def _told(sheet: Sheet, name: str, op: int) -> int:
-    return int(sheet.add_tensors([name], role=Role.CONTROL, producer=[op])[0])
 
 
 @lru_cache(maxsize=1024)
