@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 from classes.small import small_folder
 
 from hocket.base.errors import InputFileError
 from hocket.classes.artefact import TABLE, read_folder
+from hocket.classes.session import open_part
 from hocket.classes.table import PartTable
 
 
@@ -42,6 +44,7 @@ def test_a_changed_part_is_refused(path, tmp_path):
         (lambda t: t["groups"][0].append(0), "groups do not hold every class once"),
         (lambda t: t["held"].pop(), "held has 2 entries for 3 parts"),
         (lambda t: t["input"].update(dtype="object"), "input.dtype is 'object'"),
+        (lambda t: t["input"].update(shape=[1 << 24] * 6), "has too many numbers"),
         (lambda t: t.update(code="import os"), "unknown key 'code'"),
     ],
 )
@@ -51,6 +54,18 @@ def test_a_wrong_table_is_told_by_its_place(path, tmp_path, change, message):
     (tmp_path / TABLE).write_text(json.dumps(table))
     with pytest.raises(InputFileError, match=message):
         read_folder(tmp_path)
+
+
+def test_a_part_that_is_not_what_its_table_says_is_refused(path):
+    folder = read_folder(path)
+    open_part(folder.models[0], folder.table, 0)
+    for other in (
+        replace(folder.table, input_shape=(1, 4, 5)),
+        replace(folder.table, input_dtype="int64"),
+        replace(folder.table, parts=(replace(folder.table.parts[0], classes=(0,)),)),
+    ):
+        with pytest.raises(InputFileError, match=r"part-0\.onnx: takes and gives"):
+            open_part(folder.models[0], other, 0)
 
 
 def test_an_empty_folder_says_what_is_expected(tmp_path):

@@ -176,6 +176,10 @@ def test_the_web_service_answers_json_and_raw(client):
         (b'{"input": [[[1, 2], [3]]]}', "application/json", 422),
         (b'{"input": "image"}', "application/json", 422),
         (b'{"input": [1e400]}', "application/json", 422),
+        (b'{"input": [[["1", "2"]]]}', "application/json", 422),
+        (b'{"input": [[[true, false]]]}', "application/json", 422),
+        (b'{"input": [[[1, null]]]}', "application/json", 422),
+        (np.full(SHAPE, 3e38, np.float32).tobytes(), RAW, 422),
         (b'{"input": [], "path": "/etc"}', "application/json", 422),
         (b"[" * 5000, "application/json", 400),
         (np.full(SHAPE, np.inf, np.float32).tobytes(), RAW, 422),
@@ -192,6 +196,13 @@ def test_hostile_requests_get_a_clear_error_and_kill_no_worker(
     assert answer.json()["detail"]
     assert front_end.num_alive == 3
     assert max_body_bytes(front_end) == 65_536
+
+
+def test_scores_that_are_no_numbers_never_win(front_end):
+    answer = front_end.predict(np.full(SHAPE, 3e38, np.float32), 20)
+    assert answer.label == -1
+    assert answer.senseless
+    assert answer.missing == tuple(range(NUM_CLASSES))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hocket.classes.combine import Combiner, OddsCalibration
 from hocket.classes.give_back import blame, larger_budgets
-from hocket.classes.outlook import FanOut, answer_s, finish_s, verdict
+from hocket.classes.outlook import FanOut, answer_s, finish_s, places_on, verdict
 from hocket.classes.widths import (
     ChannelStream,
     Floors,
@@ -95,6 +95,8 @@ def test_an_answer_takes_the_slowest_part_where_every_worker_has_a_core():
     assert answer_s([1e-3, 2e-3, 1e-3], 4, fan_out) == pytest.approx(2.1e-3)
     assert answer_s([1e-3, 2e-3, 1e-3], 2, fan_out) == pytest.approx(2.1e-3)
     assert finish_s([2, 2, 2], 2) == 4
+    assert places_on([1, 3, 1, 1], 2) == [1, 0, 1, 1]
+    assert sorted(places_on([0, 0, 0], 3)) == [0, 1, 2]
     assert verdict(1e-2, 2e-3, [5e5] * 5, 1e6, 8).total_work == 2.5
     small = verdict(1e-5, 1e-4, [5e5] * 5, 1e6, 8)
     assert not small.pays

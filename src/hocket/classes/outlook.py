@@ -2,7 +2,7 @@
 
 With a core for each worker and one for the front end, all parts compute at the same time: an answer
 takes the slowest part and the fan-out. With fewer cores parts wait for each other: they are put on
-cores longest first (Graham 1969), as the system's scheduler does roughly. O(parts log cores).
+cores longest first (Graham 1969), where their workers are pinned. O(parts log cores).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+_LEAST_S = 1e-9
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,23 @@ def worker_cores(num_workers: int, cores: int) -> int:
     return min(num_workers, max(cores - 1, 1)) if cores > num_workers else max(cores, 1)
 
 
+def places_on(part_s: Sequence[float], cores: int) -> list[int]:
+    """The core of each part: the longest that is left goes to the least loaded core."""
+    loads = [(0.0, core) for core in range(min(max(cores, 1), max(len(part_s), 1)))]
+    places = [0] * len(part_s)
+    for part in sorted(range(len(part_s)), key=lambda index: -part_s[index]):
+        load_s, places[part] = loads[0]
+        # Parts that were never timed are spread all the same.
+        heapq.heapreplace(loads, (load_s + max(part_s[part], _LEAST_S), places[part]))
+    return places
+
+
 def finish_s(part_s: Sequence[float], cores: int) -> float:
-    """When the last part is done if each core takes the longest that is left."""
-    loads = [0.0] * min(max(cores, 1), max(len(part_s), 1))
-    for each in sorted(part_s, reverse=True):
-        heapq.heapreplace(loads, loads[0] + each)
-    return max(loads)
+    """When the last core is done with its parts."""
+    loads: dict[int, float] = {}
+    for each, core in zip(part_s, places_on(part_s, cores), strict=True):
+        loads[core] = loads.get(core, 0.0) + each
+    return max(loads.values(), default=0.0)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from hocket.classes.artefact import Folder
 from hocket.classes.combine import OddsCalibration
 from hocket.classes.outlook import finish_s, worker_cores
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
-from hocket.classes.session import infer, open_session
-from hocket.classes.table import PartTable
+from hocket.classes.session import infer, open_part
 
 _RUNS = 60
 _REST_S = 0.001
@@ -44,15 +43,16 @@ def rehearsed(folder: Folder, options: ServeOptions | None = None) -> LatencyOut
     """The median time of an answer that all parts take part in."""
     options = options or ServeOptions()
     cores = len(options.cores or os.sched_getaffinity(0))
-    part_s = tuple(_rested_s(model, folder.table) for model in folder.models)
+    part_s = tuple(_rested_s(folder, index) for index in range(len(folder.models)))
     overhead_s = _reaching_s(folder, options)
     busy_s = finish_s(part_s, worker_cores(len(part_s), cores))
     return LatencyOutlook(part_s, overhead_s, cores, busy_s + overhead_s)
 
 
-def _rested_s(model: bytes, table: PartTable) -> float:
+def _rested_s(folder: Folder, index: int) -> float:
     """Median of one input after a rest, in which caches and clocks go cold as in a worker."""
-    session = open_session(model)
+    table = folder.table
+    session = open_part(folder.models[index], table, index)
     example = np.zeros((1, *table.input_shape), dtype=table.input_dtype)
     for _ in range(5):
         infer(session, example)

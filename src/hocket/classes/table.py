@@ -6,6 +6,7 @@ A plain value, read from JSON with every field checked: nothing in it names code
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from hocket.base import fields
@@ -16,6 +17,8 @@ SCHEMA = "hocket-classes-1"
 DTYPES = ("float32", "int64")
 _MAX_CLASSES = 100_000
 _MAX_DIM = 1 << 24
+_MAX_NUMBERS = 1 << 28
+"""Of one input."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,8 @@ def _check(table: PartTable) -> None:
     num_classes = len(table.class_names)
     if not 2 <= num_classes <= _MAX_CLASSES:
         raise InputFileError(f"class_names has {num_classes} entries", hint="two classes at least")
+    if prod(table.input_shape) > _MAX_NUMBERS:
+        raise InputFileError(f"input.shape {table.input_shape} has too many numbers")
     if sorted(each for group in table.groups for each in group) != list(range(num_classes)):
         raise InputFileError("groups do not hold every class once", hint="make the folder again")
     if len(table.held) != len(table.parts):

@@ -105,6 +105,9 @@ def make_app(front_end: FrontEnd, token: str, hosts: tuple[str, ...] = ()) -> Fa
             answer = await loop.run_in_executor(line, front_end.predict, inputs, deadline_s)
         finally:
             waiting -= 1
+        if answer.label < 0 and answer.senseless:
+            raise UsageError("the parts give no finite scores to this input",
+                             hint="scale it as the inputs of the training were")  # fmt: skip
         if answer.label < 0:
             raise RefusedError(503, "no part answered in time", hint="allow a longer deadline_s")
         return _told(answer, names, top)
@@ -165,12 +168,16 @@ def _inputs(body: bytes, request: Request, front_end: FrontEnd) -> np.ndarray[An
     if not isinstance(told, dict) or set(told) != {"input"}:
         raise UsageError("the body has not the one key 'input'", hint='send {"input": [...]}')
     try:
-        return np.array(told["input"], dtype=np.float64 if table.input_dtype == "float32" else None)
+        given = np.array(told["input"])
     except (ValueError, TypeError, OverflowError):
+        given = np.array(None)
+    # Numbers in quotes, truths and nothing are mistakes, though numpy would take them.
+    if given.dtype.kind not in "iuf":
         raise UsageError(
             "the input is no array of numbers",
             hint=f"expected lists of the shape {table.input_shape}",
-        ) from None
+        )
+    return given
 
 
 def _told(answer: Answer, names: tuple[str, ...], top: int) -> PredictBody:

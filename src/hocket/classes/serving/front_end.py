@@ -22,9 +22,11 @@ from hocket.base.errors import RunError, UsageError
 from hocket.base.units import format_seconds
 from hocket.classes.artefact import Folder
 from hocket.classes.combine import probabilities
+from hocket.classes.outlook import places_on
 from hocket.classes.serving.link import WorkerLink, WorkerSpec
 from hocket.classes.serving.metrics import Metrics, metrics_of
 from hocket.classes.serving.wire import SLOTS, InputLayout, set_finished
+from hocket.classes.table import PartTable
 
 _WATCH_S = 0.05
 START_S = 60.0
@@ -55,6 +57,8 @@ class Answer:
     """Classes that no part has answered for."""
     came: int
     """Parts that answered in time."""
+    senseless: int
+    """Parts whose scores were no finite numbers, and do not count."""
     took_s: float
 
     @property
@@ -83,21 +87,26 @@ class FrontEnd:
         self._events = select.epoll()
         self._times_ns: list[int] = []
         self._links = [
-            WorkerLink(WorkerSpec(index, model, self._layout, self._descriptor, core,
-                            self.options.spin_s), self._forget)
-            for index, (model, core) in enumerate(
-                zip(folder.models, self._cores(len(folder.models)), strict=True)
+            WorkerLink(WorkerSpec(index, model, 1 + len(part.classes), self._layout,
+                                  self._descriptor, core, self.options.spin_s), self._forget)
+            for index, (model, part, core) in enumerate(
+                zip(folder.models, folder.table.parts, self._cores(folder.table), strict=True)
             )
         ]  # fmt: skip
         self._by_descriptor: dict[int, WorkerLink] = {}
         self._watcher: threading.Thread | None = None
 
-    def _cores(self, count: int) -> list[int | None]:
+    def _cores(self, table: PartTable) -> list[int | None]:
+        """A core for each part; where there are fewer, the longest go to the least loaded."""
         given = self.options.cores
         cores = sorted(os.sched_getaffinity(0)) if given is None else list(given)
+        count = len(table.parts)
         # The first core is the front end's where there are enough.
         mine = cores[1:] if given is None and len(cores) > count else cores
-        return [mine[index % len(mine)] if mine else None for index in range(count)]
+        if not mine:
+            return [None] * count
+        places = places_on([part.latency_s for part in table.parts], len(mine))
+        return [mine[place] for place in places]
 
     # ── life ──
 
@@ -147,8 +156,8 @@ class FrontEnd:
             for link in self._links:
                 if link.channel is None:
                     raise RunError(
-                        f"worker {link.spec.index} died while it was starting",
-                        hint="run hocket doctor; the part may need more memory than there is",
+                        link.trouble or f"worker {link.spec.index} died while it was starting",
+                        hint="make the folder again; the part may need more memory than there is",
                     )
             if time.monotonic() > until_s:
                 raise RunError(f"workers were not ready after {format_seconds(START_S)}")
@@ -201,6 +210,7 @@ class FrontEnd:
         self._slots[slot][...] = inputs
         asked = {link.spec.index for link in self._links if link.send(number, slot)}
         answers: list[FloatArray | None] = [None] * len(self._links)
+        senseless: set[int] = set()
         until_ns = start_ns + int(limit_s * 1e9)
         while not self._is_enough(answers, asked):
             left_s = (until_ns - time.perf_counter_ns()) * 1e-9
@@ -209,11 +219,14 @@ class FrontEnd:
             for link, (of, spent_ns, outputs) in self._hear(left_s):
                 if of != number:
                     continue
-                answers[link.spec.index] = outputs
+                if np.isfinite(outputs).all():
+                    answers[link.spec.index] = outputs
+                else:
+                    senseless.add(link.spec.index)
                 link.counts.answered += 1
                 link.counts.compute_ns.append(spent_ns)
                 link.counts.round_trip_ns.append(time.perf_counter_ns() - start_ns)
-            asked = {index for index in asked if self._links[index].is_alive}
+            asked = {index for index in asked - senseless if self._links[index].is_alive}
         set_finished(self._memory, number)
         scores = self._combiner.scores(answers)
         took_ns = time.perf_counter_ns() - start_ns
@@ -223,6 +236,7 @@ class FrontEnd:
             int(scores.argmax()) if np.isfinite(scores).any() else -1,
             tuple(np.flatnonzero(~np.isfinite(scores)).tolist()),
             sum(answer is not None for answer in answers),
+            len(senseless),
             took_ns * 1e-9,
         )
 

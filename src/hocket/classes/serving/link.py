@@ -30,6 +30,7 @@ class WorkerSpec:
 
     index: int
     model: bytes
+    num_outputs: int
     layout: InputLayout
     memory: int
     """Descriptor of the shared memory."""
@@ -58,6 +59,8 @@ class WorkerLink:
         self._on_gone = on_gone
         self.counts = Counts()
         self.is_ready = False
+        self.trouble = ""
+        """Why its part cannot be served."""
         self.waiting: deque[int] = deque()
         """Requests that it has not answered."""
         self.channel: socket.socket | None = None
@@ -123,7 +126,8 @@ class WorkerLink:
         if self.channel is None:
             return None
         try:
-            message = self.channel.recv(1 << 16)
+            # One number more than expected, so that too many are noticed.
+            message = self.channel.recv(ANSWER.size + 4 * (self.spec.num_outputs + 1))
         except BlockingIOError:
             return None
         except OSError:  # reset: it died with requests unread
@@ -134,6 +138,13 @@ class WorkerLink:
         number, spent_ns = ANSWER.unpack_from(message)
         outputs = np.frombuffer(message, dtype=np.float32, offset=ANSWER.size)
         if number == READY:
+            if len(outputs) != self.spec.num_outputs:
+                self.trouble = (
+                    f"part {self.spec.index} gives {len(outputs)} scores, and its classes and "
+                    f"others are {self.spec.num_outputs}"
+                )
+                self.bury()
+                return None
             self.is_ready = True
             self._pause_s = _PAUSE_S
             return None
