@@ -50,7 +50,7 @@ MARGIN = 0.9
 
 
 def tell(what: str, done: int, total: int) -> None:
-    if done == total or done % 500 == 0:
+    if done == total or done % 500 == 0 or done == 20:
         say(f"{what} {done}/{total}")
 
 

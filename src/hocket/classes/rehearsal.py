@@ -15,14 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from hocket.base.errors import InputFileError
 from hocket.classes.artefact import Folder
 from hocket.classes.combine import OddsCalibration
 from hocket.classes.outlook import finish_s, worker_cores
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
-from hocket.classes.session import infer, open_part
+from hocket.classes.session import INPUT, OUTPUT, infer, open_session
+from hocket.classes.table import PartTable
 
 _RUNS = 60
 _REST_S = 0.001
+_KINDS = {"float32": "tensor(float)", "int64": "tensor(int64)"}
+"""Types of inputs as ONNX calls them."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,25 @@ def rehearsed(folder: Folder, options: ServeOptions | None = None) -> LatencyOut
     overhead_s = _reaching_s(folder, options)
     busy_s = finish_s(part_s, worker_cores(len(part_s), cores))
     return LatencyOutlook(part_s, overhead_s, cores, busy_s + overhead_s)
+
+
+def open_part(model: bytes, table: PartTable, index: int) -> Any:
+    """A session for a part that takes and gives what its table says; else `InputFileError`."""
+    part = table.parts[index]
+    session = open_session(model)
+    found = [(each.name, each.type, list(each.shape)) for each in session.get_inputs()]
+    found += [(each.name, each.type, list(each.shape)) for each in session.get_outputs()]
+    expected = [
+        (INPUT, _KINDS[table.input_dtype], [1, *table.input_shape]),
+        (OUTPUT, _KINDS["float32"], [1, 1 + len(part.classes)]),
+    ]
+    if found != expected:
+        raise InputFileError(
+            f"takes and gives {found}, and the table says {expected}",
+            hint="make the folder again",
+            where=part.onnx,
+        )
+    return session
 
 
 def _rested_s(folder: Folder, index: int) -> float:

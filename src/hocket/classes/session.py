@@ -10,7 +10,6 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import InputFileError
-from hocket.classes.table import PartTable
 
 INPUT, OUTPUT = "input", "scores"
 
@@ -33,28 +32,6 @@ def open_session(model: bytes | str | Path) -> Any:
         raise InputFileError(
             f"is no ONNX model that can be run: {error}", hint="make the part again", where=where
         ) from error
-
-
-_KINDS = {"float32": "tensor(float)", "int64": "tensor(int64)"}
-
-
-def open_part(model: bytes, table: PartTable, index: int) -> Any:
-    """A session for a part that takes and gives what its table says; else `InputFileError`."""
-    part = table.parts[index]
-    session = open_session(model)
-    found = [(each.name, each.type, list(each.shape)) for each in session.get_inputs()]
-    found += [(each.name, each.type, list(each.shape)) for each in session.get_outputs()]
-    expected = [
-        (INPUT, _KINDS[table.input_dtype], [1, *table.input_shape]),
-        (OUTPUT, _KINDS["float32"], [1, 1 + len(part.classes)]),
-    ]
-    if found != expected:
-        raise InputFileError(
-            f"takes and gives {found}, and the table says {expected}",
-            hint="make the folder again",
-            where=part.onnx,
-        )
-    return session
 
 
 def vector_lanes() -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -191,8 +192,12 @@ def carried(work: Callable[[], None], device: torch.device) -> _Recorded | _Writ
         return _Written(work)
     try:
         return _Recorded(work)
-    except RuntimeError:
+    except RuntimeError as error:
         torch.cuda.synchronize()
+        reason = str(error).partition("\n")[0]
+        warnings.warn(
+            f"steps cannot be recorded as a CUDA graph and take longer: {reason}", stacklevel=2
+        )
         return _Written(work)
 
 
