@@ -23,7 +23,7 @@ from hocket.runtime.kernels import stand_in
 from hocket.runtime.package import pack, unpack
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do
-from hocket.runtime.train.calls import Slots, performed
+from hocket.runtime.train.recorded_calls import Slots, performed
 from hocket.runtime.train.repeated import Redraws
 from hocket.runtime.train.weight import Weight, starts_backward
 

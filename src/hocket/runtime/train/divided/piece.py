@@ -18,9 +18,9 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Graph
 from hocket.runtime.kernels import stand_in
 from hocket.runtime.package import needs_storage, pack, package_bytes, unpack
-from hocket.runtime.train.calls import Slots, performed
 from hocket.runtime.train.divided.cutting import Cutting
 from hocket.runtime.train.divided.stages import Part, Segment, segments_of, shared_gradients
+from hocket.runtime.train.recorded_calls import Slots, performed
 from hocket.runtime.train.weight import Weight, starts_backward
 
 

@@ -21,7 +21,6 @@ from hocket.capture.recording import Ref
 from hocket.graph.graph import Role
 from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
 from hocket.runtime.train.batches import Signature, settled, signature_of
-from hocket.runtime.train.calls import Slots
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.divided.channel import Channels, SegmentMessage
 from hocket.runtime.train.divided.cutting import Cutting
@@ -31,6 +30,7 @@ from hocket.runtime.train.divided.shares import Count, microbatches
 from hocket.runtime.train.divided.stages import Part, Segment
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.recorded import Kind, Recipe
+from hocket.runtime.train.recorded_calls import Slots
 from hocket.runtime.train.weight import Weight
 
 _Action = tuple[Segment, int]
