@@ -13,7 +13,7 @@ from hocket.classes.exported import as_onnx
 from hocket.classes.scores import class_scores
 from hocket.classes.session import infer, open_session
 from hocket.classes.settings import NetTraining
-from hocket.classes.stepping import Descent
+from hocket.classes.stepping import MomentumDescent
 from hocket.classes.structure import multiplications, structure_of
 from hocket.classes.training import (
     Labelled,
@@ -220,7 +220,7 @@ def test_descent_is_that_of_torch():
     torch.manual_seed(0)
     ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
     theirs.load_state_dict(ours.state_dict())
-    descent = Descent(list(ours.parameters()), 5e-4)
+    descent = MomentumDescent(list(ours.parameters()), 5e-4)
     known = torch.optim.SGD(
         theirs.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
     )

@@ -33,7 +33,7 @@ _AHEAD = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class LabelledBatch:
     """What nets learn from in one step; on a GPU the same memory in every step."""
 
     inputs: torch.Tensor
@@ -47,7 +47,7 @@ class Batch:
         self.labels.copy_(labels)
 
 
-LossOf = Callable[[torch.Tensor, Batch], torch.Tensor]
+LossOf = Callable[[torch.Tensor, LabelledBatch], torch.Tensor]
 
 
 class Learner:
@@ -57,13 +57,13 @@ class Learner:
         self.net, self._loss_of = net, loss_of
         self._device = next(net.parameters()).device
         self._parameters = [each for each in net.parameters() if each.requires_grad]
-        self._optimizer: Descent | torch.optim.AdamW = (
-            Descent(self._parameters, recipe.weight_decay)
+        self._optimizer: MomentumDescent | torch.optim.AdamW = (
+            MomentumDescent(self._parameters, recipe.weight_decay)
             if recipe.optimizer == "sgd"
             else _adamw(self._parameters, recipe.weight_decay, self._device)
         )
 
-    def learn(self, batch: Batch) -> None:
+    def learn(self, batch: LabelledBatch) -> None:
         """One step."""
         with mixed_precision(self._device):
             outputs = self.net(batch.inputs)
@@ -75,7 +75,7 @@ class Learner:
 
     def set_rate(self, rate: float) -> None:
         """The learning rate of the next step; where steps are recorded it stands in memory."""
-        if isinstance(self._optimizer, Descent):
+        if isinstance(self._optimizer, MomentumDescent):
             self._optimizer.rate.fill_(rate)
             return
         for group in self._optimizer.param_groups:
@@ -100,7 +100,7 @@ class Learner:
             self._optimizer.zero_grad(set_to_none=True)
 
 
-class Descent:
+class MomentumDescent:
     """Stochastic gradient descent with Nesterov's momentum, as `torch.optim.SGD` does it.
 
     That takes the learning rate as a number, which a recorded step would repeat for ever.
@@ -147,7 +147,7 @@ def mixed_precision(device: torch.device) -> torch.autocast:
     )
 
 
-class _Recorded:
+class _CapturedWork:
     """Work on fixed memory as a CUDA graph, on a stream of its own."""
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -186,12 +186,12 @@ class _Written:
         pass
 
 
-def carried(work: Callable[[], None], device: torch.device) -> _Recorded | _Written:
+def carried(work: Callable[[], None], device: torch.device) -> _CapturedWork | _Written:
     """Work that is done many times, recorded where the device and the work allow it."""
     if device.type != "cuda" or not RECORDS:
         return _Written(work)
     try:
-        return _Recorded(work)
+        return _CapturedWork(work)
     except RuntimeError as error:
         torch.cuda.synchronize()
         reason = str(error).partition("\n")[0]
@@ -203,7 +203,7 @@ def carried(work: Callable[[], None], device: torch.device) -> _Recorded | _Writ
 
 def run_steps(
     learners: Sequence[Learner],
-    batch: Batch,
+    batch: LabelledBatch,
     refill: Callable[[], None],
     ask_teacher: Callable[[], None] | None,
     recipe: NetTraining,

@@ -16,7 +16,14 @@ from torch import nn
 from torch.nn import functional
 
 from hocket.classes.settings import NetTraining
-from hocket.classes.stepping import Batch, Learner, LossOf, OnStep, mixed_precision, run_steps
+from hocket.classes.stepping import (
+    LabelledBatch,
+    Learner,
+    LossOf,
+    OnStep,
+    mixed_precision,
+    run_steps,
+)
 
 Augment = Callable[[torch.Tensor], torch.Tensor]
 Draw = Callable[[], torch.Tensor]
@@ -37,7 +44,7 @@ def train_whole(
 ) -> int:
     """Train a net on labels, in place; the number of steps."""
 
-    def loss_of(outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss_of(outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
         return functional.cross_entropy(outputs, batch.labels)
 
     return _train([net], [loss_of], None, data, recipe, _in_turn(data, recipe), augment, on_step)
@@ -103,7 +110,7 @@ def part_loss(
     mine, rest = _places(classes, num_classes, device)
     share, temperature = recipe.soft_weight, recipe.temperature
 
-    def loss_of(outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def loss_of(outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
         each = functional.cross_entropy(outputs, place_of[batch.labels], reduction="none")
         if batch.opinions is not None and share:
             soft = _folded(batch.opinions / temperature, mine, rest)
@@ -202,7 +209,7 @@ def _train(
     asked = teacher if teacher is not None and recipe.soft_weight else None
     with torch.no_grad():
         opinions = None if asked is None else asked.eval()(inputs).float()
-    batch = Batch(inputs, data.labels[first].to(device), opinions)
+    batch = LabelledBatch(inputs, data.labels[first].to(device), opinions)
 
     def refill() -> None:
         index = draw()
