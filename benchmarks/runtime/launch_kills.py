@@ -60,10 +60,14 @@ def main() -> None:
         folder = Path(text)
         plain = [sys.executable, str(SCRIPT), "--plan", str(folder / "plan.json")]
         subprocess.run([*plain, "--save", str(folder / "one")], check=True, stdout=sys.stderr)
-        found = [killed(folder, number) for number in range(options.kills)]
-    seconds = sorted(s for s, _ in found)
+        found = []
+        for number in range(options.kills):
+            found.append(killed(folder, number))
+            seconds, is_right = found[-1]
+            print(f"kill {number}: {seconds:.2f} s, {is_right}", flush=True)
+    took_s = sorted(s for s, _ in found)
     right = sum(is_right for _, is_right in found)
-    middle, most = seconds[len(seconds) // 2], seconds[-1]
+    middle, most = took_s[len(took_s) // 2], took_s[-1]
     print(f"{len(found)} kills: all gone after {middle:.2f} s in the median, {most:.2f} s at most")
     print(f"exit 5, rank named, checkpoint whole: {right} of {len(found)}")
 

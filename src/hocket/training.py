@@ -24,6 +24,7 @@ from hocket.base.units import parse_bytes
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.sections import Communication, Memory, Priority
+from hocket.plan.verify import require_structure
 from hocket.planners.memory.budget import keep_budget
 from hocket.planners.registry import ONE_DEVICE
 from hocket.transformer import Division
@@ -121,12 +122,12 @@ def prepare(
     with torch.random.fork_rng():
         if saved is not None and (isinstance(saved, Division) or divides(saved.plan)):
             device = rank_device(variables)
+            propagates = _propagates(saved, model, optimizer, options, device)
             task = DividedTask(
                 model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
                 make_inner=lambda how, rows, seed: _alone(model, rows, how, options, device, seed),
                 seed=seed, count=count, max_shapes=max_shapes, weights=weights,
-                sums_by=_sums_by(saved, device),
-                propagates=_propagates(saved, model, optimizer, options, device),
+                sums_by=None if propagates else _sums_by(saved, device), propagates=propagates,
             )  # fmt: skip
             carrier: Carrier = (
                 carried_division(task, saved)
@@ -171,9 +172,9 @@ def _propagates(
     device: torch.device,
 ) -> Callable[[], Propagation] | None:
     """What lets gradients travel by priority where the plan says so and this training can."""
-    priority = None if isinstance(saved, Division) else saved.plan.get(Priority)
-    if priority is None:
+    if isinstance(saved, Division) or (priority := saved.plan.get(Priority)) is None:
         return None
+    require_structure(saved.plan, saved.problem)
     if hindered := hindrance(model, optimizer, options, device):
         warnings.warn(
             f"the plan sends gradients by priority, and {hindered}: they are summed at the end of "

@@ -45,6 +45,9 @@ def shared_carrier(
         if shares.is_staged
         else Mesh(Division(data=len(replicas), tensor=shares.tensor), task.device)
     )
+    if shares.tensor > 1:
+        # Planned exchanges are between all ranks, and these have different parts of weights.
+        task = replace(task, sums_by=None)
     agree(task)
     own = replicas[mesh.data_rank]
     task = _holding_less(task, graph, own)
