@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from planners.exhaustive import constrained_problems, shortest_step_s
 from planners.tight_cases import tight_problem
 
@@ -12,7 +13,10 @@ from hocket.api import make_problem
 from hocket.contrib.exact.planner import optimal
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
-from hocket.planners.placement.exact.exhaustive import is_tiny, try_all
+from hocket.planners import find_planner
+from hocket.planners.bounds import lower_bound
+from hocket.planners.placement.exact.every_placement import bounded_placements
+from hocket.planners.placement.exact.exhaustive import can_be_tried, is_tiny, try_all
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations
 
@@ -65,6 +69,30 @@ def test_only_what_is_better_than_the_known_step_is_an_answer():
     again = try_all(problem, Plan(), ENOUGH, known_s=best_s)
     assert (again.plan, again.is_complete) == (None, True)
     assert again.bound_s == pytest.approx(best_s, rel=1e-8)
+
+
+@given(problem=constrained_problems(max_ops=5, max_devices=3), share=st.floats(1.0, 1.6))
+@settings(derandomize=True, deadline=None, max_examples=25)
+def test_growing_drops_no_placement_that_may_be_shorter(problem, share):
+    every = bounded_placements(problem, ENOUGH)
+    known_s = share * float(every.bound_s.min(initial=np.inf))
+    found = bounded_placements(problem, ENOUGH, known_s)
+    hopeful = every.bound_s < known_s
+    left = found.bound_s < known_s
+    assert found.device_of[left].tolist() == every.device_of[hopeful].tolist()
+    assert found.bound_s[left].tolist() == every.bound_s[hopeful].tolist()
+
+
+def test_a_known_step_leaves_few_placements_of_many():
+    problem = make_problem(generate("series-parallel", 16, 3), "4xt4")
+    assert can_be_tried(problem)
+    assert not is_tiny(problem)
+    known_s = _step_s(problem, find_planner("m-sct")(problem, Plan()))
+    assert bounded_placements(problem, 1_000) is None
+    assert len(bounded_placements(problem, 1_000, known_s).bound_s) < 100
+    answer = try_all(problem, Plan(), 20_000, known_s)
+    assert answer.is_complete
+    assert lower_bound(problem).seconds <= answer.bound_s <= known_s
 
 
 @pytest.mark.parametrize("op", [0, 2, 4])

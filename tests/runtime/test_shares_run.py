@@ -2,21 +2,26 @@
 
 import copy
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from forked_command import ForkedCommand
 from forked_crew import forked_crews
 from torch import nn
 
-from hocket.api import make_problem
+from hocket.api import make_problem, run_plan
+from hocket.api.runs import RunOptions
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.profile import read_profile
+from hocket.graph.generators import generate
+from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Replica, Shares
-from hocket.runtime import room
+from hocket.runtime import pace, room
 from hocket.runtime.train.divided.build import DivisionWarning
 from hocket.training import prepare
 from hocket.transformer import Division
@@ -87,6 +92,50 @@ def test_unequal_replicas_in_two_processes_train_as_the_whole_batch_does(folder,
     with_shares(folder, [[3, 2], [3]])
     with forked_crews():
         assert losses(folder, "--backend", "gloo") == pytest.approx(whole, rel=1e-6)
+
+
+def test_progress_grows_within_a_microbatch(folder):
+    with_shares(folder, [[5, 3]])
+    saved, told = read_plan(folder / "shared.json"), []
+    options = RunOptions(steps=2, backend="single", model=f"{folder / 'm.py'}:net")
+    run_plan(saved.problem, saved.plan, options, on_progress=told.append)
+    for step in (1, 2):
+        shown = [text for text in told if text.startswith(f"step {step} of 2: ")]
+        done = [int(text.split()[-2]) for text in shown]
+        assert done == sorted(done)
+        assert min(done) == 0
+        # Three modules forward and six weights backward, of each of two microbatches.
+        assert len(set(done)) == 2 * 9 + 1
+
+
+def test_who_waits_for_minutes_is_told_before(folder, monkeypatch):
+    with_shares(folder, [[8]])
+    seconds = {1.0: 240.0, 0.5: 3.0}
+    monkeypatch.setattr(pace, "step_on_processor_s", lambda problem, scale: seconds[scale])
+    run = ("run", "shared.json", "--steps", 1, "--backend", "single")
+    said = hocket(*run, cwd=folder).stderr
+    assert "about 4 min per step" in said
+    assert "--scale" in said
+    assert "per step" not in hocket(*run, "--scale", 0.5, cwd=folder).stderr
+
+
+def test_only_steps_that_take_long_on_this_processor_are_rated(monkeypatch):
+    rated = []
+    monkeypatch.setattr(pace, "num_gpus", lambda: 0)
+    monkeypatch.setattr(
+        pace, "detect_processor", lambda: rated.append(1) or cluster_from_text("1xcpu-core")
+    )
+    problem = make_problem(generate("layered", 30, 0), "2xt4")
+    flops = np.full(problem.graph.num_ops, 1e12)
+    large = replace(problem, work=replace(problem.graph, flops=flops))
+    assert pace.step_on_processor_s(problem, 1.0) is None
+    assert not rated
+    whole_s = pace.step_on_processor_s(large, 1.0)
+    peak = cluster_from_text("1xcpu-core").kinds[0].peak_flops["float32"]
+    assert whole_s >= flops.sum() / peak
+    assert pace.step_on_processor_s(large, 0.5) == pytest.approx(whole_s / 2)
+    monkeypatch.setattr(pace, "num_gpus", lambda: 1)
+    assert pace.step_on_processor_s(large, 1.0) is None
 
 
 def test_the_whole_batch_is_what_plain_pytorch_does(whole):

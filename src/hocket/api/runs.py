@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hocket.plan.problem import Problem
     from hocket.runtime.parallel.check import Agreement
 
-__all__ = ["BACKENDS", "RunOptions", "check_division"]
+__all__ = ["BACKENDS", "RunOptions", "check_division", "step_on_processor_s"]
 
 
 def check_division(problem: Problem, plan: Plan) -> Agreement:
@@ -21,3 +21,10 @@ def check_division(problem: Problem, plan: Plan) -> Agreement:
     from hocket.runtime.parallel.check import check_division
 
     return check_division(DividedTraining(problem, plan))
+
+
+def step_on_processor_s(problem: Problem, scale: float) -> float | None:
+    """Seconds that a step takes on this processor, about; None where that is no question."""
+    from hocket.runtime.pace import step_on_processor_s
+
+    return step_on_processor_s(problem, scale)

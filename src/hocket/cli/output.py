@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hocket.base.units import words_for_seconds
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 F = TypeVar("F", bound=Callable[..., Any])
+SPOKEN_EVERY_S = 60.0
+"""How often work that is not shown on a terminal says how far it is."""
 
 
 def json_option(command: F) -> F:
@@ -75,14 +81,33 @@ def say(text: str) -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal that something is under way; silent elsewhere.
+    """Show on a terminal that something is under way; elsewhere, what takes minutes says so.
 
     What it gives changes the text, to tell how far the work is.
     """
     if not sys.stderr.isatty():
-        yield lambda text: None
+        with _spoken(what) as tell:
+            yield tell
         return
     from rich.markup import escape
 
     with console(stderr=True).status(escape(what)) as status:
         yield lambda text: status.update(escape(text))
+
+
+@contextmanager
+def _spoken(what: str) -> Iterator[Callable[[str], None]]:
+    """A line now and then, for those who read a log."""
+    begun_s, latest, is_done = time.monotonic(), [what], threading.Event()
+
+    def speak() -> None:
+        while not is_done.wait(SPOKEN_EVERY_S):
+            say(f"{latest[0]} ({words_for_seconds(time.monotonic() - begun_s)} so far)")
+
+    thread = threading.Thread(target=speak, daemon=True)
+    thread.start()
+    try:
+        yield lambda text: latest.__setitem__(0, text)
+    finally:
+        is_done.set()
+        thread.join()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hocket.runtime.record import StepRecord
     from hocket.runtime.result import RunResult
 
+_LONG_STEP_S = 20.0
+
 
 @click.command("run")
 @plan_arguments
@@ -135,6 +137,8 @@ def command(
     if trace_file is not None:
         require_folder(trace_file)
     announce_compilation()
+    if not is_divided:
+        _say_how_long(saved.problem, scale)
     with working(f"building {saved.problem.work_name}") as progress:
 
         def show(number: int, record: StepRecord) -> None:
@@ -219,6 +223,19 @@ def _show(number: int, record: StepRecord, as_json: bool) -> None:
 
     loss = "" if record.loss is None else f"  loss {record.loss:.6g}"
     click.echo(f"step {number:>4}{loss}  {format_seconds(record.step_s)}", err=as_json)
+
+
+def _say_how_long(problem: Problem, scale: float) -> None:
+    """Who waits for minutes is told before."""
+    from hocket.api.runs import step_on_processor_s
+    from hocket.base.units import words_for_seconds
+
+    step_s = step_on_processor_s(problem, scale)
+    if step_s is not None and step_s > _LONG_STEP_S:
+        say(
+            f"note: the processor does the work here: about {words_for_seconds(step_s)} per step, "
+            "and some to begin with; a smaller --scale takes less"
+        )
 
 
 def _say_what_stood_in(problem: Problem, result: RunResult) -> None:

@@ -27,7 +27,12 @@ from hocket.plan.problem import Problem
 from hocket.planners.bounds import lower_bound
 from hocket.planners.candidates import Candidate, empty_plan, judge, propose
 from hocket.planners.order import best_order
-from hocket.planners.placement.exact.exhaustive import MAX_RUNS, is_tiny, try_all
+from hocket.planners.placement.exact.exhaustive import (
+    MAX_RUNS,
+    can_be_tried,
+    is_tiny,
+    try_all,
+)
 from hocket.planners.placement.local_search import local_search, num_evaluations
 from hocket.planners.placement.structural import by_structure
 from hocket.planners.registry import (
@@ -57,7 +62,8 @@ _SEARCH_WORK = 5_000_000
 """Ops that are simulated in whole local searches, about: two of them, or more on small graphs."""
 _MOST_REPAIRED = 2
 """Placements that lack memory but would be the fastest, of which a repair is tried."""
-_MOST_SEARCHES = 8
+_MOST_SEARCHES = 12
+"""Of whole ones; more planners than this seldom propose different placements."""
 _EXACT = 1e-9
 """Of a step: what is nearer to the bound than this is the shortest."""
 _ALL = 1_000
@@ -136,8 +142,11 @@ def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> lis
     if problem.contiguous:
         return [*ordered, *repaired]
     fitting = [candidate for candidate in (*pool, *repaired) if candidate.feasible]
-    exact, is_proven = _tried_all(problem, fitting)
+    exact, is_proven = _tried_all(problem, fitting) if is_tiny(problem) else ([], False)
     searched = [] if is_proven else _searched(problem, [*fitting, *exact], effort)
+    if can_be_tried(problem) and not is_tiny(problem):
+        # Of what a search has found, few placements may still be better.
+        exact, _ = _tried_all(problem, [*fitting, *searched])
     return [*ordered, *repaired, *exact, *searched]
 
 
@@ -149,7 +158,7 @@ def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> lis
         ranked = sorted([*fitting, *searched], key=_rank(problem))
         if ranked and (ranked[0].step_s or np.inf) <= shortest_s * (1 + _EXACT):
             break
-        starts = _of_each(ranked, _origin)[:num_starts]
+        starts = _of_each(_of_each(ranked, _origin), _placement)[:num_starts]
         search = by_structure(partial(local_search, share=share))
         searched += [_improved(problem, start, search, "local-search") for start in starts]
     return searched
@@ -157,8 +166,6 @@ def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> lis
 
 def _tried_all(problem: Problem, known: list[Candidate]) -> tuple[list[Candidate], bool]:
     """The best of all plans of a tiny graph if it is better than those known; whether of all."""
-    if not is_tiny(problem):
-        return [], False
     known_s = min((c.step_s for c in known if c.step_s is not None), default=np.inf)
     answer = try_all(problem, empty_plan(problem, AUTO), MAX_RUNS, known_s)
     found = [] if answer.plan is None else [judge(problem, "all plans", answer.plan, 0.0)]

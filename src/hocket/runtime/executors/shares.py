@@ -48,6 +48,8 @@ class OneProcessShares:
         """Carry out all steps."""
         import torch
 
+        from hocket.processes.progress import Position, how_far
+        from hocket.runtime.shared.job import PARTS
         from hocket.runtime.shared.trainer import ReplicaTrainer
 
         job, before = work.job, torch.get_num_threads()
@@ -55,15 +57,19 @@ class OneProcessShares:
             torch.set_num_threads(options.threads)
         try:
             with torch.random.fork_rng():
+                microbatches = [rows for own in job.rows for rows in own]
                 trainer = ReplicaTrainer(
-                    work.model, work.batch, work.loss, job.update,
-                    [rows for own in job.rows for rows in own],
+                    work.model, work.batch, work.loss, job.update, microbatches,
                     num_samples=job.num_samples, seed=options.seed,
                     device=torch.device(work.places[0]),
                 )  # fmt: skip
+
+                def tell(number: int, done: int) -> None:
+                    at, count = Position(0.0, number, done), len(microbatches) * PARTS
+                    watch.on_progress(how_far([at], [count], options.steps))
+
                 for number in range(1, options.steps + 1):
-                    watch.on_progress(f"step {number} of {options.steps}")
-                    watch.on_step(number, trainer.step(number))
+                    watch.on_step(number, trainer.step(number, tell))
         finally:
             torch.set_num_threads(before)
 

@@ -9,6 +9,9 @@ from typing import Any
 from hocket.capture.optimizer import Optimizer, optimizer_of_meta
 from hocket.runtime.shared.rows import Rows
 
+PARTS = 1_000
+"""What a microbatch counts as while it is under way."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShareJob:

@@ -12,7 +12,7 @@ from hocket.processes.progress import Position, how_far
 from hocket.runtime.connect import MeetingStore
 from hocket.runtime.options import Onlookers
 from hocket.runtime.record import StepRecord, joined
-from hocket.runtime.shared.job import ShareJob
+from hocket.runtime.shared.job import PARTS, ShareJob
 
 
 def run_replicas(
@@ -38,7 +38,7 @@ def run_replicas(
             )
             for rank, name in enumerate(device_names)
         ]
-        counts = [len(rows) for rows in job.rows]
+        counts = [len(rows) * PARTS for rows in job.rows]
 
         def tell(positions: Sequence[Position]) -> None:
             watch.on_progress(how_far(positions, counts, job.steps))
@@ -64,4 +64,4 @@ def run_replicas(
 def _describe(position: Position) -> str:
     if not position.step:
         return "building the model"
-    return f"at microbatch {position.instruction} in step {position.step}"
+    return f"at microbatch {position.instruction // PARTS} in step {position.step}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from hocket.capture.optimizer import Optimizer
 from hocket.capture.perform import draw_seed
 from hocket.capture.step import apply_model
 from hocket.runtime.record import StepRecord
+from hocket.runtime.shared.job import PARTS
 from hocket.runtime.shared.rows import Rows
 
 _BUCKET_BYTES = 25 * 2**20
@@ -56,19 +58,20 @@ class ReplicaTrainer:
             if parameter.requires_grad and (names is None or name in names)
         ]
         self._optimizer = torch_optimizer(update, self._parameters)
+        self._marks = _Marks(self.model, self._parameters)
 
     def step(
-        self, number: int, on_move: Callable[[int, int], None] = lambda step, index: None
+        self, number: int, on_move: Callable[[int, int], None] = lambda step, done: None
     ) -> StepRecord:
         """Forward and backward of all microbatches, the exchange, the update.
 
-        ``on_move`` is told the step and the microbatch that begins.
+        ``on_move`` is told the step and how far it is, in `PARTS` of a microbatch.
         """
         record = StepRecord(start_s=time.perf_counter())
         self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
         for index, (rows, part) in enumerate(zip(self._microbatches, self._parts, strict=True)):
-            on_move(number, index)
+            self._marks.begin(partial(_tell_part, on_move, number, index))
             # Draws depend on the rows alone, so that it does not matter who takes them.
             torch.manual_seed(draw_seed(self.seed, number, rows.start))
             value = self._loss(apply_model(self.model, part))
@@ -88,6 +91,37 @@ class ReplicaTrainer:
                 # Another replica may have used it; all exchange the same tensors.
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+
+class _Marks:
+    """How far a microbatch is: modules that ran forward, weights that have their gradient."""
+
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        modules = [
+            m for m in model.modules() if next(m.parameters(recurse=False), None) is not None
+        ]
+        self._total = max(len(modules) + len(parameters), 1)
+        self._passed = 0
+        self._tell: Callable[[int], None] = lambda part: None
+        for module in modules:
+            module.register_forward_hook(lambda *_: self._pass())
+        for parameter in parameters:
+            watched: Any = parameter
+            watched.register_post_accumulate_grad_hook(lambda _: self._pass())
+
+    def begin(self, tell: Callable[[int], None]) -> None:
+        """A microbatch begins; ``tell`` is told how much of it is done, of `PARTS`."""
+        self._passed, self._tell = 0, tell
+        tell(0)
+
+    def _pass(self) -> None:
+        self._passed += 1
+        # A module may run several times.
+        self._tell(min(PARTS * self._passed // self._total, PARTS - 1))
+
+
+def _tell_part(on_move: Callable[[int, int], None], step: int, microbatch: int, part: int) -> None:
+    on_move(step, microbatch * PARTS + part)
 
 
 def _rows_of(batch: Any, rows: Rows, num_samples: int, device: torch.device) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from hocket.base.arrays import IntArray
 from hocket.graph.graph import Graph
 from hocket.plan.problem import Problem
-from hocket.planners.placement.exact.every_placement import home_of, transfer_s
+from hocket.planners.placement.exact.transfers import home_of, transfer_s
 from hocket.planners.tables import task_table
 from hocket.simulate.evaluate import Evaluator
 from hocket.simulate.events import UNDECIDED

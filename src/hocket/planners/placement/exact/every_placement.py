@@ -3,7 +3,8 @@
 A placement is a row of a table; the bound of all rows is computed at once: the longest path with
 its transfers, and for each device the work there after the first of its ops can start and before
 the last lets the step end. What is held to the end must fit. Devices that are alike are used in
-turn. O(placements x (ops x devices + reads)), in numpy.
+turn. Rows grow unit by unit, and one that can no longer be shorter than a known step is dropped as
+it grows (`Prefixes`). O(placements x (ops x devices + reads)), in numpy.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.units import find_units
 from hocket.planners.placement.devices import runnable
+from hocket.planners.placement.exact.prefixes import Prefixes
 from hocket.planners.placement.exact.symmetry import interchangeable
+from hocket.planners.placement.exact.transfers import home_of, transfer_s
 from hocket.planners.tables import TaskTable, task_table
-
-_Column = IntArray | int
 
 
 class Placements(NamedTuple):
@@ -41,10 +42,15 @@ def alike(problem: Problem) -> list[list[int]]:
     return interchangeable(problem, task_table(problem), fixed)
 
 
-def bounded_placements(problem: Problem, max_count: int) -> Placements | None:
-    """All placements with their bounds; None where there are more than ``max_count``."""
+def bounded_placements(
+    problem: Problem, max_count: int, known_s: float = np.inf
+) -> Placements | None:
+    """All placements that may be shorter than ``known_s``, with their bounds.
+
+    None where there are more than ``max_count``.
+    """
     unit_of = find_units(problem.graph).of_op
-    rows = _rows(problem, unit_of, max_count)
+    rows = _rows(problem, unit_of, max_count, known_s)
     if rows is None:
         return None
     device_of = rows[:, unit_of]
@@ -53,42 +59,25 @@ def bounded_placements(problem: Problem, max_count: int) -> Placements | None:
     return Placements(device_of, bound_s)
 
 
-def transfer_s(tasks: TaskTable, tensor: int, src: _Column, dst: _Column) -> FloatArray:
-    """Seconds that a tensor takes from one device to another with nothing else on the way."""
-    if tasks.is_everywhere[tensor]:
-        return np.zeros(np.shape(dst))
-    delay_s: FloatArray = tasks.latency_s[src, dst] + tasks.work[tensor] * tasks.unit_s[src, dst]
-    return delay_s
-
-
-def home_of(problem: Problem, tensor: int, device_of: IntArray) -> _Column:
-    """Where a tensor first is; ``device_of`` has ops as its last axis."""
-    op = int(problem.graph.home_op[tensor])
-    column: _Column = device_of[..., op] if op >= 0 else 0
-    return column
-
-
-def _rows(problem: Problem, unit_of: IntArray, max_count: int) -> IntArray | None:
+def _rows(problem: Problem, unit_of: IntArray, max_count: int, known_s: float) -> IntArray | None:
     """The devices of units in all ways, those that are alike in the order of their first use."""
     can_run, num_devices = runnable(problem, unit_of), problem.cluster.num_devices
     twin = np.full(num_devices, -1)
     for devices in alike(problem):
         twin[devices[1:]] = devices[:-1]
-    rows = np.zeros((1, 0), dtype=np.int32)
+    prefixes = Prefixes(problem, unit_of, known_s)
+    grown = prefixes.none()
     for unit in range(can_run.shape[1]):
-        grown = []
+        parts = []
         for device in np.flatnonzero(can_run[:, unit]).tolist():
-            is_open = np.ones(len(rows), dtype=np.bool_)
+            is_open = np.ones(len(grown.rows), dtype=np.bool_)
             if twin[device] >= 0:
-                is_open = (rows == twin[device]).any(axis=1)
-            parents = rows[is_open]
-            column = np.full((len(parents), 1), device, dtype=np.int32)
-            grown.append(np.hstack([parents, column]))
-        # A unit that no device can run leaves no row, of the same width as any.
-        rows = np.concatenate([*grown, np.zeros((0, unit + 1), dtype=np.int32)])
-        if len(rows) > max_count:
+                is_open = (grown.rows == twin[device]).any(axis=1)
+            parts.append(prefixes.extended(grown, is_open, unit, device))
+        grown = prefixes.joined(parts, unit + 1)
+        if len(grown.rows) > max_count:
             return None
-    return rows
+    return grown.rows
 
 
 def _bound_s(problem: Problem, tasks: TaskTable, device_of: IntArray) -> FloatArray:

@@ -22,11 +22,12 @@ from hocket.planners.placement.devices import runnable
 from hocket.planners.placement.exact.every_order import NOISE, OrderSearch
 from hocket.planners.placement.exact.every_placement import alike, bounded_placements
 
-MAX_OPS = 20
+MAX_OPS = 28
 MAX_RUNS = 20_000
 """Runs of the engine after which planners stop to try: about two seconds."""
 _MAX_PLACEMENTS = 300_000
-"""Twelve ops on three devices of which two are alike; bounding them takes about a second."""
+"""Twelve ops on three devices of which two are alike; bounding them takes about a second. A known
+step that is nearly the shortest leaves so few of more ops on more devices."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +42,17 @@ class ExhaustiveAnswer:
     """Whether every plan was tried or ruled out."""
 
 
-def is_tiny(problem: Problem) -> bool:
-    """Whether there are few enough placements to look at each."""
+def can_be_tried(problem: Problem) -> bool:
+    """Whether a plan of the problem is a placement and an order per device, of few ops."""
     if problem.objective != "latency" or problem.contiguous:
         return False
     # The streams of one device run side by side, which an order per device does not say.
-    if not 0 < problem.graph.num_ops <= MAX_OPS or problem.graph.op_stream.any():
+    return 0 < problem.graph.num_ops <= MAX_OPS and not problem.graph.op_stream.any()
+
+
+def is_tiny(problem: Problem) -> bool:
+    """Whether there are few enough placements to look at each."""
+    if not can_be_tried(problem):
         return False
     units = find_units(problem.graph)
     num_able = runnable(problem, units.of_op).sum(axis=0).astype(float)
@@ -58,7 +64,7 @@ def try_all(
     problem: Problem, plan: Plan, max_runs: int, known_s: float = np.inf
 ) -> ExhaustiveAnswer:
     """The plan with the shortest step below ``known_s``, within ``max_runs`` runs of the engine."""
-    placements = bounded_placements(problem, _MAX_PLACEMENTS)
+    placements = bounded_placements(problem, _MAX_PLACEMENTS, known_s * (1 - NOISE))
     if placements is None:
         return ExhaustiveAnswer(None, 0.0, is_complete=False)
     search = OrderSearch(problem, max_runs, known_s)

@@ -64,11 +64,13 @@ class _Pool:
             *([unit] for unit in range(units.num_units)),
             *(cluster(near, start, random) for start in starts),
         ]
-        ops = [units.ops_of_all(np.array(chosen))[0] for chosen in members]
-        self.ops: LongArray = np.concatenate(ops)
-        self.size = np.array([len(part) for part in ops])
+        flat = np.array([unit for chosen in members for unit in chosen])
+        first = pointers([len(chosen) for chosen in members])[:-1]
+        self.ops, position = units.ops_of_all(flat)
+        num_ops = np.bincount(position, minlength=len(flat))
+        self.size: LongArray = np.add.reduceat(num_ops, first)
         self.first = np.cumsum(self.size) - self.size
-        can_go = np.array([units.can_run[:, chosen].all(axis=1) for chosen in members])
+        can_go = np.logical_and.reduceat(units.can_run[:, flat], first, axis=1).T
         self.target = np.argwhere(can_go)
         """Pairs of a set and a device; those of single units come first."""
 
