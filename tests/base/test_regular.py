@@ -9,11 +9,12 @@ import pytest
 
 from hocket.base.errors import HocketError, InputFileError
 from hocket.base.jsonfile import read_json
-from hocket.base.regular import open_regular, read_regular
+from hocket.base.regular import is_file, open_regular, read_regular
 from hocket.hardware.files import read_machine
 from hocket.hardware.nccl_xml import read_nccl_machine
 from hocket.transformer.files import MAX_LAYERS, find_model
 from hocket.validation.tables import COLUMNS, MAX_ROWS, read_records
+from tests.cli.terminal import hocket
 
 READERS: dict[str, Callable[..., object]] = {
     "json": read_json,
@@ -29,7 +30,7 @@ READERS: dict[str, Callable[..., object]] = {
 def test_a_pipe_that_nobody_writes_to_is_refused_at_once(name, tmp_path) -> None:
     path = tmp_path / name
     os.mkfifo(path)
-    with pytest.raises(InputFileError):
+    with pytest.raises(InputFileError, match="pipe"):
         READERS[name](path)
 
 
@@ -38,6 +39,14 @@ def test_a_path_that_cannot_be_one_is_refused(name, tmp_path) -> None:
     for path in (tmp_path, tmp_path / ("n" * 300 + name), tmp_path / os.fsdecode(b"\xff.toml")):
         with pytest.raises(HocketError):
             READERS[name](path)
+
+
+def test_what_cannot_be_a_path_is_no_file_and_no_model(tmp_path) -> None:
+    for text in ("n" * 300, "n" * 300 + ".py:net", "zero\0", os.fsdecode(b"\xff")):
+        assert not is_file(text)
+    assert not is_file(tmp_path)
+    said = hocket("plan", "n" * 300, "--on", "2xt4", cwd=tmp_path, expect=2).stderr
+    assert "hint:" in said
 
 
 def test_devices_are_no_files_and_sizes_are_bounded(tmp_path) -> None:

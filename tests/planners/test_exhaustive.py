@@ -92,7 +92,8 @@ def test_a_known_step_leaves_few_placements_of_many():
     assert len(bounded_placements(problem, 1_000, known_s).bound_s) < 100
     answer = try_all(problem, Plan(), 20_000, known_s)
     assert answer.is_complete
-    assert lower_bound(problem).seconds <= answer.bound_s <= known_s
+    assert lower_bound(problem).seconds <= _step_s(problem, answer.plan) < known_s
+    assert answer.bound_s == pytest.approx(_step_s(problem, answer.plan), rel=1e-8)
 
 
 @pytest.mark.parametrize("op", [0, 2, 4])

@@ -11,6 +11,14 @@ from typing import IO
 from hocket.base.errors import InputFileError
 
 
+def is_file(path: str | Path) -> bool:
+    """Whether there is such a file; False for what cannot be a path."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # too long for a path, or a null character
+        return False
+
+
 def open_regular(path: str | Path) -> IO[bytes]:
     """The file, for reading; raises `OSError` for folders, pipes, sockets and devices.
 

@@ -122,11 +122,12 @@ def cost_options(command: F) -> F:
 def is_graph_file(text: str) -> bool:
     """Whether a name means a graph file rather than a model."""
     from hocket.api.models import is_config_file
+    from hocket.base.regular import is_file
 
     path = Path(text)
     if is_config_file(path):
         return False
-    if path.is_file() and ":" not in path.name:
+    if is_file(path) and ":" not in path.name:
         return not path.name.endswith(".py")
     return text.endswith((".json", ".json.gz", ".txt", ".txt.gz"))
 
@@ -155,12 +156,13 @@ def refuse_wrong_file(text: str) -> None:
     """Tell of a file that is not there, or of a function that is not named, before the seconds
     that importing PyTorch takes."""
     from hocket.base.errors import UsageError
+    from hocket.base.regular import is_file
 
     file = text if text.endswith(".py") else text.rpartition(":")[0]
     if not file.endswith(".py"):
         return
     path = Path(file)
-    if not path.is_file():
+    if not is_file(path):
         raise UsageError(
             f"there is no file {file!r}", hint="write path/file.py:function, and check the path"
         )

@@ -65,6 +65,12 @@ def read_cluster(path: str | Path) -> Cluster:
     return read_machine(path).cluster
 
 
+def _what_stands_there(path: Path) -> str:
+    if path.is_dir():
+        return "is a folder"
+    return "is a pipe, a socket or a device, not a file" if path.exists() else "no such file"
+
+
 def read_machine(path: str | Path) -> Machine:
     """As `read_cluster`, together with the network of the machine."""
     path = Path(path)
@@ -72,7 +78,7 @@ def read_machine(path: str | Path) -> Machine:
     try:
         if not path.is_file():
             raise InputFileError(
-                "is a folder" if path.is_dir() else "no such file",
+                _what_stands_there(path),
                 where=where,
                 hint="give the path of a TOML file, or a preset name such as 'dgx1-v100'",
             )

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 from hocket.base.errors import UsageError, did_you_mean
+from hocket.base.regular import is_file
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 from hocket.hardware.files import (
     DEFAULT_HOST,
@@ -44,10 +44,10 @@ def cluster_from_text(text: str) -> Cluster:
     """
     text = text.strip()
     whole, colon, chosen = text.partition(":")
-    if colon and not _is_file(text):
+    if colon and not is_file(text):
         return _chosen(cluster_from_text(whole), chosen, text)
     is_path = is_machine_file(text) and "+" not in text
-    if _is_file(text) or (is_path and not _TERM.match(text)[1]):  # type: ignore[index]
+    if is_file(text) or (is_path and not _TERM.match(text)[1]):  # type: ignore[index]
         return read_any_machine(text).cluster
     machines: list[Machine] = []
     kinds: list[str] = []
@@ -95,7 +95,7 @@ def joining_note(text: str) -> str | None:
     Kinds are joined by PCIe; whoever has the machine that is usual for a kind should name it.
     """
     try:
-        terms = [] if _is_file(text.strip()) else list(_terms(text.strip()))
+        terms = [] if is_file(text.strip()) else list(_terms(text.strip()))
     except UsageError:  # said in full where the cluster is made
         return None
     notes = []
@@ -125,13 +125,6 @@ def _faster_machines(kind: str) -> tuple[str, ...]:
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):  # too long for a path, or a null character
-        return False
 
 
 def _terms(text: str) -> Iterator[tuple[int, str]]:

@@ -37,6 +37,7 @@ from hocket.planners.placement.local_search import local_search, num_evaluations
 from hocket.planners.placement.structural import by_structure
 from hocket.planners.registry import (
     BASE,
+    BY_POSITION,
     CUTS,
     FINE,
     FURTHER,
@@ -55,9 +56,10 @@ _ORDER_WORK = 4_000_000
 """Ops that are simulated to try orders, about."""
 _RUNS_PER_PLACEMENT = 12
 """Simulations that it takes to try all orders of a placement, about."""
-_SLOW_OPS = 64
+_SMALL_OPS = 64
 """Up to so many ops planners that search propose too, which takes about a second; on larger graphs
-they take longer and their plans twice as long as others."""
+they take longer and their plans twice as long as others. Local searches then get far from where
+they start, and start from placements that do not depend on the order of ops in the file."""
 _SEARCH_WORK = 5_000_000
 """Ops that are simulated in whole local searches, about: two of them, or more on small graphs."""
 _MOST_REPAIRED = 2
@@ -89,7 +91,7 @@ def effort_for(problem: Problem) -> Effort:
     ordered = max(1, _ORDER_WORK // (_RUNS_PER_PLACEMENT * max(num_ops, 1)))
     names: tuple[str, ...]
     if num_ops <= 5_000:
-        slow = SLOW if num_ops <= _SLOW_OPS else ()
+        slow = SLOW if num_ops <= _SMALL_OPS else ()
         names = (*LATENCY_PORTFOLIO, *FURTHER, *CUTS, *slow, LAST_RESORT)
         whole = _SEARCH_WORK // max(num_ops * num_evaluations(max(num_ops, 1)), 1)
         rounds = ((8, 1 / 16), (4, 1 / 8), (min(whole, _MOST_SEARCHES), 1.0), (1, 1.0))
@@ -153,15 +155,27 @@ def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> lis
 def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> list[Candidate]:
     """Plans from rounds of local search, each from the best plans that are there by then."""
     searched: list[Candidate] = []
-    shortest_s = lower_bound(problem).seconds
+    shortest_s = lower_bound(problem).seconds * (1 + _EXACT)
+    possible = _starts(problem, fitting, effort)
     for num_starts, share in effort.searches:
-        ranked = sorted([*fitting, *searched], key=_rank(problem))
-        if ranked and (ranked[0].step_s or np.inf) <= shortest_s * (1 + _EXACT):
+        if min((c.step_s for c in (*fitting, *searched) if c.step_s), default=np.inf) <= shortest_s:
             break
+        ranked = sorted([*possible, *searched], key=_rank(problem))
         starts = _of_each(_of_each(ranked, _origin), _placement)[:num_starts]
         search = by_structure(partial(local_search, share=share))
         searched += [_improved(problem, start, search, "local-search") for start in starts]
     return searched
+
+
+def _starts(problem: Problem, fitting: list[Candidate], effort: Effort) -> list[Candidate]:
+    """Plans that searches may start from; of small graphs the same in whatever order ops stand."""
+    if problem.graph.num_ops > _SMALL_OPS:
+        return fitting
+    names = [name for name in BY_POSITION if name in effort.names and name not in SLOW]
+    again = [propose(problem, name, by_structure(BASE[name])) for name in names]
+    again = [candidate for candidate in again if candidate.feasible]
+    known = [candidate for candidate in fitting if _origin(candidate) not in BY_POSITION]
+    return [*known, *again, *(_ordered(problem, candidate) for candidate in again)]
 
 
 def _tried_all(problem: Problem, known: list[Candidate]) -> tuple[list[Candidate], bool]:

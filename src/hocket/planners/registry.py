@@ -96,6 +96,11 @@ SLOW = ("throughput",)
 """What it also tries where graphs are so small that planners which search take few seconds. It does
 not ask ``optimal``, which needs a solver that not all have: of tiny graphs it tries all plans."""
 
+BY_POSITION = (
+    "layer-blocks", "device-map-auto", "m-topo", "dpl", "pipedream", "throughput",
+)  # fmt: skip
+"""Planners for which it matters where ops stand in the file."""
+
 MENDED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
 """Planners whose placements are mended where they lack memory; what baselines and experts lack is
 shown as it is."""

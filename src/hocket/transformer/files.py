@@ -15,6 +15,7 @@ from typing import Any, cast
 from hocket.base import fields
 from hocket.base.errors import InputFileError, UsageError, did_you_mean
 from hocket.base.jsonfile import looks_like_json, parse_json, read_bounded
+from hocket.base.regular import is_file
 from hocket.base.toml import parse_toml
 from hocket.transformer.hf import from_hf_config
 from hocket.transformer.hf_cache import PREFIX, cached_config
@@ -192,11 +193,3 @@ def is_config_file(path: Path) -> bool:
     except OSError:
         return False
     return b'"model_type"' in head and b'"schema"' not in head
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; False for what cannot be a path."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # too long for a path, or a null character
-        return False

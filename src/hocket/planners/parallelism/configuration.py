@@ -14,12 +14,13 @@ from typing import Any
 from hocket.base import fields
 from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import read_bounded
+from hocket.base.regular import is_file
 from hocket.base.toml import parse_toml
 from hocket.cost.parallel.options import with_options
 from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software
 from hocket.transformer import Division, Transformer
 from hocket.transformer.division_data import division_from_data
-from hocket.transformer.files import find_model, is_file, model_from_dict
+from hocket.transformer.files import find_model, model_from_dict
 from hocket.transformer.rules import broken_rules
 
 MAX_FILE_BYTES = 1_000_000

@@ -44,7 +44,7 @@ class Prefixes:
         self._head_s, self._tail_s = self._least_paths()
         num_units = int(unit_of.max(initial=-1)) + 1
         work_s = np.bincount(unit_of, self._fastest_s, minlength=num_units)
-        self._left_s = work_s.sum() - np.cumsum(work_s)
+        self._left_s = np.append(np.cumsum(work_s[::-1])[::-1][1:], 0.0)
         """Per unit: the work of those that come after it."""
 
     def none(self) -> Grown:
