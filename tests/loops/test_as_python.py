@@ -303,3 +303,26 @@ def test_a_call_after_an_interrupted_one_waits_for_its_own_workers(monkeypatch):
     assert released.is_set()
     workers.together(lambda worker: lambda: (time.sleep(0.1), done.append(worker)))
     assert sorted(done) == [0, 1]
+
+
+def greatest_on_the_left(a):
+    best = -1.0
+    for i in range(len(a)):
+        if best < a[i]:
+            best = a[i]
+    return best
+
+
+def least_on_the_left(a):
+    best = 100.0
+    for i in range(len(a)):
+        if best >= a[i]:
+            best = a[i]
+    return best
+
+
+@pytest.mark.parametrize("function", [greatest_on_the_left, least_on_the_left])
+def test_an_extreme_may_stand_on_either_side(function):
+    looked, count = check_sound(function, (data(),), workers=(2, 3))
+    assert count
+    assert looked.kind == "independent"

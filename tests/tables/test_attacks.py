@@ -141,6 +141,16 @@ def test_tables_that_were_closed_say_so():
                 use()
 
 
+def test_a_client_that_finds_no_shard_leaves_no_thread_behind():
+    _, (port,) = inside_ports(1, 1)
+    with (
+        pytest.raises(RunError, match="shard 0 has said nothing"),
+        Node(ONE, 0, port, timeout_s=0.1),
+    ):
+        pass
+    assert "tables 0" not in [thread.name for thread in threading.enumerate()]
+
+
 @pytest.mark.parametrize(
     ("client", "workers", "timeout_s"), [(1, 1, 60), (-1, 1, 60), (0, 0, 60), (0, 1, math.nan)]
 )

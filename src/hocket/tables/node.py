@@ -37,7 +37,6 @@ from hocket.tables.spec import Layout
 from hocket.tables.transports.port import Port
 from hocket.tables.worker import Worker
 
-_IDLE_S = 0.005
 _PING_S = 0.25
 _ALIVE_S = 1.0
 """How often a client that has nothing to say shows that it lives."""
@@ -143,7 +142,7 @@ class Node:
         try:
             while not self._closing:
                 if not self._turn():
-                    self.port.wait(_IDLE_S)
+                    self.port.wait(self.layout.idle_s)
         except BaseException as error:
             # A worker that waits must learn of it; it raises this in its own thread.
             self._trouble = error

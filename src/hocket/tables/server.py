@@ -58,7 +58,6 @@ from hocket.tables.route import Route
 from hocket.tables.spec import Layout, TableSpec
 from hocket.tables.transports.port import Port
 
-_IDLE_S = 0.005
 _MAX_ROWS = 32_768
 """Of one message that nobody measures."""
 _MAX_LOG_BYTES = 256 * 2**20
@@ -120,7 +119,7 @@ class ShardServer:
     def run(self, stop: threading.Event) -> None:
         """Serve until told to stop."""
         while not stop.is_set():
-            self.turn(_IDLE_S)
+            self.turn(self.layout.idle_s)
 
     def turn(self, timeout_s: float) -> None:
         """Take what has arrived, send what is ready; wait if there was nothing."""

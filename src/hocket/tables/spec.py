@@ -127,6 +127,11 @@ class Layout:
         if self.num_shards < 1 or self.num_clients < 1 or not names:
             raise UsageError("tables need at least one table, one shard and one client")
 
+    @property
+    def idle_s(self) -> float:
+        """How long one may sleep whom nobody wakes; only a budget fills while nothing happens."""
+        return 0.005 if any(table.mode == "managed" for table in self.tables) else 0.05
+
     def digest(self, shard: int) -> int:
         """A number that tells these tables, and which shard of them, from all others."""
         tables = [
