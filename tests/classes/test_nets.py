@@ -1,18 +1,24 @@
 """Nets of other kinds are cut the same way: residual sums, transformers on images and on text."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from classes.text_nets import Recurrent
 from torch import nn
 from torch.nn import functional
 
 from hocket.base.errors import UsageError
+from hocket.classes.artefact import read_folder
 from hocket.classes.cut import PartCut, best_units, build_part
 from hocket.classes.data import splits_from
 from hocket.classes.exported import as_onnx
 from hocket.classes.scores import class_scores
 from hocket.classes.session import infer, open_session
-from hocket.classes.settings import NetTraining
+from hocket.classes.settings import NetTraining, SplitRequest
+from hocket.classes.sources import load_data
+from hocket.classes.split import split
 from hocket.classes.stepping import MomentumDescent
 from hocket.classes.structure import multiplications, structure_of
 from hocket.classes.training import (
@@ -186,6 +192,53 @@ def test_channels_of_attention_are_cut_in_all_heads_at_once():
     attention = [each for each in structure.parts if "attention.query" in each.root]
     assert [each.heads for each in attention] == [4, 4]
     assert attention[0].channels_of(3, 16) == [3, 19, 35, 51]
+
+
+@pytest.mark.parametrize("name", ["recurrent", "transformer"])
+def test_a_text_classifier_is_split_as_any_other(name, tmp_path):
+    spec = str(Path(__file__).parent / "text_nets.py")
+    recipe = NetTraining(steps=60, batch=64, optimizer="adamw", learning_rate=0.01)
+    request = SplitRequest(
+        net=f"{spec}:{name}", data=f"{spec}:texts", parts=2, work=0.4, train_steps=60, rounds=0,
+        accuracy_loss=10, retraining=recipe,
+    )  # fmt: skip
+    threads = torch.get_num_threads()
+    done = split(request, tmp_path, tell=lambda *far: None)
+    torch.set_num_threads(threads)
+    assert done.validation.test_whole > 0.8
+    assert done.validation.test_parts > done.validation.test_whole - 0.1
+    folder = read_folder(tmp_path)
+    assert folder.table.input_dtype == "int64"
+    assert max(part.macs for part in folder.table.parts) <= 0.4 * folder.table.whole.macs
+    # What would be served says what was validated.
+    test = load_data(request.data, 0).test
+    sessions = [open_session(model) for model in folder.models]
+    said = [
+        folder.table.combiner().scores([infer(each, text[None])[0] for each in sessions]).argmax()
+        for text in test.inputs.numpy()
+    ]
+    assert np.mean(np.array(said) == test.labels.numpy()) == done.validation.test_parts
+
+
+def test_units_of_an_lstm_that_nobody_reads_can_go():
+    torch.manual_seed(0)
+    net, given = Recurrent().eval(), torch.randint(60, (4, 12))
+    structure = structure_of(net, given[:1], 6)
+    units = next(each.units for each in structure.model.streams if each.name == "rnn")
+    with torch.no_grad():
+        net.head.weight[:, ::2] = 0
+        net.rnn.weight_hh_l0[:, ::2] = 0
+        net.rnn.weight_ih_l0[:, 1::2] = 0
+    kept = {"rnn": tuple(range(1, units, 2)), "embed": tuple(range(0, 32, 2))}
+    chosen = tuple(kept[each.name] for each in structure.model.streams)
+    part = build_part(net, structure, given[:1], PartCut(CLASSES, chosen))
+    assert part.rnn.hidden_size == 16
+    assert part.rnn.input_size == 16
+    whole = net(given).detach()[:, list(CLASSES)]
+    assert part(given).detach()[:, 1:] == pytest.approx(whole, abs=1e-5)
+    net.rnn = nn.GRU(32, 32, batch_first=True)
+    with pytest.raises(UsageError, match=r"rnn .* cannot be cut"):
+        structure_of(net, given[:1], 6)
 
 
 def test_nothing_cut_and_nothing_learnt_says_what_the_whole_net_says():

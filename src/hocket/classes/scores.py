@@ -112,10 +112,11 @@ def _recording(
     features: list[torch.Tensor] = [torch.empty(0)]
 
     def watch(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        def hook(module: nn.Module, inputs: Any, given: Any) -> None:
+            output = given[0] if isinstance(given, tuple) else given
             # What a rectifier would stop counts for nothing, and most layers stand before one.
             value = output.clamp(min=0) + 0.1 * output.clamp(max=0).abs()
-            last = isinstance(module, (nn.Linear, nn.Embedding))
+            last = isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM))
             dims = tuple(range(1, value.ndim - 1)) if last else tuple(range(2, value.ndim))
             outputs[name] = value.mean(dims) if dims else value
 
@@ -153,7 +154,8 @@ def _reading_weights(net: nn.Module, parts: StreamParts, width: int) -> FloatArr
     """Root of the summed squares of the weights that read each channel."""
     squares = np.zeros(width)
     for reader in parts.readers:
-        weight = net.get_submodule(reader.name).weight
+        module = net.get_submodule(reader.name)
+        weight = module.weight_ih_l0 if isinstance(module, nn.LSTM) else module.weight
         assert isinstance(weight, torch.Tensor)
         weight = weight.detach()
         if weight.shape[1] == 1 and len(reader.inputs) > 1:

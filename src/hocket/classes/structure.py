@@ -17,9 +17,10 @@ from torch import nn
 
 from hocket.base.errors import UsageError
 from hocket.classes.blocks import residual_blocks
+from hocket.classes.recurrent import UnitsOfLSTM, check_recurrent
 from hocket.classes.widths import ChannelStream, WidthLayer, WidthModel
 
-_MULTIPLYING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+_MULTIPLYING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.LSTM)
 _PRODUCING = (*_MULTIPLYING, nn.Embedding)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -80,6 +81,7 @@ def find_head(net: nn.Module, num_classes: int) -> str:
 def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Structure:
     """The streams of a net that takes ``example`` (a batch of one)."""
     head = find_head(net, num_classes)
+    check_recurrent(net)
     net = net.eval()
     names = {module: name for name, module in net.named_modules()}
     graph = dependency_graph(net, example)
@@ -109,7 +111,9 @@ def dependency_graph(net: nn.Module, example: torch.Tensor) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch_pruning.DependencyGraph().build_dependency(net, example)
+            return torch_pruning.DependencyGraph().build_dependency(
+                net, example, customized_pruners={nn.LSTM: UnitsOfLSTM()}
+            )
     except Exception as error:
         raise UsageError(
             f"the structure of the net cannot be followed: {type(error).__name__}: {error}",
@@ -118,7 +122,7 @@ def dependency_graph(net: nn.Module, example: torch.Tensor) -> Any:
 
 
 def _width(module: nn.Module) -> int:
-    for attribute in ("out_channels", "out_features", "embedding_dim"):
+    for attribute in ("out_channels", "out_features", "embedding_dim", "hidden_size"):
         if hasattr(module, attribute):
             return int(getattr(module, attribute))
     raise AssertionError(f"{type(module).__name__} has no width")
@@ -173,13 +177,26 @@ def _layers(
     found = []
     for name, macs in multiplications(net, example).items():
         module = net.get_submodule(name)
-        is_grouped = getattr(module, "groups", 1) > 1
-        width = module.in_features if isinstance(module, nn.Linear) else module.in_channels
+        stream = out_of.get(name, -1)
+        width = _inputs(module)
+        if isinstance(module, nn.LSTM):
+            # Its units are read twice over: by the next layer and by itself.
+            own = macs * module.hidden_size / (width + module.hidden_size)
+            macs -= own
+            itself = ((stream, 1.0),) if stream >= 0 else ()
+            found.append(WidthLayer(f"{name}.state", own, stream, itself))
         # A depthwise layer has one stream on both sides: its work grows with one width only.
-        reads = [] if is_grouped else into.get(name, [])
-        shares = tuple((stream, count / int(width)) for stream, count in reads)  # type: ignore[arg-type]
-        found.append(WidthLayer(name, macs, out_of.get(name, -1), shares))
+        reads = [] if getattr(module, "groups", 1) > 1 else into.get(name, [])
+        shares = tuple((each, count / width) for each, count in reads)
+        found.append(WidthLayer(name, macs, stream, shares))
     return tuple(found)
+
+
+def _inputs(module: nn.Module) -> int:
+    for attribute in ("in_channels", "in_features", "input_size"):
+        if hasattr(module, attribute):
+            return int(getattr(module, attribute))
+    raise AssertionError(f"{type(module).__name__} has no inputs")
 
 
 def multiplications(net: nn.Module, example: torch.Tensor) -> dict[str, float]:
@@ -187,9 +204,10 @@ def multiplications(net: nn.Module, example: torch.Tensor) -> dict[str, float]:
     found: dict[str, float] = {}
 
     def count(name: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-            weights = module.weight.numel()  # type: ignore[operator]
-            positions = output.numel() / output.shape[0] / _width(module)
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            weights = sum(each.numel() for each in module.parameters() if each.ndim > 1)
+            positions = first.numel() / len(example) / _width(module)
             found[name] = found.get(name, 0.0) + weights * positions
 
         return hook
