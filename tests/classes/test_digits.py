@@ -19,13 +19,14 @@ import torch
 from classes.digits_data import images
 
 import hocket.cli
-from hocket.base.errors import RunError
+from hocket.base.errors import RunError, UsageError
 from hocket.classes.artefact import read_folder
 from hocket.classes.fit import WholeTimes, group_work
 from hocket.classes.grouping import chosen_groups
 from hocket.classes.material import prepared
 from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.classes.serving.on_device import DeviceFrontEnd
 from hocket.classes.session import infer, open_session
 from hocket.classes.settings import AUTO, SplitRequest
 from hocket.classes.sources import load_data
@@ -95,6 +96,20 @@ def test_both_files_of_a_part_say_the_same(path):
         exported = torch.export.load(io.BytesIO((path / part.exported).read_bytes())).module()
         onnx = infer(open_session(path / part.onnx), example.numpy())
         assert exported(example).detach().numpy() == pytest.approx(onnx, abs=1e-4)
+
+
+def test_parts_on_one_device_answer_as_validated(path, validation):
+    test = load_data(f"{DATA}:images", 0).test
+    with DeviceFrontEnd(read_folder(path), "cpu") as front_end:
+        labels = [front_end.predict(each.numpy()).label for each in test.inputs]
+        assert front_end.metrics().answers.count == len(labels)
+        with pytest.raises(UsageError, match="has the shape"):
+            front_end.predict(np.zeros((2, 8, 8), np.float32))
+    assert np.mean(labels == test.labels.numpy()) == pytest.approx(
+        validation["test_parts"], abs=0.01
+    )
+    with pytest.raises(UsageError, match="cannot use the device 'nowhere'"):
+        DeviceFrontEnd(read_folder(path), "nowhere")
 
 
 def test_the_report_is_one_page_without_scripts(path):

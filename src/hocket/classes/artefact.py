@@ -66,6 +66,11 @@ def read_folder(path: Path) -> Folder:
     return Folder(path, table, validation, models)
 
 
+def read_exported(folder: Folder) -> tuple[bytes, ...]:
+    """The torch.export archive of each part, checked."""
+    return tuple(_checked(folder.path, part.exported, folder.table) for part in folder.table.parts)
+
+
 def _checked(path: Path, name: str, table: PartTable) -> bytes:
     content = read_regular(path / name, _MAX_PART_BYTES)
     if table.hashes.get(name) != _digest(content):

@@ -150,7 +150,7 @@ def mixed_precision(device: torch.device) -> torch.autocast:
 class _CapturedWork:
     """Work on fixed memory as a CUDA graph, on a stream of its own."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], object]) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -176,7 +176,7 @@ class _CapturedWork:
 class _Written:
     """Work as it is written."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
 
     def start(self) -> None:
@@ -186,7 +186,7 @@ class _Written:
         pass
 
 
-def carried(work: Callable[[], None], device: torch.device) -> _CapturedWork | _Written:
+def carried(work: Callable[[], object], device: torch.device) -> _CapturedWork | _Written:
     """Work that is done many times, recorded where the device and the work allow it."""
     if device.type != "cuda" or not RECORDS:
         return _Written(work)

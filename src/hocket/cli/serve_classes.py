@@ -22,6 +22,8 @@ from hocket.cli.output import emit, json_option, say
               help="How long an idle worker keeps its core awake, such as 2ms.")  # fmt: skip
 @click.option("--quorum", type=click.IntRange(1), default=None,
               help="Answers per class that are waited for.")  # fmt: skip
+@click.option("--device", default=None,
+              help="All parts on one device, such as cuda, a stream each.")  # fmt: skip
 @click.option("--predict", "only_predict", is_flag=True,
               help="Say how long an answer will take on this machine, and end.")  # fmt: skip
 @json_option
@@ -33,6 +35,7 @@ def command(
     deadline: str,
     spin: str,
     quorum: int | None,
+    device: str | None,
     only_predict: bool,
     as_json: bool,
 ) -> None:
@@ -49,16 +52,23 @@ def command(
         deadline_s, spin_s = parse_seconds(deadline), parse_seconds(spin)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if device is not None:
+        require("torch", "hocket serve-classes --device")
+        if only_predict:
+            raise UsageError("--predict is for worker processes", hint="leave out --device")
     opened = read_folder(folder)
-    outlook = rehearsed(opened)
-    say(
-        f"an answer will take about {format_seconds(outlook.answer_s)} on {outlook.cores} cores: "
-        f"{format_seconds(max(outlook.part_s))} for the slowest part, "
-        f"{format_seconds(outlook.overhead_s)} to reach {len(outlook.part_s)} workers"
-    )
+    prediction = None
+    if device is None:
+        outlook = rehearsed(opened)
+        prediction = outlook.to_data()
+        say(
+            f"an answer will take about {format_seconds(outlook.answer_s)} on {outlook.cores} "
+            f"cores: {format_seconds(max(outlook.part_s))} for the slowest part, "
+            f"{format_seconds(outlook.overhead_s)} to reach {len(outlook.part_s)} workers"
+        )
     if only_predict:
         if as_json:
-            emit(outlook.to_data())
+            emit(prediction or {})
         return
     from hocket.api.serving import ServeOptions, serve, token_in
 
@@ -67,9 +77,9 @@ def command(
 
     def tell(url: str) -> None:
         if as_json:
-            emit({"url": url, "token": token, "prediction": outlook.to_data()})
+            emit({"url": url, "token": token, "prediction": prediction})
         else:
             click.echo(url)
             say(f"token: {token_file or token}; POST {url}/v1/predict; Ctrl-C ends it")
 
-    serve(opened, options, host=host, port=port, token=token, on_ready=tell)
+    serve(opened, options, host=host, port=port, token=token, on_ready=tell, device=device)

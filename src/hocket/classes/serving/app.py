@@ -21,7 +21,7 @@ from hocket import __version__
 from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import parse_json
 from hocket.classes.serving.door import Door
-from hocket.classes.serving.front_end import Answer, FrontEnd
+from hocket.classes.serving.front_end import Answer, Answering
 from hocket.service.rest.problems import RefusedError, answers, handle_errors
 
 MAX_WAITING = 64
@@ -68,13 +68,13 @@ class PartsHealth(BaseModel):
     alive: int
 
 
-def max_body_bytes(front_end: FrontEnd) -> int:
+def max_body_bytes(front_end: Answering) -> int:
     """What one input may take as JSON or raw."""
     numbers = int(np.prod(front_end.table.input_shape))
     return max(_LEAST_BODY_BYTES, _JSON_BYTES_PER_NUMBER * numbers)
 
 
-def make_app(front_end: FrontEnd, token: str, hosts: tuple[str, ...] = ()) -> FastAPI:
+def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> FastAPI:
     """The service of workers that were started."""
     line = ThreadPoolExecutor(1, "hocket-predict")
 
@@ -149,7 +149,7 @@ def _body_schema() -> dict[str, Any]:
     }
 
 
-def _inputs(body: bytes, request: Request, front_end: FrontEnd) -> np.ndarray[Any, Any]:
+def _inputs(body: bytes, request: Request, front_end: Answering) -> np.ndarray[Any, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     table = front_end.table
     if kind == _RAW:

@@ -12,16 +12,17 @@ import os
 import select
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.base.errors import RunError, UsageError
+from hocket.base.errors import RunError
 from hocket.base.units import format_seconds
 from hocket.classes.artefact import Folder
-from hocket.classes.combine import probabilities
+from hocket.classes.combine import Combiner, probabilities
 from hocket.classes.outlook import places_on
 from hocket.classes.serving.link import WorkerLink, WorkerSpec
 from hocket.classes.serving.metrics import Metrics, metrics_of
@@ -67,12 +68,53 @@ class Answer:
         return probabilities(self.scores)
 
 
+class Answering(Protocol):
+    """What answers requests: workers, or parts on a device."""
+
+    @property
+    def table(self) -> PartTable:
+        """What is served."""
+        ...
+
+    @property
+    def num_alive(self) -> int:
+        """Parts that can be asked."""
+        ...
+
+    def checked(self, inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """An input as the parts take it; raises `UsageError` for anything else."""
+        ...
+
+    def predict(self, inputs: np.ndarray[Any, Any], deadline_s: float | None = None) -> Answer:
+        """The answer to one input."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """Times and losses so far."""
+        ...
+
+
+def answer_from(
+    combiner: Combiner, answers: Sequence[FloatArray | None], senseless: int, start_ns: int
+) -> Answer:
+    """One answer of what the parts said to a request that came at ``start_ns``."""
+    scores = combiner.scores(answers)
+    return Answer(
+        scores,
+        int(scores.argmax()) if np.isfinite(scores).any() else -1,
+        tuple(np.flatnonzero(~np.isfinite(scores)).tolist()),
+        sum(answer is not None for answer in answers),
+        senseless,
+        (time.perf_counter_ns() - start_ns) * 1e-9,
+    )
+
+
 class FrontEnd:
     """Workers for all parts of a folder; use it as a context."""
 
     def __init__(self, folder: Folder, options: ServeOptions | None = None) -> None:
         self.options = options or ServeOptions()
-        self.table = folder.table
+        self._table = folder.table
         self._combiner = folder.table.combiner()
         self._layout = InputLayout(folder.table.input_shape, folder.table.input_dtype)
         self._held = folder.table.held
@@ -187,21 +229,7 @@ class FrontEnd:
 
     def checked(self, inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """An input as the parts take it; raises `UsageError` for anything else."""
-        given = np.asarray(inputs)
-        shape = self._layout.shape
-        if given.shape not in (shape, (1, *shape)):
-            raise UsageError(f"the input has the shape {given.shape}", hint=f"expected {shape}")
-        if given.dtype.kind not in "fiub":
-            raise UsageError(f"the input has the type {given.dtype}", hint="expected numbers")
-        if given.dtype.kind == "f" and not np.isfinite(given).all():
-            raise UsageError("the input holds NaN or infinity", hint="send finite numbers")
-        if self._layout.dtype == "int64" and given.dtype.kind == "f":
-            raise UsageError("the input holds fractions", hint="expected whole numbers (tokens)")
-        with np.errstate(over="ignore"):
-            cast = given.reshape(1, *shape).astype(self._layout.dtype)
-        if cast.dtype.kind == "f" and not np.isfinite(cast).all():
-            raise UsageError("the input holds numbers beyond float32", hint="scale it")
-        return cast
+        return self._layout.checked(inputs)
 
     def _answer(self, inputs: np.ndarray[Any, Any], limit_s: float) -> Answer:
         start_ns = time.perf_counter_ns()
@@ -228,21 +256,13 @@ class FrontEnd:
                 link.counts.round_trip_ns.append(time.perf_counter_ns() - start_ns)
             asked = {index for index in asked - senseless if self._links[index].is_alive}
         set_finished(self._memory, number)
-        scores = self._combiner.scores(answers)
-        took_ns = time.perf_counter_ns() - start_ns
-        self._times_ns = [*self._times_ns[-4095:], took_ns]
-        return Answer(
-            scores,
-            int(scores.argmax()) if np.isfinite(scores).any() else -1,
-            tuple(np.flatnonzero(~np.isfinite(scores)).tolist()),
-            sum(answer is not None for answer in answers),
-            len(senseless),
-            took_ns * 1e-9,
-        )
+        answer = answer_from(self._combiner, answers, len(senseless), start_ns)
+        self._times_ns = [*self._times_ns[-4095:], round(answer.took_s * 1e9)]
+        return answer
 
     def _is_enough(self, answers: list[FloatArray | None], asked: set[int]) -> bool:
         """Whether every group has its copies, or as many as can still come."""
-        has, may = [0] * len(self.table.groups), [0] * len(self.table.groups)
+        has, may = [0] * len(self._table.groups), [0] * len(self._table.groups)
         for index, groups in enumerate(self._held):
             came = answers[index] is not None
             for group in groups:
@@ -265,6 +285,11 @@ class FrontEnd:
         return found
 
     # ── what is known ──
+
+    @property
+    def table(self) -> PartTable:
+        """What is served."""
+        return self._table
 
     @property
     def process_ids(self) -> list[int]:

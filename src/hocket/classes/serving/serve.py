@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hocket.base.errors import UsageError
 from hocket.base.regular import read_regular
@@ -13,6 +14,9 @@ from hocket.classes.artefact import Folder
 from hocket.classes.serving.app import make_app
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.service.serve import QuietServer, is_loopback, listening_socket, server_config
+
+if TYPE_CHECKING:
+    from hocket.classes.serving.on_device import DeviceFrontEnd
 
 _MAX_TOKEN_BYTES = 4096
 
@@ -25,8 +29,12 @@ def serve(
     port: int,
     token: str,
     on_ready: Callable[[str], None],
+    device: str | None = None,
 ) -> None:
-    """Serve a folder until SIGTERM or SIGINT; ``on_ready`` is told the address."""
+    """Serve a folder until SIGTERM or SIGINT; ``on_ready`` is told the address.
+
+    Parts are served by worker processes, or all on one ``device`` such as ``cuda``.
+    """
     if not is_loopback(host):
         raise UsageError(
             f"--host {host} can be reached from other machines",
@@ -39,12 +47,23 @@ def serve(
             f"cannot listen on {host} port {port}: {error.strerror}",
             hint="leave out --port for a free one",
         ) from None
-    with listener, FrontEnd(folder, options) as front_end:
+    with listener, front_end_of(folder, options, device) as front_end:
         address = listener.getsockname()
         shown = f"[{host}]" if ":" in host else host
         app = make_app(front_end, token, (host,))
         server = QuietServer(server_config(app), lambda: on_ready(f"http://{shown}:{address[1]}"))
         server.serve_on(listener)
+
+
+def front_end_of(
+    folder: Folder, options: ServeOptions, device: str | None
+) -> FrontEnd | DeviceFrontEnd:
+    """What answers: worker processes, or parts on a device, which need torch."""
+    if device is None:
+        return FrontEnd(folder, options)
+    from hocket.classes.serving.on_device import DeviceFrontEnd
+
+    return DeviceFrontEnd(folder, device)
 
 
 def token_in(path: Path | None) -> str:

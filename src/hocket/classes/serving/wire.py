@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from hocket.base.errors import UsageError
+
 SLOTS = 16
 _HEAD_BYTES = 64
 _ALIGN_BYTES = 64
@@ -60,6 +62,24 @@ class InputLayout:
             ).reshape(1, *self.shape)
             for slot in range(SLOTS)
         ]
+
+    def checked(self, inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """An input as a batch that parts take; raises `UsageError` for anything else."""
+        given = np.asarray(inputs)
+        shape = self.shape
+        if given.shape not in (shape, (1, *shape)):
+            raise UsageError(f"the input has the shape {given.shape}", hint=f"expected {shape}")
+        if given.dtype.kind not in "fiub":
+            raise UsageError(f"the input has the type {given.dtype}", hint="expected numbers")
+        if given.dtype.kind == "f" and not np.isfinite(given).all():
+            raise UsageError("the input holds NaN or infinity", hint="send finite numbers")
+        if self.dtype == "int64" and given.dtype.kind == "f":
+            raise UsageError("the input holds fractions", hint="expected whole numbers (tokens)")
+        with np.errstate(over="ignore"):
+            cast = given.reshape(1, *shape).astype(self.dtype)
+        if cast.dtype.kind == "f" and not np.isfinite(cast).all():
+            raise UsageError("the input holds numbers beyond float32", hint="scale it")
+        return cast
 
 
 def set_finished(memory: mmap.mmap, number: int) -> None:
