@@ -64,6 +64,8 @@ _SEARCH_WORK = 5_000_000
 """Ops that are simulated in whole local searches, about: two of them, or more on small graphs."""
 _MOST_REPAIRED = 2
 """Placements that lack memory but would be the fastest, of which a repair is tried."""
+_LONGEST_SEARCH = 3.0
+"""Of a whole one: simulations of the smallest graphs take so little that searches go on."""
 _MOST_SEARCHES = 12
 """Of whole ones; more planners than this seldom propose different placements."""
 _EXACT = 1e-9
@@ -93,8 +95,9 @@ def effort_for(problem: Problem) -> Effort:
     if num_ops <= 5_000:
         slow = SLOW if num_ops <= _SMALL_OPS else ()
         names = (*LATENCY_PORTFOLIO, *FURTHER, *CUTS, *slow, LAST_RESORT)
-        whole = _SEARCH_WORK // max(num_ops * num_evaluations(max(num_ops, 1)), 1)
-        rounds = ((8, 1 / 16), (4, 1 / 8), (min(whole, _MOST_SEARCHES), 1.0), (1, 1.0))
+        share = min(max(_SMALL_OPS / max(num_ops, 1), 1.0), _LONGEST_SEARCH)
+        whole = int(_SEARCH_WORK // max(num_ops * num_evaluations(max(num_ops, 1), share), 1))
+        rounds = ((8, 1 / 16), (4, 1 / 8), (min(whole, _MOST_SEARCHES), share), (1, share))
         return Effort(names, ordered=_ALL, searches=rounds)
     if num_ops <= 50_000:
         names = (*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT)
