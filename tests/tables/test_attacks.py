@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -302,6 +303,25 @@ def test_a_client_whose_clock_is_waited_for_and_that_is_gone_is_named(mode):
             node.timeout_s = 1
             refused(lambda: worker["w"].get([0]), "client 1 has said .* clock 1, .* its clock 2")
             node.timeout_s = 60
+
+
+def test_a_shard_that_is_gone_is_named_to_workers_that_wait_for_nobody():
+    ports, (port,) = inside_ports(1, 1)
+    layout = Layout((TableSpec("w", 4, 2, staleness=math.inf),))
+    with served(ShardServer(layout, 0, ports[0])):
+        node = Node(layout, 0, port).__enter__()
+        node.workers[0]["w"].get([0])
+
+    def work():
+        while True:
+            node.workers[0]["w"].inc([0], [1, 1])
+            node.workers[0].clock()
+            time.sleep(0.01)
+
+    node.timeout_s = 0.3
+    with pytest.raises(RunError, match="shard 0 has said nothing"):
+        work()
+    node.close()
 
 
 def test_a_worker_whose_thread_ended_is_named():

@@ -246,8 +246,8 @@ class Node:
     ) -> None:
         """Wait until something is true; raises `RunError` where it will never be.
 
-        That is where a shard stays silent, where the clock that a shard ``need``s is held back by
-        a client that does, or after ``limit_s``.
+        That is where a shard stays silent, where the clock ``need``ed of one is held back by a
+        client that does, or after ``limit_s``.
         """
         with self.changed:
             self.check_running()
@@ -281,17 +281,27 @@ class Node:
         shard = min(range(len(self._heard_s)), key=self._heard_s.__getitem__)
         now_s = time.monotonic()
         if now_s - max(self._heard_s[shard], started_s) > self.timeout_s:
-            raise RunError(
-                f"shard {shard} has said nothing for {self.timeout_s:g} s "
-                f"while a worker waited for it {what}",
-                hint="is it running and reachable? Started again from its checkpoint it is "
-                "found by itself",
-                where=f"shard {shard}",
-            )
+            raise self._silence(shard, what)
         if now_s - started_s > limit_s:
             raise RunError(
                 f"waited {limit_s:g} s for the shards {what}", hint="what do their logs say?"
             )
+
+    def check_heard(self) -> None:
+        """Raise where a shard does not answer, for workers that never wait for one."""
+        for shard, heard_s in enumerate(self._heard_s):
+            # Asked all the time, as long as every worker has a thread that could go on.
+            if self._pinged_s - heard_s > self.timeout_s and not self._ended_workers():
+                raise self._silence(shard, "to apply changes")
+
+    def _silence(self, shard: int, what: str) -> RunError:
+        return RunError(
+            f"shard {shard} has said nothing for {self.timeout_s:g} s "
+            f"while a worker waited for it {what}",
+            hint="is it running and reachable? Started again from its checkpoint it is "
+            "found by itself",
+            where=f"shard {shard}",
+        )
 
     def _check_clients(self, link: ShardLink, need: int) -> None:
         """Name whoever holds back the clock that a worker waits for, if it is gone."""

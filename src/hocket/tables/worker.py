@@ -48,6 +48,7 @@ class Worker:
         node, self.thread = self.node, threading.current_thread()
         with node.changed:
             node.check_running()
+            node.check_heard()
             self.now += 1
             slowest = min(worker.now for worker in node.workers)
             links = [link for links in node.links for link in links]
