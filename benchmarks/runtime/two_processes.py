@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/runtime/two_processes.py [THREADS]   # some minutes, calm cores
 
-`hocket detect --processes 2` measures the link and the cost of a message, `hocket profile` times
-each op with the threads that a process has, and plans that must send much (layers in blocks) and
-little (`auto`) are carried out by gloo. Results: ``docs/how-to/runtime.md``.
+`hocket detect --processes 2` measures the link and the cost of a message, `hocket profile
+--processes 2` times each op while another process is at work, and plans that must send much (layers
+in blocks) and little (`auto`) are carried out by gloo. Results: ``docs/how-to/runtime.md``.
 """
 
 from __future__ import annotations
@@ -47,18 +47,9 @@ def main() -> None:
         hocket(folder, threads, "detect", "--processes", "2", "-o", "two.toml")
         for name, *size in MODELS:
             hocket(
-                folder,
-                threads,
-                "profile",
-                name,
-                *size,
-                "-o",
-                f"{name}.json",
-                "--budget",
-                "60",
-                "--device",
-                "cpu",
-            )
+                folder, threads, "profile", name, *size, "-o", f"{name}.json", "--budget", "60",
+                "--device", "cpu", "--processes", "2",
+            )  # fmt: skip
             for planner in PLANNERS:
                 hocket(
                     folder, threads, "plan", name, *size, "--on", "two.toml", "--planner", planner,

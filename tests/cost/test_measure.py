@@ -1,4 +1,5 @@
 import statistics
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from hocket.cost import (  # noqa: E402
     measure,
     timing,
 )
+from hocket.cost.beside import sharing_cores  # noqa: E402
 from hocket.cost.dispatch import measure_host_overhead  # noqa: E402
 from hocket.cost.families import family_of  # noqa: E402
 from hocket.cost.inputs import filled, index_bound, make_arguments  # noqa: E402
@@ -185,6 +187,37 @@ def test_a_profile_goes_on_from_what_is_known_of_this_machine_and_no_other(captu
     other = replace(part, versions={"torch": "1.0"})
     fresh = profile_program(graph, program, HERE, known=other)
     assert not any(entry.seconds == 7.0 for entry in fresh.entries)
+
+
+def test_others_are_at_work_while_ops_of_one_of_several_processes_are_timed(captured, monkeypatch):
+    children, timed = [], []
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **k: children.append(start(*a, **k)) or children[-1]
+    )
+    graph, program = captured["gpt2"]
+    alone = profile_program(graph, program, HERE, budget_s=1e-9)
+    assert not children
+    shared = profile_program(
+        graph, program, HERE, processes=3, budget_s=0.05,
+        on_op=lambda *at: timed.append([child.poll() for child in children]),
+    )  # fmt: skip
+    assert timed
+    assert all(polled == [None, None] for polled in timed)
+    assert all(child.poll() is not None for child in children)
+    assert shared.device == f"{alone.device}, one of 3 processes at work"
+    kept = profile_program(graph, program, HERE, known=shared, budget_s=1e-9)
+    assert not kept.entries, "times beside others are not those of one alone"
+
+
+def test_a_process_at_work_ends_with_the_one_that_started_it(monkeypatch):
+    children, start = [], subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **k: children.append(start(*a, **k)) or children[-1]
+    )
+    with sharing_cores(2):
+        children[0].stdin.close()
+        assert children[0].wait(120) == 0
 
 
 def test_an_op_without_room_is_named_with_what_it_needs(captured, monkeypatch):

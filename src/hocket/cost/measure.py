@@ -25,6 +25,7 @@ from hocket.base.errors import HocketError, UsageError
 from hocket.base.units import format_bytes
 from hocket.capture.program import Call, Program
 from hocket.capture.recording import TensorLayout
+from hocket.cost.beside import sharing_cores
 from hocket.cost.dispatch import measure_host_overhead
 from hocket.cost.efficiency import roofline_s, work_of
 from hocket.cost.inputs import argument_bytes, filled, make_arguments
@@ -58,20 +59,30 @@ def profile_program(
     *,
     device: str = "cpu",
     budget_s: float = 120.0,
+    processes: int = 1,
     known: Profile | None = None,
     on_op: Callable[[int, int], None] = lambda number, total: None,
 ) -> Profile:
     """Time every op signature of a captured step on ``device``, which is of the given kind.
 
-    ``known`` is an earlier profile of this device, whose times are kept; ``on_op`` is told the
-    number of each signature before it is timed, and how many there are.
+    Of several ``processes`` that share a processor the others are at work meanwhile. ``known`` is
+    an earlier profile of this device, whose times are kept; ``on_op`` is told the number of each
+    signature before it is timed, and how many there are.
     """
     place = _usable_device(device)
-    if known is not None and not is_of_this_machine(known, kind, place):
-        known = None
     on_cuda = place.type == "cuda"
+    if on_cuda and processes > 1:
+        raise UsageError("processes share a processor", hint="use --device cpu, or leave it out")
     current = torch.cuda.device(place) if on_cuda else nullcontext()
-    with torch.random.fork_rng([place] if on_cuda else []), torch.no_grad(), current:
+    with (
+        torch.random.fork_rng([place] if on_cuda else []),
+        torch.no_grad(),
+        current,
+        sharing_cores(processes),
+    ):
+        here = _device_text(place, processes)
+        if known is not None and not _is_of(known, kind, here, _versions(place)):
+            known = None
         host, reserved_bytes = _host_and_reserved(place)
         # The budget is for ops: what is measured of the host must not use it up, or a run that goes
         # on from another would come no further.
@@ -80,7 +91,7 @@ def profile_program(
         entries, missing = _measure_all(graph, program, kind, place, deadline, times, on_op)
     return Profile(
         device_kind=kind.name,
-        device=_device_text(place),
+        device=here,
         versions=_versions(place),
         host=host,
         reserved_bytes=reserved_bytes,
@@ -89,9 +100,9 @@ def profile_program(
     )
 
 
-def is_of_this_machine(profile: Profile, kind: DeviceKind, device: torch.device) -> bool:
+def _is_of(profile: Profile, kind: DeviceKind, device: str, versions: dict[str, str]) -> bool:
     """Whether times of a profile would be measured here again."""
-    here = (kind.name, _device_text(device), _versions(device))
+    here = (kind.name, device, versions)
     return (profile.device_kind, profile.device, dict(profile.versions)) == here
 
 
@@ -261,11 +272,12 @@ def _usable_device(device: str) -> torch.device:
     return place
 
 
-def _device_text(device: torch.device) -> str:
+def _device_text(device: torch.device, processes: int = 1) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     threads = torch.get_num_threads()
-    return f"{platform.processor() or platform.machine()}, {threads} threads"
+    shared = f", one of {processes} processes at work" if processes > 1 else ""
+    return f"{platform.processor() or platform.machine()}, {threads} threads{shared}"
 
 
 def _versions(device: torch.device) -> dict[str, str]:
