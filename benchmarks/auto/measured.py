@@ -6,8 +6,10 @@ Ranks of gloo on this machine stand for devices of different speed: after each p
 many times as long as it computed (by the time of its thread) as it is slower, so that what else the
 machine does matters little. What a step of the model takes here is measured first, for four sizes,
 and gives the kinds of a cluster: a speed and a shortest op. Ways to share the batch are then
-predicted by the simulator and carried out in a person's loop by `hocket.prepare`. Prints both, the
-part of pairs more than 10 % apart whose order is kept, and how far predictions are off.
+predicted by the simulator and carried out in a person's loop by `hocket.prepare`. A core is quicker
+at one time than at another, with what else runs beside it: before and after each way its speed is
+measured again, and the prediction is for that speed. Prints both, the part of pairs more than 10 %
+apart whose order is kept, and how far predictions are off.
 """
 
 from __future__ import annotations
@@ -96,6 +98,12 @@ def pass_s(tell: Callable[[Any], None]) -> dict[int, float]:
             seconds.append(time.thread_time() - started)
         found[size] = float(np.median(seconds[2:]))
     return found
+
+
+def drift(first_s: dict[int, float], now_s: dict[int, float]) -> float:
+    """How many times as long steps take as they took at first."""
+    ratios = [now_s[size] / first_s[size] for size in SIZES]
+    return float(np.exp(np.mean(np.log(ratios))))
 
 
 def slowed(function: Callable[..., Any], times: float) -> Callable[..., Any]:
@@ -203,6 +211,7 @@ def main() -> None:
         file.write_text(kinds_text(rate, launch_s, slow))
         problem = make_problem(graph, str(file))
         rows = []
+        before = 1.0
         for number, shares in enumerate(ways(problem)):
             plan = Plan(planner="shares").having(shares)
             predicted_s = simulate(problem, plan).makespan_s
@@ -211,6 +220,9 @@ def main() -> None:
             count = len(shares.devices)
             found = forked.answers(count, measure, slow, str(path), options.steps)
             measured_s = max(found)
+            after = drift(passes_s, *forked.answers(1, pass_s))
+            predicted_s *= (before * after) ** 0.5
+            before = after
             rows.append((predicted_s, measured_s))
             told = f"{predicted_s:8.3f} s predicted {measured_s:8.3f} s measured"
             print(f"{told} ({measured_s / predicted_s - 1:+.0%})  {in_words(shares)}", flush=True)
