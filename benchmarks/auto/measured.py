@@ -2,14 +2,13 @@
 
     PYTHONPATH=src:tests python benchmarks/auto/measured.py [--slow 20,40,60] [--steps 6]
 
-Ranks of gloo on this machine stand for devices of different speed: after each pass a rank sleeps as
-many times as long as it computed (by the time of its thread) as it is slower, so that what else the
-machine does matters little. What a step of the model takes here is measured first, for four sizes,
-and gives the kinds of a cluster: a speed and a shortest op. Ways to share the batch are then
-predicted by the simulator and carried out in a person's loop by `hocket.prepare`. A core is quicker
-at one time than at another, with what else runs beside it: before and after each way its speed is
-measured again, and the prediction is for that speed. Prints both, the part of pairs more than 10 %
-apart whose order is kept, and how far predictions are off.
+Ranks of gloo on this machine stand for devices of different speed: after each pass a rank sleeps
+until as many times have gone by as it is slower than a core, which is as quick as it was seen at
+its best, so that what else the machine does matters little. What a step of the model takes here is
+measured first, for four sizes, and gives the kinds of a cluster: a speed and a shortest op. Ways to
+share the batch are then predicted by the simulator and carried out in a person's loop by
+`hocket.prepare`. Prints both, the part of pairs more than 10 % apart whose order is kept, and how
+far predictions are off.
 """
 
 from __future__ import annotations
@@ -92,34 +91,31 @@ def pass_s(tell: Callable[[Any], None]) -> dict[int, float]:
     train, found = prepared(model()), {}
     for size in SIZES:
         seconds = []
-        for _ in range(8):
+        for _ in range(20):
             started = time.thread_time()
             train.step(batch()[:size])
             seconds.append(time.thread_time() - started)
-        found[size] = float(np.median(seconds[2:]))
+        found[size] = min(seconds)
     return found
 
 
-def drift(first_s: dict[int, float], now_s: dict[int, float]) -> float:
-    """How many times as long steps take as they took at first."""
-    ratios = [now_s[size] / first_s[size] for size in SIZES]
-    return float(np.exp(np.mean(np.log(ratios))))
-
-
 def slowed(function: Callable[..., Any], times: float) -> Callable[..., Any]:
-    """A function that takes as many times as long as it computes."""
+    """A function that takes as many times as long as it computes when nothing disturbs it."""
+    least_s: dict[object, float] = {}
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        started = time.thread_time()
+        began_s, started = time.perf_counter(), time.thread_time()
         found = function(*args, **kwargs)
-        time.sleep((times - 1) * (time.thread_time() - started))
+        key = (id(args[0]), str(args[1]) if not isinstance(args[1], torch.Tensor) else len(args[1]))
+        least_s[key] = min(least_s.get(key, 1e9), time.thread_time() - started)
+        time.sleep(max(0.0, times * least_s[key] - (time.perf_counter() - began_s)))
         return found
 
     return called
 
 
 def measure(tell: Callable[[Any], None], slow: Sequence[float], path: str, steps: int) -> float:
-    """One rank: the median seconds of a step under a plan."""
+    """One rank: the least seconds of a step under a plan."""
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     saved = read_plan(path)
@@ -132,7 +128,7 @@ def measure(tell: Callable[[Any], None], slow: Sequence[float], path: str, steps
         started = time.perf_counter()
         train.step(batch())
         seconds.append(time.perf_counter() - started)
-    return float(np.median(seconds[1:]))
+    return min(seconds[1:])
 
 
 def kinds_text(rate: float, launch_s: float, slow: Sequence[float]) -> str:
@@ -211,7 +207,6 @@ def main() -> None:
         file.write_text(kinds_text(rate, launch_s, slow))
         problem = make_problem(graph, str(file))
         rows = []
-        before = 1.0
         for number, shares in enumerate(ways(problem)):
             plan = Plan(planner="shares").having(shares)
             predicted_s = simulate(problem, plan).makespan_s
@@ -220,9 +215,6 @@ def main() -> None:
             count = len(shares.devices)
             found = forked.answers(count, measure, slow, str(path), options.steps)
             measured_s = max(found)
-            after = drift(passes_s, *forked.answers(1, pass_s))
-            predicted_s *= (before * after) ** 0.5
-            before = after
             rows.append((predicted_s, measured_s))
             told = f"{predicted_s:8.3f} s predicted {measured_s:8.3f} s measured"
             print(f"{told} ({measured_s / predicted_s - 1:+.0%})  {in_words(shares)}", flush=True)
