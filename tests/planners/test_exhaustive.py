@@ -17,6 +17,9 @@ from hocket.planners import find_planner
 from hocket.planners.bounds import lower_bound
 from hocket.planners.placement.exact.every_placement import bounded_placements
 from hocket.planners.placement.exact.exhaustive import can_be_tried, is_tiny, try_all
+from hocket.planners.placement.exact.prefixes import Prefixes
+from hocket.planners.placement.exact.transfers import transfer_s
+from hocket.planners.tables import task_table
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations
 
@@ -81,6 +84,30 @@ def test_growing_drops_no_placement_that_may_be_shorter(problem, share):
     left = found.bound_s < known_s
     assert found.device_of[left].tolist() == every.device_of[hopeful].tolist()
     assert found.bound_s[left].tolist() == every.bound_s[hopeful].tolist()
+
+
+def test_ops_of_growing_placements_end_when_all_that_they_read_is_there():
+    problem = make_problem(generate("layered", 6, 1), "1xv100-32g+1xt4")
+    tasks, prefixes = task_table(problem), Prefixes(problem, np.arange(6, dtype=np.int32), np.inf)
+    grown = prefixes.none()
+    for op in range(6):
+        every = np.ones(len(grown.rows), dtype=np.bool_)
+        grown = prefixes.joined(
+            [prefixes.extended(grown, every, op, device) for device in (0, 1)], op + 1
+        )
+    assert len(grown.rows) == 2**6
+    for row, ends in zip(grown.rows.tolist(), grown.end_s.tolist(), strict=True):
+        end_s = [0.0] * 6
+        for op, device in enumerate(row):
+            ready_s = 0.0
+            for tensor in tasks.reads[tasks.read_ptr[op] : tasks.read_ptr[op + 1]].tolist():
+                maker, home = int(tasks.producer[tensor]), int(problem.graph.home_op[tensor])
+                made_s = end_s[maker] if maker >= 0 else 0.0
+                ready_s = max(ready_s, made_s + transfer_s(tasks, tensor, row[home], device))
+            end_s[op] = ready_s + tasks.op_s[device, op]
+        assert ends == pytest.approx(end_s, rel=1e-12)
+    loads = [tasks.op_s[row, np.arange(6)].sum() for row in grown.rows]
+    assert grown.load_s.sum(axis=1) == pytest.approx(loads)
 
 
 def test_a_known_step_leaves_few_placements_of_many():
