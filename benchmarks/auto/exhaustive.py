@@ -1,6 +1,6 @@
 """Auto against every way of a space that is small enough to try all of it.
 
-    python benchmarks/auto/exhaustive.py
+    python benchmarks/auto/exhaustive.py [--only "four devices"]
 
 Up to twelve layers on up to four devices: every set of ordered groups of devices, every number of
 samples of each, every cut between two layers, one, two, four or as many microbatches as samples. A
@@ -11,6 +11,7 @@ the answer of the search, and how far apart they are.
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterator
 from itertools import combinations, pairwise, product
@@ -31,12 +32,14 @@ from hocket.planners.whole.structures import structures
 from hocket.planners.whole.tables import Tables, block_edges, tables_of
 
 BATCH = 8
-COUNTS = (1, 2, 4, BATCH)
+COUNTS = (1, 2, 4, 8)
 PROBLEMS = (
-    ("12 equal layers", (1024,) * 13, "1xrtx3090+1xv100-16g+1xt4"),
-    ("8 wide layers", (4096,) * 9, "rtx2080x4"),
-    ("12 narrow layers", (256,) * 13, "1xv100-16g+2xt4"),
-    ("12 unequal layers", (512, 1024, 2048, 512) * 3 + (512,), "1xrtx3090+1xv100-16g+2xt4"),
+    ("12 equal layers", (1024,) * 13, "1xrtx3090+1xv100-16g+1xt4", BATCH),
+    ("6 layers on four devices", (1024, 2048) * 3 + (1024,), "1xrtx3090+1xv100-16g+2xt4", 4),
+    ("5 layers on four unlike devices", (2048,) * 6, "1xrtx3090+1xv100-16g+1xt4+1xtitanx", 4),
+    ("8 wide layers on four devices", (4096,) * 9, "rtx2080x4", 4),
+    ("12 narrow layers", (256,) * 13, "1xv100-16g+2xt4", BATCH),
+    ("12 unequal layers", (512, 1024, 2048, 512) * 3 + (512,), "1xrtx3090+1xv100-16g+2xt4", BATCH),
 )
 
 
@@ -55,8 +58,13 @@ class Stack(nn.Module):
 
 def main() -> None:
     """Try everything on each problem."""
-    for name, widths, on in PROBLEMS:
-        graph = capture_sizes(Stack(widths), torch.zeros(BATCH, 256, widths[0]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="Part of the names of problems.")
+    asked = parser.parse_args().only
+    for name, widths, on, batch in PROBLEMS:
+        if asked not in name:
+            continue
+        graph = capture_sizes(Stack(widths), torch.zeros(batch, 256, widths[0]))
         problem = make_problem(graph, on)
         winner = compare_whole(problem).winner
         assert winner is not None
@@ -85,7 +93,7 @@ def _best_of_all(problem: Problem, known_s: float) -> tuple[float, int, int]:
 def _all_ways(tables: Tables, devices: list[int]) -> Iterator[Shares]:
     names = tables.problem.cluster.device_names
     for structure in structures(tables, devices):
-        for samples in _partitions(BATCH, len(structure)):
+        for samples in _partitions(tables.num_samples, len(structure)):
             for chosen in product(*(_replicas(tables, names, group, n) for group, n in
                                     zip(structure, samples, strict=True))):  # fmt: skip
                 yield Shares(replicas=chosen)
