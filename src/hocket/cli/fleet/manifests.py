@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from hocket.contrib.kubernetes.manifests import KubernetesJob, KubernetesKind
     from hocket.service.spec import JobSpec
 
-_NOT_CARRIED = ("resume", "weight", "team", "total_steps", "deadline_s", "silence_s")
+_NOT_CARRIED = (
+    "resume", "weight", "team", "total_steps", "deadline_s", "silence_s", "model", "batch", "plans",
+)  # fmt: skip
 """What a job file may say and a JobSet cannot."""
 
 
