@@ -24,6 +24,8 @@ from hocket.cli.output import emit, json_option, say
               help="Answers per class that are waited for.")  # fmt: skip
 @click.option("--device", default=None,
               help="All parts on one device, such as cuda, a stream each.")  # fmt: skip
+@click.option("--ray", "on_ray", is_flag=True,
+              help="By Ray Serve, a deployment for each part.")  # fmt: skip
 @click.option("--predict", "only_predict", is_flag=True,
               help="Say how long an answer will take on this machine, and end.")  # fmt: skip
 @json_option
@@ -36,6 +38,7 @@ def command(
     spin: str,
     quorum: int | None,
     device: str | None,
+    on_ray: bool,
     only_predict: bool,
     as_json: bool,
 ) -> None:
@@ -54,11 +57,16 @@ def command(
         raise UsageError(str(error)) from None
     if device is not None:
         require("torch", "hocket serve-classes --device")
-        if only_predict:
-            raise UsageError("--predict is for worker processes", hint="leave out --device")
+    if on_ray:
+        require("ray", "hocket serve-classes --ray")
+    has_workers = device is None and not on_ray
+    if only_predict + on_ray + (device is not None) > 1:
+        raise UsageError(
+            "--predict, --device and --ray are three different things", hint="take one"
+        )
     opened = read_folder(folder)
     prediction = None
-    if device is None:
+    if has_workers:
         outlook = rehearsed(opened)
         prediction = outlook.to_data()
         say(
@@ -82,4 +90,5 @@ def command(
             click.echo(url)
             say(f"token: {token_file or token}; POST {url}/v1/predict; Ctrl-C ends it")
 
-    serve(opened, options, host=host, port=port, token=token, on_ready=tell, device=device)
+    serve(opened, options, host=host, port=port, token=token, on_ready=tell,
+          device=device, on_ray=on_ray)  # fmt: skip

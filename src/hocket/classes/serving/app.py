@@ -22,6 +22,7 @@ from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import parse_json
 from hocket.classes.serving.door import Door
 from hocket.classes.serving.front_end import Answer, Answering
+from hocket.classes.table import PartTable
 from hocket.service.rest.problems import RefusedError, answers, handle_errors
 
 MAX_WAITING = 64
@@ -98,7 +99,7 @@ def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> F
         nonlocal waiting
         if waiting >= MAX_WAITING:
             raise RefusedError(503, f"{waiting} requests are waiting", hint="ask again in a moment")
-        inputs = front_end.checked(_inputs(await request.body(), request, front_end))
+        inputs = front_end.checked(inputs_of(await request.body(), request, front_end.table))
         waiting += 1
         try:
             loop = get_running_loop()
@@ -110,7 +111,7 @@ def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> F
                              hint="scale it as the inputs of the training were")  # fmt: skip
         if answer.label < 0:
             raise RefusedError(503, "no part answered in time", hint="allow a longer deadline_s")
-        return _told(answer, names, top)
+        return answer_body(answer, names, top)
 
     @app.get("/v1/model", responses=answers())
     async def model() -> ModelBody:
@@ -149,9 +150,9 @@ def _body_schema() -> dict[str, Any]:
     }
 
 
-def _inputs(body: bytes, request: Request, front_end: Answering) -> np.ndarray[Any, Any]:
+def inputs_of(body: bytes, request: Request, table: PartTable) -> np.ndarray[Any, Any]:
+    """The array that a request holds; raises what is wrong with it."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    table = front_end.table
     if kind == _RAW:
         dtype = np.dtype(table.input_dtype).newbyteorder("<")
         expected = int(np.prod(table.input_shape)) * dtype.itemsize
@@ -162,13 +163,13 @@ def _inputs(body: bytes, request: Request, front_end: Answering) -> np.ndarray[A
         raise RefusedError(415, "the body must be JSON or raw bytes",
                            hint=f"send Content-Type: application/json or {_RAW}")  # fmt: skip
     try:
-        told = parse_json(body, "body")
+        sent = parse_json(body, "body")
     except InputFileError as error:
         raise RefusedError(400, f"the body is no JSON: {error.message}") from None
-    if not isinstance(told, dict) or set(told) != {"input"}:
+    if not isinstance(sent, dict) or set(sent) != {"input"}:
         raise UsageError("the body has not the one key 'input'", hint='send {"input": [...]}')
     try:
-        given = np.array(told["input"])
+        given = np.array(sent["input"])
     except (ValueError, TypeError, OverflowError):
         given = np.array(None)
     # Numbers in quotes, truths and nothing are mistakes, though numpy would take them.
@@ -180,7 +181,8 @@ def _inputs(body: bytes, request: Request, front_end: Answering) -> np.ndarray[A
     return given
 
 
-def _told(answer: Answer, names: tuple[str, ...], top: int) -> PredictBody:
+def answer_body(answer: Answer, names: tuple[str, ...], top: int) -> PredictBody:
+    """An answer with its most probable classes."""
     shares = answer.probabilities
     best = np.argsort(-shares, kind="stable")[:top]
     return PredictBody(

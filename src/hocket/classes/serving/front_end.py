@@ -12,7 +12,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -109,6 +109,19 @@ def answer_from(
     )
 
 
+def is_enough(
+    table: PartTable, quorum: int, answers: Sequence[FloatArray | None], asked: Collection[int]
+) -> bool:
+    """Whether every group has its copies, or as many as can still come from ``asked`` parts."""
+    has, may = [0] * len(table.groups), [0] * len(table.groups)
+    for index, groups in enumerate(table.held):
+        came = answers[index] is not None
+        for group in groups:
+            has[group] += came
+            may[group] += came or index in asked
+    return all(have >= min(quorum, could) for have, could in zip(has, may, strict=True))
+
+
 class FrontEnd:
     """Workers for all parts of a folder; use it as a context."""
 
@@ -117,7 +130,6 @@ class FrontEnd:
         self._table = folder.table
         self._combiner = folder.table.combiner()
         self._layout = InputLayout(folder.table.input_shape, folder.table.input_dtype)
-        self._held = folder.table.held
         self._quorum = self.options.quorum or folder.table.quorum
         self._descriptor = os.memfd_create("inputs")
         os.ftruncate(self._descriptor, self._layout.total_bytes)
@@ -240,7 +252,7 @@ class FrontEnd:
         answers: list[FloatArray | None] = [None] * len(self._links)
         senseless: set[int] = set()
         until_ns = start_ns + int(limit_s * 1e9)
-        while not self._is_enough(answers, asked):
+        while not is_enough(self._table, self._quorum, answers, asked):
             left_s = (until_ns - time.perf_counter_ns()) * 1e-9
             if left_s <= 0:
                 break
@@ -259,16 +271,6 @@ class FrontEnd:
         answer = answer_from(self._combiner, answers, len(senseless), start_ns)
         self._times_ns = [*self._times_ns[-4095:], round(answer.took_s * 1e9)]
         return answer
-
-    def _is_enough(self, answers: list[FloatArray | None], asked: set[int]) -> bool:
-        """Whether every group has its copies, or as many as can still come."""
-        has, may = [0] * len(self._table.groups), [0] * len(self._table.groups)
-        for index, groups in enumerate(self._held):
-            came = answers[index] is not None
-            for group in groups:
-                has[group] += came
-                may[group] += came or index in asked
-        return all(have >= min(self._quorum, could) for have, could in zip(has, may, strict=True))
 
     def _hear(self, timeout_s: float) -> list[tuple[WorkerLink, tuple[int, int, FloatArray]]]:
         """Messages that came; deaths and late answers are noted."""

@@ -1,0 +1,66 @@
+"""The front end of Ray Serve, with parts that need no Ray."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from classes.small import SHAPE, small_folder, whole_scores
+
+from hocket.base.errors import UsageError
+from hocket.classes.serving.front_end import ServeOptions
+from hocket.classes.serving.on_ray import RayFrontEnd, RayPart
+
+TOKEN = "a-token-of-many-characters"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return small_folder(tmp_path_factory.mktemp("parts"))
+
+
+class Handle:
+    """As a handle of Ray Serve: a call whose result is awaited; it may fail or never come."""
+
+    def __init__(self, part, fate=""):
+        self._part, self._fate = part, fate
+
+    async def remote(self, inputs):
+        if self._fate == "dead":
+            raise ConnectionError("the actor died")
+        if self._fate == "silent":
+            await asyncio.Event().wait()
+        return self._part(inputs)
+
+
+def front_end(folder, fates=("", "", ""), deadline_s=30.0):
+    parts = [Handle(RayPart(model), fate) for model, fate in zip(folder.models, fates, strict=True)]
+    return RayFrontEnd(folder.table.to_data(), ServeOptions(deadline_s=deadline_s), TOKEN, *parts)
+
+
+@pytest.mark.parametrize("fates", [("", "", ""), ("dead", "", ""), ("", "silent", "")])
+def test_every_class_is_answered_for_though_a_part_dies_or_is_silent(folder, fates):
+    given = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    answer = asyncio.run(front_end(folder, fates).predict(given))
+    assert answer.missing == ()
+    assert answer.scores == pytest.approx(whole_scores(given)[0], rel=1e-4, abs=1e-4)
+
+
+def test_a_deadline_gives_what_has_come_and_wrong_inputs_are_refused(folder):
+    given = np.zeros(SHAPE, np.float32)
+    answer = asyncio.run(front_end(folder, ("silent", "silent", ""), 1.0).predict(given))
+    assert answer.missing == tuple(sorted({0, 1, 2, 3, 4, 5} - set(folder.table.parts[2].classes)))
+    with pytest.raises(UsageError, match="has the shape"):
+        asyncio.run(front_end(folder).predict(np.zeros(3)))
+
+
+@pytest.mark.parametrize(
+    ("token", "body", "status"), [("wrong", b"", 401), (TOKEN, b'{"input": ["1"]}', 422)]
+)
+def test_requests_need_the_token_and_an_input(folder, token, body, status):
+    async def whole_body():
+        return body
+
+    headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+    request = SimpleNamespace(method="POST", headers=headers, body=whole_body)
+    assert asyncio.run(front_end(folder)(request)).status_code == status
