@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from hocket.tables import Layout, Node, TableSpec
+from hocket.tables import Layout, Node, TableSpec, ray_shards
 from hocket.tables.address import client_port
 from hocket.tables.ray_shards import RayShards
 
@@ -44,3 +44,19 @@ def test_a_shard_that_ray_lost_comes_back_at_its_address_with_every_change(tmp_p
         assert shards.addresses == addresses
         assert shards.num_restarts == [0, 1]
     assert "shard 1 died" in caplog.text
+
+
+def test_a_shard_whose_place_is_not_free_yet_is_tried_again(monkeypatch):
+    shards, tries = RayShards(Layout((TableSpec("w", 6, 2),))), []
+
+    def start(shard):
+        tries.append(shard)
+        if len(tries) < 3:
+            raise ray.exceptions.RayError("the address is in use")
+        return "serving"
+
+    monkeypatch.setattr(shards, "_start", start)
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
+    monkeypatch.setattr(ray_shards, "_TRY_S", 0)
+    assert shards._started_again(0) == "serving"
+    assert tries == [0, 0, 0]

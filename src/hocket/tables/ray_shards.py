@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,15 @@ from hocket.tables.server import ShardServer
 from hocket.tables.spec import Layout
 
 _MAX_RESTARTS = 5
+_MAX_TRIES, _TRY_S = 60, 0.5
 _log = logging.getLogger("hocket.tables")
 
 
 class ShardActor:
     """What runs in a Ray worker."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
 
     def start(self, layout: Any, shard: int, address: str, checkpoint: str, every_s: float) -> Any:
         """Bind and load; the address, and the machine that it is on."""
@@ -39,7 +44,6 @@ class ShardActor:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         self.server = ShardServer(tables, shard, port, checkpoint=path, checkpoint_s=every_s)
-        self.stop = threading.Event()
         return port.address, ray.get_runtime_context().get_node_id()
 
     def serve(self) -> None:
@@ -121,7 +125,7 @@ class RayShards:
         import ray
         from ray.exceptions import RayError
 
-        while not self._closing:
+        while not self._closing and serving is not None:
             try:
                 ray.get(serving)
                 return
@@ -133,8 +137,21 @@ class RayShards:
                     return
                 _log.warning("shard %d died (%s): started again", shard, type(error).__name__)
             self.num_restarts[shard] += 1
+            serving = self._started_again(shard)
+
+    def _started_again(self, shard: int) -> Any:
+        """Ray tells of a death before the process is gone: its address and file come free later."""
+        import ray
+        from ray.exceptions import RayError
+
+        for _ in range(_MAX_TRIES):
             try:
-                serving = self._start(shard)
+                return self._start(shard)
             except RayError as error:
-                _log.error("shard %d could not be started again: %s", shard, error)
-                return
+                ray.kill(self.actors[shard])
+                failure = error
+                if self._closing:
+                    break
+                time.sleep(_TRY_S)
+        _log.error("shard %d could not be started again: %s", shard, failure)
+        return None
