@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.base.errors import HocketError, MissingExtraError, UsageError
+from hocket.base.errors import HocketError, MissingExtraError, RunError, UsageError
 from hocket.classes.artefact import Folder
 from hocket.classes.serving.app import answer_body, inputs_of
 from hocket.classes.serving.front_end import Answer, ServeOptions, answer_from, is_enough
@@ -107,16 +107,20 @@ async def _result(reference: Any) -> FloatArray | None:
         return None
 
 
-def application(folder: Folder, options: ServeOptions, token: str) -> Any:
-    """What ``ray.serve.run`` takes."""
+def application(folder: Folder, options: ServeOptions, token: str, cores: float) -> Any:
+    """What ``ray.serve.run`` takes, for a cluster of so many cores."""
     serve = _ray_serve()
+    # Ray would wait for ever for a part that has no room.
+    share = min(1.0, int(100 * cores / len(folder.models)) / 100)
     parts = [
-        serve.deployment(name=f"part-{index}", ray_actor_options={"num_cpus": 1})(RayPart).bind(
+        serve.deployment(name=f"part-{index}", ray_actor_options={"num_cpus": share})(RayPart).bind(
             model
         )
         for index, model in enumerate(folder.models)
     ]
-    front = serve.deployment(name="front-end", max_ongoing_requests=64)(RayFrontEnd)
+    front = serve.deployment(
+        name="front-end", max_ongoing_requests=64, ray_actor_options={"num_cpus": 0}
+    )(RayFrontEnd)
     return front.bind(folder.table.to_data(), options, token, *parts)
 
 
@@ -129,6 +133,20 @@ def _ray_serve() -> Any:
             hint="pip install 'ray[serve]'",
         ) from None
     return serve
+
+
+def _join_ray(ray: Any) -> None:
+    """The cluster that this machine is part of, or one of its own."""
+    try:
+        with contextlib.suppress(ConnectionError):
+            ray.init(address="auto", log_to_driver=False)
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=False)
+    except Exception as error:
+        raise RunError(
+            f"Ray did not start: {str(error).partition('. ')[0]}",
+            hint="ray status says what is wrong; a busy machine needs longer",
+        ) from error
 
 
 def serve_on_ray(
@@ -144,13 +162,12 @@ def serve_on_ray(
     import ray
 
     serve = _ray_serve()
-    with contextlib.suppress(ConnectionError):
-        ray.init(address="auto", log_to_driver=False)
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=False)
+    _join_ray(ray)
     try:
         serve.start(http_options={"host": host, "port": port})
-        serve.run(application(folder, options, token), name=NAME, route_prefix="/v1/predict")
+        cores = ray.cluster_resources().get("CPU", 1.0)  # type: ignore[no-untyped-call]
+        made = application(folder, options, token, cores)
+        serve.run(made, name=NAME, route_prefix="/v1/predict")
         on_ready(f"http://{host}:{port}")
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         signal.pause()
