@@ -36,7 +36,7 @@ COUNTS = (1, 2, 4, 8)
 PROBLEMS = (
     ("12 equal layers", (1024,) * 13, "1xrtx3090+1xv100-16g+1xt4", BATCH),
     ("6 layers on four devices", (1024, 2048) * 3 + (1024,), "1xrtx3090+1xv100-16g+2xt4", 4),
-    ("5 layers on four unlike devices", (2048,) * 6, "1xrtx3090+1xv100-16g+1xt4+1xtitanx", 4),
+    ("5 layers on four unlike devices", (2048,) * 6, "1xrtx3090+1xv100-16g+1xt4+1xtitanx-12g", 4),
     ("8 wide layers on four devices", (4096,) * 9, "rtx2080x4", 4),
     ("12 narrow layers", (256,) * 13, "1xv100-16g+2xt4", BATCH),
     ("12 unequal layers", (512, 1024, 2048, 512) * 3 + (512,), "1xrtx3090+1xv100-16g+2xt4", BATCH),
