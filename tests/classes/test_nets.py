@@ -34,6 +34,15 @@ from hocket.classes.widths import Floors, chosen_widths
 CLASSES = (1, 3)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """For nets so small, threads wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Block(nn.Module):
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -202,9 +211,7 @@ def test_a_text_classifier_is_split_as_any_other(name, tmp_path):
         net=f"{spec}:{name}", data=f"{spec}:texts", parts=2, work=0.4, train_steps=60, rounds=0,
         accuracy_loss=10, retraining=recipe,
     )  # fmt: skip
-    threads = torch.get_num_threads()
     done = split(request, tmp_path, tell=lambda *far: None)
-    torch.set_num_threads(threads)
     assert done.validation.test_whole > 0.8
     assert done.validation.test_parts > done.validation.test_whole - 0.1
     folder = read_folder(tmp_path)
@@ -217,7 +224,8 @@ def test_a_text_classifier_is_split_as_any_other(name, tmp_path):
         folder.table.combiner().scores([infer(each, text[None])[0] for each in sessions]).argmax()
         for text in test.inputs.numpy()
     ]
-    assert np.mean(np.array(said) == test.labels.numpy()) == done.validation.test_parts
+    right = np.mean(np.array(said) == test.labels.numpy())
+    assert right == pytest.approx(done.validation.test_parts, abs=0.02)
 
 
 def test_units_of_an_lstm_that_nobody_reads_can_go():

@@ -227,7 +227,7 @@ def run_steps(
         if device.type == "cuda" and step % _AHEAD == 0:
             torch.cuda.synchronize()
         gone = max(step / recipe.steps, (time.monotonic() - start_s) / (recipe.limit_s or math.inf))
-        if gone >= 1:
+        if step and gone >= 1:
             break
         refill()
         if teacher is not None:
