@@ -52,6 +52,8 @@ def test_what_cannot_be_a_path_is_no_file_and_no_model(tmp_path) -> None:
 def test_devices_are_no_files_and_sizes_are_bounded(tmp_path) -> None:
     with pytest.raises(OSError, match="not a file"):
         open_regular("/dev/zero")
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
     path = tmp_path / "some"
     path.write_bytes(b"x" * 10)
     assert read_regular(path, 10) == b"x" * 10
