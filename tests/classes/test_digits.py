@@ -123,7 +123,7 @@ def test_the_report_is_one_page_without_scripts(path):
 def test_served_parts_answer_as_validated_and_survive_a_killed_worker(path, validation):
     folder = read_folder(path)
     test = load_data(f"{DATA}:images", 0).test
-    with FrontEnd(folder, ServeOptions(deadline_s=30)) as front_end:
+    with FrontEnd(folder, ServeOptions(deadline_s=60)) as front_end:
         labels = [front_end.predict(each.numpy()).label for each in test.inputs]
         os.kill(front_end.process_ids[2], signal.SIGKILL)
         answers = [front_end.predict(each.numpy()) for each in test.inputs[:20]]

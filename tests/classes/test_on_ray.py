@@ -33,7 +33,7 @@ class Handle:
         return self._part(inputs)
 
 
-def front_end(folder, fates=("", "", ""), deadline_s=30.0):
+def front_end(folder, fates=("", "", ""), deadline_s=60.0):
     parts = [Handle(RayPart(model), fate) for model, fate in zip(folder.models, fates, strict=True)]
     return RayFrontEnd(folder.table.to_data(), ServeOptions(deadline_s=deadline_s), TOKEN, *parts)
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import numpy as np
 import pytest
 
-from hocket.base.errors import InputFileError, RunError, UsageError
+from hocket.base.errors import InputFileError, MissingExtraError, RunError, UsageError
 from hocket.tables import Layout, Node, ShardServer, TableSpec, local_tables
 from hocket.tables import checkpoint as checkpoint_module
 from hocket.tables import route as route_module
@@ -125,9 +125,11 @@ def test_a_gradient_whose_square_is_no_number_is_refused_and_the_row_goes_on():
         worker["w"].inc([0], [[1.0]])
         worker.clock()
         assert worker["w"].get([0])[0, 0] < 0
-        state = group.servers[0].states[0]
-        # A shard that is sent one all the same, by gradients that add up on the way, is as strict.
-        state.hidden[:] = 3.4e38
+        # A gradient whose square the row's sum cannot take any more is refused by the shard.
+        group.servers[0].states[0].hidden[:] = 3.4e38
+        worker["w"].inc([0], [[1e18]])
+        assert worker["w"].refused == 1
+    assert group.servers[0].num_refused == 1
     assert np.isfinite(group.servers[0].states[0].cells).all()
 
 
@@ -159,6 +161,13 @@ def test_a_client_that_the_layout_does_not_name_is_refused(client, workers, time
     _, (port,) = inside_ports(1, 1)
     with pytest.raises(UsageError, match="clients are 0 to 0"):
         Node(ONE, client, port, num_workers=workers, timeout_s=timeout_s)
+
+
+def test_without_zeromq_its_ports_name_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    for use in (shard_port, lambda layout, client, at: client_port(layout, client, [at])):
+        with pytest.raises(MissingExtraError, match="needs zmq"):
+            use(ONE, 0, "tcp://127.0.0.1:0")
 
 
 # ── strangers and garbage ───────────────────────────────────────────────────────────────────────
@@ -269,7 +278,7 @@ def test_connections_of_strangers_do_not_disturb():
 
 
 def test_a_client_that_reads_nothing_does_not_fill_the_shards_memory(monkeypatch):
-    monkeypatch.setattr(route_module, "_MAX_UNDER_WAY", 5_000)
+    monkeypatch.setattr(route_module, "MAX_UNDER_WAY_BYTES", 5_000)
     layout = Layout((TableSpec("w", 4, 50, staleness=math.inf),), 1, 2)
     ports, (busy, idle) = inside_ports(1, 2)
     server = ShardServer(layout, 0, ports[0])

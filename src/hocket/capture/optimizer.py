@@ -93,7 +93,7 @@ def as_optimizer(given: Any, model: nn.Module | None) -> Optimizer | None:
     if isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
         raise UsageError(
             f"{given.__name__} is a class of optimizers, not one of them",
-            hint=f"make one: torch.optim.{given.__name__}(model.parameters())",
+            hint=f"make one: {given.__name__}(model.parameters())",
         )
     if not isinstance(given, torch.optim.Optimizer) or model is None:
         raise UsageError(

@@ -64,7 +64,9 @@ class SplitRequest:
         if self.target_s is not None and self.target_s <= 0:
             raise UsageError("the target latency must be more than nothing")
         if self.retraining.limit_s is not None and self.retraining.limit_s <= 0:
-            raise UsageError("the limit of a training must be more than nothing")
+            raise UsageError(
+                "the limit of a training must be more than nothing", hint="such as 10min"
+            )
         if not 0 < self.work <= 1:
             raise UsageError(f"parts cannot have {self.work} of the work", hint="such as 0.25")
         if not 0 <= self.accuracy_loss <= 100:

@@ -140,7 +140,10 @@ def _train_apart(asked: dict[str, Any]) -> Callable[[Path, Any, Any], None] | No
     from hocket.base.errors import UsageError
 
     if asked["on_fleet"] and asked["jobs"] > 1:
-        raise UsageError("--jobs counts processes here, and --fleet trains elsewhere")
+        raise UsageError(
+            "--jobs counts processes here, and --fleet trains elsewhere",
+            hint="leave one of them out",
+        )
     if asked["on_fleet"]:
         return partial(train_on_fleet, connect(asked["state"], asked["url"]))
     if asked["state"] is not None or asked["url"] is not None:

@@ -58,7 +58,7 @@ def _at_work(threads: int) -> Iterator[None]:
     """A process that works; it ends with this one, however that ends."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     child = subprocess.Popen(
-        (sys.executable, "-c", _WORK), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        (sys.executable, "-P", "-c", _WORK), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, **dict.fromkeys(names, str(threads))},
     )  # fmt: skip
     with child:

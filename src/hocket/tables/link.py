@@ -52,12 +52,10 @@ from hocket.tables.core.message import (
     plain,
 )
 from hocket.tables.priority import next_changes, unsent_rows
-from hocket.tables.route import Route
+from hocket.tables.route import MAX_UNDER_WAY_BYTES, Route
 from hocket.tables.spec import TableSpec
 
 _ASK_AGAIN_S = 1.0
-_MAX_UNDER_WAY = 64 * 2**20
-"""Bytes of changes that a shard has not applied, after which `clock` waits."""
 
 
 class ShardLink:
@@ -93,10 +91,10 @@ class ShardLink:
 
     @property
     def is_behind(self) -> bool:
-        """Whether more is under way than should be."""
+        """Whether more is under way than should be: `clock` waits then."""
         facts = self.state.facts
         lines = facts[END] - batch_start(self.state, facts[DONE] + 1) if self.is_connected else 0
-        return bool(4 * lines * self.state.pending.shape[1] > _MAX_UNDER_WAY)
+        return bool(4 * lines * self.state.pending.shape[1] > MAX_UNDER_WAY_BYTES)
 
     @property
     def has_unapplied(self) -> bool:
@@ -225,7 +223,6 @@ class ShardLink:
         first = take_restored(self.state, message.head)
         if is_new:
             self._asks.clear()  # of the earlier life; who waits asks again
-        if is_new:
             self._subscribe_again()
         head = np.zeros(HEAD, np.int64)
         for version in range(first, int(self.state.facts[NEXT])):

@@ -125,13 +125,15 @@ class Node:
         self.port.wake()
         self.wait_for(lambda: not any(link.has_unapplied for link in self._all_links()), "to apply")
         sent = [(link, link.last_sent) for link in self._all_links()]
-        self._num_keeping, self._pinged_s = self._num_keeping + 1, 0.0
+        with self.changed:
+            self._num_keeping, self._pinged_s = self._num_keeping + 1, 0.0
         self.port.wake()
         try:
             self.wait_for(lambda: all(link.is_kept(version) for link, version in sent),
                           "to write a checkpoint", limit_s=self.timeout_s)  # fmt: skip
         finally:
-            self._num_keeping -= 1
+            with self.changed:
+                self._num_keeping -= 1
 
     def _all_links(self) -> Iterator[ShardLink]:
         return (link for links in self.links for link in links)

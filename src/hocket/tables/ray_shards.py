@@ -92,13 +92,16 @@ class RayShards:
         import ray
 
         self._closing = True
-        started = [actor for actor in self.actors if actor is not None]
-        for actor in started:
+        for actor in self._running():
             actor.end.remote()
         for watcher in self._watchers:
             watcher.join(30)
-        for actor in started:
+        # A watcher may have started one again in the meantime.
+        for actor in self._running():
             ray.kill(actor)
+
+    def _running(self) -> list[Any]:
+        return [actor for actor in self.actors if actor is not None]
 
     def _start(self, shard: int) -> Any:
         """Place a shard, on its machine if it has one; what ends when the shard does."""

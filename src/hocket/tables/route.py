@@ -24,7 +24,8 @@ from hocket.tables.core.message import (
 )
 from hocket.tables.transports.port import Port
 
-_MAX_UNDER_WAY = 64 * 2**20
+MAX_UNDER_WAY_BYTES = 64 * 2**20
+"""Sent and not answered, after which nothing more is made to be sent."""
 
 
 class Route:
@@ -73,4 +74,4 @@ class Route:
     @property
     def is_clogged(self) -> bool:
         """Whether the peer takes nothing: one that stands still must not fill our memory."""
-        return self.budget.under_way_bytes > _MAX_UNDER_WAY
+        return self.budget.under_way_bytes > MAX_UNDER_WAY_BYTES

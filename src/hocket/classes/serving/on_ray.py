@@ -159,17 +159,17 @@ def serve_on_ray(
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve a folder on the Ray cluster of this machine, or a Ray of its own, until told to end."""
+    serve = _ray_serve()
     import ray
 
-    serve = _ray_serve()
     _join_ray(ray)
     try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         serve.start(http_options={"host": host, "port": port})
         cores = ray.cluster_resources().get("CPU", 1.0)  # type: ignore[no-untyped-call]
         made = application(folder, options, token, cores)
         serve.run(made, name=NAME, route_prefix="/v1/predict")
         on_ready(f"http://{host}:{port}")
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         signal.pause()
     except KeyboardInterrupt:
         pass

@@ -5,9 +5,10 @@ replica takes some samples of the step's batch, in microbatches one after the ot
 their gradients; then the replicas add theirs, and every one updates its model (or its shard of it)
 as if it had seen the whole batch. Shares may be unequal: a gradient counts by its samples. One
 replica with one stage and several microbatches is accumulation, several replicas are data parallel,
-several stages a pipeline. A replica may hold less than all that a step makes: blocks of its forward
-pass are ``recomputed`` before their backward pass, and the optimizer's state is kept and used on
-the host where ``update`` says so; both mean what they mean in the memory section.
+several stages a pipeline. With ``tensor`` parts the devices of a replica are these, not stages
+(Megatron-LM, Shoeybi et al., 2019). A replica may hold less than all that a step makes: blocks of
+its forward pass are ``recomputed`` before their backward pass, and the optimizer's state is kept
+and used on the host where ``update`` says so; both mean what they mean in the memory section.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ class Shares(Section):
             yield Violation("shares", "a device stands in two stages")
         for replica in self.replicas:
             yield from _replica_violations(replica, graph.num_ops, self.tensor)
-            if self.sharded and len(replica.devices) > 1:
+            if self.sharded and self.num_stages(replica) > 1:
                 yield Violation("shares", "stages of a pipeline are not sharded")
         if self.tensor > 1 and self.sharded:
             yield Violation("shares", "parts of matrices are not sharded besides")

@@ -27,6 +27,9 @@ from hocket.runtime.train.recorded_calls import Slots, performed
 from hocket.runtime.train.repeated import Redraws
 from hocket.runtime.train.weight import Weight, starts_backward
 
+Given = Sequence[Mapping[int, torch.Tensor]]
+"""Tensors that are there before a step, per device of the plan."""
+
 
 class _Act(NamedTuple):
     """One thing to do, and the slots that are free after it."""
@@ -68,12 +71,12 @@ class CarriedStep:
         )  # fmt: skip
         self._parts = (acts[:num_forward], acts[num_forward:])
 
-    def forward(self, given: Sequence[Mapping[int, torch.Tensor]], step: int) -> None:
+    def forward(self, given: Given, step: int) -> None:
         """Compute all up to the loss from the tensors that are there before, per device."""
         self.fill(given, step)
         self._carry_out(self._parts[0])
 
-    def fill(self, given: Sequence[Mapping[int, torch.Tensor]], step: int) -> None:
+    def fill(self, given: Given, step: int) -> None:
         """Take the tensors that are there before a step, per device, and nothing else."""
         for slots, tensors in zip(self._slots, given, strict=True):
             slots[:] = [None] * len(slots)
@@ -90,9 +93,7 @@ class CarriedStep:
             if parameter not in self.gradients:
                 self.gradients[parameter] = self.value(gradient)
 
-    def carry_out(
-        self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
-    ) -> None:
+    def carry_out(self, given: Given, step: int, weight: Weight = 1.0) -> None:
         """The whole step at once."""
         self.forward(given, step)
         self.backward(weight)

@@ -8,19 +8,16 @@ from PyTorch's generator at each launch. What cannot be captured goes on op by o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import torch
 
 from hocket.base.errors import one_line
 from hocket.graph.graph import Role
 from hocket.runtime.setup import Setup
-from hocket.runtime.train.carry import CarriedStep
+from hocket.runtime.train.carry import CarriedStep, Given
 from hocket.runtime.train.weight import Weight
 
 NUM_WARM = 2
 """Steps op by op before the capture."""
-Given = Sequence[Mapping[int, torch.Tensor]]
 
 
 class ReplayedStep(CarriedStep):

@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_map
 from hocket.base.errors import one_line
 from hocket.graph.graph import Role
 from hocket.runtime.train.carrier import Carried
+from hocket.runtime.train.carry import Given
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import RecordedStep
 from hocket.runtime.train.replay import NUM_WARM
-from hocket.runtime.train.waves import Given, WaveOrder, Waves
+from hocket.runtime.train.waves import WaveOrder, Waves
 from hocket.runtime.train.weight import Weight
 
 

@@ -24,15 +24,13 @@ from hocket.plan.sections.lanes import NUM_LANES
 from hocket.runtime.lanes import Lane, new_lane
 from hocket.runtime.setup import Setup
 from hocket.runtime.train.carrier import Carried
-from hocket.runtime.train.carry import CarriedStep
+from hocket.runtime.train.carry import CarriedStep, Given
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import RecordedStep
 from hocket.runtime.train.weight import Weight
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares.lanes import lane_waits
 
-Given = Sequence[Mapping[int, torch.Tensor]]
-"""Tensors that are there before a wave, per device of the plan."""
 WaveOp = tuple[int, int]
 """A microbatch and an op of its graph."""
 

@@ -82,9 +82,9 @@ class ZeroMqShardPort:
     """
 
     def __init__(self, address: str, max_message_bytes: int) -> None:
+        self._socket = _socket("ROUTER")
         import zmq
 
-        self._socket = _socket("ROUTER")
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
         try:
             self._socket.bind(address.replace(":0", ":*") if address.endswith(":0") else address)
@@ -134,10 +134,10 @@ class ZeroMqClientPort:
     address = ""
 
     def __init__(self, client: int, addresses: Sequence[str]) -> None:
-        import zmq
-
         self.process = secrets.randbits(62) + 1
         self._sockets = [_socket("DEALER", f"{client}.{self.process}") for _ in addresses]
+        import zmq
+
         for socket, address in zip(self._sockets, addresses, strict=True):
             try:
                 socket.connect(address)
