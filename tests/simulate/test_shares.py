@@ -280,6 +280,15 @@ def test_an_update_on_the_host_keeps_no_state_and_copies_gradients_and_parameter
     assert gradients > 0
 
 
+def test_an_update_on_the_host_that_reads_no_gradient_copies_nothing(problem):
+    role = problem.graph.tensor_role
+    role = np.where(role == Role.GRADIENT, Role.ACTIVATION, role).astype(role.dtype)
+    without = replace(problem, work=replace(problem.graph, tensor_role=role))
+    section = easing(without, shares(without, ((0,), (8,), ())), update="host")
+    graph = unfold(without, section).problem.graph
+    assert not np.isin(graph.op_stream, (Stream.COPY_OUT, Stream.COPY_IN)).any()
+
+
 def test_a_plan_file_keeps_what_is_recomputed_and_older_files_recompute_nothing(problem):
     section = easing(problem, shares(problem, ((0,), (8,), ())), recomputed=blocks_of(problem)[:1],
                      update="host")  # fmt: skip

@@ -61,7 +61,7 @@ def plan_gangs(
             if not can_share(problem):
                 raise UsageError(
                     f"the batch of {graph.name} cannot be shared between devices",
-                    hint="name a model with a batch of two or more, or leave out --planned",
+                    hint="name a model with a batch of two or more, or give throughputs",
                 )
             found.append(GangPlan(servers=servers, gang=gang, comparison=compare_whole(problem)))
     return found

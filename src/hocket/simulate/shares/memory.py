@@ -191,6 +191,9 @@ def copies_out(
     sizes = -(-graph.tensor_bytes[gradients] // own.num_shards)
     filled = list(buckets(sizes, homes[None, :]))
     sent = [(gradients[members], int(sizes[members].sum())) for members in filled]
+    there = np.full(graph.num_tensors, -1, dtype=np.int32)
+    if not sent:
+        return there, sent
     ops = _copies(problem, own, sheet, sent, Stream.COPY_OUT)
     names = [f"out.{number}{own.label}#done" for number in range(len(sent))]
     told = sheet.add_tensors(names, role=Role.CONTROL, producer=ops)
@@ -198,7 +201,6 @@ def copies_out(
     sheet.add_reads(ops[bucket], own.sums[copied])
     if done is not None:
         sheet.add_reads(ops[bucket], done[copied])
-    there = np.full(graph.num_tensors, -1, dtype=np.int32)
     there[copied] = told[bucket]
     return there, sent
 
