@@ -116,6 +116,6 @@ def require_one_device(cluster: Cluster) -> None:
     if cluster.num_devices != 1:
         raise UsageError(
             f"{cluster.name} has {cluster.num_devices} devices; a memory plan is for one",
-            hint="name one device, such as 1xh200, or a cluster file that has that one alone; "
+            hint="name one device, such as 1xh200, or machine.toml:gpu0 of a cluster file; "
             "hocket plan spreads a step over several",
         )
