@@ -53,9 +53,6 @@ class Lane:
     log: Path
     process: subprocess.Popen[bytes] | None = None
     ends: list[int] = field(default_factory=list)
-    last: list[str] = field(default_factory=list)
-    may_retry: bool = True
-    """Without CUDA graphs, where a training failed."""
 
     def step(self) -> bool:
         """Start what comes next; whether anything is left."""
@@ -64,15 +61,13 @@ class Lane:
                 return True
             self.ends.append(self.process.returncode)
             self.process = None
-            if self.ends[-1] and self.last and "--eager" not in self.last and self.may_retry:
-                self.commands.insert(0, [*self.last, "--eager"])
         if not self.commands:
             return False
-        self.last = self.commands.pop(0)
+        command = self.commands.pop(0)
         environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *self.last], stdout=log, stderr=subprocess.STDOUT,
+                [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT,
                 env=environment,
             )  # fmt: skip
         return True
@@ -140,12 +135,12 @@ def calm_lanes(asked: argparse.Namespace, work: Path) -> list[Lane]:
     folders = [str(path.parent) for path in sorted(work.glob("*/table.json"))]
     timing = [str(HERE / "cifar_latency.py"), *folders, "--json", str(work / "latency.json")]
     if asked.toy:
-        return [Lane("calm", [[*timing, "--few"]], work / "calm.log", may_retry=False)]
+        return [Lane("calm", [[*timing, "--few"]], work / "calm.log")]
     serving = [
         [str(HERE / "serving.py"), name, "--json", str(work / f"serving-{name}.json"), *more]
         for name, *more in (("kill", "--kills", "40"), ("overhead",), ("predict",), ("fan-out",))
     ]
-    return [Lane("calm", [timing, *serving], work / "calm.log", may_retry=False)]
+    return [Lane("calm", [timing, *serving], work / "calm.log")]
 
 
 def run_lanes(lanes: list[Lane], work: Path, out: Path, until_s: float) -> None:

@@ -25,7 +25,6 @@ import cifar
 import numpy as np
 import torch
 
-from hocket.classes import stepping
 from hocket.classes.artefact import write_folder
 from hocket.classes.calibrate import calibrated
 from hocket.classes.codes import cyclic_code
@@ -62,8 +61,6 @@ def main() -> None:
     """One net, all its seeds."""
     asked = arguments()
     without_onnx_package()
-    if asked.eager:
-        stepping.RECORDS = False
     for seed in asked.seeds:
         told: dict[str, Any] = {"net": asked.net, "seed": seed}
         material = trained(asked, seed, told)
@@ -102,7 +99,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=3.0)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 

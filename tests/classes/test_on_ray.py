@@ -10,6 +10,7 @@ from classes.small import SHAPE, small_folder, whole_scores
 from hocket.base.errors import UsageError
 from hocket.classes.serving.front_end import ServeOptions
 from hocket.classes.serving.on_ray import RayFrontEnd, RayPart
+from hocket.cli.serve_classes import command
 
 TOKEN = "a-token-of-many-characters"
 
@@ -55,12 +56,27 @@ def test_a_deadline_gives_what_has_come_and_wrong_inputs_are_refused(folder):
 
 
 @pytest.mark.parametrize(
-    ("token", "body", "status"), [("wrong", b"", 401), (TOKEN, b'{"input": ["1"]}', 422)]
+    ("token", "body", "status"),
+    [("wrong", b"", 401), (TOKEN, b'{"input": ["1"]}', 422), (TOKEN, b" " * 10**7, 422)],
 )
-def test_requests_need_the_token_and_an_input(folder, token, body, status):
-    async def whole_body():
-        return body
+def test_requests_need_the_token_and_one_input(folder, token, body, status):
+    async def stream():
+        for start in range(0, len(body), 10**5):
+            yield body[start : start + 10**5]
 
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-    request = SimpleNamespace(method="POST", headers=headers, body=whole_body)
+    request = SimpleNamespace(method="POST", headers=headers, stream=stream)
     assert asyncio.run(front_end(folder)(request)).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (("--device", "cpu", "--spin", "2ms"), "--device has no use for --spin"),
+        (("--device", "cpu", "--quorum", "1", "--deadline", "2s"), "--deadline and --quorum"),
+        (("--ray", "--spin", "2ms"), "--ray has no use for --spin"),
+    ],
+)
+def test_options_that_a_way_of_serving_has_no_use_for_are_refused(options, names):
+    with pytest.raises(UsageError, match=names):
+        command.main(["nowhere", *options], standalone_mode=False)

@@ -195,7 +195,7 @@ def test_hostile_requests_get_a_clear_error_and_kill_no_worker(
     assert answer.status_code == status
     assert answer.json()["detail"]
     assert front_end.num_alive == 3
-    assert max_body_bytes(front_end) == 65_536
+    assert max_body_bytes(front_end.table) == 65_536
 
 
 def test_scores_that_are_no_numbers_never_win(front_end):

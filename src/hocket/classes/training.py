@@ -8,7 +8,8 @@ trained together see the same batches, so that the whole net is asked once for a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -188,6 +189,17 @@ def _balanced(data: Labelled, classes: tuple[int, ...], recipe: NetTraining) -> 
     return draw
 
 
+@contextmanager
+def _quickest_convolutions(is_cuda: bool) -> Iterator[None]:
+    """Kernels of convolutions are tried on a GPU: the same shapes come in every step."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = is_cuda or before
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 def _train(
     nets: Sequence[nn.Module],
     losses: Sequence[LossOf],
@@ -200,7 +212,6 @@ def _train(
 ) -> int:
     device = next(nets[0].parameters()).device
     is_cuda = device.type == "cuda"
-    torch.backends.cudnn.benchmark = is_cuda
     first = draw()
     form = torch.channels_last if is_cuda and data.inputs.ndim == 4 else torch.contiguous_format
     inputs = data.inputs[first].to(device, memory_format=form)
@@ -222,7 +233,8 @@ def _train(
         with torch.no_grad(), mixed_precision(device):
             batch.opinions.copy_(asked(batch.inputs))
 
-    with torch.random.fork_rng(devices=[device] if is_cuda else []):
+    draws = torch.random.fork_rng(devices=[device] if is_cuda else [])
+    with draws, _quickest_convolutions(is_cuda):
         torch.manual_seed(recipe.seed)
         learners = [
             Learner(net, loss_of, recipe) for net, loss_of in zip(nets, losses, strict=True)

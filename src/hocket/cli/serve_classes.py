@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from hocket.cli.output import emit, json_option, say
+
+_DEADLINE, _SPIN = "1s", "0s"
+
+
+def _refuse_unused(
+    deadline: str, spin: str, quorum: int | None, *, is_on_device: bool, on_ray: bool
+) -> None:
+    """Options of worker processes that the other ways of serving have no use for."""
+    from hocket.base.errors import UsageError
+
+    given = {"--deadline": deadline != _DEADLINE, "--quorum": quorum is not None}
+    ignored = [name for name, is_given in given.items() if is_on_device and is_given]
+    if spin != _SPIN and (is_on_device or on_ray):
+        ignored.append("--spin")
+    if ignored:
+        way = "--device" if is_on_device else "--ray"
+        raise UsageError(f"{way} has no use for {' and '.join(ignored)}", hint="leave it out")
 
 
 @click.command("serve-classes")
@@ -17,8 +35,8 @@ from hocket.cli.output import emit, json_option, say
 )
 @click.option("--token-file", type=click.Path(path_type=Path), default=None,
               help="Holds the token; made where it is not there.")  # fmt: skip
-@click.option("--deadline", default="1s", show_default=True, help="For one answer.")
-@click.option("--spin", default="0s", show_default=True,
+@click.option("--deadline", default=_DEADLINE, show_default=True, help="For one answer.")
+@click.option("--spin", default=_SPIN, show_default=True,
               help="How long an idle worker keeps its core awake, such as 2ms.")  # fmt: skip
 @click.option("--quorum", type=click.IntRange(1), default=None,
               help="Answers per class that are waited for.")  # fmt: skip
@@ -64,8 +82,9 @@ def command(
         raise UsageError(
             "--predict, --device and --ray are three different things", hint="take one"
         )
+    _refuse_unused(deadline, spin, quorum, is_on_device=device is not None, on_ray=on_ray)
     opened = read_folder(folder)
-    prediction = None
+    prediction: dict[str, Any] | None = None
     if has_workers:
         outlook = rehearsed(opened)
         prediction = outlook.to_data()
@@ -75,8 +94,9 @@ def command(
             f"{format_seconds(outlook.overhead_s)} to reach {len(outlook.part_s)} workers"
         )
     if only_predict:
+        assert prediction is not None
         if as_json:
-            emit(prediction or {})
+            emit(prediction)
         return
     from hocket.api.serving import ServeOptions, serve, token_in
 

@@ -6,6 +6,7 @@ What is not understood raises `Refusal`, never a guess.
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +43,7 @@ Index = Scalar | Sub | None
 
 
 @dataclass
-class Expressions:
+class Expressions(ABC):
     """Evaluates expressions in an environment and records the accesses that they make."""
 
     scope: Scope
@@ -56,9 +57,9 @@ class Expressions:
     loop_depth: int = 0
     has_local_arrays: bool = False
 
+    @abstractmethod
     def block(self, statements: Sequence[ast.stmt], environment: Environment) -> None:
         """Run statements; the reader of statements does that."""
-        raise NotImplementedError
 
     # ── values ──────────────────────────────────────────────────────────────────────────────────
 
@@ -291,9 +292,9 @@ class Expressions:
             return f"{parent}.{node.attr}" if parent else None
         return None
 
+    @abstractmethod
     def call(self, node: ast.Call, environment: Environment) -> Value:
         """Follow a call; the reader of calls does that."""
-        raise NotImplementedError
 
 
 def indexed(base: Array, indices: Sequence[Index]) -> Array:

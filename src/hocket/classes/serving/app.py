@@ -69,9 +69,9 @@ class PartsHealth(BaseModel):
     alive: int
 
 
-def max_body_bytes(front_end: Answering) -> int:
+def max_body_bytes(table: PartTable) -> int:
     """What one input may take as JSON or raw."""
-    numbers = int(np.prod(front_end.table.input_shape))
+    numbers = int(np.prod(table.input_shape))
     return max(_LEAST_BODY_BYTES, _JSON_BYTES_PER_NUMBER * numbers)
 
 
@@ -134,7 +134,7 @@ def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> F
         return PartsHealth(status=status, workers=workers, alive=alive)
 
     handle_errors(app)
-    app.add_middleware(Door, token=token, max_bytes=max_body_bytes(front_end), hosts=hosts)
+    app.add_middleware(Door, token=token, max_bytes=max_body_bytes(front_end.table), hosts=hosts)
     return app
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import HocketError, MissingExtraError, RunError, UsageError
 from hocket.classes.artefact import Folder
-from hocket.classes.serving.app import answer_body, inputs_of
+from hocket.classes.serving.app import answer_body, inputs_of, max_body_bytes
 from hocket.classes.serving.front_end import Answer, ServeOptions, answer_from, is_enough
 from hocket.classes.serving.wire import InputLayout
 from hocket.classes.session import infer, open_session
@@ -80,6 +80,15 @@ class RayFrontEnd:
             each.cancel()
         return answer_from(self._combiner, answers, senseless, start_ns)
 
+    async def _body(self, request: Any) -> bytes:
+        """What was sent, if it is no more than an input can be."""
+        limit, body = max_body_bytes(self._table), b""
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise UsageError(f"more than {limit:,} bytes", hint="send one input at a time")
+        return body
+
     async def __call__(self, request: Any) -> Any:
         """``POST`` an input as the web service of `app` takes it."""
         from starlette.responses import JSONResponse
@@ -91,7 +100,8 @@ class RayFrontEnd:
         try:
             if request.method != "POST":
                 raise UsageError("send an input by POST")
-            answer = await self.predict(inputs_of(await request.body(), request, self._table))
+            body = await self._body(request)
+            answer = await self.predict(inputs_of(body, request, self._table))
             if answer.label < 0:
                 return JSONResponse({"detail": "no part gave finite scores in time"}, 503)
         except HocketError as error:
@@ -169,7 +179,8 @@ def serve_on_ray(
         cores = ray.cluster_resources().get("CPU", 1.0)  # type: ignore[no-untyped-call]
         made = application(folder, options, token, cores)
         serve.run(made, name=NAME, route_prefix="/v1/predict")
-        on_ready(f"http://{host}:{port}")
+        shown = f"[{host}]" if ":" in host else host
+        on_ready(f"http://{shown}:{port}")
         signal.pause()
     except KeyboardInterrupt:
         pass

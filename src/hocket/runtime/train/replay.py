@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from hocket.base.errors import one_line
+from hocket.capture.program import Program
 from hocket.graph.graph import Role
 from hocket.runtime.setup import Setup
 from hocket.runtime.train.carry import CarriedStep, Given
@@ -18,6 +19,29 @@ from hocket.runtime.train.weight import Weight
 
 NUM_WARM = 2
 """Steps op by op before the capture."""
+
+
+class StaticInputs:
+    """The batch in memory that a graph reads: later batches are copied into it."""
+
+    def __init__(self, program: Program, given: Given) -> None:
+        self._tensors = {
+            number: tensor.clone()
+            for here in given
+            for number, tensor in here.items()
+            if program.tensors[number].role == Role.INPUT
+        }
+
+    def within(self, given: Given) -> list[dict[int, torch.Tensor]]:
+        """What is there before a step, with this memory in place of the batch."""
+        return [{n: self._tensors.get(n, tensor) for n, tensor in here.items()} for here in given]
+
+    def refill(self, given: Given) -> None:
+        """Copy the batch of a step."""
+        for here in given:
+            for number, static in self._tensors.items():
+                if number in here:
+                    static.copy_(here[number], non_blocking=True)
 
 
 class ReplayedStep(CarriedStep):
@@ -39,7 +63,7 @@ class ReplayedStep(CarriedStep):
         self._num_eager = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._captured_from: Given | None = None
-        self._inputs: dict[int, torch.Tensor] = {}
+        self._inputs: StaticInputs | None = None
         self._results: dict[int, torch.Tensor] = {}
         self._lent: dict[int, torch.Tensor] = {}
         self._scale = torch.ones((), device=device)
@@ -62,10 +86,8 @@ class ReplayedStep(CarriedStep):
         if self._graph is None:
             super().carry_out(given, step, weight)
             return
-        for here in given:
-            for number, static in self._inputs.items():
-                if number in here:
-                    static.copy_(here[number], non_blocking=True)
+        assert self._inputs is not None
+        self._inputs.refill(given)
         self._scale.fill_(weight)
         self._graph.replay()
         self._is_replayed = True
@@ -77,14 +99,8 @@ class ReplayedStep(CarriedStep):
 
     def _capture(self, given: Given, step: int) -> None:
         self._graph, self._results, self._lent = None, {}, {}
-        specs = self.setup.program.tensors
-        self._inputs = {
-            number: tensor.clone()
-            for here in given
-            for number, tensor in here.items()
-            if specs[number].role == Role.INPUT
-        }
-        static = [{n: self._inputs.get(n, tensor) for n, tensor in here.items()} for here in given]
+        self._inputs = StaticInputs(self.setup.program, given)
+        static = self._inputs.within(given)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()

@@ -14,14 +14,10 @@ import torch
 from torch.utils._pytree import tree_map
 
 from hocket.base.errors import one_line
-from hocket.graph.graph import Role
 from hocket.runtime.train.carrier import Carried
-from hocket.runtime.train.carry import Given
 from hocket.runtime.train.programs import Programs
-from hocket.runtime.train.recorded import RecordedStep
-from hocket.runtime.train.replay import NUM_WARM
-from hocket.runtime.train.waves import WaveOrder, Waves
-from hocket.runtime.train.weight import Weight
+from hocket.runtime.train.replay import NUM_WARM, StaticInputs
+from hocket.runtime.train.waves import Wave, WaveOrder, Waves
 
 
 class ReplayedWaves(Waves):
@@ -34,65 +30,47 @@ class ReplayedWaves(Waves):
         self._num_eager = 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._captured_from: tuple[Any, ...] = ()
-        self._inputs: list[dict[int, torch.Tensor]] = []
+        self._inputs: list[StaticInputs] = []
         self._scales: list[torch.Tensor] = []
         self._outcomes: list[Carried] = []
         self._lent: dict[str, torch.Tensor] = {}
 
-    def carry(
-        self,
-        steps: Sequence[RecordedStep],
-        given: Sequence[Given],
-        step: int,
-        weights: Sequence[Weight],
-    ) -> list[Carried]:
+    def carry(self, waves: Sequence[Wave], step: int) -> list[Carried]:
         """Forward and backward of all waves; gradients that wait for more are added op by op."""
         tensors = self._programs.tensors.values()
         is_pending = any(tensor.grad is not None for tensor in tensors)
         if self.refusal or is_pending or self._num_eager < NUM_WARM:
             self._num_eager += 1
-            return super().carry(steps, given, step, weights)
-        origin = (*steps, *(tensor.data_ptr() for tensor in tensors))
+            return super().carry(waves, step)
+        origin = (*(w.recorded for w in waves), *(tensor.data_ptr() for tensor in tensors))
         if self._graph is None or origin != self._captured_from:
-            self._capture(steps, given, step, weights)
+            self._capture(waves, step)
             self._captured_from = origin
         if self._graph is None:
-            return super().carry(steps, given, step, weights)
-        for static, wave in zip(self._inputs, given, strict=True):
-            for here in wave:
-                for number, tensor in static.items():
-                    if number in here:
-                        tensor.copy_(here[number], non_blocking=True)
-        for scale, weight in zip(self._scales, weights, strict=True):
-            scale.fill_(weight)
+            return super().carry(waves, step)
+        for inputs, scale, wave in zip(self._inputs, self._scales, waves, strict=True):
+            inputs.refill(wave.given)
+            scale.fill_(wave.weight)
         self._graph.replay()
         for name, gradient in self._lent.items():
             self._programs.tensors[name].grad = gradient
         return [Carried(each.loss.clone(), tree_map(_own, each.outputs)) for each in self._outcomes]
 
-    def _capture(
-        self,
-        steps: Sequence[RecordedStep],
-        given: Sequence[Given],
-        step: int,
-        weights: Sequence[Weight],
-    ) -> None:
+    def _capture(self, waves: Sequence[Wave], step: int) -> None:
         self._graph, self._outcomes, self._lent = None, [], {}
-        self._inputs = [
-            _inputs(recorded, wave) for recorded, wave in zip(steps, given, strict=True)
-        ]
+        self._inputs = [StaticInputs(wave.recorded.program, wave.given) for wave in waves]
+        self._scales = [torch.ones((), device=self._device) for _ in waves]
         static = [
-            [{n: inputs.get(n, tensor) for n, tensor in here.items()} for here in wave]
-            for inputs, wave in zip(self._inputs, given, strict=True)
+            Wave(wave.recorded, inputs.within(wave.given), scale)
+            for wave, inputs, scale in zip(waves, self._inputs, self._scales, strict=True)
         ]
-        self._scales = [torch.ones((), device=self._device) for _ in weights]
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         tensors = self._programs.tensors
         try:
             with torch.cuda.graph(graph):
-                self._outcomes = super().carry(steps, static, step, self._scales)
+                self._outcomes = super().carry(static, step)
         # A kernel that cannot be captured is no failure: waves go on op by op.
         except Exception as error:
             self.refusal = one_line(error)
@@ -108,17 +86,6 @@ def make_waves(programs: Programs, order: WaveOrder, device: torch.device) -> Wa
     """Waves on a device, replayed where it is a CUDA device and its programs are."""
     replayed = programs.replay and device.type == "cuda"
     return (ReplayedWaves if replayed else Waves)(programs, order, device)
-
-
-def _inputs(recorded: RecordedStep, given: Given) -> dict[int, torch.Tensor]:
-    """Copies of a wave's batch, into which later batches are copied."""
-    specs = recorded.program.tensors
-    return {
-        number: tensor.clone()
-        for here in given
-        for number, tensor in here.items()
-        if specs[number].role == Role.INPUT
-    }
 
 
 def _own(value: Any) -> Any:

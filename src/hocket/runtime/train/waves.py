@@ -64,6 +64,15 @@ def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0)
     return WaveOrder(tuple(sequence), waits, problem.graph.num_ops)
 
 
+class Wave(NamedTuple):
+    """A microbatch that is to be carried."""
+
+    recorded: RecordedStep
+    given: Given
+    """What is there before it."""
+    weight: Weight
+
+
 class WaveStep(CarriedStep):
     """One wave: a recorded step whose calls are asked for one by one."""
 
@@ -120,31 +129,26 @@ class Waves:
                 self._programs.train(batch, step, weight)
                 for batch, weight in zip(batches, weights, strict=True)
             ]
-        given = [
-            [dict(here) for here in self._programs.given(recorded, batch)]
-            for recorded, batch in found
+        waves = [
+            Wave(recorded, [dict(here) for here in self._programs.given(recorded, batch)], weight)
+            for (recorded, batch), weight in zip(found, weights, strict=True)
         ]
-        return self.carry([recorded for recorded, _ in found], given, step, weights)
+        return self.carry(waves, step)
 
-    def carry(
-        self,
-        steps: Sequence[RecordedStep],
-        given: Sequence[Given],
-        step: int,
-        weights: Sequence[Weight],
-    ) -> list[Carried]:
-        """The same, from the recorded step of each wave and the tensors that are there before."""
+    def carry(self, waves: Sequence[Wave], step: int) -> list[Carried]:
+        """The same, of waves whose tensors are there."""
         sums = _GradientSums(self._programs.tensors)
         events: dict[WaveOp, Any] = {}
         outcomes: dict[int, Carried] = {}
-        with self._on_lanes(), self._step(steps[0], 0).as_recorded():
+        with self._on_lanes(), self._step(waves[0].recorded, 0).as_recorded():
             for at in self._order.sequence:
                 wave, op = at
-                recorded, lane = steps[wave], self._lanes[wave % NUM_LANES]
+                recorded, given, weight = waves[wave]
+                lane = self._lanes[wave % NUM_LANES]
                 lane.make_current()
                 own = self._step(recorded, wave)
                 if self._first[wave] == op:
-                    own.begin(given[wave], step, weights[wave])
+                    own.begin(given, step, weight)
                 for awaited in self._order.waits.get(at, ()):
                     lane.wait(events[awaited])
                 own.run(op)
@@ -155,7 +159,7 @@ class Waves:
                     sums.add(name, wave, own.take(gradient), lane)
                 if self._last[wave] == op:
                     outcomes[wave] = _outcome(recorded, own)
-        return [outcomes[wave] for wave in range(len(steps))]
+        return [outcomes[wave] for wave in range(len(waves))]
 
     def _step(self, recorded: RecordedStep, wave: int) -> WaveStep:
         key = id(recorded), wave % NUM_LANES
