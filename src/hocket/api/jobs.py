@@ -40,8 +40,8 @@ def planned_job(spec: JobSpec, graph: Graph, kinds: Sequence[str], folder: Path)
             why = planned.comparison.why
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        # Kinds are named by who serves the fleet.
-        file = folder / f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.json"
+        # Kinds are named by who serves the fleet; without odd letters two may be alike.
+        file = folder / f"{len(plans)}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.json"
         write_plan(file, planned.comparison.problem, chosen.plan)
         speeds[name], plans[name] = 1 / chosen.step_s, str(file.resolve())
     if not plans:

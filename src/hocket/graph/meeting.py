@@ -11,7 +11,6 @@ of it. O(ops).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
 from functools import lru_cache
@@ -22,10 +21,10 @@ from numpy.typing import NDArray
 
 from hocket.graph.batches import unsplit
 from hocket.graph.graph import Graph, Phase, Role
+from hocket.graph.signatures import tensor_shapes
 
 SAMPLES = "samples"
 """The note of a graph that says in words whether samples come apart."""
-_TENSOR = re.compile(r"[a-z][a-z0-9_]*\[([0-9,]*)\](?:\{[0-9,]*\})?")
 _WHOLE = re.compile(r"-?[0-9]+")
 
 
@@ -275,7 +274,7 @@ def _op_text(own: str, away: str) -> OpText | None:
     head, args = _parted(own)
     _, others = _parted(away)
     name = head.split(".")[1] if "." in head else head
-    shapes, shapes_away = _shapes(args), _shapes(others)
+    shapes, shapes_away = tensor_shapes(own), tensor_shapes(away)
     if len(shapes) != len(shapes_away):
         return None
     tensors = tuple(
@@ -302,11 +301,3 @@ def _split(text: str) -> list[str]:
             start = at + 1
     last = text[start:].strip()
     return [*found, last] if last else found
-
-
-def _shapes(args: Sequence[str]) -> list[tuple[int, ...]]:
-    return [
-        tuple(int(extent) for extent in found.group(1).split(",") if extent)
-        for arg in args
-        for found in _TENSOR.finditer(arg)
-    ]

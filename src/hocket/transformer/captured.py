@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hocket.base.errors import InputFileError
+from hocket.graph.signatures import tensor_shapes
 from hocket.transformer.shape import Transformer
 
 if TYPE_CHECKING:
     from hocket.graph.graph import Graph
 
-_SHAPE = re.compile(r"[a-z0-9_]+\[([0-9,]*)\]")
 _LAYER = re.compile(r"(.*?\.)?([0-9]+)\.(.+)")
 _EXPERTS = re.compile(r"experts?\b|router|gate\.weight", re.IGNORECASE)
 _MLP = re.compile(r"\b(mlp|ffn|feed_forward|fc1|fc2|dense_h_to_4h|dense_4h_to_h)\b")
@@ -86,7 +86,7 @@ def _embeddings(graph: Graph) -> Iterator[tuple[tuple[int, int], tuple[int, ...]
     """Shape of each embedding's table and of the tokens that it is given."""
     for text in graph.signatures:
         if text.startswith("aten.embedding."):
-            shapes = _shapes(text)
+            shapes = tensor_shapes(text)
             if len(shapes) >= 2 and len(shapes[0]) == 2 and shapes[1]:
                 yield (shapes[0][0], shapes[0][1]), shapes[1]
 
@@ -108,7 +108,7 @@ def _attention(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of queries and keys: sequence by sequence, head, token, element."""
     for text in graph.signatures:
         if "scaled_dot_product" in text and "backward" not in text:
-            shapes = _shapes(text)
+            shapes = tensor_shapes(text)
             if len(shapes) >= 2 and len(shapes[0]) == len(shapes[1]) == 4:
                 return shapes[0], shapes[1]
     return (), ()
@@ -130,10 +130,3 @@ def _parameters(graph: Graph) -> dict[str, int]:
     """Bytes of the parameters as they are before the step; the optimizer makes new ones."""
     is_one = (graph.tensor_role == _PARAMETER) & (graph.tensor_producer < 0)
     return {graph.tensor_names[i]: int(graph.tensor_bytes[i]) for i in is_one.nonzero()[0]}
-
-
-def _shapes(text: str) -> list[tuple[int, ...]]:
-    return [
-        tuple(int(extent) for extent in found.split(",") if extent)
-        for found in _SHAPE.findall(text)
-    ]

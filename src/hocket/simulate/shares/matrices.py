@@ -22,10 +22,10 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import CheckError
 from hocket.cost.roofline import costs_from_settings
 from hocket.graph.graph import Graph, Phase, Role
+from hocket.graph.signatures import tensor_shapes
 from hocket.plan.problem import Problem
 from hocket.transformer.families import named_family, without_rule
 
-_SHAPE = re.compile(r"[a-z0-9_]+\[([0-9,]+)\]")
 _HEADS_FIRST = ("aten.transpose", "aten.permute")
 _PRODUCTS = ("aten.mm", "aten.addmm")
 _LAYER = re.compile(r"((?:.*?\.)?[0-9]+)\.(.+)")
@@ -89,7 +89,7 @@ def _shapes(graph: Graph, op: int) -> list[tuple[int, ...]]:
     """Extents of the tensors that an op is called with."""
     index = int(graph.op_signature[op])
     text = graph.signatures[index] if index >= 0 else ""
-    return [tuple(map(int, found.split(","))) for found in _SHAPE.findall(text)]
+    return tensor_shapes(text)
 
 
 def _matrices(graph: Graph) -> tuple[list[int], list[int]]:
