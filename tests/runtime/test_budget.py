@@ -39,7 +39,8 @@ WAYS = [
     {"activations": a, "checkpoint": c, "parameters": p, "update": u}
     for a, c in (("kept", "kept"), ("offloaded", "kept"), ("recomputed", "kept"),
                  ("recomputed", "offloaded"))
-    for p, u in (("resident", "device"), ("resident", "host"), ("streamed", "host"))
+    for p, u in (("resident", "device"), ("resident", "host"), ("streamed", "host"),
+                 ("streamed", "device"))
 ]  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from hocket.capture.fake import (
 from hocket.capture.loss import Loss, tensors_of
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
+from hocket.capture.recurrent import know_recurrent_layers
 from hocket.capture.standin import put_stand_ins
 from hocket.graph import Phase, Role
 
@@ -59,6 +60,7 @@ def record_fake_step(
     for item in all_tensors(model, batch):
         is_left_out = item[1] != Role.INPUT and hidden and item[0].startswith(hidden)
         (unused if is_left_out else named).append(item)
+    know_recurrent_layers()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     stands_in = device == ACCELERATOR
     with mode:

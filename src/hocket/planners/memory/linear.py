@@ -49,7 +49,7 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
     for table in (stay, moved, again):
         table[-1] = 0.0
     compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
-    incoming = 2 * numbers.fetched + numbers.returned
+    incoming = 2 * numbers.fetched + numbers.returned + numbers.visiting
     forward_s = float(numbers.forward_s.sum())
     after = (numbers.gradients / numbers.link.out_bps).ravel()
     at_home = (numbers.host_traffic / numbers.host_update_bps).ravel()
@@ -196,7 +196,7 @@ class _Program:
         numbers, end, last = self.numbers, self.end, self.count - 1
         rate = 1 / numbers.link.in_bps
         takes = self._share(numbers.moved, self.way, block, rate)
-        takes += self._share(numbers.fetched, self.home, block, rate)
+        takes += self._share(numbers.fetched + numbers.visiting, self.home, block, rate)
         if block == last:
             self._after(end["fetch"][block], end["parameters"][last], takes)
         else:
@@ -251,6 +251,7 @@ class _Program:
             self._row([*at_home, *left, *copied], (room - forward) / unit)
             early = self._window(numbers.moved, self.way, block - self.ahead, block - 1, unit)
             early += self._window(numbers.fetched, self.home, block - self.ahead, block, unit)
+            early += self._window(numbers.visiting, self.home, block, block, unit)
             early += self._window(
                 numbers.gradients, self.home, block + 1, block + 1 + self.ahead, unit
             )
@@ -299,7 +300,7 @@ class _Program:
         total = max(float(numbers.stay.sum()) + float(numbers.home.sum()), 1.0)
         scale = _TINY * float(numbers.forward_s.sum() + numbers.backward_s.sum()) / total
         cost[self.way] += numbers.moved * scale
-        cost[self.home] += (numbers.fetched + numbers.gradients) * scale
+        cost[self.home] += (numbers.fetched + numbers.visiting + numbers.gradients) * scale
         bounds = np.zeros((self._columns, 2))
         bounds[:, 1] = np.inf
         # The last block is kept: what it makes is needed at once.

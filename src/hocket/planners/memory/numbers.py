@@ -1,7 +1,7 @@
 """What each block of a step takes: seconds, bytes that it leaves behind, bytes that it works in.
 
 Out of the costs of the problem and a walk over the step's storages. For what a block leaves behind
-there are five ways (`WAYS`) and for its parameters three (`HOMES`), each with the bytes that stay,
+there are five ways (`WAYS`) and for its parameters four (`HOMES`), each with the bytes that stay,
 the bytes that cross the way to the host, and the seconds that it adds; the linear program chooses
 among them. O(ops + reads) and O(ops²) only in what one block makes again.
 """
@@ -18,14 +18,15 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
 from hocket.planners.memory.work import find_work, needed_last
-from hocket.simulate.rewriting.homes import host_update_bytes, parameter_reads
+from hocket.simulate.rewriting.homes import host_update_bytes, parameter_reads, visiting_bytes
 from hocket.simulate.rewriting.needs import SMALLEST_MOVED, Uses
 
 WAYS = ("kept", "offloaded", "recomputed", "recomputed from the host", "cheap again")
 """What becomes of activations: the last makes again only what costs little per byte."""
 KEPT, OFFLOADED, RECOMPUTED, FROM_HOST, CHEAP = range(len(WAYS))
-HOMES = ("resident", "updated on the host", "streamed")
-RESIDENT, HOST_UPDATE, STREAMED = range(len(HOMES))
+HOMES = ("resident", "updated on the host", "streamed", "streamed with its state")
+"""Of parameters; the last are updated on the device, to which their state comes."""
+RESIDENT, HOST_UPDATE, STREAMED, VISITING = range(len(HOMES))
 CHEAP_SHARE = 0.25
 """Storages are cheap to make again where a byte takes less than this part of the block's mean."""
 
@@ -52,8 +53,10 @@ class BlockNumbers:
     """[block, home]: bytes of parameters and optimizer state on the device at all times."""
     fetched: FloatArray
     """[block, home]: bytes of parameters that come for each pass."""
+    visiting: FloatArray
+    """[block, home]: bytes of state and of parameters in full that come for the update."""
     gradients: FloatArray
-    """[block, home]: bytes of gradients that go to the host."""
+    """[block, home]: bytes of gradients, or of what was updated, that go to the host."""
     returned: FloatArray
     """[block, home]: bytes of updated parameters that come back at once."""
     update_s: FloatArray
@@ -106,6 +109,7 @@ def measure(problem: Problem, uses: Uses, device: int = 0) -> BlockNumbers:
         cheap=ways.cheap,
         home=homes.home,
         fetched=homes.fetched,
+        visiting=homes.visiting,
         gradients=homes.gradients,
         returned=homes.returned,
         update_s=homes.update_s,
@@ -186,6 +190,7 @@ def _cheap(uses: Uses, op_s: FloatArray, block: int) -> tuple[int, ...]:
 class _Homes:
     home: FloatArray
     fetched: FloatArray
+    visiting: FloatArray
     gradients: FloatArray
     returned: FloatArray
     update_s: FloatArray
@@ -199,7 +204,15 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
     count = blocks.num_blocks
     tables = {
         name: np.zeros((count, len(HOMES)))
-        for name in ("home", "fetched", "gradients", "returned", "update_s", "host_traffic")
+        for name in (
+            "home",
+            "fetched",
+            "visiting",
+            "gradients",
+            "returned",
+            "update_s",
+            "host_traffic",
+        )
     }
     copied = uses.copied_bytes
     forward, backward = parameter_reads(uses, uses.again)
@@ -213,8 +226,9 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
         owned.add(root)
         tables["home"][block] += size
         if len(of) == 1:
-            tables["home"][block, STREAMED] -= size
-            tables["fetched"][block, STREAMED] += copied[root]
+            away = (STREAMED, VISITING)
+            tables["home"][block, away] -= size
+            tables["fetched"][block, away] += copied[root]
     for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
         block, reads = int(blocks.block_of[op]), graph.reads_of(op)
         role = graph.tensor_role[reads]
@@ -226,7 +240,16 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
         tables["gradients"][block, at_home] += graph.tensor_bytes[gradient].sum()
         tables["host_traffic"][block, at_home] += host_update_bytes(graph, op, copied)
         tables["returned"][block, HOST_UPDATE] += copied[reads[role == Role.PARAMETER]].sum()
-        tables["update_s"][block, RESIDENT] += op_s[op]
+        tables["update_s"][block, (RESIDENT, VISITING)] += op_s[op]
+        parameters = np.unique(graph.root_of[reads[role == Role.PARAMETER]])
+        state_bytes = float(graph.tensor_bytes[state].sum())
+        if any(len(readers.get(root, ())) != 1 for root in parameters.tolist()):
+            # What several blocks read stays, and its state with it.
+            tables["home"][block, VISITING] += state_bytes
+            continue
+        arriving, leaving = visiting_bytes(graph, parameters, copied)
+        tables["visiting"][block, VISITING] += state_bytes + arriving
+        tables["gradients"][block, VISITING] += state_bytes + leaving
     return _Homes(**tables, owned=frozenset(owned))
 
 

@@ -23,6 +23,7 @@ from hocket.planners.memory.numbers import (
     RECOMPUTED,
     RESIDENT,
     STREAMED,
+    VISITING,
     BlockNumbers,
 )
 from hocket.simulate.rewriting.needs import Uses
@@ -53,8 +54,8 @@ def rounded(
             name=name,
             start=int(uses.blocks.start[number]),
             stop=int(uses.blocks.start[number + 1]),
-            parameters="streamed" if home[number] == STREAMED else "resident",
-            update="device" if home[number] == RESIDENT else "host",
+            parameters="streamed" if home[number] in (STREAMED, VISITING) else "resident",
+            update="device" if home[number] in (RESIDENT, VISITING) else "host",
             **_activations(int(way[number]), float(share[number]), numbers.cheap[number], uses),
         )
         for number, name in enumerate(uses.blocks.names)

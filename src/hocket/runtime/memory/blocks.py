@@ -115,13 +115,19 @@ class Block:
         """Whether its parameters have to be fetched before each use."""
         return self.home is not None and self.resident is None
 
+    @property
+    def is_updated_here(self) -> bool:
+        """Whether its state comes to the device for the update."""
+        return self.is_streamed and self.policy.update == "device"
+
     def settle_on_host(self, rounded: Mapping[int, torch.dtype], *, pinned: bool) -> None:
         """Make the host its home; ``rounded`` are types that its parameters are computed in."""
         self.home_layout = layout_of(self.parameters)
         self.copied_layout = layout_of(self.parameters, rounded)
         are_same = all(id(p) not in rounded for p in self.parameters)
+        travels = are_same or self.policy.update == "device"
         with on_host(), torch.no_grad():
-            self.home = host_buffer(self.home_layout.num_bytes, pinned=pinned and are_same)
+            self.home = host_buffer(self.home_layout.num_bytes, pinned=pinned and travels)
             for place in self.home_layout.places:
                 here = place.of(self.home)
                 here.copy_(place.parameter.data)

@@ -83,6 +83,11 @@ class Slots:
         if slot := self.find(block):
             slot.left = self._engines.mark()
 
+    def keep_until(self, block: Block, ticket: Ticket) -> None:
+        """A copy reads what the buffer of a block holds."""
+        if slot := self.find(block):
+            slot.left = ticket
+
     def forget(self, block: Block) -> None:
         """Its parameters have changed at home."""
         if slot := self.find(block):

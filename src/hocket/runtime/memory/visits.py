@@ -55,6 +55,8 @@ class Visits:
     prefetch: int
     repeats_draws: bool
     """Whether what is recomputed draws the same random numbers again."""
+    begin_block: Callable[[Block], None]
+    """What is done when the last backward pass of a block begins."""
     finish_block: Callable[[Block], None]
     """What is done with the gradients of a block, which are whole."""
     finish_step: Callable[[], None]
@@ -240,6 +242,8 @@ class Visits:
                 self.slots.fetch(earlier.block, self._in_use)
             if earlier.saved is not None and earlier.block.num_open:
                 earlier.saved.fetch()
+        if visit.block.num_open == 1:
+            self.begin_block(visit.block)
 
     def end_forward(self) -> None:
         """The backward pass begins."""

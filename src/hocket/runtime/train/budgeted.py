@@ -10,7 +10,7 @@ they are at home between steps.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,13 @@ from hocket.runtime.memory.ledger import on_host
 from hocket.runtime.memory.logits import LazyLogits, last_layer
 from hocket.runtime.memory.parts import blocks_of
 from hocket.runtime.memory.slots import Slots
-from hocket.runtime.memory.updates import HostUpdates, part_of
+from hocket.runtime.memory.updates import (
+    HostUpdates,
+    counters_beside,
+    has_fused_kernels,
+    part_of,
+)
+from hocket.runtime.memory.visiting import Visitors
 from hocket.runtime.memory.visits import Visits
 from hocket.runtime.train.batches import Signature, require_alike, shapes_text, signature_of
 from hocket.runtime.train.carrier import Carried, Timings
@@ -87,11 +93,12 @@ class Budgeted:
         self._sent = _Sent()
         settle_parameters(model, self.blocks, self._engines, rounded or {})
         self._slots = self._make_slots()
+        self._visitors = Visitors(self._engines, self._slots, self._step_here)
         stays = frozenset(tensor.untyped_storage()._cdata for tensor in self.lasting)
         self._visits = Visits(
             self._engines, self._slots, self._pool, self._updates, stays,
             memory.prefetch, not is_rehearsal,
-            self._finish_block, self._finish_step, self._strayed,
+            self._begin_block, self._finish_block, self._finish_step, self._strayed,
         )  # fmt: skip
         self._put_visits()
         self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
@@ -124,6 +131,7 @@ class Budgeted:
         self._is_own_loop = False
         self._notice_shapes(batch)
         self._visits.begin()
+        self._visitors.forget()
         self._bring_shared()
         returned = self._apply(batch)
         loss = self._loss(returned)
@@ -148,7 +156,7 @@ class Budgeted:
                 parameter.grad = None
             block.pending = block.pending | gradients
             self._updates.ask(block, partial(self._update, block, self._part(optimizer, block)))
-        self._step_here(part_of(optimizer, {p: p for p in here}))
+        self._step_here(self._part_here(optimizer, here))
 
     def clip(self, max_norm: float) -> None:
         """By the norm of all gradients, wherever they are."""
@@ -180,6 +188,10 @@ class Budgeted:
 
     # ── gradients and updates ────────────────────────────────────────────────────────────────
 
+    def _begin_block(self, block: Block) -> None:
+        """The gradients of a block are about to be whole."""
+        self._visitors.invite(block, self._optimizer)
+
     def _finish_block(self, block: Block) -> None:
         """The gradients of a block are whole: update it, or send them home."""
         if block.home is None:
@@ -192,6 +204,12 @@ class Budgeted:
         for parameter in found:
             parameter.grad = None
         block.look_home()
+        returned = self._visitors.update(block, self._optimizer, found)
+        if returned is not None:
+            self._keep_until_sent(returned.ticket, returned.sources)
+            self._updates.ask(block, lambda: None, returned.ticket)
+            self._slots.forget(block)
+            return
         landing = block.landing if block.landing is not None and not block.pending else None
         if landing is None:
             landing = self._pool.take(block.home_layout.num_bytes)
@@ -200,12 +218,16 @@ class Budgeted:
         # In the parameters' own type, as autograd would have it after rounding.
         sources = [gradient.to(places[p].dtype) for p, gradient in found.items()]
         ticket = self._engines.send(list(zip([places[p] for p in found], sources, strict=True)))
-        self._sent.ticket.wait()
-        self._sent = _Sent(ticket, sources)
+        self._keep_until_sent(ticket, sources)
         landed = {p: places[p] for p in found}
         part = None if self._optimizer is None else self._part(self._optimizer, block)
         self._updates.ask(block, partial(self._land, block, landing, landed, part), ticket)
         self._slots.forget(block)
+
+    def _keep_until_sent(self, ticket: Ticket, sources: list[torch.Tensor]) -> None:
+        """What copies read goes when they have ended, before the computation takes its place."""
+        self._sent.ticket.wait()
+        self._sent = _Sent(ticket, sources)
 
     def _part(self, optimizer: torch.optim.Optimizer, block: Block) -> torch.optim.Optimizer:
         return part_of(optimizer, block.twins, fused=self._engines.is_real)
@@ -247,26 +269,48 @@ class Budgeted:
     def _update_here(self, block: Block) -> None:
         assert self._optimizer is not None
         if any(p.grad is not None for p in block.parameters):
-            self._step_here(part_of(self._optimizer, {p: p for p in block.parameters}))
+            self._step_here(self._part_here(self._optimizer, block.parameters))
             for parameter in block.parameters:
                 parameter.grad = None
 
+    def _part_here(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
+    ) -> torch.optim.Optimizer:
+        """Of parameters on the device; fused kernels hold nothing beside what they change."""
+        fused = self._engines.is_real
+        if fused and has_fused_kernels(optimizer):
+            counters_beside(optimizer, parameters)
+        return part_of(optimizer, {p: p for p in parameters}, fused=fused)
+
     def _step_here(self, part: torch.optim.Optimizer) -> None:
-        """An update on the device."""
+        """An update on the device, of which a rehearsal sees what it holds."""
+        is_fused = self._engines.device.type == "cuda" and has_fused_kernels(part)
+        if not (self._is_rehearsal and is_fused):
+            self._really_step(part)
+
+    def _really_step(self, part: torch.optim.Optimizer) -> None:
         # Counters of steps are read by the host, so that they are real in a rehearsal, too.
         with unset_fake_temporarily() if self._is_rehearsal else nullcontext():
             part.step()
 
     def make_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have the states that the optimizer keeps on the device, as after a first step."""
+        """Have the states that come to or stay on the device, as after a first step."""
         for block in self.blocks if not optimizer.state else ():
             if block.home is None:
                 for parameter in block.parameters:
                     if parameter.requires_grad:
                         parameter.grad = torch.zeros_like(parameter)
-                self._step_here(part_of(optimizer, {p: p for p in block.parameters}))
+                self._really_step(part_of(optimizer, {p: p for p in block.parameters}))
                 for parameter in block.parameters:
                     parameter.grad = None
+            elif block.is_updated_here:
+                with on_host():
+                    for parameter, twin in block.twins.items():
+                        if parameter.requires_grad:
+                            twin.grad = torch.zeros_like(twin)
+                    self._really_step(part_of(optimizer, block.twins))
+                    for twin in block.twins.values():
+                        twin.grad = None
 
     def _finish_step(self) -> None:
         self._finish_block(self.blocks[-1])

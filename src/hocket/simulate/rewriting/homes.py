@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.needs import Uses
@@ -41,6 +41,15 @@ def host_update_bytes(graph: Graph, op: int, copied: LongArray) -> int:
     whole = graph.tensor_bytes[roots]
     rounding = np.where(copied[roots] < whole, whole + copied[roots], 0)
     return int(graph.bytes_touched[op]) + int(rounding.sum())
+
+
+def visiting_bytes(graph: Graph, roots: IntArray, copied: LongArray) -> tuple[int, int]:
+    """What an update on the device of parameters that are at home on the host brings of them and
+    sends: those that were copied rounded come in full, and go home with their rounded twin."""
+    whole, copies = graph.tensor_bytes[roots], copied[roots]
+    is_rounded = copies < whole
+    arriving = np.where(is_rounded, whole, 0)
+    return int(arriving.sum()), int((whole + np.where(is_rounded, copies, 0)).sum())
 
 
 def parameter_reads(

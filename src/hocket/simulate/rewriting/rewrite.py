@@ -271,6 +271,8 @@ class _Rewriter:
         told = self.out.op(op, tells=bool(visiting))
         if told is not None:
             size = int(graph.tensor_bytes[visiting].sum())
+            # Those that are copied rounded go home with their rounded twin.
+            size += int(sum(self.homes.copied[t] for t in visiting if is_rounded[t]))
             reads = [told, *map(self.out.stands_for, visiting)]
             sent = self.out.copy(f"{name}@return", Stream.COPY_OUT, size, reads=reads, beside=op)
             self.sent["backward", block].append(sent)
