@@ -20,7 +20,7 @@ from hocket.transformer import Division
 from hocket.transformer.files import find_model
 from hocket.transformer.rules import broken_rules
 from hocket.view.parallel_report import parallel_report_html
-from hocket.view.parallel_text import range_sentence
+from hocket.view.parallel_text import mfu_sentence, range_sentence
 
 
 def test_report_on_a_telephone_keeps_division_step_and_memory():
@@ -81,6 +81,10 @@ def test_the_range_to_expect_is_that_of_what_is_known(model, on, source, expecte
     told = range_sentence(winner)
     assert told.startswith("expect ")
     assert ("calibrated with ten runs" in told) == bool(source)
+    assert winner.causal_mfu < winner.mfu
+    assert all(
+        f"{100 * share:.0f}" in mfu_sentence(winner) for share in (winner.mfu, winner.causal_mfu)
+    )
 
 
 def test_a_named_program_limits_what_is_tried():

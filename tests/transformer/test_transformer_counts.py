@@ -99,6 +99,13 @@ def test_published_ratios_of_hardware_to_model_flops(name, ratio):
     assert found == pytest.approx(ratio, abs=0.0015)
 
 
+def test_half_of_the_pairs_lie_under_a_causal_mask():
+    model = find_model("llama3-405b")
+    whole, causal = (step_flops(model, 1, way) for way in ("model", "model-causal"))
+    pairs = 12 * model.layers * model.sequence**2 * model.heads * model.head_width
+    assert whole - causal == pytest.approx(pairs / 2)
+
+
 def test_ratio_of_the_22b_model():
     model = gpt(hidden=6144, layers=48, heads=64, sequence=2048, vocabulary=51200)
     found = step_flops(model, 1, "hardware-selective-published") / step_flops(model, 1, "model")

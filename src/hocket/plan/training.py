@@ -52,6 +52,11 @@ class TransformerTraining:
         """Arithmetic of one step without recomputation: what MFU counts."""
         return step_flops(self.model, self.global_batch, "model")
 
+    @cached_property
+    def causal_share(self) -> float:
+        """Of that, what is left where pairs of tokens beyond the causal mask do not count."""
+        return step_flops(self.model, self.global_batch, "model-causal") / self.step_flops
+
     def to_data(self) -> dict[str, Any]:
         """The training as plain data."""
         return {

@@ -14,14 +14,16 @@ from hocket.transformer.shape import Transformer
 
 Convention = Literal[
     "model",
+    "model-causal",
     "hardware-full-recompute",
     "hardware-selective-published",
     "hardware-selective-once",
 ]
-"""``model``: a forward and a backward of twice its work (MFU). ``hardware-full-recompute``: layers
-run forward twice (SC'21). ``hardware-selective-published``: products of all pairs of tokens count
-six times their forward, as in the HFU of Korthikanti et al.; ``hardware-selective-once``: they
-count four times, as they really run."""
+"""``model``: a forward and a backward of twice its work (MFU; Chowdhery et al. 2022), all pairs of
+tokens counted; ``model-causal``: only those under the causal mask. ``hardware-full-recompute``:
+layers run forward twice (SC'21). ``hardware-selective-published``: products of all pairs of tokens
+count six times their forward, as in the HFU of Korthikanti et al.; ``hardware-selective-once``:
+they count four times, as they really run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,7 @@ def step_flops(model: Transformer, global_batch: int, convention: Convention) ->
     logits = 3 * logits_forward_flops(model)
     passes, attention_passes = {
         "model": (3, 3),
+        "model-causal": (3, 1.5),
         "hardware-full-recompute": (4, 4),
         "hardware-selective-published": (3, 6),
         "hardware-selective-once": (3, 4),

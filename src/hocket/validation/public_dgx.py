@@ -15,8 +15,11 @@ from hocket.validation.rows import Measured
 
 
 def h100_weak_scaling(record: Record) -> list[Measured]:
-    """Microbatches and chunks are not stated: one sequence, and at least four chunks."""
-    common = {**record, "seq": "4096", "vocab": "131072", "microbatch": "1"}
+    """Microbatches and chunks are not stated: one sequence and at least four chunks in pipelines;
+    without one, all sequences of a replica at once, for nothing is gained by adding up."""
+    replica = int(record["global_batch"]) // int(record["dp"])
+    microbatch = replica if record["pp"] == "1" else 1
+    common = {**record, "seq": "4096", "vocab": "131072", "microbatch": str(microbatch)}
     model = gpt_of(common, dropout=False)
     division = division_of(common, recompute="none", zero=1)
     chunks = _least_chunks(model.layers // division.pipeline) if division.pipeline > 1 else 1

@@ -128,6 +128,7 @@ def division_data(candidate: DivisionOutlook) -> dict[str, Any]:
         "estimate_s": candidate.estimate_s,
         "tokens_per_s": candidate.tokens_per_s,
         "mfu": candidate.mfu,
+        "causal_mfu": candidate.causal_mfu,
         "peak_bytes": max(candidate.peak_bytes),
         "rank_peak_bytes": list(candidate.peak_bytes),
         "bubble": candidate.bubble,

@@ -68,6 +68,7 @@ def comparison_table(comparison: Comparison, top: int) -> RenderableType:
         # Where nothing fits, the error says why.
         parts.append(Text(inert(comparison.why, LONGEST_SENTENCE)))
         parts.append(Text(range_sentence(winner)))
+        parts.append(Text(mfu_sentence(winner)))
     return Group(*parts, Text(counts_text(comparison), style="dim"))
 
 
@@ -84,6 +85,12 @@ def range_sentence(candidate: DivisionOutlook) -> str:
         least_known = max(chips, key=lambda chip: chip.uncertainty)
         why = f"{least_known.name}: {least_known.source.partition(':')[0].partition(' (')[0]}"
     return f"expect {low_s} to {high_s} per step ({inert(why, LONGEST_SENTENCE)})"
+
+
+def mfu_sentence(candidate: DivisionOutlook) -> str:
+    """Both ways in which published runs count it: long sequences lie far apart in them."""
+    whole, causal = map(format_percent, (candidate.mfu, candidate.causal_mfu))
+    return f"MFU {whole} counts all pairs of tokens; without those beyond a causal mask {causal}"
 
 
 def _reasons(comparison: Comparison, candidates: tuple[DivisionOutlook, ...]) -> Text:

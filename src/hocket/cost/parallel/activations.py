@@ -107,12 +107,14 @@ def _layer(
     per_pair = _ELEMENT + dropout * (_ELEMENT + 1)
     pairs = per_pair * model.heads * shape.tokens**2 / shape.tensor
     kept_pairs = pairs if software.attention == "plain" else 0.0 * pairs
-    everything = whole + divided + kept_pairs
+    # Results of both norms and of the MLP's activation, which the products after them read.
+    cheap = 2 * product * shape.whole + product * shape.tokens * width / shape.tensor
+    kept = whole + divided - (cheap if software.rematerialises else 0.0)
+    everything = kept + kept_pairs
     if software.selective == "attention":
-        return np.stack([everything, whole + divided], axis=-1)
+        return np.stack([everything, kept], axis=-1)
     if software.selective == "activations":
-        again = 2 * product * shape.whole + product * shape.tokens * width / shape.tensor
-        return np.stack([everything, everything - again], axis=-1)
+        return np.stack([everything, whole + divided + kept_pairs - cheap], axis=-1)
     # The layer's input, the result of attention, and every second product: of the projections,
     # of the result of attention and of the MLP with its gate.
     products = query + 2 * key + num_wide * width / shape.tensor

@@ -62,12 +62,12 @@ OPTIONS: Mapping[str, ProgramOption] = MappingProxyType(
             lambda s, _: replace(s, overlaps_experts=True),
         ),
         "compiled": ProgramOption(
-            "", "norms, rotations and activations are fused kernels",
-            lambda s, _: replace(s, is_eager=False),
+            "", "norms, rotations and activations are fused kernels, made again for the backward",
+            lambda s, _: replace(s, is_eager=False, rematerialises=True),
         ),
         "eager": ProgramOption(
             "", "norms, rotations and activations are many small kernels",
-            lambda s, _: replace(s, is_eager=True),
+            lambda s, _: replace(s, is_eager=True, rematerialises=False),
         ),
         "float8": ProgramOption(
             "tensorwise or rowwise", "8-bit products with a scale per tensor or per row", _float8

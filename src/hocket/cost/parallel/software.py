@@ -47,6 +47,9 @@ class Software:
     """Age of its matrix and attention libraries."""
     is_eager: bool = False
     """Whether norms, rotations and activations are many small kernels instead of fused ones."""
+    rematerialises: bool = False
+    """Whether results of norms and of the MLP's activation are made again inside the kernels of the
+    backward pass instead of kept, as ``torch.compile`` cuts its graphs by default."""
     selective: Selective = "attention"
     cast_bytes: float = 6.0
     """Moved per element of the inputs, output gradients and weights of a product to make it 8 bits

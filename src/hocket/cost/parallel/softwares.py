@@ -91,6 +91,7 @@ SOFTWARES: Mapping[str, Software] = MappingProxyType(
                 name="torchtitan",
                 selective="ops",
                 is_eager=False,
+                rematerialises=True,
                 cast_bytes=8.0,
                 balances_context=False,
                 overheads=_TITAN_OVERHEADS,

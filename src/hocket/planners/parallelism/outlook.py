@@ -145,6 +145,11 @@ class DivisionOutlook:
         return self.problem.training.step_flops / (self.step_s * self._peak_flops)
 
     @property
+    def causal_mfu(self) -> float:
+        """The same without the pairs of tokens that a causal mask leaves out."""
+        return self.problem.training.causal_share * self.mfu
+
+    @property
     def _peak_flops(self) -> float:
         dtype, per_rank = self.problem.training.software.dtype, self._devices_per_rank
         kinds = [pools_of(self.problem)[pool].kind for pool in self.stages.pool_of_rank]
