@@ -10,6 +10,8 @@ IntArray = NDArray[np.int32]
 LongArray = NDArray[np.int64]
 """Bytes, large counts and pointers into other arrays."""
 FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+"""Which of several are meant, or what holds of each."""
 
 
 def pointers(sizes: ArrayLike) -> LongArray:

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hocket.base import fields
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.base.atomic import write_atomically
 from hocket.base.errors import UsageError
 from hocket.base.jsonfile import dump_json, read_json
@@ -93,7 +92,7 @@ def calibrate(profile: Profile, kind: DeviceKind) -> Calibration:
     for index, family in enumerate(FAMILIES):
         member = usable & (work.family == index)
         # The whole family first: it serves number types that were not measured.
-        parts: dict[str, NDArray[np.bool_]] = {family: member}
+        parts: dict[str, BoolArray] = {family: member}
         parts |= {
             f"{family}/{dtype}": member & (work.dtype == number)
             for number, dtype in enumerate(DTYPES)

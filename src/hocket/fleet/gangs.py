@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 ANY_KIND = -1
 _WORTH = 3.0
@@ -109,7 +108,7 @@ class _GangChoices:
         self.is_thrifty = self._thrifty(speed)
         self.choice = np.full(len(jobs), -1)
 
-    def _thrifty(self, speed: FloatArray) -> NDArray[np.bool_]:
+    def _thrifty(self, speed: FloatArray) -> BoolArray:
         """Of each kind, the choice whose devices do most each."""
         each = np.where(speed > 0.0, speed / self.gang, _NEVER)
         found = np.zeros(speed.shape, dtype=np.bool_)

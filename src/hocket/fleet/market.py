@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,7 +63,7 @@ class Market:
     """Present where jobs may share devices."""
     last_shares: FloatArray | None = None
     """Of the answer before this one, for policies that leave running jobs where they are."""
-    is_overdue: NDArray[np.bool_] | None = None
+    is_overdue: BoolArray | None = None
     """Jobs that have long had the time that they said to need: their remaining steps are a guess,
     and they go before nobody for needing little. None where all keep their word."""
     column_kind: LongArray | None = None
@@ -82,7 +81,7 @@ class Market:
         return len(self.kinds)
 
     @property
-    def keeps_word(self) -> NDArray[np.bool_]:
+    def keeps_word(self) -> BoolArray:
         """Whether what jobs said to need may still be so."""
         return np.ones(self.num_jobs, dtype=bool) if self.is_overdue is None else ~self.is_overdue
 

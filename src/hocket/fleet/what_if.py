@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hocket.base.arrays import BoolArray
 from hocket.fleet.forecast import (
     Forecast,
     affordable_grain_s,
@@ -67,7 +67,7 @@ class TwoFutures:
             },
         }
 
-    def _ended(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _ended(self) -> tuple[BoolArray, BoolArray]:
         # A comparison with NaN is false, which is meant.
         return self.now.end_s <= self.horizon_s, self.then.end_s <= self.horizon_s
 

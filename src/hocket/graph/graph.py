@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -238,12 +238,12 @@ class Graph:
         return _frozen(np.where(self.alias_of >= 0, 0, self.tensor_bytes))
 
     @cached_property
-    def is_held(self) -> NDArray[np.bool_]:
+    def is_held(self) -> BoolArray:
         """Whether each tensor stays until the end of the step once it is present."""
         return _frozen(np.isin(self.tensor_role, HELD_ROLES))
 
     @cached_property
-    def works(self) -> NDArray[np.bool_]:
+    def works(self) -> BoolArray:
         """Whether each op takes device time: it computes, touches memory or has a stated time."""
         works = (self.flops > 0) | (self.bytes_touched > 0)
         for seconds in self.stated.op_s.values() if self.stated is not None else ():

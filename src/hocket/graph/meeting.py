@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.base.arrays import BoolArray
 from hocket.graph.batches import unsplit
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.graph.signatures import tensor_shapes
@@ -132,7 +133,7 @@ def where_samples_meet(graph: Graph) -> str:
     return ""
 
 
-def _leads_to_loss(graph: Graph) -> NDArray[np.bool_]:
+def _leads_to_loss(graph: Graph) -> BoolArray:
     """Forward ops whose results the loss is made of."""
     needed = graph.tensor_role == Role.OUTPUT
     leads = np.zeros(graph.num_ops, dtype=np.bool_)
@@ -153,7 +154,7 @@ def _after(
     graph: Graph,
     op: int,
     state: NDArray[np.int8],
-    grows: NDArray[np.bool_],
+    grows: BoolArray,
     ratio: float,
     is_routed: bool,
 ) -> Dependence | str:

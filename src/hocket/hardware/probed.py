@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 
-BoolArray = NDArray[np.bool_]
+BoolArray = BoolArray
 SWITCH = "network"
 _MEMORY_BYTES = 2**33
 """Of a rank: probing measures links alone."""

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -25,7 +25,7 @@ class Heaps(NamedTuple):
 class Marks(NamedTuple):
     """A set of small numbers that remembers in which order they came."""
 
-    has: NDArray[np.bool_]
+    has: BoolArray
     item: LongArray
     size: LongArray
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.graph.graph import Role
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
@@ -34,9 +33,9 @@ class TaskTable(NamedTuple):
     """Per tensor: bytes of storage that come with it; 0 for aliases."""
     copy_bytes: LongArray
     """Per tensor: bytes that a copy on another device holds there."""
-    is_held: NDArray[np.bool_]
+    is_held: BoolArray
     """Per tensor: whether it stays until the end of the step."""
-    is_everywhere: NDArray[np.bool_]
+    is_everywhere: BoolArray
     """Per tensor: whether it is, free of charge, wherever it is read (the batch)."""
     work: FloatArray
     """Per tensor: bytes to move, or stated seconds per link."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+
+from hocket.base.locks import try_lock, wait_for_lock
 
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _UNFINISHED = ".tmp"
@@ -58,7 +59,7 @@ def _new_folder(parent: Path) -> tuple[Path, int]:
         lock = os.open(folder, os.O_RDONLY)
         # Where folders cannot be locked nobody removes any.
         with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            wait_for_lock(lock)
         if folder.exists():
             return folder, lock
         # It was taken for one that somebody left, before it was locked.
@@ -70,8 +71,8 @@ def _remove_unfinished(parent: Path) -> None:
         with contextlib.suppress(OSError):
             lock = os.open(folder, os.O_RDONLY)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
+                if try_lock(lock):
+                    shutil.rmtree(folder)
             finally:
                 os.close(lock)
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.base.errors import UsageError
 from hocket.kernels import kernel
 from hocket.kernels.containers import zeros
@@ -59,7 +58,7 @@ class ChangeWalk(NamedTuple):
 
     present: FloatArray
     """Score of what changes are compared with."""
-    stops: NDArray[np.bool_]
+    stops: BoolArray
     """One value: whether to stop at the first change that is good enough, or to go on from it."""
     best: FloatArray
     """Score of the best that was met."""

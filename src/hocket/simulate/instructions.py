@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 SHARED, QUEUED, PARALLEL = 0, 1, 2
 """How transfers affect each other; positions in ``hocket.plan.problem.TRANSFER_MODES``."""
@@ -55,13 +52,13 @@ class PlaceTable(NamedTuple):
 
     tensor: LongArray
     device: LongArray
-    is_copy: NDArray[np.bool_]
+    is_copy: BoolArray
     """Whether a transfer brings the tensor there."""
     storage: LongArray
     """The place whose bytes this one lives in: itself unless it is an alias."""
     num_bytes: LongArray
     """Bytes that come with the place: 0 where it lives in another's."""
-    is_kept: NDArray[np.bool_]
+    is_kept: BoolArray
     """Whether the bytes stay until the end of the step."""
     num_uses: LongArray
     """How many ends release the bytes: of the producer, of each read, of each transfer out."""
@@ -118,9 +115,9 @@ class Given(NamedTuple):
 
     home_op: LongArray
     """Per tensor: the op at whose device it first is; -1 for none."""
-    is_made: NDArray[np.bool_]
-    is_input: NDArray[np.bool_]
-    is_held: NDArray[np.bool_]
+    is_made: BoolArray
+    is_input: BoolArray
+    is_held: BoolArray
     alias_of: LongArray
     tensor_bytes: LongArray
     work: FloatArray

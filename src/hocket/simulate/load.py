@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
 from hocket.simulate.lowering import home_devices
@@ -29,9 +29,9 @@ class LinkTimes(NamedTuple):
     latency_s: FloatArray
     unit_s: FloatArray
     """[src, dst]: seconds per unit of work; 0 on the diagonal."""
-    is_free: NDArray[np.bool_]
+    is_free: BoolArray
     """Per tensor: whether it is wherever it is read at no cost (the batch)."""
-    pays: NDArray[np.bool_]
+    pays: BoolArray
     """Per device: whether transfers take its time."""
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.kernels.containers import Heaps, Marks, new_heaps, new_marks, zeros
 from hocket.simulate.instructions import Instructions, PlaceTable, RouteTable
 
@@ -66,7 +65,7 @@ class Flow(NamedTuple):
     next_s: FloatArray
     """A tournament: leaf ``num_leaves + r`` is the next end on route r, node i the smaller of nodes
     2i and 2i + 1."""
-    is_stale: NDArray[np.bool_]
+    is_stale: BoolArray
     """Whether a transfer of the route started or ended since its next end was set."""
 
 
@@ -83,7 +82,7 @@ class Agenda(NamedTuple):
     """Per queue: ops whose tensors are there, by priority."""
     touched: Marks
     """Queues that may have something to start."""
-    is_free: NDArray[np.bool_]
+    is_free: BoolArray
     cursor: LongArray
     """With a strict order: the next position of each queue in the line-up."""
     running: LongArray

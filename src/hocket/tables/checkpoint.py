@@ -7,7 +7,6 @@ clients have sent since is sent by them again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -19,6 +18,7 @@ import numpy as np
 
 from hocket.base.atomic import write_atomically
 from hocket.base.errors import InputFileError, UsageError
+from hocket.base.locks import try_lock
 from hocket.base.npz import read_npz
 from hocket.tables.core.shard import ShardState
 from hocket.tables.spec import Layout
@@ -48,15 +48,13 @@ class CheckpointFile:
                     hint="name a file in an existing folder that you may write to",
                     where=str(self.path),
                 ) from None
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not try_lock(lock.fileno()):
                 lock.close()
                 raise UsageError(
                     "another shard that runs writes its checkpoint here",
                     hint="end it, or name another file",
                     where=str(self.path),
-                ) from None
+                )
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(lock.fileno()), os.stat(self._lock_path)):
                     return lock

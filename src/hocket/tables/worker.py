@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.base.errors import UsageError, unknown_name
 from hocket.tables.core.client import (
     MY_CLOCK,
@@ -160,9 +160,7 @@ class Table:
             )
         return np.asarray(found, np.int64, order="C")
 
-    def _split(
-        self, rows: LongArray
-    ) -> Iterator[tuple[ShardLink, LongArray, NDArray[np.bool_] | None]]:
+    def _split(self, rows: LongArray) -> Iterator[tuple[ShardLink, LongArray, BoolArray | None]]:
         """The rows of each shard, counted there, and where they stand among all."""
         count = len(self._links)
         if count == 1:

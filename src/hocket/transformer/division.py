@@ -9,6 +9,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.base.arrays import BoolArray
+
 Recompute = Literal["none", "selective", "full"]
 """What the backward pass computes again: nothing, the inside of attention, or whole layers."""
 ScheduleName = Literal[
@@ -96,7 +98,7 @@ class Divisions:
     schedule: NDArray[np.int8]
     recompute: NDArray[np.int8]
     zero: NDArray[np.int8]
-    sequence_parallel: NDArray[np.bool_]
+    sequence_parallel: BoolArray
 
     def __len__(self) -> int:
         return len(self.tensor)

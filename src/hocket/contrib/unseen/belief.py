@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.base.errors import UsageError, did_you_mean
 from hocket.contrib.unseen.conditional import conditional_row
 from hocket.contrib.unseen.similar import Expected, expected_row
@@ -34,7 +33,7 @@ class Belief:
     """Throughputs of one kind of job."""
 
     logs: Expected
-    can_run: NDArray[np.bool_]
+    can_run: BoolArray
     """Kinds on which it can run."""
 
     def after(self, kind: int, steps_per_s: float) -> Belief:

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 
 _ITERATIONS = 30
 _PASSES = 8
@@ -50,7 +49,7 @@ def complete(values: FloatArray, *, rank: int = 3, ridge: float = 0.1) -> Comple
     )
 
 
-def _centres(logs: FloatArray, known: NDArray[np.bool_]) -> tuple[float, FloatArray, FloatArray]:
+def _centres(logs: FloatArray, known: BoolArray) -> tuple[float, FloatArray, FloatArray]:
     """Mean, and what rows and columns add to it, shrunk where little is known of them."""
     centre = float(logs[known].mean()) if known.any() else 0.0
     rows, columns = np.zeros(logs.shape[0]), np.zeros(logs.shape[1])
@@ -63,7 +62,7 @@ def _centres(logs: FloatArray, known: NDArray[np.bool_]) -> tuple[float, FloatAr
 
 
 def _factors(
-    rest: FloatArray, known: NDArray[np.bool_], rank: int, ridge: float
+    rest: FloatArray, known: BoolArray, rank: int, ridge: float
 ) -> tuple[FloatArray, FloatArray]:
     _, _, transposed = np.linalg.svd(rest, full_matrices=False)
     right = np.ascontiguousarray(transposed[:rank].T)
@@ -74,9 +73,7 @@ def _factors(
     return left, right
 
 
-def _solve(
-    rest: FloatArray, known: NDArray[np.bool_], factor: FloatArray, ridge: float
-) -> FloatArray:
+def _solve(rest: FloatArray, known: BoolArray, factor: FloatArray, ridge: float) -> FloatArray:
     """The ridge regression of every row on the factor, over its known entries."""
     weight = known.astype(float)
     gram = np.einsum("ij,jr,js->irs", weight, factor, factor) + ridge * np.eye(factor.shape[1])
@@ -86,7 +83,7 @@ def _solve(
 
 def _deviation(
     residual: FloatArray,
-    known: NDArray[np.bool_],
+    known: BoolArray,
     left: FloatArray,
     right: FloatArray,
     ridge: float,

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.base.errors import UsageError
 from hocket.contrib.unseen.belief import belief_from, check_kind, check_speed
 from hocket.contrib.unseen.completion import Completed, complete
@@ -72,7 +71,7 @@ def with_unseen_job(
 
 
 def _pairs(
-    table: Throughputs, same: NDArray[np.bool_], row: FloatArray, measured: PairRates
+    table: Throughputs, same: BoolArray, row: FloatArray, measured: PairRates
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """What the new job and each other do on one device, ``[other, kind]``."""
     shape = (len(same), len(table.kinds))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.kernels.containers import table
 from hocket.transformer import Divisions
 
@@ -58,16 +58,16 @@ class RankPlaces(NamedTuple):
 class Seen(NamedTuple):
     """Values that occur, per field; written by compiled code."""
 
-    tensor: NDArray[np.bool_]
-    pipeline: NDArray[np.bool_]
-    data: NDArray[np.bool_]
-    context: NDArray[np.bool_]
-    expert: NDArray[np.bool_]
-    microbatch: NDArray[np.bool_]
-    recompute: NDArray[np.bool_]
-    zero: NDArray[np.bool_]
-    sequence_parallel: NDArray[np.bool_]
-    crosses: NDArray[np.bool_]
+    tensor: BoolArray
+    pipeline: BoolArray
+    data: BoolArray
+    context: BoolArray
+    expert: BoolArray
+    microbatch: BoolArray
+    recompute: BoolArray
+    zero: BoolArray
+    sequence_parallel: BoolArray
+    crosses: BoolArray
 
 
 class StepTables(NamedTuple):

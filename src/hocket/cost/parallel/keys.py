@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.cost.parallel.columns import DivisionColumns, Places, RankPlaces, Seen, columns_of
 from hocket.cost.parallel.layer import LayerSlices
 from hocket.cost.parallel.ranks import Degrees
@@ -134,12 +134,12 @@ def _places(seen: Seen, names: tuple[str, ...]) -> dict[str, IntArray]:
     return places
 
 
-def _codes(divisions: Divisions, sizes: list[int]) -> tuple[IntArray, NDArray[np.bool_]]:
+def _codes(divisions: Divisions, sizes: list[int]) -> tuple[IntArray, BoolArray]:
     return np.empty(len(divisions), dtype=np.int32), np.zeros(int(np.prod(sizes)), np.bool_)
 
 
 def _renamed(
-    code: IntArray, found: NDArray[np.bool_], sizes: list[int], values: list[NDArray[np.intp]]
+    code: IntArray, found: BoolArray, sizes: list[int], values: list[NDArray[np.intp]]
 ) -> list[FloatArray]:
     """The values of the combinations that occur; ``code`` becomes their positions."""
     from hocket.cost.parallel.step_kernels import rename

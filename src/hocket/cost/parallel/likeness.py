@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.cost.parallel.coefficients import Anchor
 from hocket.cost.parallel.software import Software
 from hocket.transformer import Divisions, Transformer
@@ -45,7 +44,7 @@ def places(model: Transformer, software: Software, divisions: Divisions) -> Floa
 
 
 def likeness(
-    one: FloatArray, other: FloatArray, is_same_program: NDArray[np.bool_] | bool = True
+    one: FloatArray, other: FloatArray, is_same_program: BoolArray | bool = True
 ) -> FloatArray:
     """[line of one, line of other]: how much of what is unexplained two runs share, up to 1."""
     doublings = np.zeros((len(one), len(other)))

@@ -13,9 +13,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.base.errors import UsageError
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
@@ -258,7 +257,7 @@ def slowest_kind(cluster: Cluster, software: Software) -> DeviceKind:
 
 
 def exposed_s(
-    collective_s: FloatArray, hidden_s: FloatArray, is_waited_for: NDArray[np.bool_] | bool = False
+    collective_s: FloatArray, hidden_s: FloatArray, is_waited_for: BoolArray | bool = False
 ) -> FloatArray:
     """What is left of collectives that overlap with ``hidden_s`` of work.
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.cost.parallel.columns import DivisionColumns, Places, RankPlaces, Seen, StepTables
 from hocket.cost.parallel.stage import DEPTH, FLUSH, GATHERED, SCARCE, V_HALF
 from hocket.kernels import kernel
@@ -37,7 +36,7 @@ def mark_stages(
     devices_per_host: int,
     places: Places,
     code: IntArray,
-    seen: NDArray[np.bool_],
+    seen: BoolArray,
 ) -> None:
     """Number the stages of all divisions, and note which numbers occur."""
     for i in range(len(columns.tensor)):
@@ -59,7 +58,7 @@ def mark_stages(
 
 @kernel
 def mark_ranks(
-    columns: DivisionColumns, places: RankPlaces, code: IntArray, seen: NDArray[np.bool_]
+    columns: DivisionColumns, places: RankPlaces, code: IntArray, seen: BoolArray
 ) -> None:
     """Number the ways to hold weights of all divisions, and note which numbers occur."""
     for i in range(len(columns.tensor)):

@@ -10,9 +10,8 @@ long ago, with what the others leave. O(n^2 x places).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.base.errors import UsageError
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
@@ -80,9 +79,7 @@ def _match(duration: FloatArray, num_devices: LongArray) -> tuple[LongArray, Lon
         depth = min(2 * depth, len(duration))
 
 
-def _first_on_each_device(
-    kind: LongArray, place: LongArray, num_devices: LongArray
-) -> NDArray[np.bool_]:
+def _first_on_each_device(kind: LongArray, place: LongArray, num_devices: LongArray) -> BoolArray:
     """Jobs that run now: the furthest from the end, as many as there are devices of the kind."""
     runs = np.zeros(len(kind), dtype=bool)
     for one in range(len(num_devices)):

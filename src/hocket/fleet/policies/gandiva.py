@@ -8,9 +8,8 @@ from a fixed seed) and stay together where both do at least what taking turns wo
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.lists import time_of_couples
@@ -46,7 +45,7 @@ def gandiva(market: Market, warm: Warm | None = None) -> Allocation:
     )
 
 
-def _equal_time(market: Market, usable: NDArray[np.bool_], gang: LongArray) -> FloatArray:
+def _equal_time(market: Market, usable: BoolArray, gang: LongArray) -> FloatArray:
     """Time by number of devices, cut where a kind would be used beyond what it has."""
     devices = np.where(market.pool_of == np.arange(market.num_kinds), market.num_devices, 0)
     part = usable * devices[None, :].astype(float)

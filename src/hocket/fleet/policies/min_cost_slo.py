@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.min_cost import values_per_step
@@ -40,7 +40,7 @@ def min_cost_slo(market: Market, warm: Warm | None = None) -> Allocation:
     return replace(answer, notes={**answer.notes, **notes})
 
 
-def _keep(market: Market, order: NDArray[np.int64], needs: FloatArray) -> NDArray[np.bool_]:
+def _keep(market: Market, order: NDArray[np.int64], needs: FloatArray) -> BoolArray:
     """The deadlines that are taken in, in order, each if all before it still fit."""
     fastest = market.usable_steps_per_s.max(axis=1, initial=0.0)
     order = order[needs[order] <= fastest[order]]
@@ -53,7 +53,7 @@ def _keep(market: Market, order: NDArray[np.int64], needs: FloatArray) -> NDArra
 
 
 def _longest_fitting(
-    market: Market, kept: NDArray[np.bool_], order: NDArray[np.int64], needs: FloatArray
+    market: Market, kept: BoolArray, order: NDArray[np.int64], needs: FloatArray
 ) -> int:
     """How many more deadlines, in order, fit beside those kept."""
 

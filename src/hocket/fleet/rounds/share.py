@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market, Pairs
 from hocket.fleet.policies import find_policy
@@ -150,7 +149,7 @@ def to_market(
     )
 
 
-def _are_late(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> NDArray[np.bool_]:
+def _are_late(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> BoolArray:
     if rules.mechanism == "gavel":
         return np.zeros(len(rows), dtype=bool)
     return is_overdue(rules, rows, steps_per_s)
@@ -163,7 +162,7 @@ def _alone_s(rows: Rows, steps: FloatArray) -> FloatArray:
     return np.asarray(np.maximum(alone_s, rows["isolated_s"]))
 
 
-def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> NDArray[np.bool_]:
+def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> BoolArray:
     """Whether jobs have long had the time that they said to need, even where they are slowest."""
     slowest = np.where(steps_per_s > 0.0, steps_per_s, np.inf).min(axis=1, initial=np.inf)
     # Any speed will do for a job that can run nowhere: it has had no time.

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.base.errors import UsageError, unknown_name
 from hocket.fleet.allocation import Warm
 
@@ -184,7 +183,7 @@ class FleetState:
     device_names: tuple[str, ...]
     device_kind: LongArray
     device_server: LongArray
-    is_up: NDArray[np.bool_]
+    is_up: BoolArray
     holders: LongArray
     """``[device, 2]``: numbers of the jobs on it, -1 for none; the second only where shared."""
     layout: DeviceLayout
@@ -353,9 +352,7 @@ def with_devices(state: FleetState, devices: tuple[FleetDevice, ...]) -> FleetSt
     )
 
 
-def lay_out(
-    kind: LongArray, server: LongArray, is_up: NDArray[np.bool_], num_kinds: int
-) -> DeviceLayout:
+def lay_out(kind: LongArray, server: LongArray, is_up: BoolArray, num_kinds: int) -> DeviceLayout:
     """Working devices by server."""
     up = np.flatnonzero(is_up)
     order = up[np.argsort(server[up], kind="stable")]

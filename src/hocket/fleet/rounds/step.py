@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds import gavel, improved
 from hocket.fleet.rounds.actions import (
@@ -254,7 +253,7 @@ def _is_size(state: FleetState, size: GangSize) -> bool:
     return is_known and size.gang >= 1
 
 
-def _saves(jobs: Jobs, at: LongArray) -> NDArray[np.bool_]:
+def _saves(jobs: Jobs, at: LongArray) -> BoolArray:
     return np.asarray((jobs.rows["preemptible"][at] > 0) & (jobs.rows["losses"][at] == 0))
 
 

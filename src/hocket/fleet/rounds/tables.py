@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 UNITS_PER_ROUND = 16.0
 """Debts are compared in coarse units, so that noise of a solver decides nothing."""
@@ -91,11 +90,11 @@ class Wishes(NamedTuple):
     carried: FloatArray
     """``[2, wish]``: scratch of sorting, and what follows too."""
     scratch: LongArray
-    is_reserved: NDArray[np.bool_]
+    is_reserved: BoolArray
     """``[job]``: goes before all."""
-    is_kept: NDArray[np.bool_]
+    is_kept: BoolArray
     """``[job]``: runs where it is whatever others are owed."""
-    is_withdrawn: NDArray[np.bool_]
+    is_withdrawn: BoolArray
     """``[wish]``: of a gang, or of two, that was tried and found no server with room."""
     pairs: LongArray
     """As in `Asked`, and what follows too."""
@@ -175,10 +174,10 @@ class Ascent(NamedTuple):
 class StopsAndStarts(NamedTuple):
     """What was stopped and started, as `Actions` has it."""
 
-    stays: NDArray[np.bool_]
-    is_placed: NDArray[np.bool_]
+    stays: BoolArray
+    is_placed: BoolArray
     """Of jobs that were given devices."""
-    is_spread: NDArray[np.bool_]
+    is_spread: BoolArray
     """Whether a job's devices are on several servers."""
     stopped: LongArray
     """``[3, job]``: number, attempt, reason."""
@@ -232,7 +231,7 @@ class Room(NamedTuple):
     """``[3, wish]``: order, rank and scratch."""
     keys: FloatArray
     """``[5, wish]``: keys by which they are sorted (3), and scratch of it."""
-    marks: NDArray[np.bool_]
+    marks: BoolArray
     """``[6, wish]``: reserved, withdrawn, stays, placed, spread, kept."""
     parts: LongArray
     few: LongArray

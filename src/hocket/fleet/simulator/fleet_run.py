@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -17,7 +16,7 @@ class HoldSpans:
 
     device_names: tuple[str, ...]
     device: LongArray
-    is_second: NDArray[np.bool_]
+    is_second: BoolArray
     """Whether another job had the device before, and shared it."""
     number: LongArray
     start_s: FloatArray
@@ -38,7 +37,7 @@ class FleetRun:
     start_s: FloatArray
     """When a job ran first."""
     end_s: FloatArray
-    is_finished: NDArray[np.bool_]
+    is_finished: BoolArray
     """Whether it did all its steps; a job that crashed too often ends without."""
     held_s: FloatArray
     """Time that a job held devices."""

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.fleet.gangs import GangSpeeds
 from hocket.fleet.rounds.actions import GIVEN_UP, Actions
@@ -99,12 +98,12 @@ def simulate(
     )
 
 
-def _can_run(work: TraceWork, state: FleetState) -> NDArray[np.bool_]:
+def _can_run(work: TraceWork, state: FleetState) -> BoolArray:
     fits = work.trace.gang[:, None] <= state.num_devices[None, :]
     return np.asarray(((work.steps_per_s > 0.0) & fits).any(axis=1))
 
 
-def _can_begin(elastic: Sequence[GangSpeeds], state: FleetState) -> NDArray[np.bool_]:
+def _can_begin(elastic: Sequence[GangSpeeds], state: FleetState) -> BoolArray:
     return np.array([bool(speeds.on(state.num_devices).any()) for speeds in elastic])
 
 
@@ -124,7 +123,7 @@ class _Feed:
     def __init__(
         self,
         work: TraceWork,
-        can_run: NDArray[np.bool_],
+        can_run: BoolArray,
         faults: FaultSource,
         knows_servers: bool,
         sizer: Elastic | None = None,

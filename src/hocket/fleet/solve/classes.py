@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray, positions
+from hocket.base.arrays import BoolArray, FloatArray, LongArray, positions
 
 EQUAL = 1e-8
 """Relative difference below which two throughputs count as the same."""
@@ -79,7 +79,7 @@ def snap(values: FloatArray) -> tuple[FloatArray, bool]:
 
 
 def _merge(
-    values: FloatArray, ascending: FloatArray, is_near: NDArray[np.bool_], snapped: FloatArray
+    values: FloatArray, ascending: FloatArray, is_near: BoolArray, snapped: FloatArray
 ) -> None:
     """Give values that follow each other closely that of the lowest of them."""
     place = np.arange(1, len(ascending))

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.fleet.solve.interior import Inside
 from hocket.fleet.solve.ladder import DemandAt
 from hocket.fleet.solve.pair_tables import ClassPairTable, ShareColumns
@@ -74,7 +73,7 @@ class ClassPairs:
     b: LongArray
     column: LongArray
 
-    def where(self, is_kept: NDArray[np.bool_]) -> ClassPairs:
+    def where(self, is_kept: BoolArray) -> ClassPairs:
         """Some of them."""
         return ClassPairs(a=self.a[is_kept], b=self.b[is_kept], column=self.column[is_kept])
 

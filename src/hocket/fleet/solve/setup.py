@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.fleet.market import Market
 from hocket.fleet.solve.classes import JobClasses, find_classes
 from hocket.fleet.solve.ladder import Ladder
@@ -29,7 +28,7 @@ class SolveSetup:
     crowd: Crowd
     spread: FloatArray
     """``[column of the crowd, column of the market]``: how a share divides over pooled kinds."""
-    can_run: NDArray[np.bool_]
+    can_run: BoolArray
     """``[job]``: whether any device may run it."""
     snapping: float
     """Largest relative change of a rate by making nearly equal ones equal."""

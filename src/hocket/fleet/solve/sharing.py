@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
@@ -67,7 +66,7 @@ class PairColumns:
     def __len__(self) -> int:
         return len(self.class_a)
 
-    def where(self, is_kept: NDArray[np.bool_]) -> PairColumns:
+    def where(self, is_kept: BoolArray) -> PairColumns:
         """Some of them."""
         return PairColumns(
             class_a=self.class_a[is_kept],

@@ -10,9 +10,8 @@ taken as they are numbered; servers of today need a few dozen.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 
 _MAX_EXTENSIONS = 20_000
 
@@ -36,7 +35,7 @@ class _CycleSearch:
         self._length = length
         self._extensions_left = _MAX_EXTENSIONS
 
-    def ring(self, joined: NDArray[np.bool_]) -> tuple[int, ...]:
+    def ring(self, joined: BoolArray) -> tuple[int, ...]:
         """A cycle over joined pairs; empty where none was found."""
         near = [np.flatnonzero(row).tolist() for row in joined]
         for first in range(len(near) - self._length + 1):

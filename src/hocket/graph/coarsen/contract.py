@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import LongArray, pointers
+from hocket.base.arrays import BoolArray, LongArray, pointers
 from hocket.graph.coarsen.ties import Ties
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import distinct
@@ -45,7 +44,7 @@ def contracted(part_of_op: LongArray, edges: Edges, label: LongArray) -> LongArr
     return part_of_op
 
 
-def joined_ends(edges: Edges, label: LongArray, is_last: NDArray[np.bool_]) -> LongArray:
+def joined_ends(edges: Edges, label: LongArray, is_last: BoolArray) -> LongArray:
     """The part of each op after joining, inside each label, ops through which no cycle can pass.
 
     Those are ops without any edge, which go with the first op of their label that has one, and of

@@ -8,17 +8,16 @@ forward ops joins the unit that it reads most bytes from. O((ops + reads) log re
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import IntArray, LongArray
+from hocket.base.arrays import BoolArray, IntArray, LongArray
 from hocket.graph.coarsen.contract import Edges, contracted, in_order, joined_ends, quotient
 from hocket.graph.coarsen.nodes import Nodes
 from hocket.graph.graph import Graph, Phase
 
 
-def is_forward(graph: Graph) -> NDArray[np.bool_]:
+def is_forward(graph: Graph) -> BoolArray:
     """Which ops are placed: those of the forward pass, or all where there is none."""
-    forward: NDArray[np.bool_] = graph.op_phase == Phase.FORWARD
+    forward: BoolArray = graph.op_phase == Phase.FORWARD
     return forward if forward.any() else np.ones_like(forward)
 
 
@@ -55,7 +54,7 @@ def follow(graph: Graph, unit_of: IntArray) -> Nodes:
 
 
 def _most_read(
-    graph: Graph, unit_of: IntArray, has_forward: NDArray[np.bool_]
+    graph: Graph, unit_of: IntArray, has_forward: BoolArray
 ) -> tuple[LongArray, LongArray]:
     """Units without forward ops, and the unit that each reads most from, best one with some."""
     num_units = len(has_forward)
@@ -87,7 +86,7 @@ def _forward_nodes(graph: Graph, unit_of: IntArray, forward: LongArray) -> LongA
     return in_order(dense.astype(np.int64), edges)
 
 
-def _in_circles(unit: LongArray, edges: Edges) -> NDArray[np.bool_]:
+def _in_circles(unit: LongArray, edges: Edges) -> BoolArray:
     """Whether each unit depends on itself through others.
 
     A circle of nodes would be a circle of their units; so where only these units are split, into

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray, positions
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, positions
 from hocket.graph.coarsen.follow import follow, forward_units, is_forward
 from hocket.graph.coarsen.fuse import unit_groups
 from hocket.graph.coarsen.nodes import Coarse, Nodes
@@ -88,7 +88,7 @@ class _StorageParts:
         np.add.at(sums, node, self.parts.num_bytes()[part])
         return sums
 
-    def pairs(self, entries: NDArray[np.bool_]) -> tuple[LongArray, LongArray]:
+    def pairs(self, entries: BoolArray) -> tuple[LongArray, LongArray]:
         """Distinct (reading node, part) of the marked reads."""
         count = max(self.parts.num_parts, 1)
         key = distinct(self.nodes.reader[entries].astype(np.int64) * count + self.part[entries])

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, StatedTimes
 
 _T = TypeVar("_T", np.float64, np.int64)
@@ -81,14 +81,14 @@ class Nodes:
         order = np.lexsort((np.arange(len(op_s)), -weight, self.node_of))
         return order[self.starts].astype(np.int32)
 
-    def first_with(self, mask: NDArray[np.bool_]) -> IntArray:
+    def first_with(self, mask: BoolArray) -> IntArray:
         """Per node its first op that the mask marks; -1 for none."""
         first = np.full(self.num_nodes, -1, dtype=np.int32)
         marked = np.flatnonzero(mask)[::-1]
         first[self.node_of[marked]] = marked
         return first
 
-    def live_bytes(self, is_inside: NDArray[np.bool_]) -> LongArray:
+    def live_bytes(self, is_inside: BoolArray) -> LongArray:
         """Per op: bytes that live only inside its node while it runs, its workspace included.
 
         ``is_inside`` marks the tensors whose storage does. It lives from the op that makes it to
@@ -110,7 +110,7 @@ class Nodes:
         live[self.order] = np.cumsum(taken) - np.cumsum(released) + released
         return live + fine.workspace_bytes
 
-    def most(self, values: LongArray, mask: NDArray[np.bool_]) -> LongArray:
+    def most(self, values: LongArray, mask: BoolArray) -> LongArray:
         """Largest value per node among the ops that the mask marks; 0 for none."""
         if not self.num_nodes:
             return values[:0]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import IntArray, LongArray, pointers
+from hocket.base.arrays import BoolArray, IntArray, LongArray, pointers
 from hocket.graph.coarsen.nodes import Nodes
 from hocket.graph.graph import PERSISTENT_ROLES, Role, distinct
 
@@ -56,17 +56,17 @@ class StorageParts:
         return len(self.first)
 
     @cached_property
-    def owns(self) -> NDArray[np.bool_]:
+    def owns(self) -> BoolArray:
         """Whether the storage of each part comes into being with it."""
         fine = self.nodes.fine
         made = self.part_of[self.root] == np.arange(self.num_parts)
-        owns: NDArray[np.bool_] = made & (fine.alias_of[self.root] < 0)
+        owns: BoolArray = made & (fine.alias_of[self.root] < 0)
         return owns
 
     @cached_property
-    def crossing(self) -> NDArray[np.bool_]:
+    def crossing(self) -> BoolArray:
         """Which entries of ``fine.reads`` read what their own node does not make."""
-        crosses: NDArray[np.bool_] = self.nodes.reader != self.nodes.maker[self.nodes.fine.reads]
+        crosses: BoolArray = self.nodes.reader != self.nodes.maker[self.nodes.fine.reads]
         return crosses
 
     def sent_as(self, number: LongArray) -> IntArray:
@@ -75,13 +75,13 @@ class StorageParts:
         leaves[self.nodes.fine.reads[self.crossing]] = True
         return np.where(leaves, number[self.part_of], -1).astype(np.int32)
 
-    def any_of(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def any_of(self, mask: BoolArray) -> BoolArray:
         """Whether the mask over fine tensors marks one of each part."""
         found = np.zeros(self.num_parts, dtype=np.bool_)
         found[self.part_of[mask]] = True
         return found
 
-    def kept(self) -> NDArray[np.bool_]:
+    def kept(self) -> BoolArray:
         """Parts that were there before, that another node reads or that are held."""
         keep = self.any_of(self.nodes.fine.is_held) | (self.maker < 0)
         keep[self.part_of[self.nodes.fine.reads[self.crossing]]] = True
@@ -95,7 +95,7 @@ class StorageParts:
         starts = np.searchsorted(self.part_of[order], np.arange(self.num_parts))
         return order[starts].astype(np.int32)
 
-    def base(self, is_there: NDArray[np.bool_] | None = None) -> LongArray:
+    def base(self, is_there: BoolArray | None = None) -> LongArray:
         """The part whose storage each part shares; -1 for those that own theirs.
 
         ``is_there`` marks the parts that may be shared, from nodes that come before.
@@ -119,7 +119,7 @@ class StorageParts:
         return np.where(self.owns, fine.tensor_bytes[self.root], largest)
 
 
-def legal_roles(roles: NDArray[np.int8], is_made: NDArray[np.bool_],
+def legal_roles(roles: NDArray[np.int8], is_made: BoolArray,
                 base: LongArray, num_bytes: LongArray) -> NDArray[np.int8]:  # fmt: skip
     """Roles that the parts may have: what an op makes anew is no persistent tensor, and control
     tensors have no bytes."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import IntArray, LongArray
+from hocket.base.arrays import BoolArray, IntArray, LongArray
 from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
 
 
@@ -86,7 +86,7 @@ def isolated(graph: Graph) -> Ties:
     return Ties(alone, linked[following])
 
 
-def is_linked(graph: Graph) -> NDArray[np.bool_]:
+def is_linked(graph: Graph) -> BoolArray:
     """Whether each op reads what another makes or makes what another reads."""
     src, dst = graph.edges
     linked = np.zeros(graph.num_ops, dtype=np.bool_)

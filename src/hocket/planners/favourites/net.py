@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.tables import mean_transfer_s
@@ -28,9 +27,9 @@ class ReaderPairs(NamedTuple):
     out_ptr: LongArray
     out_edge: IntArray
     """Edges ``out_edge[out_ptr[i]:out_ptr[i + 1]]`` begin at op i."""
-    is_free: NDArray[np.bool_]
+    is_free: BoolArray
     """Per edge: whether it is alone at both ends, so that being a favourite displaces none."""
-    is_open: NDArray[np.bool_]
+    is_open: BoolArray
     """Per edge: whether something is to be decided: it is not free and costs time."""
 
 

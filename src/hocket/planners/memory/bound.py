@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.base.errors import CheckError
 from hocket.graph.graph import Graph
 from hocket.planners.memory.branch import Choice
@@ -140,7 +139,7 @@ def _surplus(storages: Storages, flow: CutFlow) -> LongArray:
     return surplus
 
 
-def _closure(num_ops: int, op: int, tails: LongArray, heads: LongArray) -> NDArray[np.bool_]:
+def _closure(num_ops: int, op: int, tails: LongArray, heads: LongArray) -> BoolArray:
     """All that is reached from an op along pairs, without itself unless they go round."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order

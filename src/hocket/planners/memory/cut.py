@@ -14,9 +14,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import zeros
 from hocket.planners.communication.flow import UNLIMITED, FlowGraph, max_flow
@@ -37,7 +36,7 @@ class OpCut(NamedTuple):
     op: int
     num_bytes: int
     """Bytes held while it runs: no order holds fewer then."""
-    has_run: NDArray[np.bool_]
+    has_run: BoolArray
     """Per op: whether it has run at that moment."""
 
 
@@ -146,7 +145,7 @@ def _list_pairs(
     side: LongArray,
     num_bytes: LongArray,
     producer: LongArray,
-    is_kept: NDArray[np.bool_],
+    is_kept: BoolArray,
     reader_ptr: LongArray,
     readers: LongArray,
     before: LongArray,

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import Heaps, new_heaps, zeros
 from hocket.kernels.heaps import pop, push
@@ -69,7 +68,7 @@ def _emit(
     ways: Direction,
     before: LongArray,
     roots: LongArray,
-    has_run: NDArray[np.bool_],
+    has_run: BoolArray,
     stack: LongArray,
     place: LongArray,
     order: LongArray,

@@ -14,9 +14,8 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import Heaps, new_heaps, zeros
 from hocket.kernels.heaps import pop, push
@@ -44,7 +43,7 @@ class _Room(NamedTuple):
 
     queue: LongArray
     """Ops to look ahead from; a ring."""
-    queued: NDArray[np.bool_]
+    queued: BoolArray
     num_queued: LongArray
     """Two numbers: where the ring begins, and how many stand in it."""
     tried: LongArray

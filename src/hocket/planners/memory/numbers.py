@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
@@ -117,7 +116,7 @@ def measure(problem: Problem, uses: Uses, device: int = 0) -> BlockNumbers:
     )
 
 
-def _by_block(uses: Uses, chosen: NDArray[np.bool_], values: FloatArray) -> FloatArray:
+def _by_block(uses: Uses, chosen: BoolArray, values: FloatArray) -> FloatArray:
     sums = np.zeros(uses.blocks.num_blocks)
     np.add.at(sums, uses.blocks.block_of[chosen], values[chosen])
     return sums

@@ -16,9 +16,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import LongArray, pointers
+from hocket.base.arrays import BoolArray, LongArray, pointers
 from hocket.graph.graph import Graph, distinct
 from hocket.kernels.containers import table
 from hocket.simulate.instructions import Instructions
@@ -64,7 +63,7 @@ class Storages:
     num_bytes: LongArray
     producer: LongArray
     """The op that makes each storage, ascending."""
-    is_kept: NDArray[np.bool_]
+    is_kept: BoolArray
     """Whether it is held to the end of the step."""
     reader_ptr: LongArray
     readers: LongArray
@@ -186,7 +185,7 @@ def gathered(
     num_ops: int,
     bytes_of: LongArray,
     producer: LongArray,
-    is_kept: NDArray[np.bool_],
+    is_kept: BoolArray,
     read: tuple[LongArray, LongArray],
     workspace_bytes: LongArray,
     precedence: tuple[LongArray, LongArray],
@@ -226,7 +225,7 @@ def gathered(
     )
 
 
-def passing_through(storages: Storages, has_run: NDArray[np.bool_], op: int) -> Storages:
+def passing_through(storages: Storages, has_run: BoolArray, op: int) -> Storages:
     """The same, for orders that run exactly the ops of ``has_run`` before ``op``.
 
     The set must hold with each op all that comes before it; then the rest comes after ``op``.

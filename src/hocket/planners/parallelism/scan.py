@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
 from hocket.hardware.cluster import Cluster
@@ -126,7 +126,7 @@ class _Judge:
         training = self.problem.training
         return memory(training.model, divisions, training.software).total_bytes
 
-    def step_s(self, divisions: Divisions, asked: NDArray[np.bool_]) -> FloatArray:
+    def step_s(self, divisions: Divisions, asked: BoolArray) -> FloatArray:
         """Step times of those that are asked for; infinite for the others."""
         times = np.full(len(divisions), np.inf)
         which = np.flatnonzero(asked)
@@ -159,7 +159,7 @@ def _diverse(divisions: Divisions, count: int) -> Divisions:
     return divisions.take(np.array(kept[:count], dtype=np.intp))
 
 
-def _least_recompute(fits: NDArray[np.bool_], block: DivisionBlock) -> NDArray[np.bool_]:
+def _least_recompute(fits: BoolArray, block: DivisionBlock) -> BoolArray:
     """Of what fits, what does not fit with less recomputation and else the same."""
     rows = fits.reshape(-1, block.num_recomputes, block.num_variants // block.num_recomputes)
     kept = rows.copy()

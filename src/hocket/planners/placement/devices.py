@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import IntArray
+from hocket.base.arrays import BoolArray, IntArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.problem import Problem
 
@@ -17,7 +16,7 @@ def workers(problem: Problem) -> IntArray:
     return chosen.astype(np.int32)
 
 
-def runnable(problem: Problem, unit: IntArray) -> NDArray[np.bool_]:
+def runnable(problem: Problem, unit: IntArray) -> BoolArray:
     """[device, unit]: whether every op of the unit can run on the device."""
     num_units = int(unit.max(initial=-1)) + 1
     can_run = np.ones((len(problem.costs.kind_names), num_units), dtype=bool)

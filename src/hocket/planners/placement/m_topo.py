@@ -11,9 +11,8 @@ Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 20
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph
@@ -46,7 +45,7 @@ def m_topo(problem: Problem, plan: Plan) -> Plan:
     return plan.having(Placement(device_of_unit[unit_of]))
 
 
-def _fill(need: LongArray, caps: FloatArray, can_run: NDArray[np.bool_]) -> tuple[IntArray, int]:
+def _fill(need: LongArray, caps: FloatArray, can_run: BoolArray) -> tuple[IntArray, int]:
     """The turn at which each unit of the walk is placed, and the first one left over, or -1."""
     turns = np.zeros(len(need), dtype=np.int32)
     limits, allowed, turn, used = caps.tolist(), can_run.tolist(), 0, 0

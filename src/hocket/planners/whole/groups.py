@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.plan.sections import Replica
 from hocket.planners.whole.pipelines import StageCut, best_cut
 from hocket.planners.whole.tables import Relief, Tables, host_update_s, largest_size
@@ -36,7 +35,7 @@ class DeviceGroup:
     """[samples]: of a microbatch, at most."""
     cuts: dict[int, StageCut]
     """By size of microbatch; empty for one device."""
-    is_hosted: NDArray[np.bool_] | None = None
+    is_hosted: BoolArray | None = None
     """[samples]: whether the optimizer is on the host; nowhere by default."""
 
     def replica(self, tables: Tables, num_samples: int) -> Replica:

@@ -13,9 +13,8 @@ from functools import cached_property, lru_cache
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.host_route import host_route
 from hocket.plan.problem import Problem
@@ -179,7 +178,7 @@ def _state_bytes(graph: Graph, place: IntArray) -> LongArray:
     return _held_bytes(graph, place, lasting | (graph.tensor_role == Role.GRADIENT))
 
 
-def _held_bytes(graph: Graph, place: IntArray, chosen: NDArray[np.bool_]) -> LongArray:
+def _held_bytes(graph: Graph, place: IntArray, chosen: BoolArray) -> LongArray:
     """[place]: bytes of some tensors, each at the place of the op that it belongs to."""
     held = np.where(chosen, graph.held_bytes, 0)
     at = np.bincount(place[np.maximum(graph.home_op, 0)], held, graph.num_ops)
@@ -202,7 +201,7 @@ def block_edges(graph: Graph) -> tuple[int, ...]:
     return tuple(cut_step(graph).start.tolist()[:-1])
 
 
-def _is_saved(graph: Graph) -> NDArray[np.bool_]:
+def _is_saved(graph: Graph) -> BoolArray:
     """Storages of forward ops that some backward op reads."""
     is_backward = graph.op_phase[graph.users] == Phase.BACKWARD
     tensor = np.repeat(np.arange(graph.num_tensors), np.diff(graph.user_ptr))
@@ -210,7 +209,7 @@ def _is_saved(graph: Graph) -> NDArray[np.bool_]:
     saved[graph.root_of[tensor[is_backward]]] = True
     maker = graph.tensor_producer
     is_forward = (maker >= 0) & (graph.op_phase[np.maximum(maker, 0)] == Phase.FORWARD)
-    kept: NDArray[np.bool_] = saved & is_forward & (graph.alias_of < 0)
+    kept: BoolArray = saved & is_forward & (graph.alias_of < 0)
     return kept
 
 

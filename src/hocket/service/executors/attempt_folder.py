@@ -13,11 +13,12 @@ The files are the whole interface between an executor and a supervisor, on this 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hocket.base import locks
 
 if TYPE_CHECKING:
     from hocket.service.executors.executor import Assignment
@@ -152,9 +153,7 @@ def read_json(path: str | Path) -> dict[str, Any] | None:
 def try_lock(folder: str | Path) -> int | None:
     """The lock of an attempt, free again when this descriptor is closed; None where it is held."""
     descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    if locks.try_lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None

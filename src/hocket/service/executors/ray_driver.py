@@ -13,7 +13,6 @@ input does, that is with the daemon; attempts go on.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
@@ -23,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hocket.base.locks import wait_for_lock
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import Result
 from hocket.service.executors.executor import STARTING, Phase
@@ -192,7 +192,7 @@ def main(folder: Path, address: str) -> None:
     """Drive the cluster until the daemon ends."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     with open(folder / DRIVER_LOCK, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait_for_lock(lock.fileno())
         driver = Driver(folder)
         try:
             driver.connect(address)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 
 from hocket.base.errors import InputFileError
+from hocket.base.locks import is_locked, try_lock
 from hocket.service.plain_file import open_plain
 
 NAME = "lock"
@@ -20,12 +20,9 @@ def is_held(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        return is_locked(descriptor)
     finally:
         os.close(descriptor)
-    return False
 
 
 class FolderLock:
@@ -35,16 +32,14 @@ class FolderLock:
         path = folder / NAME
         # Not inherited by programs that this one starts, which would hold the lock after its end.
         self._descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(self._descriptor):
             holder = os.read(self._descriptor, 100).decode("ascii", "replace").strip()
             os.close(self._descriptor)
             raise InputFileError(
                 f"another daemon runs on this state folder (process {holder or 'unknown'})",
                 hint="stop it first, or name another folder",
                 where=str(folder),
-            ) from None
+            )
         # Whose lock it is only helps people: on a full disk it is held without saying so.
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, 0)

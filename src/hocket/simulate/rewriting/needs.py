@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.simulate.rewriting.blocks import StepBlocks
@@ -43,7 +42,7 @@ class Uses:
 
     graph: Graph
     blocks: StepBlocks
-    is_forward: NDArray[np.bool_]
+    is_forward: BoolArray
     """Per tensor: whether its storage is made by the forward pass."""
     backward_reads: tuple[frozenset[int], ...]
     """Per block: tensors of forward storages that its backward ops read."""

@@ -16,9 +16,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.base.errors import CheckError
 from hocket.cost.roofline import costs_from_settings
 from hocket.graph.graph import Graph, Phase, Role
@@ -29,7 +28,7 @@ from hocket.transformer.families import named_family, without_rule
 _HEADS_FIRST = ("aten.transpose", "aten.permute")
 _PRODUCTS = ("aten.mm", "aten.addmm")
 _LAYER = re.compile(r"((?:.*?\.)?[0-9]+)\.(.+)")
-_Flags = NDArray[np.bool_]
+_Flags = BoolArray
 
 
 @dataclass(frozen=True, eq=False)

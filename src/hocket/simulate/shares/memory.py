@@ -15,9 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
@@ -40,7 +39,7 @@ class SecondRun(NamedTuple):
     block_of: IntArray
     """Per op of the graph: the recomputed block whose forward or backward pass it is in; -1 for
     none."""
-    is_read: NDArray[np.bool_]
+    is_read: BoolArray
     """Per read of the graph: whether a backward op reads what its own block made again."""
 
     def bases(self, graph: Graph, views: IntArray, tensor: IntArray, made: IntArray) -> IntArray:
@@ -77,7 +76,7 @@ def second_run_of(graph: Graph, block_of: IntArray) -> SecondRun:
     is_made = (maker >= 0) & in_forward[np.maximum(maker, 0)]
     made_in = np.where(is_made, block_of[np.maximum(maker, 0)], -1)
     is_backward = graph.op_phase[reader] == Phase.BACKWARD
-    is_read: NDArray[np.bool_] = is_backward & is_made & (made_in == block_of[reader])
+    is_read: BoolArray = is_backward & is_made & (made_in == block_of[reader])
     runs = np.zeros(graph.num_ops, dtype=np.bool_)
     runs[maker[is_read]] = True
     first = np.full(1 + int(block_of.max(initial=-1)), graph.num_ops)

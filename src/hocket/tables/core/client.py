@@ -17,9 +17,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.tables.core.message import (
     APPLIED,
@@ -66,7 +65,7 @@ class ClientState(NamedTuple):
     """Cached rows with all own changes."""
     row_clock: LongArray
     """Clock at which the shard sent a row; -1: not in the cache."""
-    subscribed: NDArray[np.bool_]
+    subscribed: BoolArray
     asked: LongArray
     """The clock for which a row was asked; -1: it was not."""
     pending: Cells

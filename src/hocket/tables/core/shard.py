@@ -18,9 +18,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.tables.core.message import (
     APPLIED,
@@ -72,10 +71,10 @@ class ShardState(NamedTuple):
     """[P] all changes of earlier clocks are here."""
     asked: LongArray
     """[P, R] the clock at which a client wants the row, or -1."""
-    subscribed: NDArray[np.bool_]
-    dirty: NDArray[np.bool_]
+    subscribed: BoolArray
+    dirty: BoolArray
     """[P, R] others changed the row since it was sent to a subscribed client."""
-    due: NDArray[np.bool_]
+    due: BoolArray
     """[P, R] dirty since before the last advance: it holds back the claim."""
     num_due: LongArray
     num_dirty: LongArray

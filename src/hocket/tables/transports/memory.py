@@ -12,7 +12,6 @@ every 50 microseconds at first.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import secrets
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from hocket.base.errors import RunError
+from hocket.base.locks import try_lock
 
 _MIN_RING_BYTES, _MAX_RING_BYTES = 256 * 2**10, 8 * 2**20
 _ALL_RINGS_BYTES = 128 * 2**20
@@ -225,13 +225,11 @@ def remove_rings(folder: Path) -> None:
 def _locked(folder: Path, who: str) -> IO[bytes]:
     """A lock that the kernel lets go with the process: two would read from one ring."""
     lock = open(folder / f"{who}.lock", "ab")  # noqa: SIM115
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not try_lock(lock.fileno()):
         lock.close()
         raise RunError(
             f"another process is {who} here",
             hint="give every process a number of its own, or another folder",
             where=str(folder),
-        ) from None
+        )
     return lock

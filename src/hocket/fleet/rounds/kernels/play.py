@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.fleet.rounds.kernels.order import order_by_debt, order_by_share
 from hocket.fleet.rounds.kernels.place import hand_out
 from hocket.fleet.rounds.kernels.rates import row_of
@@ -120,7 +117,7 @@ def _order(
 
 
 @kernel
-def _keep(time_s: float, jobs: Jobs, pace: Pace, is_kept: NDArray[np.bool_]) -> None:
+def _keep(time_s: float, jobs: Jobs, pace: Pace, is_kept: BoolArray) -> None:
     """Mark running jobs that nobody may stop or move, and those beside them."""
     keeps_all = pace.keeps_running or pace.keeps_line
     for i in range(jobs.rows.shape[0]):

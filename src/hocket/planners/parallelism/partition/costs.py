@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.base.errors import UsageError
 
 
@@ -30,7 +29,7 @@ class LayerCosts:
     """[layer]: weights, gradients, optimizer state."""
     send_s: FloatArray
     """[layer]: one transfer, in either direction, where a stage ends after this layer."""
-    counts: NDArray[np.bool_]
+    counts: BoolArray
     """[layer]: whether it is a layer in the sense of "layers per stage"."""
 
     def __post_init__(self) -> None:

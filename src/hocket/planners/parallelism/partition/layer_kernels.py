@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.planners.parallelism.partition.choice_kernels import least_time
 from hocket.planners.parallelism.partition.choices import ChoiceState
@@ -76,7 +75,7 @@ def _stage_time(
 @kernel
 def fill_choices(
     order: StageWays, way_s: FloatArray, kept_bytes: LongArray, state_sums: LongArray,
-    is_like_last: NDArray[np.bool_], choices: ChoiceState, stage_s: FloatArray,
+    is_like_last: BoolArray, choices: ChoiceState, stage_s: FloatArray,
 ) -> None:  # fmt: skip
     """Times of the stages that do not fit with their fastest ways; infinite where none fits."""
     layers = _Layers(way_s, kept_bytes, state_sums)

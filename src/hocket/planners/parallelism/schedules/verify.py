@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.base.arrays import BoolArray
 from hocket.base.errors import CheckError
 from hocket.cost.parallel.costs import StageCosts
 from hocket.plan.sections.schedule import Schedule, StageWork
@@ -83,7 +84,7 @@ def _check_counts(schedule: Schedule) -> None:
 
 
 def _raise_first(
-    schedule: Schedule, wrong: NDArray[np.bool_], name: str, counts: NDArray[np.int64]
+    schedule: Schedule, wrong: BoolArray, name: str, counts: NDArray[np.int64]
 ) -> None:
     if not wrong.any():
         return

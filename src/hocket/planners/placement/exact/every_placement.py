@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.units import find_units
 from hocket.planners.placement.devices import runnable
@@ -107,11 +106,11 @@ def _bound_s(problem: Problem, tasks: TaskTable, device_of: IntArray) -> FloatAr
     return bound_s
 
 
-def _holds(problem: Problem, tasks: TaskTable, device_of: IntArray) -> NDArray[np.bool_]:
+def _holds(problem: Problem, tasks: TaskTable, device_of: IntArray) -> BoolArray:
     """Whether devices have room for what stays at its home to the end of the step."""
     held_bytes = np.zeros((len(device_of), problem.cluster.num_devices), dtype=np.int64)
     row = np.arange(len(device_of))
     for tensor in np.flatnonzero(tasks.is_held).tolist():
         held_bytes[row, home_of(problem, tensor, device_of)] += tasks.held_bytes[tensor]
-    fits: NDArray[np.bool_] = np.all(held_bytes <= problem.memory_bytes, axis=1)
+    fits: BoolArray = np.all(held_bytes <= problem.memory_bytes, axis=1)
     return fits

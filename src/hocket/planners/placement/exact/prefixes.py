@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.placement.exact.transfers import transfer_s
 from hocket.planners.tables import task_table
@@ -58,7 +57,7 @@ class Prefixes:
             np.full((1, num_devices), np.inf),
         )
 
-    def extended(self, grown: Grown, is_open: NDArray[np.bool_], unit: int, device: int) -> Grown:
+    def extended(self, grown: Grown, is_open: BoolArray, unit: int, device: int) -> Grown:
         """The open placements with one more unit on a device, as far as they are hopeful."""
         column = np.full((int(is_open.sum()), 1), device, dtype=np.int32)
         rows = np.hstack([grown.rows[is_open], column])

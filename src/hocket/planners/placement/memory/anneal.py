@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.kernels import kernel
 from hocket.planners.parts.groups import OpGroups
 from hocket.planners.placement.memory.kernel import overflow, place_unit, take_unit
@@ -86,7 +83,7 @@ def anneal(
     ledger: MemoryLedger,
     units: OpGroups,
     device_of_unit: LongArray,
-    can_run: NDArray[np.bool_],
+    can_run: BoolArray,
     work: LongArray,
     limit_bytes: LongArray,
     best: LongArray,

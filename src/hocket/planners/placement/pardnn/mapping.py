@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import Problem
@@ -93,7 +92,7 @@ def spans_of(work: UnitWork, slices: Slices, axis: Axis) -> tuple[LongArray, Lon
     return first, stop
 
 
-def unit_pieces(work: UnitWork, axis: Axis, is_chosen: NDArray[np.bool_]) -> MappedPieces:
+def unit_pieces(work: UnitWork, axis: Axis, is_chosen: BoolArray) -> MappedPieces:
     """The units of chosen ops as pieces, each from its first op to its last."""
     chosen, dense = np.unique(work.units.of[is_chosen], return_inverse=True)
     number = np.full(len(work.units.of), -1, dtype=np.int64)

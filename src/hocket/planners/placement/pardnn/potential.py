@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers
 from hocket.plan.problem import Problem
 from hocket.planners.placement.pardnn.emulate import Emulation
 from hocket.planners.tables import mean_transfer_s
@@ -71,7 +71,7 @@ class _Shares(NamedTuple):
 
     which: LongArray
     item: LongArray
-    is_own: NDArray[np.bool_]
+    is_own: BoolArray
     """Whether no unit outside the set has to do with the item."""
 
 
@@ -143,7 +143,7 @@ def _shares(sets: _UnitSets, pairs: _Pairs) -> _Shares:
 
 
 def _total(
-    shares: _Shares, chosen: NDArray[np.bool_], value: NDArray[np.generic], sets: _UnitSets
+    shares: _Shares, chosen: BoolArray, value: NDArray[np.generic], sets: _UnitSets
 ) -> FloatArray:
     """Sum of a value of the chosen items over each set."""
     weights = value[shares.item[chosen]]

@@ -11,9 +11,8 @@ decides. O(sweeps · (ops log ops + devices · reads)).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.planners.placement.pardnn.ledger import (
@@ -99,9 +98,7 @@ def _device_of(ledger: MappingLedger, pieces: MappedPieces, piece: int) -> int:
 
 
 @kernel
-def _mark_users(
-    facts: MappingFacts, pieces: MappedPieces, tensor: int, is_due: NDArray[np.bool_]
-) -> None:
+def _mark_users(facts: MappingFacts, pieces: MappedPieces, tensor: int, is_due: BoolArray) -> None:
     first, stop = facts.user_ptr[tensor], facts.user_ptr[tensor + 1]
     if stop - first > _MANY:
         return
@@ -112,9 +109,7 @@ def _mark_users(
 
 
 @kernel
-def _mark_near(
-    facts: MappingFacts, pieces: MappedPieces, piece: int, is_due: NDArray[np.bool_]
-) -> None:
+def _mark_near(facts: MappingFacts, pieces: MappedPieces, piece: int, is_due: BoolArray) -> None:
     """Pieces that share a tensor with one that moved are to be looked at again."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
         op = pieces.op[index]
@@ -192,7 +187,7 @@ def _sweep_once(
     ledger: MappingLedger,
     pieces: MappedPieces,
     stiffness: float,
-    is_due: NDArray[np.bool_],
+    is_due: BoolArray,
     waiting: LongArray,
     moved: LongArray,
 ) -> None:

@@ -15,9 +15,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import zeros
 from hocket.planners.placement.pardnn.levels import bottom_levels, reverse_depths, top_levels
@@ -29,7 +28,7 @@ class Slices(NamedTuple):
 
     path: LongArray
     """The path of each op."""
-    is_trunk: NDArray[np.bool_]
+    is_trunk: BoolArray
     """Whether the op is on its path itself, and not only in a unit with an op that is."""
     head: LongArray
     tail: LongArray
@@ -48,7 +47,7 @@ class _Cut(NamedTuple):
     """The paths so far."""
 
     path: LongArray
-    is_trunk: NDArray[np.bool_]
+    is_trunk: BoolArray
     head: LongArray
     tail: LongArray
     num_paths: LongArray

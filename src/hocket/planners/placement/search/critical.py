@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray, pointers
+from hocket.base.arrays import BoolArray, FloatArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.planners.order.slack import latest_starts
 from hocket.planners.placement.search.state import NO_SLACK, LocalSearch
@@ -24,7 +23,7 @@ _MAX_GUESSES = 400_000
 class Critical:
     """The critical part of the step that a search shows."""
 
-    is_critical: NDArray[np.bool_]
+    is_critical: BoolArray
     """Per op."""
     units: LongArray
     """Units with critical ops, ascending."""
@@ -84,8 +83,8 @@ def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
     )
 
 
-def _is_overfull(search: LocalSearch) -> NDArray[np.bool_]:
+def _is_overfull(search: LocalSearch) -> BoolArray:
     """Devices that hold more than they have: everything there is worth moving."""
     has = search.evaluator.draft.given.memory_bytes
-    is_overfull: NDArray[np.bool_] = search.evaluator.peak_bytes > has
+    is_overfull: BoolArray = search.evaluator.peak_bytes > has
     return is_overfull

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import IntArray, LongArray
+from hocket.base.arrays import BoolArray, IntArray, LongArray
 from hocket.plan.problem import Problem
 from hocket.planners.parts.groups import OpGroups, groups_of
 from hocket.planners.placement.devices import runnable
@@ -18,7 +17,7 @@ class SearchUnits:
     """Ops that move together, and where they can go."""
 
     groups: OpGroups
-    can_run: NDArray[np.bool_]
+    can_run: BoolArray
     """[device, unit]"""
 
     @property
