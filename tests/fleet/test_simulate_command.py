@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 import hocket.api.fleet
 from hocket.base.errors import HocketError, UsageError
-from hocket.cli.fleet.simulate import command, parse_cluster
+from hocket.cli.fleet.given import parse_cluster
+from hocket.cli.fleet.simulate import command
 from hocket.kernels.progress import compiling
 
 TRACE = """name,job_type,arrival_s,gang,duration_s

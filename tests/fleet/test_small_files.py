@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.fleet.allocate import command as allocate
-from hocket.cli.fleet.simulate import parse_cluster
+from hocket.cli.fleet.given import parse_cluster
 from hocket.fleet.problem_file import parse_problem
 from hocket.fleet.throughputs import read_throughputs
 from hocket.fleet.traces import read_trace

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from service.local_attempts import assignment
 
 from hocket.base.errors import UsageError
-from hocket.cli.fleet.simulate import parse_cluster
+from hocket.cli.fleet.given import parse_cluster
 from hocket.cli.root import root
 from hocket.service.engines import open_engine
 from hocket.service.executors.local_devices import found_devices, with_cuda

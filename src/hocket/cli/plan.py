@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,11 @@ from hocket.cli.written import (
 
 if TYPE_CHECKING:
     from hocket.api import Planned
+    from hocket.plan.problem import Problem
     from hocket.planners.candidates import Comparison
+    from hocket.planners.communication.priority import PropagationChoice
     from hocket.planners.goal import Goal
+    from hocket.planners.whole.variants import ChangedCluster
 
 LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""
@@ -83,9 +87,10 @@ def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -
     type=click.Choice(["time", "step", "throughput", "cost", "memory"]),
     default="step",
     show_default=True,
-    help="Which candidate to choose: the shortest step (the same as most samples per second), the "
-    "one whose steps cost least money (device time where a price is unknown), or the one that "
-    "leaves most memory free.",
+    metavar="[step|throughput|cost|memory]",
+    help="Which candidate to choose: the shortest step, which also has the most samples per second "
+    "(throughput), the one whose steps cost least money (device time where a price is unknown), or "
+    "the one that leaves most memory free.",
 )
 @click.option(
     "--contiguous",
@@ -182,9 +187,7 @@ def command(
     from hocket.api.collectives import predict_shared_propagation
     from hocket.api.planners import compare_changes, compare_ways, find_planner, parse_must
     from hocket.base.errors import NoFeasiblePlanError
-    from hocket.view.collective import propagation_as_dict, propagation_why
-    from hocket.view.compared import comparison_data, elsewhere
-    from hocket.view.variants import variants_data, variants_table
+    from hocket.view.compared import comparison_data
 
     for name in planners:
         find_planner(name)
@@ -203,36 +206,21 @@ def command(
     with working("planning"):
         wanted = _GOALS.get(goal, "time")
         comparison = compare_ways(problem, planners, wanted, must)
-        variants = compare_changes(problem, changes, money, wanted, must)
-    if not as_json:
-        console().print(_table(comparison, is_short=not shows_all and not planners))
-        if other := elsewhere(comparison):
-            say(other)
+        variants = None
         if changes or money is not None:
-            console().print(variants_table(comparison, variants))
+            variants = compare_changes(problem, changes, money, wanted, must)
+    if not as_json:
+        _print(comparison, variants, is_short=not shows_all and not planners)
     try:
         planned = best_of(comparison)
     except NoFeasiblePlanError as error:
         raise SystemExit(fail(error, as_json=as_json, extra=comparison_data(comparison))) from None
     written = _write(planned, output, graph_file) if output is not None else []
     travel = predict_shared_propagation(problem, planned.plan)
-    if travel is not None and travel.chosen.how.crosses and not as_json:
-        say(f"gradients by priority: {propagation_why(travel)}")
     if as_json:
-        told: dict[str, Any] = {}
-        if changes or money is not None:
-            told["what_if"] = variants_data(variants)
-        if travel is not None:
-            told["gradients"] = propagation_as_dict(travel)
-        paths = [str(path) for path in written]
-        emit({**comparison_data(comparison), **told, "written": paths})
-    elif written:
-        names = ", ".join(path.name for path in written)
-        meta = problem.graph.meta
-        can_run = "model" in meta and meta.get("level", "op") == "op"
-        commands = ["show", "explain"] + ["run"] * can_run
-        following = ", ".join(f"hocket {command} {written[0]}" for command in commands)
-        say(f"wrote {names} — next: {following}")
+        emit(_data(comparison, variants, travel, written))
+    else:
+        _say_what_follows(problem, travel, written)
 
 
 def _money(text: str | None) -> float | None:
@@ -246,14 +234,59 @@ def _money(text: str | None) -> float | None:
         raise click.BadParameter(f"{text!r} is no sum of money, such as $5/h") from None
 
 
-def _table(comparison: Comparison, *, is_short: bool) -> Any:
+def _print(
+    comparison: Comparison, variants: Sequence[ChangedCluster] | None, *, is_short: bool
+) -> None:
     from hocket.api.planners import FURTHER
+    from hocket.view.compared import elsewhere
     from hocket.view.shared import is_whole, whole_table
     from hocket.view.text import candidate_table
+    from hocket.view.variants import variants_table
 
     if is_whole(comparison):
-        return whole_table(comparison)
-    return candidate_table(comparison, FURTHER if is_short else ())
+        console().print(whole_table(comparison))
+    else:
+        console().print(candidate_table(comparison, FURTHER if is_short else ()))
+    if other := elsewhere(comparison):
+        say(other)
+    if variants is not None:
+        console().print(variants_table(comparison, variants))
+
+
+def _data(
+    comparison: Comparison,
+    variants: Sequence[ChangedCluster] | None,
+    travel: PropagationChoice | None,
+    written: Sequence[Path],
+) -> dict[str, Any]:
+    """What ``--json`` tells."""
+    from hocket.view.collective import propagation_as_dict
+    from hocket.view.compared import comparison_data
+    from hocket.view.variants import variants_data
+
+    told = comparison_data(comparison)
+    if variants is not None:
+        told["what_if"] = variants_data(variants)
+    if travel is not None:
+        told["gradients"] = propagation_as_dict(travel)
+    return {**told, "written": [str(path) for path in written]}
+
+
+def _say_what_follows(
+    problem: Problem, travel: PropagationChoice | None, written: Sequence[Path]
+) -> None:
+    from hocket.view.collective import propagation_why
+
+    if travel is not None and travel.chosen.how.crosses:
+        say(f"gradients by priority: {propagation_why(travel)}")
+    if not written:
+        return
+    names = ", ".join(path.name for path in written)
+    meta = problem.graph.meta
+    can_run = "model" in meta and meta.get("level", "op") == "op"
+    commands = ["show", "explain"] + ["run"] * can_run
+    following = ", ".join(f"hocket {command} {written[0]}" for command in commands)
+    say(f"wrote {names} — next: {following}")
 
 
 def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path]:

@@ -9,7 +9,8 @@ import click
 
 from hocket.base.errors import UsageError
 from hocket.cli.fleet.connection import state_folder
-from hocket.cli.fleet.simulate import NUM_KERNELS, parse_cluster
+from hocket.cli.fleet.given import parse_cluster
+from hocket.cli.fleet.simulate import NUM_KERNELS
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import emit, json_option, say
 from hocket.cli.sources import announce_compilation

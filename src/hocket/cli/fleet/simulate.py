@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from hocket.base.errors import UsageError
+from hocket.cli.fleet.given import (
+    find_throughputs,
+    job_range,
+    parse_cluster,
+    prices_of,
+    with_arrivals,
+)
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import console, emit, json_option, say
 from hocket.cli.sources import announce_compilation
 
 if TYPE_CHECKING:
+    from hocket.api.fleet import Rules
+    from hocket.fleet.gangs import GangSpeeds
     from hocket.fleet.rounds.state import FleetDevice
     from hocket.fleet.simulator import FleetRun, TraceWork
     from hocket.fleet.simulator.simulate import OnProgress
-    from hocket.fleet.throughputs import Throughputs
-    from hocket.fleet.traces import Trace
 
 NUM_KERNELS = 15
 """That rounds and a policy take, about; a fresh installation compiles them."""
-_MAX_DEVICES = 1_000_000
-_MAX_KINDS = 1000
-_TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
-"""Tables that are looked for beside a trace, and in the folder ``gavel`` beside its folder."""
 
 
 @click.command("simulate")
@@ -152,8 +156,8 @@ def command(
         if compatible == "gavel":
             refuse_unlike_gavel(name)
     kinds, devices = parse_cluster(cluster)
-    work_trace = _with_arrivals(read_trace(trace), arrivals_per_hour, seed)
-    table = _table(throughputs, trace)
+    work_trace = with_arrivals(read_trace(trace), arrivals_per_hour, seed)
+    table = find_throughputs(throughputs, trace)
     work = bind(work_trace, kinds, table)
     for note in (*work.notes, *_never_fits(work, devices)):
         say(note)
@@ -162,41 +166,46 @@ def command(
             "elastic gangs need a table of throughputs, and devices of their own",
             hint="give --throughputs, and leave out --space-sharing",
         )
-    speeds = elastic_speeds(work, table) if elastic and table is not None else None
-    measured = _range(jobs, len(work_trace))
+    rules = Rules(
+        policy=policies[0],
+        mechanism=compatible or "improved",
+        round_s=round_s,
+        min_run_s=min_run,
+        min_solve_s=solve_every,
+        restart_s=preemption_cost,
+        seed=seed,
+    )
+    run = partial(
+        simulate,
+        work,
+        devices,
+        shares_devices=space_sharing,
+        price_per_hour=prices_of(prices, kinds),
+        measured=job_range(jobs, len(work_trace)),
+        records_spans=html is not None,
+    )
     announce_compilation(about=NUM_KERNELS)
-    runs = []
-    for name in policies:
-        rules = Rules(
-            policy=name,
-            mechanism=compatible or "improved",
-            round_s=round_s,
-            min_run_s=min_run,
-            min_solve_s=solve_every,
-            restart_s=preemption_cost,
-            seed=seed,
-        )
-        for gangs in (None, speeds) if elastic else (None,):
-            title = name if gangs is None else f"{name}, elastic gangs"
-            with _progress(title) as on_progress:
-                run = simulate(
-                    work,
-                    devices,
-                    rules,
-                    shares_devices=space_sharing,
-                    price_per_hour=_prices(prices, kinds),
-                    measured=measured,
-                    elastic=gangs,
-                    records_spans=html is not None,
-                    on_progress=on_progress,
-                )
-            runs.append(replace(run, policy=title))
+    gangs: list[list[GangSpeeds] | None] = [None]
+    if elastic and table is not None:
+        gangs.append(elastic_speeds(work, table))
+    runs = [
+        _watched(run, replace(rules, policy=name), speeds) for name in policies for speeds in gangs
+    ]
     if html is not None:
         from hocket.view.fleet_report import write_fleet_report
 
         write_fleet_report(html, runs, trace.name)
         say(f"wrote {html}")
     _show(runs, as_json)
+
+
+def _watched(
+    run: Callable[..., FleetRun], rules: Rules, speeds: list[GangSpeeds] | None
+) -> FleetRun:
+    """What a simulation gives, which somebody may watch, under the title that tables show."""
+    title = rules.policy if speeds is None else f"{rules.policy}, elastic gangs"
+    with _progress(title) as on_progress:
+        return replace(run(rules, elastic=speeds, on_progress=on_progress), policy=title)
 
 
 def _never_fits(work: TraceWork, devices: tuple[FleetDevice, ...]) -> tuple[str, ...]:
@@ -215,91 +224,6 @@ def _never_fits(work: TraceWork, devices: tuple[FleetDevice, ...]) -> tuple[str,
         f"{len(never)} of {len(work.trace)} jobs are left out ({names}{more}): no kind of the "
         "cluster has enough devices that they can run on",
     )
-
-
-def parse_cluster(
-    text: str, option: str = "--cluster"
-) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
-    """Kinds in order and devices of ``v100:36,p100:8x4``."""
-    from hocket.api.fleet import FleetDevice
-
-    kinds: list[str] = []
-    devices: list[FleetDevice] = []
-    for part in text.split(","):
-        kind, _, amount = part.strip().partition(":")
-        count, _, size = amount.partition("x")
-        is_right = (
-            kind and count.isdecimal() and (not size or size.isdecimal()) and len(amount) < 16
-        )
-        if not is_right or kind in kinds or int(count) < 1 or (size and int(size) < 1):
-            raise UsageError(
-                f"cannot read {part.strip()!r} in {option}",
-                hint="write each kind once, such as v100:36 or v100:9x4 (9 servers of 4)",
-            )
-        per_server = int(size or 1)
-        if len(devices) + int(count) * per_server > _MAX_DEVICES:
-            raise UsageError(f"{option} has more than {_MAX_DEVICES:,} devices")
-        if len(kinds) == _MAX_KINDS:
-            raise UsageError(f"{option} has more than {_MAX_KINDS} kinds")
-        kinds.append(kind)
-        devices += [
-            FleetDevice(name=f"{kind}-{at}", kind=kind, server=f"{kind}/{at // per_server}")
-            for at in range(int(count) * per_server)
-        ]
-    return tuple(kinds), tuple(devices)
-
-
-def _range(text: str | None, num_jobs: int) -> tuple[int, int] | None:
-    from hocket.base.units import whole_number
-
-    if text is None:
-        return None
-    first, end = (whole_number(part, num_jobs) for part in text.partition(":")[::2])
-    if first is None or end is None or first >= end:
-        hint = f"write A:B with 0 <= A < B <= {num_jobs}, such as 4000:5000"
-        raise UsageError(f"cannot take jobs {text[:60]!r} of this trace", hint=hint)
-    return first, end
-
-
-def _prices(text: str | None, kinds: tuple[str, ...]) -> Any:
-    import numpy as np
-
-    prices = dict.fromkeys(kinds, 1.0)
-    for part in text.split(",") if text else ():
-        kind, _, price = part.strip().partition("=")
-        try:
-            value = float(price)
-        except ValueError:
-            value = -1.0
-        if kind not in prices or not 0.0 <= value < 1e9:
-            hint = "write KIND=PRICE for kinds of --cluster, such as v100=2.48"
-            raise UsageError(f"cannot read {part.strip()!r} in --prices", hint=hint)
-        prices[kind] = value
-    return np.array([prices[kind] for kind in kinds])
-
-
-def _table(path: Path | None, trace: Path) -> Throughputs | None:
-    from hocket.api.fleet import read_throughputs
-
-    if path is not None:
-        return read_throughputs(path)
-    folders = (trace.parent, trace.parent.parent / "gavel", trace.parent.parent)
-    for candidate in (folder / name for folder in folders for name in _TABLES):
-        if candidate.is_file():
-            say(f"throughputs from {candidate}")
-            return read_throughputs(candidate)
-    return None
-
-
-def _with_arrivals(trace: Trace, jobs_per_hour: float | None, seed: int) -> Trace:
-    if jobs_per_hour is None:
-        return trace
-    from dataclasses import replace
-
-    import numpy as np
-
-    gaps_s = np.random.default_rng(seed).exponential(3600.0 / jobs_per_hour, len(trace))
-    return replace(trace, arrival_s=np.cumsum(gaps_s) - gaps_s[0])
 
 
 @contextmanager
