@@ -31,6 +31,7 @@ MAX_REASONS = 6
     help="Where to run the ops. [default: cuda where there is one]",
 )
 @click.option(
+    "--seconds",
     "--budget",
     "budget_s",
     type=click.FloatRange(1, 3600),

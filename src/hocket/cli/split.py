@@ -46,8 +46,8 @@ from hocket.cli.output import console, emit, json_option, say
               help="Weight of the whole net's opinion in retraining.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(0, 20), default=4, show_default=True,
               help="How often channels may be given back.")  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True,
-              help="Parts trained at once, in processes of their own.")  # fmt: skip
+@click.option("--processes", "--jobs", "num_processes", type=click.IntRange(1, 256), default=1,
+              show_default=True, help="That train parts at the same time.")  # fmt: skip
 @click.option("--fleet", "on_fleet", is_flag=True,
               help="Parts are trained as jobs of a fleet (hocket fleet serve).")  # fmt: skip
 @service_options
@@ -139,16 +139,16 @@ def _train_apart(asked: dict[str, Any]) -> Callable[[Path, Any, Any], None] | No
     from hocket.api.splitting import train_on_fleet, train_side_by_side
     from hocket.base.errors import UsageError
 
-    if asked["on_fleet"] and asked["jobs"] > 1:
+    if asked["on_fleet"] and asked["num_processes"] > 1:
         raise UsageError(
-            "--jobs counts processes here, and --fleet trains elsewhere",
+            "--processes are of this machine, and --fleet trains elsewhere",
             hint="leave one of them out",
         )
     if asked["on_fleet"]:
         return partial(train_on_fleet, connect(asked["state"], asked["url"]))
     if asked["state"] is not None or asked["url"] is not None:
         raise UsageError("--state and --url name a fleet", hint="add --fleet")
-    return partial(train_side_by_side, asked["jobs"]) if asked["jobs"] > 1 else None
+    return partial(train_side_by_side, asked["num_processes"]) if asked["num_processes"] > 1 else None
 
 
 def _absolute(spec: str) -> str:
