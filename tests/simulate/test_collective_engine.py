@@ -16,6 +16,7 @@ from simulate.problems import costs_of
 
 from hocket.api import plan_collective
 from hocket.api.clusters import cluster_from_text
+from hocket.cost.collectives import ring_all_reduce_s, ring_path
 from hocket.graph.build import GraphBuilder
 from hocket.hardware.cluster import Cluster
 from hocket.plan.plan import Plan
@@ -81,3 +82,15 @@ def test_rounds_and_engine_agree_on_single_paths_and_stay_close_elsewhere(gpus, 
         assert 0.5 * rounds_s <= found_s <= 2.0 * rounds_s, offer.name
         if has_one_send_at_a_time(offer.section):
             assert found_s == pytest.approx(rounds_s, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+def test_the_formula_of_a_ring_is_the_ring_of_rounds(num_ranks) -> None:
+    """One model: what is priced by the closed form is what planned trees are timed by."""
+    cluster, size = cluster_from_text("8xa100-80g"), 10_000_000
+    gpus = range(num_ranks)
+    plan = plan_collective(cluster, "allreduce", gpus=",".join(map(str, gpus)))
+    ring = next(offer for offer in plan.offers if offer.name == "ring")
+    path = ring_path(cluster, gpus)
+    formula_s = ring_all_reduce_s(size, num_ranks, path.latency_s, path.bandwidth_bps)
+    assert CollectiveTimes(ring.section, cluster).time_s(size, 1) == pytest.approx(float(formula_s))

@@ -148,7 +148,9 @@ def _train_apart(asked: dict[str, Any]) -> Callable[[Path, Any, Any], None] | No
         return partial(train_on_fleet, connect(asked["state"], asked["url"]))
     if asked["state"] is not None or asked["url"] is not None:
         raise UsageError("--state and --url name a fleet", hint="add --fleet")
-    return partial(train_side_by_side, asked["num_processes"]) if asked["num_processes"] > 1 else None
+    return (
+        partial(train_side_by_side, asked["num_processes"]) if asked["num_processes"] > 1 else None
+    )
 
 
 def _absolute(spec: str) -> str:

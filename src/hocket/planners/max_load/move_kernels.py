@@ -8,22 +8,7 @@ import numpy as np
 
 from hocket.kernels import kernel
 from hocket.planners.max_load.moves import MoveState, MoveTable
-
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
-_UNIT = 1.0 / (1 << 53)
-
-
-@kernel
-def _random(state: MoveState) -> float:
-    """The next number in [0, 1) of a splitmix64 sequence."""
-    state.random[0] += _STEP
-    mixed = state.random[0]
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
-    mixed ^= mixed >> np.uint64(31)
-    return float(mixed >> np.uint64(11)) * _UNIT
+from hocket.planners.parts.annealing import draw, draw_below, is_taken
 
 
 @kernel
@@ -127,11 +112,13 @@ def _is_allowed(tables: MoveTable, state: MoveState, piece: int) -> bool:
 def _target_of(tables: MoveTable, state: MoveState, piece: int) -> int:
     """Mostly the device of a piece that shares a net, sometimes any."""
     first, stop = tables.piece_ptr[piece], tables.piece_ptr[piece + 1]
-    if first < stop and _random(state) < 0.8:
-        net = tables.piece_nets[first + int(_random(state) * (stop - first))]
+    if first < stop and draw(state.random) < 0.8:
+        net = tables.piece_nets[first + draw_below(state.random, stop - first)]
         begin, end = tables.net_ptr[net], tables.net_ptr[net + 1]
-        return int(state.device_of[tables.net_pieces[begin + int(_random(state) * (end - begin))]])
-    return int(_random(state) * len(state.load_s))
+        return int(
+            state.device_of[tables.net_pieces[begin + draw_below(state.random, end - begin)]]
+        )
+    return draw_below(state.random, len(state.load_s))
 
 
 @kernel
@@ -155,15 +142,15 @@ def _shift(
 def _propose(tables: MoveTable, state: MoveState, max_length: int) -> int:
     """Move one piece, a stretch, or two stretches against each other; how many pieces moved."""
     num_pieces = len(state.device_of)
-    first, kind, length = int(_random(state) * num_pieces), _random(state), 1
+    first, kind, length = draw_below(state.random, num_pieces), draw(state.random), 1
     if kind > 0.4:
-        length = int(math.exp(_random(state) * math.log(max_length + 0.5)))
+        length = int(math.exp(draw(state.random) * math.log(max_length + 0.5)))
     source, target = state.device_of[first], _target_of(tables, state, first)
     moved = _shift(tables, state, first, length, target, 0)
     if moved == 0 or kind < 0.7:
         return moved
     for _ in range(8):
-        other = int(_random(state) * num_pieces)
+        other = draw_below(state.random, num_pieces)
         if state.device_of[other] == target and (other < first or other >= first + length):
             return _shift(tables, state, other, length, source, moved)
     return moved
@@ -195,7 +182,7 @@ def anneal(
         if num_moved == 0:
             continue
         after = _height(state, scale_s)
-        is_accepted = after <= height or _random(state) < math.exp((height - after) / heat)
+        is_accepted = is_taken(after - height, heat, state.random)
         for index in range(num_moved):
             is_accepted = is_accepted and _is_allowed(tables, state, state.moved[index])
         if not is_accepted:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.pieces import Pieces
+from hocket.planners.parts.annealing import RandomState, seeded
 from hocket.simulate.load import link_times
 
 
@@ -58,7 +58,7 @@ class MoveState(NamedTuple):
     """[net, device]: pieces of the net on the device."""
     moved: LongArray
     moved_from: LongArray
-    random: NDArray[np.uint64]
+    random: RandomState
 
 
 class Heat(NamedTuple):
@@ -148,5 +148,5 @@ def _state(pieces: Pieces, device_of: IntArray, num_devices: int, seed: int) -> 
         inside=np.zeros((pieces.num_nets, num_devices), dtype=np.int64),
         moved=np.zeros(2 * count, dtype=np.int64),
         moved_from=np.zeros(2 * count, dtype=np.int64),
-        random=np.array([seed], dtype=np.uint64),
+        random=seeded(seed),
     )

@@ -1,1 +1,1 @@
-"""What several planners share: groups of ops that move together, longest paths."""
+"""What several planners share: groups of ops that move together, longest paths, annealing."""

@@ -8,10 +8,9 @@ O(tries · spans of a unit · log instants).
 
 from __future__ import annotations
 
-import math
-
 from hocket.base.arrays import BoolArray, LongArray
 from hocket.kernels import kernel
+from hocket.planners.parts.annealing import RandomState, draw_below, is_taken
 from hocket.planners.parts.groups import OpGroups
 from hocket.planners.placement.memory.kernel import overflow, place_unit, take_unit
 from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger
@@ -20,13 +19,6 @@ from hocket.planners.tables import TaskTable
 _DRAWS = 8
 _WASTE = 0.05
 """Weight of the sum of all peaks, against 1 for bytes above a limit."""
-
-
-@kernel
-def _draw(state: LongArray, count: int) -> int:
-    """A number below ``count`` (the linear congruential generator of POSIX drand48)."""
-    state[0] = (state[0] * 25214903917 + 11) & ((1 << 48) - 1)
-    return int((state[0] >> 17) % count)
 
 
 @kernel
@@ -46,11 +38,11 @@ def _cost(ledger: MemoryLedger, limit_bytes: LongArray) -> float:
 
 @kernel
 def _draw_unit(
-    ledger: MemoryLedger, device_of_unit: LongArray, limit_bytes: LongArray, state: LongArray
+    ledger: MemoryLedger, device_of_unit: LongArray, limit_bytes: LongArray, state: RandomState
 ) -> int:
     unit = 0
     for _ in range(_DRAWS):
-        unit = _draw(state, len(device_of_unit))
+        unit = draw_below(state, len(device_of_unit))
         device = device_of_unit[unit]
         if device >= 0 and ledger.top[device, 1] > limit_bytes[device]:
             break
@@ -58,9 +50,9 @@ def _draw_unit(
 
 
 @kernel
-def _draw_from(device_of_unit: LongArray, device: int, state: LongArray) -> int:
+def _draw_from(device_of_unit: LongArray, device: int, state: RandomState) -> int:
     for _ in range(4 * _DRAWS):
-        unit = _draw(state, len(device_of_unit))
+        unit = draw_below(state, len(device_of_unit))
         if device_of_unit[unit] == device:
             return unit
     return -1
@@ -87,7 +79,7 @@ def anneal(
     work: LongArray,
     limit_bytes: LongArray,
     best: LongArray,
-    state: LongArray,
+    state: RandomState,
     max_tries: int,
     max_work: int,
     heat_bytes: float,
@@ -104,7 +96,7 @@ def anneal(
     while turn < max_tries and done < max_work and least > 0:
         turn += 1
         unit = _draw_unit(ledger, device_of_unit, limit_bytes, state)
-        source, target = device_of_unit[unit], _draw(state, num_devices)
+        source, target = device_of_unit[unit], draw_below(state, num_devices)
         if source < 0 or source == target or not can_run[target, unit]:
             continue
         other = _draw_from(device_of_unit, target, state) if turn & 1 else -1
@@ -117,8 +109,7 @@ def anneal(
             done += work[other]
         changed = _cost(ledger, limit_bytes)
         heat = heat_bytes * (1 - max(turn / max_tries, done / max_work)) ** 2
-        chance = (_draw(state, 1 << 20) + 0.5) / (1 << 20)
-        if changed <= cost or cost - changed > math.log(chance) * heat:
+        if is_taken(changed - cost, heat, state):
             cost = changed
             lacking = overflow(ledger, limit_bytes)
             if lacking < least:

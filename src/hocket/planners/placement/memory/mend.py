@@ -19,6 +19,7 @@ from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
+from hocket.planners.parts.annealing import RandomState, seeded
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.ledger import spans_of_run
 from hocket.planners.placement.memory.relieve import MAX_BATCHES, Board, SizeLevel, relieve
@@ -96,7 +97,7 @@ def searched(problem: Problem, start: Attempt, levels: Sequence[SizeLevel]) -> A
     if _is_large(problem):
         return best
     best = moved(problem, best, levels)
-    state = np.array([problem.seed * 2**20 + 0x330E], dtype=np.int64)
+    state = seeded(problem.seed)
     for heat in HEATS:
         for level in levels:
             if not best.overflow_bytes:
@@ -106,7 +107,7 @@ def searched(problem: Problem, start: Attempt, levels: Sequence[SizeLevel]) -> A
 
 
 def _annealed(
-    problem: Problem, start: Attempt, level: SizeLevel, heat: float, state: LongArray
+    problem: Problem, start: Attempt, level: SizeLevel, heat: float, state: RandomState
 ) -> Attempt:
     from hocket.planners.placement.memory.anneal import anneal
 
