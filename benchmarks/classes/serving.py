@@ -1,10 +1,11 @@
 """Workers under the clock: fan-out, overhead over the slowest part, prediction, killed workers.
 
-    python benchmarks/classes/serving.py [fan-out] [overhead] [predict] [kill] [ray] [--json FILE]
+    python benchmarks/classes/serving.py [TRIAL ...] [--kills 200] [--json FILE]
 
-Needs the extra ``classes`` (and ``ray`` for that comparison). Parts are convolutions of random
-weights, whose time does not depend on training, in front of scores that are known, so that every
-answer can be checked. Wall time: run it on a machine with nothing else to do.
+Trials: fan-out, overhead, predict, kill, ray, device (`hocket split` and `hocket serve-classes` on
+a GPU, as typed). Needs the extra ``classes`` (and ``ray`` for that comparison). Parts are
+convolutions of random weights, whose time does not depend on training, in front of scores that are
+known, so that every answer can be checked. Wall time: run it on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cifar_gpu import without_onnx_package
+from cifar_latency import without_onnx_package
 from torch import nn
 
 from hocket.classes.artefact import Folder, read_folder, write_folder
@@ -32,6 +33,7 @@ from hocket.classes.codes import cyclic_code
 from hocket.classes.combine import OddsCalibration
 from hocket.classes.exported import as_onnx
 from hocket.classes.rehearsal import rehearsed
+from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.classes.session import infer, latency_s, open_session
 from hocket.classes.table import PartTable, ServedPart, Whole
@@ -281,7 +283,57 @@ def ray_actors() -> list[dict[str, Any]]:
     return rows
 
 
+def device() -> dict[str, Any]:
+    """`hocket split` and `hocket serve-classes` on a GPU as typed, against workers' answers."""
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    source = Path(__file__).parents[2] / "examples/classes_digits.py"
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path) / "digits"
+        split = ["--data", f"{source}:images", "--parts", "5", "--redundancy", "2",
+                 "--train", "200", "--retrain", "100", "--rounds", "0"]  # fmt: skip
+        start_s = time.monotonic()
+        done = hocket(
+            "split", f"{source}:net", *split, "-o", str(folder), "--device", kind, "--json"
+        )
+        told, _ = done.communicate()
+        split_s = time.monotonic() - start_s
+        with FrontEnd(read_folder(folder), ServeOptions(quorum=2)) as front_end:
+            images = rng.normal(size=(300, *front_end.table.input_shape)).astype(np.float32)
+            expected = [front_end.predict(image) for image in images]
+        token = Path(path) / "token"
+        server = hocket("serve-classes", str(folder), "--device", kind, "--token-file", str(token))
+        assert server.stdout is not None
+        client = ClassesClient(server.stdout.readline().strip(), token.read_text().strip())
+        answers = [client.predict(image) for image in images]
+        server.send_signal(signal.SIGINT)
+        ended = server.wait(60)
+    took = np.array([answer["took_s"] for answer in answers[20:]])
+    apart = max(
+        abs(answer["classes"][0]["probability"] - float(other.probabilities.max()))
+        for answer, other in zip(answers, expected, strict=True)
+    )
+    result = {
+        "device": torch.cuda.get_device_name() if kind == "cuda" else kind,
+        "split_exit": done.returncode, "split_s": split_s,
+        "test_accuracy": json.loads(told)["validation"]["test_parts"],
+        "same_label": sum(answer["index"] == other.label
+                          for answer, other in zip(answers, expected, strict=True)),
+        "asked": len(answers), "probabilities_apart": apart, **quantiles(took), "serve_exit": ended,
+    }  # fmt: skip
+    print(json.dumps(result, indent=1), flush=True)
+    return result
+
+
+def hocket(*words: str) -> subprocess.Popen[str]:
+    """A command as typed."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "hocket", *words], stdout=subprocess.PIPE, text=True
+    )
+
+
 TRIALS = {
+    "device": device,
     "fan-out": fan_out,
     "overhead": overhead,
     "predict": predict,

@@ -34,9 +34,21 @@ def test_copies_are_spread_so_that_two_workers_share_one_group_at_most(parts, co
         assert all(len(set(a) & set(b)) <= 1 for a, b in combinations(held, 2))
 
 
+@pytest.mark.parametrize(
+    ("parts", "copies", "shared"), [(5, 3, 2), (10, 4, 2), (10, 5, 3), (5, 5, 5)]
+)
+def test_more_copies_than_a_ruler_has_marks_are_spread_as_far_as_can_be(parts, copies, shared):
+    """A design would share copies * (copies - 1) / (parts - 1) groups; no code shares less."""
+    held = cyclic_code(parts, copies)
+    assert shared == int(np.ceil(copies * (copies - 1) / (parts - 1)))
+    assert max(len(set(a) & set(b)) for a, b in combinations(held, 2)) == shared
+    lost = [row.losing for row in pattern_table(held, copies - 1)]
+    assert lost == [0] * (copies - 1)
+
+
 def test_a_code_that_cannot_be_is_refused():
-    with pytest.raises(UsageError, match="5 parts have no code of redundancy 3"):
-        cyclic_code(5, 3)
+    with pytest.raises(UsageError, match="5 parts have no code of redundancy 6"):
+        cyclic_code(5, 6)
 
 
 def test_a_class_has_the_mean_of_the_answers_that_came():

@@ -68,6 +68,12 @@ def test_little_accuracy_is_lost_though_parts_have_a_quarter_of_the_work(path, v
     assert max(part.parameters for part in table.parts) < 0.5 * table.whole.parameters
 
 
+def test_all_that_is_told_of_the_slowest_part_agrees(path, validation):
+    slowest_s = max(part.latency_s for part in read_folder(path).table.parts)
+    best = max(validation["stages"][1:], key=lambda stage: stage["accuracy"])
+    assert validation["slowest_s"] == best["slowest_s"] == slowest_s
+
+
 def test_any_one_lost_worker_costs_little(validation):
     assert [row["losing"] for row in validation["losses"]] == [0, 5, 10]
     lost = {row["lost"]: row for row in validation["lost_workers"]}

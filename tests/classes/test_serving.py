@@ -12,9 +12,9 @@ from classes.small import NUM_CLASSES, SHAPE, small_folder, whole_scores
 from fastapi.testclient import TestClient
 
 from hocket.base.errors import RunError, UsageError
-from hocket.classes.rehearsal import rehearsed
+from hocket.classes.rehearsal import enough_s, rehearsed
 from hocket.classes.serving.app import make_app, max_body_bytes
-from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.classes.serving.front_end import FrontEnd, ServeOptions, answer_from
 from hocket.classes.serving.link import WorkerLink
 
 TOKEN = "a-token-of-many-characters"
@@ -206,6 +206,24 @@ def test_scores_that_are_no_numbers_never_win(front_end):
 
 
 @pytest.mark.parametrize(
+    ("alive", "told"), [(3, "in time"), (1, "2 of 3 workers are dead"), (0, "3 of 3 workers")]
+)
+def test_when_nobody_answers_it_is_said_who_is_dead_and_what_comes_next(
+    front_end, monkeypatch, alive, told
+):
+    nothing = answer_from(front_end.table.combiner(), [None] * 3, 0, 0)
+    monkeypatch.setattr(FrontEnd, "num_alive", alive)
+    monkeypatch.setattr(FrontEnd, "predict", lambda self, inputs, deadline_s: nothing)
+    with TestClient(make_app(front_end, TOKEN), base_url="http://127.0.0.1") as client:
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        raw = inputs(1)[0].tobytes()
+        answer = client.post("/v1/predict", content=raw, headers={"content-type": RAW})
+    assert answer.status_code == 503
+    assert told in answer.json()["detail"]
+    assert ("started again" in answer.json()["hint"]) == (alive < 3)
+
+
+@pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({"authorization": ""}, 401),
@@ -221,10 +239,26 @@ def test_only_the_token_on_a_loopback_name_opens_the_service(client, headers, st
 
 
 def test_the_prediction_names_its_pieces(folder):
-    outlook = rehearsed(folder)
+    outlook = rehearsed(folder, ServeOptions(quorum=2))
     assert len(outlook.part_s) == 3
     assert outlook.answer_s > max(outlook.part_s)
     assert json.dumps(outlook.to_data())
+
+
+@pytest.mark.parametrize(
+    ("quorum", "cores", "expected_s"),
+    [
+        (2, [0, 1, 2], 5.0),
+        (1, [0, 1, 2], 2.0),  # nobody waits for the slowest, whose groups others hold
+        (1, [0, 1, None], 2.0),
+        (2, [0, 1, 1], 7.0),  # two share a core
+        (2, [0, 0, 0], 8.0),
+    ],
+)
+def test_an_answer_is_predicted_for_when_every_group_has_its_copies(
+    folder, quorum, cores, expected_s
+):
+    assert enough_s(folder.table, quorum, cores, np.array([1.0, 2.0, 5.0])) == expected_s
 
 
 def _restarts(front_end):

@@ -8,6 +8,7 @@ from hocket.classes.give_back import blame, larger_budgets
 from hocket.classes.outlook import FanOut, answer_s, finish_s, places_on, verdict
 from hocket.classes.widths import (
     ChannelStream,
+    ChosenWidths,
     Floors,
     ResidualBlock,
     WidthLayer,
@@ -54,12 +55,28 @@ def test_what_is_worth_little_is_cut_first():
     assert needed_macs(model, [even, skewed], 0.9) < needed_macs(model, [even, even], 0.9)
 
 
-def residual():
+def test_layers_that_take_longer_to_read_than_to_compute_are_cut_first():
+    """Both layers multiply as often; the second has few positions, and so many weights."""
+    layers = [
+        WidthLayer(name, 1e6, index, (), weights)
+        for index, (name, weights) in enumerate((("wide", 1e3), ("deep", 2.5e5)))
+    ]
+    model = WidthModel(tuple(ChannelStream(layer.name, 64, 1) for layer in layers), tuple(layers))
+    wide, deep = chosen_widths(model, [np.ones(64)] * 2, 1.2e6, Floors()).units
+    assert deep <= wide / 2
+    assert model.macs(np.array([wide, deep]) / 64) <= 1.2e6
+
+
+def residual(positions=1, readers=4):
     """A stream of 16 that three blocks add to, each through 16 inner channels."""
-    stem = WidthLayer("stem", 3.0 * 16, 0, ())
-    into = [WidthLayer(f"b{k}.in", 256.0, k + 1, ((0, 1.0),)) for k in range(3)]
-    out = [WidthLayer(f"b{k}.out", 256.0, 0, ((k + 1, 1.0),)) for k in range(3)]
-    streams = [ChannelStream("stem", 16, 4), *(ChannelStream(f"b{k}.in", 16, 1) for k in range(3))]
+    macs = 256.0 * positions
+    stem = WidthLayer("stem", 3.0 * 16 * positions, 0, ())
+    into = [WidthLayer(f"b{k}.in", macs, k + 1, ((0, 1.0),)) for k in range(3)]
+    out = [WidthLayer(f"b{k}.out", macs, 0, ((k + 1, 1.0),)) for k in range(3)]
+    streams = [
+        ChannelStream("stem", 16, readers),
+        *(ChannelStream(f"b{k}.in", 16, 1) for k in range(3)),
+    ]
     blocks = [ResidualBlock(f"b{k}", 0, (k + 1,), (f"b{k}.in", f"b{k}.out")) for k in range(3)]
     return WidthModel(tuple(streams), (stem, *into, *out), tuple(blocks))
 
@@ -77,6 +94,14 @@ def test_the_block_that_adds_least_is_left_out_where_vectors_cannot_be_narrower(
     assert len(least.omitted) == 1
     assert min(least.units[0], least.units[1], least.units[3]) < 16
     assert not chosen_widths(model, values, 0.7 * whole, Floors(lanes=16)).omitted
+
+
+def test_a_whole_block_goes_before_many_are_narrowed_when_its_layers_cost_calls_too():
+    """What is cut inside a block is missed by all who read the stream, as the block would be."""
+    model, values = residual(10_000, readers=10), [np.ones(16)] * 4
+    budget = 0.7 * model.macs(np.ones(4))
+    chosen = chosen_widths(model, values, budget, Floors(), [0.2, 0.19, 0.2])
+    assert chosen == ChosenWidths((16, 16, 0, 16), (1,))
 
 
 def test_parts_with_newly_wrong_answers_get_more():

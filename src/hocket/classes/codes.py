@@ -2,12 +2,15 @@
 
 After Yang, Chung, Wang et al., "Robust class parallelism" (Asilomar 2020): worker i holds the
 groups i + d modulo n for d in a Golomb ruler, whose pairwise differences are all distinct, so that
-two workers never share more than one group. Any r - 1 lost workers lose no group; which losses
-beyond that do is counted here, all patterns one by one: O(n choose lost) each.
+two workers never share more than one group. Where there are more copies than that allows, each
+difference occurs as seldom as can be, so that two workers share as few groups as can be. Any r - 1
+lost workers lose no group; which losses beyond that do is counted here, all patterns one by one:
+O(n choose lost) each.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -21,37 +24,51 @@ MAX_PATTERNS = 200_000
 """Patterns that are counted for one number of lost workers; beyond it the table ends."""
 
 
+_MAX_TRIES = 20_000
+"""Of marks, in the search for one code; then differences may repeat once more."""
+
+
 def ruler(marks: int, modulus: int) -> tuple[int, ...]:
-    """The first set of ``marks`` numbers from 0 whose differences modulo ``modulus`` all differ."""
-    if marks == 1:
-        return (0,)
-    found = _extended((0,), frozenset(), marks, modulus)
-    if found is None:
+    """The first ``marks`` numbers from 0 whose differences modulo ``modulus`` repeat least."""
+    if marks > modulus:
         raise UsageError(
             f"{modulus} parts have no code of redundancy {marks}",
-            hint=f"{marks} copies whose workers share one group at most need about "
-            f"{marks * (marks - 1) + 1} parts or more",
+            hint="every copy of a class needs a part of its own: take more --parts",
         )
-    return found
+    # So many pairs of marks cannot have fewer repetitions among so many differences.
+    least = -(-marks * (marks - 1) // max(modulus - 1, 1))
+    for most in range(max(least, 1), marks + 1):
+        found = _Search(marks, modulus, most).extended((0,), Counter())
+        if found is not None:
+            return found
+    raise AssertionError("marks in a row repeat no difference more often than there are marks")
 
 
-def _extended(
-    marks: tuple[int, ...], taken: frozenset[int], count: int, modulus: int
-) -> tuple[int, ...] | None:
-    if len(marks) == count:
-        return marks
-    for mark in range(marks[-1] + 1, modulus):
-        gaps = [gap for each in marks for gap in ((mark - each) % modulus, (each - mark) % modulus)]
-        # With two marks half of the ring apart a pair would share two groups, unless there are
-        # only two workers.
-        if len(set(gaps)) < len(gaps) and modulus > 2:
-            continue
-        if taken & set(gaps):
-            continue
-        longer = _extended((*marks, mark), taken | set(gaps), count, modulus)
-        if longer is not None:
-            return longer
-    return None
+class _Search:
+    """Marks with no difference more than ``most`` times, by trying one after the other."""
+
+    def __init__(self, marks: int, modulus: int, most: int) -> None:
+        self._marks, self._modulus, self._most = marks, modulus, most
+        self._tries = 0
+
+    def extended(self, marks: tuple[int, ...], gaps: Counter[int]) -> tuple[int, ...] | None:
+        """More marks after those that are there."""
+        if len(marks) == self._marks:
+            return marks
+        for mark in range(marks[-1] + 1, self._modulus):
+            self._tries += 1
+            if self._tries > _MAX_TRIES:
+                return None
+            longer = gaps.copy()
+            for each in marks:
+                longer[(mark - each) % self._modulus] += 1
+                longer[(each - mark) % self._modulus] += 1
+            # A difference d that occurs k times makes workers d apart share k groups.
+            if max(longer.values()) <= self._most:
+                found = self.extended((*marks, mark), longer)
+                if found is not None:
+                    return found
+        return None
 
 
 def cyclic_code(num_parts: int, redundancy: int) -> tuple[tuple[int, ...], ...]:

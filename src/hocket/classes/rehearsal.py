@@ -1,29 +1,33 @@
 """How long an answer will take on this machine, measured in pieces before anything is served.
 
-Each part is timed alone, on a core of its own after a short rest as a worker has between requests;
-reaching the workers is timed with as many workers that compute nothing. `outlook.answer_s` puts the
-pieces together.
+All parts compute at once, again and again, each on the core that its worker will have and after a
+short rest as a worker has between requests: what they take from each other is in their times. A
+round is over when every group has the copies that an answer waits for. Reaching the workers is
+timed apart, with as many workers that compute nothing.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from hocket.base.arrays import FloatArray
 from hocket.base.errors import InputFileError
 from hocket.classes.artefact import Folder
 from hocket.classes.combine import OddsCalibration
-from hocket.classes.outlook import finish_s, worker_cores
-from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.classes.serving.front_end import FrontEnd, ServeOptions, cores_of
 from hocket.classes.session import INPUT, OUTPUT, infer, open_session
 from hocket.classes.table import PartTable
 
 _RUNS = 60
+_WARM_UPS = 5
 _REST_S = 0.001
 _KINDS = {"float32": "tensor(float)", "int64": "tensor(int64)"}
 """Types of inputs as ONNX calls them."""
@@ -44,13 +48,65 @@ class LatencyOutlook:
 
 
 def rehearsed(folder: Folder, options: ServeOptions | None = None) -> LatencyOutlook:
-    """The median time of an answer that all parts take part in."""
+    """The median time of an answer."""
     options = options or ServeOptions()
-    cores = len(options.cores or os.sched_getaffinity(0))
-    part_s = tuple(_rested_s(folder, index) for index in range(len(folder.models)))
+    cores = cores_of(folder.table, options)
+    spent_s = _rounds_s(folder, cores)
+    quorum = options.quorum or folder.table.quorum
+    busy_s = float(np.median([enough_s(folder.table, quorum, cores, each) for each in spent_s]))
     overhead_s = _reaching_s(folder, options)
-    busy_s = finish_s(part_s, worker_cores(len(part_s), cores))
-    return LatencyOutlook(part_s, overhead_s, cores, busy_s + overhead_s)
+    part_s = tuple(float(each) for each in np.median(spent_s, axis=0))
+    num_cores = len(options.cores or os.sched_getaffinity(0))
+    return LatencyOutlook(part_s, overhead_s, num_cores, busy_s + overhead_s)
+
+
+def enough_s(
+    table: PartTable, quorum: int, cores: Sequence[int | None], spent_s: FloatArray
+) -> float:
+    """When every group has its copies, where parts on one core follow each other."""
+    ends_s, busy_s = [], dict.fromkeys(cores, 0.0)
+    for core, each in zip(cores, spent_s, strict=True):
+        busy_s[core] += float(each)
+        ends_s.append(busy_s[core])
+    by_group: list[list[float]] = [[] for _ in table.groups]
+    for groups, end_s in zip(table.held, ends_s, strict=True):
+        for group in groups:
+            by_group[group].append(end_s)
+    return max(sorted(each)[min(quorum, len(each)) - 1] for each in by_group)
+
+
+def _rounds_s(folder: Folder, cores: Sequence[int | None]) -> FloatArray:
+    """``[round, part]``: seconds of every part, all cores at work at once."""
+    table = folder.table
+    sessions = [open_part(model, table, index) for index, model in enumerate(folder.models)]
+    example = np.zeros((1, *table.input_shape), dtype=table.input_dtype)
+    spent_s = np.zeros((_RUNS, len(sessions)))
+    together = threading.Barrier(len(set(cores)))
+
+    def work(core: int | None) -> None:
+        if core is not None:
+            os.sched_setaffinity(0, {core})  # of this thread alone
+        mine = [index for index, place in enumerate(cores) if place == core]
+        try:
+            for number in range(-_WARM_UPS, _RUNS):
+                time.sleep(_REST_S)
+                together.wait()
+                for index in mine:
+                    start_ns = time.perf_counter_ns()
+                    infer(sessions[index], example)
+                    if number >= 0:
+                        spent_s[number, index] = (time.perf_counter_ns() - start_ns) * 1e-9
+        except BaseException:
+            together.abort()
+            raise
+
+    with ThreadPoolExecutor(len(set(cores))) as pool:
+        running = [pool.submit(work, core) for core in sorted(set(cores), key=str)]
+    errors = [error for each in running if (error := each.exception()) is not None]
+    # Those that waited for the one that failed only say that it is gone.
+    for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
+        raise error
+    return spent_s
 
 
 def open_part(model: bytes, table: PartTable, index: int) -> Any:
@@ -70,16 +126,6 @@ def open_part(model: bytes, table: PartTable, index: int) -> Any:
             where=part.onnx,
         )
     return session
-
-
-def _rested_s(folder: Folder, index: int) -> float:
-    """Median of one input after a rest, in which caches and clocks go cold as in a worker."""
-    table = folder.table
-    session = open_part(folder.models[index], table, index)
-    example = np.zeros((1, *table.input_shape), dtype=table.input_dtype)
-    for _ in range(5):
-        infer(session, example)
-    return _median_s(lambda: infer(session, example))
 
 
 def _reaching_s(folder: Folder, options: ServeOptions) -> float:

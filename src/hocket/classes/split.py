@@ -57,6 +57,10 @@ class _Round:
     scores: FloatArray
     """Of the validation inputs."""
     accuracy: float
+    models: tuple[bytes, ...]
+    """The parts as ONNX files."""
+    part_s: tuple[float, ...]
+    """One input on one thread; measured once, so that all that is told agrees."""
 
 
 TrainApart = Callable[[Path, Sequence[int], Tell], None]
@@ -119,7 +123,7 @@ def _rounds(
         tell("rounds of training", number, request.rounds + 1)
         now = _round(material, steps, classes, macs, train_apart, tell)
         name = "parts, calibrated" if number == 0 else f"channels given back, round {number}"
-        stages = [*stages, StageScore(name, now.accuracy, _slowest_s(material, now.parts))]
+        stages = [*stages, StageScore(name, now.accuracy, max(now.part_s))]
         if best is None or now.accuracy > best.accuracy:
             best = now
         if now.accuracy >= needed - 1e-12:
@@ -128,11 +132,6 @@ def _rounds(
         macs = larger_budgets(macs, blamed, material.whole_macs)
     assert best is not None
     return best, stages
-
-
-def _slowest_s(material: Material, parts: Sequence[nn.Module]) -> float:
-    example = material.example
-    return max(latency_s(open_session(as_onnx(part, example)), example.numpy()) for part in parts)
 
 
 def _round(
@@ -164,7 +163,9 @@ def _round(
     )
     combiner = calibrated(plain, outputs, labels)
     scores = combiner.scores(outputs)
-    return _Round(cuts, parts, combiner, scores, accuracy(scores, labels))
+    models = tuple(as_onnx(part, material.example) for part in parts)
+    part_s = tuple(latency_s(open_session(each), material.example.numpy()) for each in models)
+    return _Round(cuts, parts, combiner, scores, accuracy(scores, labels), models, part_s)
 
 
 def _table(
@@ -185,7 +186,7 @@ def _table(
     ):
         tell("write parts", index, len(done.parts))
         onnx, exported = f"part-{index}.onnx", f"part-{index}.pt2"
-        files[onnx], files[exported] = as_onnx(net, example), as_exported(net, example)
+        files[onnx], files[exported] = done.models[index], as_exported(net, example)
         parts.append(
             ServedPart(
                 cut.classes,
@@ -194,7 +195,7 @@ def _table(
                 exported,
                 sum(multiplications(net, example).values()),
                 _parameters(net),
-                latency_s(open_session(files[onnx]), example.numpy()),
+                done.part_s[index],
             )
         )
     whole = Whole("whole.onnx", material.whole_macs, _parameters(material.net), whole_s, eager_s)

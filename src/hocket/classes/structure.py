@@ -184,12 +184,17 @@ def _layers(
             own = macs * module.hidden_size / (width + module.hidden_size)
             macs -= own
             itself = ((stream, 1.0),) if stream >= 0 else ()
-            found.append(WidthLayer(f"{name}.state", own, stream, itself))
+            found.append(WidthLayer(f"{name}.state", own, stream, itself, _weights(module) / 2))
         # A depthwise layer has one stream on both sides: its work grows with one width only.
         reads = [] if getattr(module, "groups", 1) > 1 else into.get(name, [])
         shares = tuple((each, count / width) for each, count in reads)
-        found.append(WidthLayer(name, macs, stream, shares))
+        found.append(WidthLayer(name, macs, stream, shares, _weights(module)))
     return tuple(found)
+
+
+def _weights(module: nn.Module) -> int:
+    """That multiply."""
+    return sum(each.numel() for each in module.parameters() if each.ndim > 1)
 
 
 def _inputs(module: nn.Module) -> int:
@@ -206,9 +211,8 @@ def multiplications(net: nn.Module, example: torch.Tensor) -> dict[str, float]:
     def count(name: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) else output
-            weights = sum(each.numel() for each in module.parameters() if each.ndim > 1)
             positions = first.numel() / len(example) / _width(module)
-            found[name] = found.get(name, 0.0) + weights * positions
+            found[name] = found.get(name, 0.0) + _weights(module) * positions
 
         return hook
 

@@ -20,8 +20,10 @@ from pydantic import BaseModel, Field
 from hocket import __version__
 from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import parse_json
+from hocket.base.units import format_seconds
 from hocket.classes.serving.door import Door
 from hocket.classes.serving.front_end import Answer, Answering
+from hocket.classes.serving.link import MAX_PAUSE_S
 from hocket.classes.table import PartTable
 from hocket.service.rest.problems import RefusedError, answers, handle_errors
 
@@ -110,7 +112,7 @@ def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> F
             raise UsageError("the parts give no finite scores to this input",
                              hint="scale it as the inputs of the training were")  # fmt: skip
         if answer.label < 0:
-            raise RefusedError(503, "no part answered in time", hint="allow a longer deadline_s")
+            raise no_answer(len(front_end.table.parts), front_end.num_alive)
         return answer_body(answer, names, top)
 
     @app.get("/v1/model", responses=answers())
@@ -136,6 +138,18 @@ def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> F
     handle_errors(app)
     app.add_middleware(Door, token=token, max_bytes=max_body_bytes(front_end.table), hosts=hosts)
     return app
+
+
+def no_answer(workers: int, alive: int) -> RefusedError:
+    """Why no part has answered: dead workers, or none that was quick enough."""
+    if alive == workers:
+        return RefusedError(503, "no part answered in time", hint="allow a longer deadline_s")
+    return RefusedError(
+        503,
+        f"no part answered: {workers - alive} of {workers} workers are dead",
+        hint="they are started again at once, after repeated deaths with pauses of up to "
+        f"{format_seconds(MAX_PAUSE_S)}: ask again; GET /healthz says how many are alive",
+    )
 
 
 def _body_schema() -> dict[str, Any]:

@@ -122,6 +122,19 @@ def is_enough(
     return all(have >= min(quorum, could) for have, could in zip(has, may, strict=True))
 
 
+def cores_of(table: PartTable, options: ServeOptions) -> list[int | None]:
+    """A core for each part; where there are fewer, the longest go to the least loaded."""
+    given = options.cores
+    cores = sorted(os.sched_getaffinity(0)) if given is None else list(given)
+    count = len(table.parts)
+    # The first core is the front end's where there are enough.
+    mine = cores[1:] if given is None and len(cores) > count else cores
+    if not mine:
+        return [None] * count
+    places = places_on([part.latency_s for part in table.parts], len(mine))
+    return [mine[place] for place in places]
+
+
 class FrontEnd:
     """Workers for all parts of a folder; use it as a context."""
 
@@ -144,23 +157,12 @@ class FrontEnd:
             WorkerLink(WorkerSpec(index, model, 1 + len(part.classes), self._layout,
                                   self._descriptor, core, self.options.spin_s), self._forget)
             for index, (model, part, core) in enumerate(
-                zip(folder.models, folder.table.parts, self._cores(folder.table), strict=True)
+                zip(folder.models, folder.table.parts, cores_of(folder.table, self.options),
+                    strict=True)
             )
         ]  # fmt: skip
         self._by_descriptor: dict[int, WorkerLink] = {}
         self._watcher: threading.Thread | None = None
-
-    def _cores(self, table: PartTable) -> list[int | None]:
-        """A core for each part; where there are fewer, the longest go to the least loaded."""
-        given = self.options.cores
-        cores = sorted(os.sched_getaffinity(0)) if given is None else list(given)
-        count = len(table.parts)
-        # The first core is the front end's where there are enough.
-        mine = cores[1:] if given is None and len(cores) > count else cores
-        if not mine:
-            return [None] * count
-        places = places_on([part.latency_s for part in table.parts], len(mine))
-        return [mine[place] for place in places]
 
     # ── life ──
 

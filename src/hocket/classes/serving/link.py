@@ -21,7 +21,9 @@ from hocket.processes.start import start_module
 _KEPT = 4096
 """Times that are kept for quantiles."""
 _MODULE = "hocket.classes.serving.worker"
-_PAUSE_S, _MAX_PAUSE_S = 0.1, 30.0
+_PAUSE_S = 0.1
+MAX_PAUSE_S = 30.0
+"""Before a worker that died again and again is started once more."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class WorkerLink:
         self._hang_up()
         self.waiting.clear()
         self._may_start_s = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
 
     def _hang_up(self) -> None:
         if self.channel is not None:
