@@ -204,7 +204,7 @@ def test_more_cores_never_mean_fewer_parts(path):
         (["--target-latency", "soon"], 2, "is not a number with a unit"),
         (["--target-latency", "1us"], 4, "no answer comes within 1 µs: reaching 5 workers"),
         (["--target-latency", "137us"], 4, "no part answers within 2 µs"),
-        (["--redundancy", "3"], 2, "5 parts have no code of redundancy 3"),
+        (["--redundancy", "6"], 2, "5 parts have no code of redundancy 6"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_sentence(path, capsys, changed, code, message):

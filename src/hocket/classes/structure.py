@@ -98,7 +98,7 @@ def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Str
         parts.append(found)
         sizes.append(_width(module))
     streams = tuple(
-        ChannelStream(each.root, size // each.heads, len(each.readers))
+        ChannelStream(each.root, size // each.heads, len(each.readers), len(each.producers))
         for each, size in zip(parts, sizes, strict=True)
     )
     layers = _layers(net, example, parts)

@@ -3,7 +3,8 @@
 A stream is a set of channels that are cut together (a layer's outputs, or all that a residual sum
 ties). Starting from the whole net, the least valuable channels are taken from the stream whose
 value left shrinks least per multiplication saved, or a whole residual block is left out where that
-harms less, until the budget is met; no stream goes below its floor. What a cut saves is counted in
+harms less, until the budget is met; no stream goes below its floor, and what the last cut has left
+of the budget is given back where it helps most. What a cut saves is counted in
 whole vectors of channels, as a processor computes them, and in weights that need not be read:
 for one input, layers of few positions take longer to read than to compute (Williams et al.,
 "Roofline", 2009). O(cuts · streams · layers of a stream).
@@ -39,6 +40,13 @@ class ChannelStream:
     """How many can be cut one by one; of attention the channels of a head, in all heads at once."""
     consumers: int
     """Layers that read it: each loses what is cut."""
+    producers: int = 1
+    """Layers whose outputs it is: each loses what is cut, too."""
+
+    @property
+    def losers(self) -> int:
+        """Layers that lose what is cut; a chain of layers is 1 throughout."""
+        return max(self.consumers, 1) + self.producers - 1
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,9 @@ def chosen_widths(
         if not offers:
             break
         cutting.take(min(offers))
+    # The last cut may have saved more than was needed: what fits comes back.
+    while offers := [*cutting.wider(budget_macs)]:
+        cutting.take(max(offers))
     units = tuple(int(width) for width in cutting.widths)
     return ChosenWidths(units, tuple(sorted(cutting.omitted)))
 
@@ -219,15 +230,29 @@ class _Cutting:
             # Nothing left inside would be the block left out.
             return self._missed(self._model.blocks[block], self._influence[block] * (1 - held))
         # The logarithm: half of what is left hurts as much as half of the whole.
-        return float(-np.log(max(held, 1e-12))) * max(self._model.streams[index].consumers, 1)
+        return float(-np.log(max(held, 1e-12))) * self._model.streams[index].losers
 
     def _missed(self, block: ResidualBlock, share: float) -> float:
         """Harm where a share of a stream is not added: all that read the stream miss it."""
         readers = max(self._model.streams[block.stream].consumers, 1)
         return float(-np.log(1 - min(share, 0.99))) * readers
 
+    def wider(self, budget_macs: float) -> Iterator[_Offer]:
+        """Every stream with its next units put back, as far as the budget allows."""
+        for index, stream in enumerate(self._model.streams):
+            width = int(self.widths[index])
+            size = self._floors.block(stream)
+            more = min((width // size + 1) * size, stream.units)
+            if not width or more == width:
+                continue
+            after = self.widths.copy()
+            after[index] = more
+            if self._model.macs(after / self._full, self.omitted) <= budget_macs:
+                gained = self._harm(index, width) - self._harm(index, more)
+                yield gained / max(-self._saved(self._touching[index], after), 1e-9), index, more
+
     def take(self, offer: _Offer) -> None:
-        """Cut as offered."""
+        """Cut or put back as offered."""
         _, index, width = offer
         if width == _OMIT:
             self.omitted.add(index)
