@@ -67,6 +67,8 @@ def main() -> None:
     """One net, all its seeds: first all nets, then all parts."""
     asked = arguments()
     without_onnx_package()
+    # Of each convolution of each part: more would take longer than it saves.
+    torch.backends.cudnn.benchmark_limit = 3
     if asked.net != "vit":
         # Steps that are not recorded take several times as long: not worth a GPU.
         warnings.filterwarnings("error", message="steps cannot be recorded")

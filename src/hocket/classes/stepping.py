@@ -26,6 +26,7 @@ _RISE = 0.2
 _LARGEST_NORM = 5.0
 _MOMENTUM = 0.9
 _WARM_UPS = 3
+_LEAST_S = 1e-3
 _AHEAD = 16
 """Steps that may be queued on a GPU before the clock is looked at again."""
 
@@ -209,6 +210,7 @@ def run_steps(
 ) -> int:
     """Train all learners on the same batches; the number of steps that were made."""
     device = batch.inputs.device
+    begin_s = time.monotonic()
     refill()
     teacher = carried(ask_teacher, device) if ask_teacher is not None else None
     if teacher is not None:
@@ -220,11 +222,13 @@ def run_steps(
         with learner.unchanged():
             students.append(carried(lambda mine=learner: mine.learn(batch), device))  # type: ignore[misc]
     start_s = time.monotonic()
+    # To record steps takes its time, too; the learning rate falls over what is left.
+    left_s = max((recipe.limit_s or math.inf) - (start_s - begin_s), _LEAST_S)
     step = 0
     while step < recipe.steps:
         if device.type == "cuda" and step % _AHEAD == 0:
             torch.cuda.synchronize()
-        gone = max(step / recipe.steps, (time.monotonic() - start_s) / (recipe.limit_s or math.inf))
+        gone = max(step / recipe.steps, (time.monotonic() - start_s) / left_s)
         if step and gone >= 1:
             break
         refill()
