@@ -47,6 +47,7 @@ SITES = MappingProxyType(
         # One host alone is calibrated apart from the many: no run of it uses the network.
         "vtrain-host": Site("dgx-a100-80g", 100e9, "the same machines"),
         "eos": Site("dgx-h100", 8 * 50e9, "eight NDR adapters of 400 Gbit/s per DGX H100"),
+        "dgxc": Site("dgx-h100", 8 * 50e9, "DGX H100 of the benchmarks of DGX Cloud"),
         # The same make of machine, apart from Eos: other programs, and years later.
         "bridge": Site("dgx-h100", 8 * 50e9, "DGX H100 of Megatron-Bridge's tables"),
         "bridge-experts": Site("dgx-h100", 8 * 50e9, "the same, mixtures of experts"),

@@ -37,7 +37,7 @@ def h100_weak_scaling(record: Record) -> list[Measured]:
             model=model,
             division=division,
             cluster="eos",
-            software=find_software("megatron-core"),
+            software=find_software("megatron-core-2024"),
             step_s=flops / (float(record["tflops_per_gpu"]) * 1e12 * division.num_devices),
         )
     ]
@@ -108,7 +108,7 @@ def nemo_float8(record: Record) -> list[Measured]:
             model=model,
             division=division,
             cluster="eos",
-            software=replace(find_software("megatron-core"), dtype="float8"),
+            software=replace(find_software("megatron-core-2024"), dtype="float8"),
             step_s=division.global_batch * model.sequence / rate,
         )
     ]

@@ -15,6 +15,7 @@ from hocket.base.errors import InputFileError
 from hocket.base.regular import read_regular
 from hocket.cost.parallel.softwares import find_software
 from hocket.transformer import Division, Transformer
+from hocket.transformer.files import find_model
 from hocket.validation.rows import Measured
 
 TABLES = Path(__file__).parent / "tables"
@@ -29,6 +30,12 @@ COLUMNS = (
     "memory_gib", "oom",
 )  # fmt: skip
 """Columns of a table; ``stages`` has the layers of each stage, such as ``5 6 6 5``, or nothing."""
+NAMED_COLUMNS = (
+    "row", "cluster", "software", "dtype", "gradient_bytes", "model", "layers", "tensor",
+    "pipeline", "context", "data", "chunks", "microbatch", "global_batch", "step_s",
+)  # fmt: skip
+"""Columns of a table of known models: some of their layers, nothing computed again, optimizer state
+divided, sequence parallelism where tensors are."""
 
 
 def load_tables(data_dir: str | Path | None = None) -> dict[str, list[Measured]]:
@@ -43,11 +50,14 @@ def load_tables(data_dir: str | Path | None = None) -> dict[str, list[Measured]]
 
 def read_table(path: Path) -> list[Measured]:
     """The rows of one table."""
-    records = read_records(path)
-    for record in records:
-        if set(record) != set(COLUMNS):
+    readers = {frozenset(COLUMNS): _measured, frozenset(NAMED_COLUMNS): _measured_of_named}
+    rows = []
+    for record in read_records(path):
+        read = readers.get(frozenset(record))
+        if read is None:
             raise InputFileError("has other columns than a table has", where=str(path))
-    return [_measured(path.stem, record) for record in records]
+        rows.append(read(path.stem, record))
+    return rows
 
 
 def read_records(path: Path) -> list[dict[str, str]]:
@@ -87,6 +97,30 @@ def gpt(
         learned_positions=True,
         biases=True,
         dropout=dropout,
+    )
+
+
+def _measured_of_named(table: str, record: Mapping[str, str]) -> Measured:
+    whole = {name: int(record[name]) for name in NAMED_COLUMNS[6:-1]}
+    return Measured(
+        table=table,
+        row=record["row"],
+        model=replace(find_model(record["model"]), layers=whole.pop("layers"), dropout=False),
+        division=Division(
+            **whole,
+            schedule="interleaved" if whole["chunks"] > 1 else "1f1b",
+            zero=1,
+            sequence_parallel=whole["tensor"] > 1,
+        ),
+        cluster=record["cluster"],
+        software=replace(
+            find_software(record["software"]),
+            dtype=record["dtype"],
+            gradient_bytes=int(record["gradient_bytes"]),
+            # The optimizer's 32-bit copy is made when the activations, which are more, have gone.
+            copies_gradients=False,
+        ),
+        step_s=float(record["step_s"]),
     )
 
 

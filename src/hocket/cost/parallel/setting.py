@@ -76,6 +76,7 @@ class Setting:
     scatters: FloatArray
     overlaps_tensor: FloatArray
     overlaps_data: FloatArray
+    overlaps_pipeline: FloatArray
     fuses_accumulation: FloatArray
     gathers_by_tensor: FloatArray
     pause_s: FloatArray
@@ -145,6 +146,7 @@ def setting_of(
         "scatters": software.scatters_activations,
         "overlaps_tensor": software.overlaps_tensor,
         "overlaps_data": software.overlaps_data,
+        "overlaps_pipeline": software.overlaps_pipeline,
         "fuses_accumulation": software.fuses_accumulation,
         "gathers_by_tensor": software.gathers_by_tensor,
         "pause_s": software.pause_s,

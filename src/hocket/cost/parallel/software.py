@@ -35,6 +35,8 @@ class Software:
     """Whether tensor-parallel collectives hide behind matrix products."""
     overlaps_data: bool = False
     """Whether collectives of data-parallel ranks hide behind the backward pass."""
+    overlaps_pipeline: bool = False
+    """Whether activations travel to the next stage while another chunk computes."""
     fuses_accumulation: bool = True
     """Whether matrix products add to the gradients of earlier microbatches themselves; otherwise
     one more pass over all gradients does, after each microbatch."""

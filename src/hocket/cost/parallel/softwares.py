@@ -32,6 +32,22 @@ _FSDP2 = Software(
     logit_bytes=10,
     overheads=_LEAN,
 )
+_MEGATRON_CORE = Software(
+    name="megatron-core",
+    attention="fused",
+    overlaps_tensor=True,
+    overlaps_data=True,
+    # ``overlap_p2p_comm``, on by default where stages are interleaved.
+    overlaps_pipeline=True,
+    cast_bytes=4.0,
+    casts_weights=False,
+    gap_s=MEGATRON_GAP_S,
+    sends_once=True,
+    # ``overlap_moe_expert_parallel_comm``, as its recipe for Qwen3 in 16 bits has it.
+    overlaps_experts=True,
+    weighs_inside=True,
+    overheads=_LEAN,
+)
 SOFTWARES: Mapping[str, Software] = MappingProxyType(
     {
         software.name: software
@@ -62,20 +78,8 @@ SOFTWARES: Mapping[str, Software] = MappingProxyType(
                 fuses_accumulation=False,
                 gathers_by_tensor=True,
             ),
-            Software(
-                name="megatron-core",
-                attention="fused",
-                overlaps_tensor=True,
-                overlaps_data=True,
-                cast_bytes=4.0,
-                casts_weights=False,
-                gap_s=MEGATRON_GAP_S,
-                sends_once=True,
-                # ``overlap_moe_expert_parallel_comm``, as its recipe for Qwen3 in 16 bits has it.
-                overlaps_experts=True,
-                weighs_inside=True,
-                overheads=_LEAN,
-            ),
+            _MEGATRON_CORE,
+            replace(_MEGATRON_CORE, name="megatron-core-2024", libraries="2023"),
             _FSDP2,
             # FSDP 1 under autocast, as llm-foundry trained with it in 2023.
             replace(
@@ -110,6 +114,7 @@ SOFTWARES: Mapping[str, Software] = MappingProxyType(
 )
 """Programs by name: Megatron-LM as of SC'21 and of 2022 (sums gradients inside matrix products),
 Megatron-DeepSpeed as BLOOM used it, ZeRO-3 of DeepSpeed in 2021, Megatron-Core with its overlaps,
+and as of the first half of 2024 (release 0.8, NeMo 24.07) with the libraries of then,
 torch.distributed with FSDP2, FSDP as of 2023, and torchtitan, compiled or not."""
 DEFAULT_SOFTWARE = "megatron-core"
 

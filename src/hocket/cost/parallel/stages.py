@@ -23,7 +23,7 @@ from hocket.cost.parallel.setting import Setting, setting_of
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.stage import GATHERED, stage_times
 from hocket.cost.parallel.stage_memory import stage_memory
-from hocket.cost.parallel.step import exposed_s, slowest_kind
+from hocket.cost.parallel.step import exposed_s, hiding_rounds, slowest_kind
 from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.transformer import RECOMPUTES, Division, Divisions, Transformer
 from hocket.transformer.stages import stage_layers, stage_ranks
@@ -103,7 +103,11 @@ def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> 
     # A microbatch's work as `predict` sees it is what collectives can hide behind.
     busy_s = stage_times(setting, slices, degrees.pipeline, one, coefficients).busy_s
     hidden_s = setting.overlaps_data * busy_s
-    left_s = np.maximum(hidden_s - ranks.each_s, 0.0)
+    rounds = hiding_rounds(
+        np.asarray(division.pipeline), np.asarray(division.chunks),
+        np.asarray(division.num_microbatches),
+    )  # fmt: skip
+    left_s = np.maximum(rounds * hidden_s - ranks.each_s, 0.0)
     after_s = exposed_s(ranks.once_s, left_s) + ranks.ends_s + ranks.optimizer_s
     return _KindTimes(
         layer=layer_times(setting, slices, coefficients),

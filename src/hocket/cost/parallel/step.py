@@ -77,7 +77,8 @@ class Times:
         hidden_s = np.broadcast_to(self.setting.overlaps_data, stages.busy_s.shape)[stage] * busy_s
         each_s = exposed_s(ranks.each_s[rank], hidden_s, divisions.zero == GATHERED)
         # What hides the collectives of a microbatch cannot hide those of the step as well.
-        left_s = np.maximum(hidden_s - ranks.each_s[rank], 0.0)
+        rounds = hiding_rounds(divisions.pipeline, divisions.chunks, count)
+        left_s = np.maximum(rounds * hidden_s - ranks.each_s[rank], 0.0)
         once_s = exposed_s(ranks.once_s[rank], left_s) + ranks.ends_s[rank]
         return {
             "compute": count * (busy_s - tensor_s - other_s),
@@ -86,12 +87,18 @@ class Times:
             "other": count * other_s,
             "pipeline": count
             * (
-                divisions.chunks * stages.exchange_s[stage]
+                divisions.chunks * self._exchange_s()
                 + (divisions.chunks - 1) * efficiency.CONSTANTS.chunk_s
             ),
             "data": once_s + count * each_s,
             "optimizer": ranks.optimizer_s[rank],
         }
+
+    def _exchange_s(self) -> FloatArray:
+        """What the pipeline waits for transfers of one chunk; another chunk may hide them."""
+        exchange_s, chunks = self.stages.exchange_s[self.stage], self.divisions.chunks
+        hidden_s = (self.setting.overlaps_pipeline * self.stages.busy_s)[self.stage] / chunks
+        return np.where(chunks > 1, exposed_s(exchange_s, hidden_s), exchange_s)
 
     def _bubble_s(self, count: IntArray) -> FloatArray:
         """Waiting of the most loaded devices while the pipeline fills and drains."""
@@ -121,7 +128,12 @@ class Times:
             way=_WAY,
         )
         constants = efficiency.CONSTANTS
-        hiding = (float(self.setting.overlaps_data), constants.never_hidden, constants.chunk_s)
+        hiding = (
+            float(self.setting.overlaps_data),
+            float(self.setting.overlaps_pipeline),
+            constants.never_hidden,
+            constants.chunk_s,
+        )
         step_s = np.empty(len(self.divisions))
         add_up(columns_of(self.divisions), self.stage, self.rank, tables, hiding, step_s)
         return step_s
@@ -268,6 +280,16 @@ def exposed_s(
     waited_s = np.sqrt(collective_s**2 + hidden_s**2) - hidden_s
     left_s = np.where(is_waited_for, waited_s, collective_s - hidden_s)
     return np.maximum(efficiency.CONSTANTS.never_hidden * collective_s, left_s)
+
+
+def hiding_rounds(pipeline: IntArray, chunks: IntArray, count: IntArray) -> FloatArray:
+    """Microbatches of work that the collectives of a step can hide behind.
+
+    One, the last backward; with several chunks, gradients of a chunk are complete when the last
+    microbatches have left it, and those then pass all chunks before it, a round of as many as ranks
+    each (and new weights of the last chunk are not needed before the first round has come to it).
+    """
+    return np.clip(pipeline * (chunks - 1) / chunks, 1.0, np.maximum(count, 1))
 
 
 def _sum(parts: dict[str, FloatArray]) -> FloatArray:

@@ -87,12 +87,12 @@ def add_up(
     stage: IntArray,
     rank: IntArray,
     tables: StepTables,
-    hiding: tuple[float, float, float],
+    hiding: tuple[float, float, float, float],
     step_s: FloatArray,
 ) -> None:
-    """The step of every division; ``hiding``: whether collectives overlap, what never hides of
-    them, and what each further chunk costs."""
-    overlaps, never, chunk_s = hiding
+    """The step of every division; ``hiding``: whether collectives overlap, whether transfers to the
+    next stage do, what never hides of them, and what each further chunk costs."""
+    overlaps, overlaps_pipeline, never, chunk_s = hiding
     for i in range(len(stage)):
         s, r = stage[i], rank[i]
         count = columns.global_batch[i] // (columns.microbatch[i] * columns.data[i])
@@ -108,8 +108,13 @@ def add_up(
         busy_s = tables.busy_s[s]
         hidden_s = overlaps * busy_s
         once_s, each_s = tables.once_s[r], tables.each_s[r]
-        once_s = max(never * once_s, once_s - max(hidden_s - each_s, 0.0))
+        rounds = min(max(columns.pipeline[i] * (chunks - 1) / chunks, 1.0), max(count, 1))
+        once_s = max(never * once_s, once_s - max(rounds * hidden_s - each_s, 0.0))
         waited_s = np.sqrt(each_s**2 + hidden_s**2) if columns.zero[i] == GATHERED else each_s
         each_s = max(never * each_s, waited_s - hidden_s)
-        each_s += busy_s + chunks * tables.exchange_s[s] + (chunks - 1) * chunk_s
+        exchange_s = tables.exchange_s[s]
+        if chunks > 1:
+            beside_s = overlaps_pipeline * busy_s / chunks
+            exchange_s = max(never * exchange_s, exchange_s - beside_s)
+        each_s += busy_s + chunks * exchange_s + (chunks - 1) * chunk_s
         step_s[i] = count * each_s + bubble_s + once_s + tables.fixed_s[r]

@@ -57,6 +57,7 @@ PROGRAMS = {
     "torchtitan-eager": _TITAN,
     # Its fully divided modes (FSDP) do not combine with its pipelines.
     "megatron-core": Abilities(schedules=_MEGATRON, pipelined_zeros=(0, 1)),
+    "megatron-core-2024": Abilities(schedules=_MEGATRON, pipelined_zeros=(0, 1)),
 }  # fmt: skip
 """Programs with limits of their own; others run everything."""
 
