@@ -101,16 +101,25 @@ def gpt(
 
 
 def _measured_of_named(table: str, record: Mapping[str, str]) -> Measured:
-    whole = {name: int(record[name]) for name in NAMED_COLUMNS[6:-1]}
+    def whole(column: str) -> int:
+        return int(record[column])
+
+    chunks, tensor = whole("chunks"), whole("tensor")
     return Measured(
         table=table,
         row=record["row"],
-        model=replace(find_model(record["model"]), layers=whole.pop("layers"), dropout=False),
+        model=replace(find_model(record["model"]), layers=whole("layers"), dropout=False),
         division=Division(
-            **whole,
-            schedule="interleaved" if whole["chunks"] > 1 else "1f1b",
+            tensor=tensor,
+            pipeline=whole("pipeline"),
+            context=whole("context"),
+            data=whole("data"),
+            chunks=chunks,
+            microbatch=whole("microbatch"),
+            global_batch=whole("global_batch"),
+            schedule="interleaved" if chunks > 1 else "1f1b",
             zero=1,
-            sequence_parallel=whole["tensor"] > 1,
+            sequence_parallel=tensor > 1,
         ),
         cluster=record["cluster"],
         software=replace(
