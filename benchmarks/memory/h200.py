@@ -133,31 +133,51 @@ def pairs(run: Run) -> None:
 
 
 def losses(run: Run) -> None:
-    """A hundred steps beside plain PyTorch, with clipping by norm in both."""
+    """A hundred steps beside plain PyTorch, with clipping by norm in both, in two types.
+
+    What plain PyTorch itself changes by adding up the same samples in two parts stands beside it.
+    """
     import hocket
 
     width, layers, sizes = run.small
     batch = word_batch(sizes)
-    twin, model = (gpt(width, layers, sizes, DEVICE) for _ in range(2))
-    optimizer = adamw(twin)
-    theirs = []
+    for name, loss_of in (("float32", plain_forward), ("bfloat16 autocast", forward)):
+        theirs = plain_losses(gpt(width, layers, sizes, DEVICE), batch, loss_of, 1)
+        peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 2**27
+        clear()
+        halves = plain_losses(gpt(width, layers, sizes, DEVICE), batch, loss_of, 2)
+        clear()
+        model = gpt(width, layers, sizes, "cpu")
+        train = hocket.prepare(
+            model, adamw(model), batch, forward=loss_of, memory=peak // 2, clip_norm=1.0
+        )
+        mine = [float(train.step(batch)) for _ in range(100)]
+        chunks = train.memory.section.loss_chunks if train.memory else 1
+        del train, model
+        clear()
+        run.book.add("losses", {"in": name, "steps": 100, "loss_chunks": chunks, "last": mine[-1],
+                                "worst_relative": _worst(mine, theirs),
+                                "plain_in_two_parts": _worst(halves, theirs)})  # fmt: skip
+
+
+def plain_losses(model: Any, batch: Any, loss_of: Any, parts: int) -> list[float]:
+    """A hundred steps of plain PyTorch that adds up the gradients of so many parts."""
+    optimizer, found = adamw(model), []
     for _ in range(100):
-        loss = forward(twin, batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        total = 0.0
+        for part in zip(*(tensor.chunk(parts) for tensor in batch), strict=True):
+            loss = loss_of(model, part) / parts
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        theirs.append(loss.detach())
-    plain_peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 2**27
-    del twin, optimizer, loss
-    clear()
-    cpu_model = model.to("cpu")
-    train = hocket.prepare(
-        cpu_model, adamw(cpu_model), batch, forward=forward, memory=plain_peak // 2, clip_norm=1.0
-    )
-    mine = [train.step(batch).detach() for _ in range(100)]
-    worst = max(abs(float(a) - float(b)) / abs(float(b)) for a, b in zip(mine, theirs, strict=True))
-    run.book.add("losses", {"steps": 100, "worst_relative": worst, "last": float(mine[-1])})
+        found.append(total)
+    return found
+
+
+def _worst(ours: list[float], theirs: list[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
 
 
 def knob(run: Run) -> None:

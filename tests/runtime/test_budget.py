@@ -12,12 +12,15 @@ import torch
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, assert_same_state, plain_loss, plain_steps
 from torch.optim import lr_scheduler
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import hocket
 from hocket.api import run_plan
 from hocket.api.runs import RunOptions
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture import CaptureWarning, capture
+from hocket.graph import Phase
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import Ticket
@@ -239,6 +242,44 @@ def test_rehearsed_peak_is_what_steps_hold(name):
     recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
     rehearsed = rehearsed_peak_bytes(model, optimizer, batches[0], recipe, section, CPU)
     assert held(model, optimizer, section, batches[0], forward) == rehearsed
+
+
+class AtHome(TorchDispatchMode):
+    """Notes ops of a training that compute with what is at home: a GPU could not reach it."""
+
+    def __init__(self, blocks):
+        super().__init__()
+        self.homes = {b.home.untyped_storage()._cdata for b in blocks if b.home is not None}
+        self.wrong = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        reads_home = any(leaf.untyped_storage()._cdata in self.homes for leaf in leaves)
+        if reads_home and not func.is_view and "copy" not in str(func):
+            self.wrong.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("update", ["host", "device"])
+def test_a_list_of_layers_in_one_block_is_brought_layer_by_layer(update):
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["tied"]()
+    optimizer = adamw(model)
+    recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
+    graph, _ = recipe.trace(model, batches[0], "train")
+    num_forward = int((graph.op_phase == Phase.FORWARD).sum())
+    policy = {"activations": "recomputed", "parameters": "streamed", "update": update}
+    block = MemoryBlock(name="embed", start=0, stop=num_forward - 8, **policy)
+    section = Memory(budget_bytes=(0,), blocks=(block,))
+    carrier = Budgeted(model, batches[0], recipe, KeptBudget(section, 0), CPU, graph=graph)
+    assert "layers" not in carrier.blocks[0].modules
+    assert set(carrier.blocks[0].modules) > {"layers.0", "layers.3"}
+    train = TrainingLoop(model, optimizer, carrier, LoopOptions())
+    train.step(batches[0])
+    train.state_dict()
+    with AtHome(carrier.blocks) as home:
+        train.step(batches[1])
+    assert home.wrong == []
 
 
 def test_a_training_that_nobody_holds_leaves_no_memory_and_no_thread():

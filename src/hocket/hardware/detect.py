@@ -97,7 +97,8 @@ def detect(processes: int = 1) -> Cluster:
     if not gpus:
         return detect_processor(processes)
     machine = gpu_machine(gpus, _nvidia_smi("topo", "-m"))
-    return cluster_from_dict({**machine, "host_update": measure_update_bps()}, NAME)
+    update_bps = _BESIDE_TRAINING * measure_update_bps()
+    return cluster_from_dict({**machine, "host_update": update_bps}, NAME)
 
 
 def detect_processor(processes: int = 1) -> Cluster:
@@ -240,6 +241,11 @@ def _measured() -> tuple[float, float]:
     copy_s = _best_s(lambda: np.copyto(target, source), budget_s=0.2)
     flops, bandwidth_bps = 2 * size**3 / gemm_s, 2 * source.nbytes / copy_s
     return float(f"{flops:.2g}"), float(f"{bandwidth_bps:.2g}")
+
+
+_BESIDE_TRAINING = 0.45
+"""Of what cores do alone, what updates do while copies use the same memory and others start the
+device's work: 58 to 69 of 137 GB/s with 16 cores beside an H200, for 1.5 and 4.2 B parameters."""
 
 
 def measure_update_bps() -> float:

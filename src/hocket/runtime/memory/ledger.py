@@ -35,8 +35,10 @@ def on_host() -> Iterator[None]:
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that ops make while it is entered, and of those it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit_bytes: int = 1) -> None:
+        """Storages take whole units, as an allocator gives them."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._unit_bytes = unit_bytes
         self.held_bytes = 0
         self.peak_bytes = 0
         self._refs: dict[int, weakref.ref[Any]] = {}
@@ -70,7 +72,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, num_bytes = storage._cdata, storage.nbytes()
+        key = storage._cdata
+        num_bytes = -(-storage.nbytes() // self._unit_bytes) * self._unit_bytes
         if key in self._refs or not num_bytes:
             return
 

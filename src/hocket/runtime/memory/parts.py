@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -32,6 +32,11 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     owners: Counter[nn.Parameter] = Counter()
     for block in blocks:
         owners.update(_parameters(block))
+    # What a module outside of all blocks has as well is brought by none of them.
+    covered = {path for block in blocks for path in block.modules}
+    for path, module in known.items():
+        if path not in covered and not covered.intersection(_outer(path)):
+            owners.update(set(module.parameters(recurse=False)) & owners.keys())
     for block in blocks:
         block.parameters = [p for p in _parameters(block) if owners[p] == 1]
     rest = [p for p in model.parameters() if owners[p] != 1]
@@ -60,7 +65,8 @@ def _own_module(name: str, known: Mapping[str, nn.Module]) -> Sequence[str]:
 def _modules_by_ops(
     memory: Memory, graph: Graph, known: Mapping[str, nn.Module]
 ) -> dict[str, list[str]]:
-    """Per block, the largest modules all of whose forward ops it has, in order."""
+    """Per block, the largest modules that are called and all of whose forward ops it has, in
+    order."""
     block_at = [-1] * graph.num_ops
     for index, policy in enumerate(memory.blocks):
         for op in range(policy.start, policy.stop):
@@ -75,11 +81,23 @@ def _modules_by_ops(
                     break
                 path = path.rpartition(".")[0]
     found: dict[str, list[str]] = {}
-    for path in known:
-        if not path or len(blocks_under.get(path, ())) != 1:
+    for path, module in known.items():
+        if not path or len(blocks_under.get(path, ())) != 1 or not _is_called(module):
             continue
         (index,) = blocks_under[path]
-        is_inner = len(blocks_under.get(path.rpartition(".")[0], ())) == 1
-        if index >= 0 and (not is_inner or path.count(".") == 0):
+        outer = next((o for o in _outer(path) if _is_called(known[o])), "")
+        is_inner = bool(outer) and len(blocks_under.get(outer, ())) == 1
+        if index >= 0 and not is_inner:
             found.setdefault(memory.blocks[index].name, []).append(path)
     return found
+
+
+def _outer(path: str) -> Iterator[str]:
+    """Modules around a module, from the inside."""
+    while path := path.rpartition(".")[0]:
+        yield path
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether a module can be called at all: a list of modules cannot, only its members."""
+    return type(module).forward is not nn.Module.forward

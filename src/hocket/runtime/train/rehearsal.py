@@ -3,23 +3,27 @@
 The step that a memory plan asks for is carried out by the very code that will do it, on fake
 tensors, under the byte-counting allocator; so what is predicted is what happens, op by op. The
 optimizer's state on the device is made before, as a first step would. Host updates are left out:
-they take nothing of the device. On CUDA the workspaces of cuBLAS come on top, one for the thread
-of the forward pass and one for that of the backward pass; what other kernels take is not seen.
+they take nothing of the device. On CUDA storages take whole units of its allocator, and on top come
+the workspaces of cuBLAS and cuBLASLt, one each for the thread of the forward pass and for that of
+the backward pass, and what the process holds on the device beside the training; what other kernels
+take is not seen.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from hocket.capture.fake import all_tensors, fake_copy, fake_twins, map_batch
 from hocket.graph.graph import Graph, Role
 from hocket.plan.sections.memory import Memory
+from hocket.runtime.memory.copies import ALIGNMENT, aligned
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
@@ -28,6 +32,8 @@ from hocket.runtime.train.recorded import Recipe
 _WORKSPACE_BYTES = {9: 32 * 2**20}
 """Of cuBLAS under PyTorch, by major compute capability."""
 _OTHER_WORKSPACE_BYTES = 8_519_680
+_LT_WORKSPACE_BYTES = 2**20
+"""Of cuBLASLt beside it."""
 
 
 def rehearsed_peak_bytes(
@@ -52,7 +58,7 @@ def rehearsed_peak_bytes(
     fake_model = fake_copy(model, twins)
     fake_batch = map_batch(batch, twins)
     own = _fake_optimizer(optimizer, twins, fakes)
-    ledger = Ledger()
+    ledger = Ledger(ALIGNMENT if device.type == "cuda" else 1)
     with torch.random.fork_rng(), torch.autograd.set_multithreading_enabled(False), mode, ledger:
         carrier = Budgeted(
             fake_model,
@@ -78,14 +84,26 @@ def rehearsed_peak_bytes(
             carrier.train(fake_batch, part + 1, 1.0)
         carrier.update(own)
         del last_loss
-    return ledger.peak_bytes + _workspaces_bytes(device)
+    own_tensors = [tensor for _, _, tensor in named]
+    own_tensors += [t for states in optimizer.state.values() for t in tree_leaves(states)
+                    if isinstance(t, torch.Tensor)]  # fmt: skip
+    return ledger.peak_bytes + _workspaces_bytes(device) + _others_bytes(device, own_tensors)
 
 
 def _workspaces_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     major, _ = torch.cuda.get_device_capability(device)
-    return 2 * _WORKSPACE_BYTES.get(major, _OTHER_WORKSPACE_BYTES)
+    return 2 * (_WORKSPACE_BYTES.get(major, _OTHER_WORKSPACE_BYTES) + _LT_WORKSPACE_BYTES)
+
+
+def _others_bytes(device: torch.device, own: Iterable[torch.Tensor]) -> int:
+    """What PyTorch's allocator has given to others than the training, its workspaces apart."""
+    if device.type != "cuda":
+        return 0
+    storages = {t.untyped_storage()._cdata: t for t in own if t.device.type == "cuda"}
+    held = sum(aligned(tensor.untyped_storage().nbytes()) for tensor in storages.values())
+    return max(0, torch.cuda.memory_allocated(device) - held - _workspaces_bytes(device))
 
 
 def _fake_states(optimizer: torch.optim.Optimizer, device: str) -> dict[int, Any]:

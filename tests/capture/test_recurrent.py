@@ -1,0 +1,31 @@
+"""cuDNN's recurrent layers on fake tensors: both passes give what the real ones do, by shape."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hocket.capture.recurrent import know_recurrent_layers
+
+MODES = {"LSTM": 2, "GRU": 3}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_gradients_of_a_recurrent_layer_have_the_shapes_of_what_they_are_of(name):
+    know_recurrent_layers()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        layer = getattr(torch.nn, name)(5, 7, num_layers=2, batch_first=True, bidirectional=True)
+        weights = layer._flat_weights
+        x = torch.randn(3, 4, 5, requires_grad=True)
+        states = [torch.randn(4, 3, 7, requires_grad=True) for _ in range(2)]
+        cell = states[1] if name == "LSTM" else None
+        output, last, _, reserve, buffer = torch._cudnn_rnn(
+            x, weights, 4, None, states[0], cell, MODES[name], 7, 0, 2, True, 0.0, True, True, [],
+            None,
+        )  # fmt: skip
+        wanted = [x, states[0], *weights]
+        found = torch.autograd.grad(output.sum() + last.sum(), wanted)
+    assert output.shape == (3, 4, 14)
+    assert last.shape == (4, 3, 7)
+    assert [gradient.shape for gradient in found] == [tensor.shape for tensor in wanted]
+    assert reserve.numel() > 0
+    assert buffer.numel() == sum(weight.numel() for weight in weights)
