@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ports import reserved_port
 
+from hocket.hardware import detect
 from hocket.processes import system
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -39,6 +40,17 @@ class Descriptor:
 
 def _taken(given: Any) -> int:
     return int(given.detach())
+
+
+def rates() -> tuple[tuple[float, float], float]:
+    """What was measured of this processor, for those that are forked to take."""
+    return detect._measured(), detect.measure_update_bps()
+
+
+def take_rates(known: tuple[tuple[float, float], float]) -> None:
+    """Measure nothing in this process, which lives for one test."""
+    detect._measured = lambda: known[0]  # type: ignore[assignment]
+    detect.measure_update_bps = lambda: known[1]  # type: ignore[assignment]
 
 
 class Rank(NamedTuple):
@@ -87,8 +99,8 @@ def ranks(
                     "GLOO_SOCKET_IFNAME": "lo", **variables,
                 }  # fmt: skip
                 process = CONTEXT.Process(
-                    target=_live, args=(theirs, given, function, arguments), name=f"rank {rank}",
-                    daemon=True,
+                    target=_live, args=(theirs, given, rates(), function, arguments),
+                    name=f"rank {rank}", daemon=True,
                 )  # fmt: skip
                 started.append(Rank(process, ours))
                 process.start()
@@ -110,9 +122,11 @@ def answers(count: int, function: Callable[..., Any], *arguments: Any, **variabl
 
 
 def _live(
-    words: Connection, given: dict[str, str], function: Callable[..., Any], arguments: Sequence[Any]
-) -> None:
+    words: Connection, given: dict[str, str], known: tuple[tuple[float, float], float],
+    function: Callable[..., Any], arguments: Sequence[Any],
+) -> None:  # fmt: skip
     system.die_with(os.getppid())
+    take_rates(known)
     os.environ.update(given)
     warnings.simplefilter("ignore")
     import torch

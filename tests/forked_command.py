@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from forked import CONTEXT, Descriptor
+from forked import CONTEXT, Descriptor, rates, take_rates
 from forked_crew import forked_crews
 
 from hocket.__main__ import main
@@ -34,7 +34,7 @@ class ForkedCommand:
         self.process = CONTEXT.Process(
             target=_run, daemon=False,
             args=([Descriptor(out[1]), Descriptor(err[1])], given, str(Path(cwd).resolve()),
-                  dict(os.environ if env is None else env), forks_ranks),
+                  dict(os.environ if env is None else env), forks_ranks, rates()),
         )  # fmt: skip
         self.process.start()
         os.close(out[1])
@@ -84,9 +84,10 @@ class ForkedCommand:
 
 def _run(
     outputs: list[int], given: list[str], folder: str, variables: Mapping[str, str],
-    forks_ranks: bool,
+    forks_ranks: bool, known: tuple[tuple[float, float], float],
 ) -> None:  # fmt: skip
     system.die_with(os.getppid())
+    take_rates(known)
     for number, output in zip((1, 2), outputs, strict=True):
         os.dup2(output, number)
         os.close(output)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from forked import CONTEXT, Descriptor
+from forked import CONTEXT, Descriptor, rates, take_rates
 
 from hocket.base import config
 from hocket.processes.start import start_module
@@ -42,7 +42,7 @@ class ForkedModule:
     ) -> None:  # fmt: skip
         given = [Descriptor(number) for number in (*outputs, *descriptors)]
         self._process = CONTEXT.Process(
-            target=_live, args=(given, module, list(arguments), dict(variables), folder)
+            target=_live, args=(given, module, list(arguments), dict(variables), folder, rates())
         )
         self._process.start()
         assert self._process.pid is not None, "it was started"
@@ -88,9 +88,10 @@ def _start(
 
 def _live(
     descriptors: list[int], module: str, arguments: list[str], variables: dict[str, str],
-    folder: str,
+    folder: str, known: tuple[tuple[float, float], float],
 ) -> None:  # fmt: skip
     os.setsid()
+    take_rates(known)
     output, errors, *given = descriptors
     os.dup2(output, 1)
     os.dup2(errors, 2)

@@ -7,6 +7,7 @@ processes. Machines with GPUs get no device for the processor, but its updates a
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -229,7 +230,16 @@ def _cpu_machine(processes: int) -> dict[str, Any]:
 
 
 def _measured() -> tuple[float, float]:
-    """Operations and bytes per second of the processor, to two digits: more would be noise."""
+    """Operations and bytes per second of the processor, to two digits: more would be noise.
+
+    Like all that is measured here, once in a process: it takes half a second, and what is planned
+    twice for the same cores should be planned for the same rates.
+    """
+    return _rates_of(usable_cores())
+
+
+@functools.cache
+def _rates_of(num_cores: int) -> tuple[float, float]:
     import numpy as np
 
     size = 1024
@@ -254,11 +264,15 @@ def measure_update_bps() -> float:
     As an optimizer's update does: several values are read for each that is written, and what is
     written was read before. The arrays of each core are larger than its caches.
     """
+    return _update_bps_of(usable_cores())
+
+
+@functools.cache
+def _update_bps_of(num_threads: int) -> float:
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
 
-    num_threads = usable_cores()
     left = [np.zeros(2**22, dtype=np.float32) for _ in range(num_threads)]
     right = [np.ones(2**22, dtype=np.float32) for _ in range(num_threads)]
 
