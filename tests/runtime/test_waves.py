@@ -16,6 +16,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Lanes, Replica, Shares
 from hocket.planners.waves.search import even_shares, fit_waves
+from hocket.planners.waves.why import reasons
 from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import ModelSource
 from hocket.runtime.train.waves import wave_order
@@ -86,6 +87,52 @@ def test_whenever_the_second_wave_begins_losses_are_the_same(case, start):
     source = ModelSource(model, batch, None)
     result = run_plan(fit.problem, plan, RunOptions(steps=3, threads=1), source=source)
     assert list(result.losses) == accumulated(case)[0]
+
+
+def between_waves(case, num_waves=4, steps=3):
+    """The published form in plain PyTorch: each lane has a twin, every wave changes the model."""
+    model, batch = copy.deepcopy(case[0]), case[1]
+    twins = [copy.deepcopy(model) for _ in range(2)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    before, losses, buffers = None, [], dict(model.named_buffers())
+    for step in range(1, steps + 1):
+        torch.manual_seed(draw_seed(0, step, 0))
+        parts = []
+        for number, rows in enumerate(batch.chunk(num_waves)):
+            twin = twins[number % 2]
+            for name, buffer in twin.named_buffers():
+                buffer.copy_(buffers[name])
+            loss = twin(rows)
+            made = torch.autograd.grad(loss, list(twin.parameters()))
+            for name, buffer in twin.named_buffers():
+                buffers[name].copy_(buffer)
+            for parameter, *pair in zip(model.parameters(), made, before or made, strict=True):
+                parameter.grad = pair[0] if before is None else (pair[1] + pair[0]) / 2
+            optimizer.step()
+            twin.load_state_dict(model.state_dict())
+            before = made
+            parts.append(loss.detach() / num_waves)
+        losses.append(torch.stack(parts).sum(0).item())
+    return losses, model.state_dict()
+
+
+def test_parameters_can_change_after_every_wave_as_published(case):
+    model, batch = copy.deepcopy(case[0]), case[1]
+    fit = fit_waves(case[2].problem, num_waves=4, changes="wave")
+    held = sum(p.numel() * 4 for p in model.parameters())
+    assert fit.aligned.peak_bytes == case[2].aligned.peak_bytes + 3 * held
+    assert any("4 updates instead of one" in why for why in reasons(fit))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    plan = SavedPlan(fit.problem, fit.plan_of(fit.leanest))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # batch norm sees microbatches
+        train = hocket.prepare(model, optimizer, batch, plan=plan, seed=0)
+    losses, state = between_waves(case)
+    assert [train.step(batch).item() for _ in losses] == losses
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert losses != accumulated(case)[0]
+    with pytest.raises(UsageError, match="no gradients to add up"):
+        train.step(batch, accumulate=True)
 
 
 def test_lanes_take_turns_and_waves_of_a_lane_follow_each_other(case):

@@ -9,9 +9,10 @@ from hocket.base.atomic import write_together
 from hocket.cost.roofline import LAUNCHES, Launches, costs_from_settings
 from hocket.plan.files import plan_bytes
 from hocket.plan.problem import Problem
+from hocket.plan.sections.lanes import CHANGES, Changes
 from hocket.planners.waves.search import WaveFit, fit_waves
 
-__all__ = ["LAUNCHES", "WaveOutlook", "save_waves", "waves_of"]
+__all__ = ["CHANGES", "LAUNCHES", "WaveOutlook", "save_waves", "waves_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,18 +40,25 @@ def waves_of(
     memory_bytes: int | None = None,
     num_waves: int = 2,
     launches: Launches = "replayed",
+    changes: Changes = "step",
 ) -> WaveOutlook:
     """What two waves of a training step gain on a cluster, and their plan.
 
     ``memory_bytes`` is what each device may hold, by default what it has; ``launches`` says whether
-    a captured graph is replayed, as on GPUs by default, or the host issues op by op.
+    a captured graph is replayed, as on GPUs by default, or the host issues op by op. Parameters
+    change after every step, or after every wave as published, which is no accumulation any more.
     """
     if all(kind.is_cpu for kind in problem.cluster.kinds):
         launches, tried = LAUNCHES[0], LAUNCHES[:1]
     else:
         tried = LAUNCHES
     found = {
-        name: fit_waves(_launched(problem, name), num_waves=num_waves, budget_bytes=memory_bytes)
+        name: fit_waves(
+            _launched(problem, name),
+            num_waves=num_waves,
+            budget_bytes=memory_bytes,
+            changes=changes,
+        )
         for name in tried
     }
     return WaveOutlook(found, launches)

@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     help="Whether the host issues op by op or a captured graph of the step is replayed.",
 )  # fmt: skip
 @click.option(
+    "--changes", type=click.Choice(["step", "wave"]), default="step", show_default=True,
+    help="After what parameters change: after each wave, as published, results differ.",
+)  # fmt: skip
+@click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=None,
     help="Plan file to write; the report goes beside it. [default: nothing is written]",
 )  # fmt: skip
@@ -61,6 +65,7 @@ def command(
     memory_bytes: int | None,
     num_waves: int,
     launches: str,
+    changes: str,
     output: Path | None,
     profile: Path | None,
     calibration: Path | None,
@@ -73,7 +78,7 @@ def command(
     when it begins is searched. Compares all samples at once, microbatches one after the other, and
     both lanes. Exit code 4 where no two waves fit.
     """
-    from hocket.api.waves import LAUNCHES, waves_of
+    from hocket.api.waves import CHANGES, LAUNCHES, waves_of
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.view import waves as view
 
@@ -89,6 +94,7 @@ def command(
             memory_bytes=memory_bytes,
             num_waves=num_waves,
             launches=next(name for name in LAUNCHES if name == launches),
+            changes=next(name for name in CHANGES if name == changes),
         )
     if not as_json:
         console().print(view.waves_table(outlook))

@@ -6,9 +6,10 @@ while what tick holds shrinks, and its kernels fill the gaps of the other lane (
 al., MLSys 2021). The section stands beside `Shares`, which says what each microbatch takes.
 
 Gradients are added up in the order of the microbatches and the parameters change once per step, so
-the result is that of accumulation, to the bit. (The published form changes them after every wave,
-by the mean of its gradients and those of the wave before; a wave is then computed with parameters
-that are one change old, and each lane holds its own.)
+the result is that of accumulation, to the bit. Where ``changes`` is ``wave`` they change after each
+wave, as published: by the mean of its gradients and those of the wave before. A wave is computed
+with parameters that are one change old then, each lane holds its own, and there are as many updates
+as waves; the result is not that of accumulation.
 
 ``waits`` keep addresses safe: where something of one lane lies in the slab where something of the
 other lay before, the op that makes it waits for the last one that read the other, however fast the
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from hocket.base import fields
 from hocket.graph.graph import Graph, Phase
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from hocket.plan.problem import Problem
 
 NUM_LANES = 2
+Changes = Literal["step", "wave"]
+CHANGES: tuple[Changes, ...] = get_args(Changes)
 _MAX_COUNT = 2**31 - 1
 _MAX_BYTES = 2**60
 
@@ -56,6 +59,8 @@ class Lanes(Section):
     slab_bytes: int = 0
     """What the planned addresses of all that lives in both lanes take; 0 where none are planned."""
     waits: tuple[LaneWait, ...] = ()
+    changes: Changes = "step"
+    """After what the parameters change."""
 
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
@@ -63,13 +68,18 @@ class Lanes(Section):
             "lead": self.lead,
             "slab_bytes": self.slab_bytes,
             "waits": [list(wait) for wait in self.waits],
+            **({} if self.changes == "step" else {"changes": self.changes}),
         }
 
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Lanes:
         """The section of such data."""
-        entry = fields.record(data, "lanes", required=("lead", "slab_bytes", "waits"))
+        entry = fields.record(
+            data, "lanes", required=("lead", "slab_bytes", "waits"), optional=("changes",)
+        )
+        told = fields.choice(entry.get("changes", "step"), "lanes.changes", CHANGES)
         return cls(
+            changes=next(name for name in CHANGES if name == told),
             lead=fields.integer(entry["lead"], "lanes.lead", 0, _MAX_COUNT),
             slab_bytes=fields.integer(entry["slab_bytes"], "lanes.slab_bytes", 0, _MAX_BYTES),
             waits=tuple(_waits(entry["waits"], "lanes.waits")),
@@ -90,6 +100,10 @@ class Lanes(Section):
                     "items": {"type": "array", "items": count, "minItems": 4, "maxItems": 4},
                     "description": "Microbatch and op that wait, microbatch and op waited for.",
                 },
+                "changes": {
+                    "enum": list(CHANGES),
+                    "description": "After what parameters change; a step where it is left out.",
+                },
             },
         }
 
@@ -103,6 +117,8 @@ class Lanes(Section):
             yield Violation("lanes", "lanes are for replicas that are one device with all weights")
         if any(r.update == "host" or r.recomputed for r in shares.replicas):
             yield Violation("lanes", "lanes keep what they make and update on the device")
+        if self.changes == "wave" and len(shares.replicas) > 1:
+            yield Violation("lanes", "parameters change after every wave on one device only")
         counts = {len(replica.microbatches) for replica in shares.replicas}
         if len(counts) != 1:
             yield Violation("lanes", "replicas in lanes have equally many microbatches")

@@ -23,7 +23,7 @@ from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Replica, Shares
-from hocket.plan.sections.lanes import NUM_LANES
+from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.planners.candidates import empty_plan
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
@@ -156,24 +156,31 @@ def fit_waves(
     *,
     num_waves: int = NUM_LANES,
     budget_bytes: int | None = None,
+    changes: Changes = "step",
 ) -> WaveFit:
     """Search the start of the second wave; every device takes an equal share of the batch.
 
-    ``budget_bytes`` are those of each device, by default what it has. Raises `UsageError` for a
+    ``budget_bytes`` are those of each device, by default what it has; ``changes`` says after what
+    parameters change. Raises `UsageError` for a
     batch that cannot be shared out so.
     """
     shares = even_shares(problem, num_waves)
+    if changes == "wave" and len(shares.replicas) > 1:
+        raise UsageError(
+            "parameters that change after every wave are for one device",
+            hint="have waves of several devices change them once per step",
+        )
     whole = replace(
         shares,
         replicas=tuple(replace(r, microbatches=(r.num_samples,)) for r in shares.replicas),
     )
     budget_bytes = budget_bytes or int(problem.memory_bytes[workers(problem)].min())
     accumulated = simulated(problem, "one after the other", shares)
-    tried = _search(problem, shares, budget_bytes)
+    tried = _search(problem, shares, budget_bytes, changes)
     aligned = tried[0]
     for most in (budget_bytes, round(LEAN * accumulated.peak_bytes)):
         if most < aligned.peak_bytes:
-            tried += within(problem, accumulated, most)
+            tried += within(problem, accumulated, most, changes)
     return WaveFit(
         problem=problem,
         budget_bytes=budget_bytes,
@@ -223,7 +230,9 @@ def simulated(problem: Problem, name: str, shares: Shares, lanes: Lanes | None =
     return WaveWay(name=name, shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
 
 
-def within(problem: Problem, one: WaveWay, most_bytes: int) -> list[WaveWay]:
+def within(
+    problem: Problem, one: WaveWay, most_bytes: int, changes: Changes = "step"
+) -> list[WaveWay]:
     """Waves that wait where both would hold more than so much; none where one alone does."""
     replica = one.shares.replicas[0]
     wave = priced_at(problem, max(replica.microbatches)).graph
@@ -233,14 +242,16 @@ def within(problem: Problem, one: WaveWay, most_bytes: int) -> list[WaveWay]:
         waits = room_waits(wave, len(replica.microbatches), most_bytes - beside - over)
         if waits is None:
             return []
-        way = simulated(problem, "tick-tock", one.shares, Lanes(lead=0, waits=waits))
+        way = simulated(
+            problem, "tick-tock", one.shares, Lanes(lead=0, waits=waits, changes=changes)
+        )
         if way.peak_bytes <= most_bytes:
             return [way]
         over += way.peak_bytes - most_bytes
     return []
 
 
-def _search(problem: Problem, shares: Shares, budget_bytes: int) -> list[WaveWay]:
+def _search(problem: Problem, shares: Shares, budget_bytes: int, changes: Changes) -> list[WaveWay]:
     """Waves by their start: all over the first wave, then finer around the best."""
     wave = priced_at(problem, shares.replicas[0].microbatches[0])
     order = pass_order(wave.graph)
@@ -253,7 +264,7 @@ def _search(problem: Problem, shares: Shares, budget_bytes: int) -> list[WaveWay
             lead = int(np.searchsorted(passed_s, part * passed_s[-1], "left")) + 1 if part else 0
             lead = min(lead, len(order))
             if lead not in tried:
-                lanes = Lanes(lead=lead)
+                lanes = Lanes(lead=lead, changes=changes)
                 tried[lead] = simulated(problem, "tick-tock", shares, lanes)
 
     def shortest(lead: int) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from hocket.base.errors import one_line
+from hocket.runtime.train.between_waves import BetweenWaves
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.replay import NUM_WARM, StaticInputs
@@ -84,6 +85,8 @@ class ReplayedWaves(Waves):
 
 def make_waves(programs: Programs, order: WaveOrder, device: torch.device) -> Waves:
     """Waves on a device, replayed where it is a CUDA device and its programs are."""
+    if order.changes == "wave":
+        return BetweenWaves(programs, order, device)
     replayed = programs.replay and device.type == "cuda"
     return (ReplayedWaves if replayed else Waves)(programs, order, device)
 

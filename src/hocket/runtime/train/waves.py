@@ -20,7 +20,7 @@ import torch
 from hocket.graph.graph import Phase
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Shares
-from hocket.plan.sections.lanes import NUM_LANES
+from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.runtime.lanes import Lane, new_lane
 from hocket.runtime.setup import Setup
 from hocket.runtime.train.carrier import Carried
@@ -47,6 +47,8 @@ class WaveOrder(NamedTuple):
     """What an op waits for in the other lane."""
     num_ops: int
     """Of the graph, updates included."""
+    changes: Changes = "step"
+    """After what parameters change."""
 
 
 def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0) -> WaveOrder:
@@ -61,7 +63,7 @@ def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0)
         key = wait.wave, wait.op
         waits[key] = (*waits.get(key, ()), (wait.on_wave, wait.on_op))
     sequence = zip(wave[order].tolist(), op[order].tolist(), strict=True)
-    return WaveOrder(tuple(sequence), waits, problem.graph.num_ops)
+    return WaveOrder(tuple(sequence), waits, problem.graph.num_ops, lanes.changes)
 
 
 class Wave(NamedTuple):
@@ -137,7 +139,7 @@ class Waves:
 
     def carry(self, waves: Sequence[Wave], step: int) -> list[Carried]:
         """The same, of waves whose tensors are there."""
-        sums = _GradientSums(self._programs.tensors)
+        sums = self._sums()
         events: dict[WaveOp, Any] = {}
         outcomes: dict[int, Carried] = {}
         with self._on_lanes(), self._step(waves[0].recorded, 0).as_recorded():
@@ -148,7 +150,7 @@ class Waves:
                 lane.make_current()
                 own = self._step(recorded, wave)
                 if self._first[wave] == op:
-                    own.begin(given, step, weight)
+                    own.begin(sums.read_by(wave, recorded, given), step, weight)
                 for awaited in self._order.waits.get(at, ()):
                     lane.wait(events[awaited])
                 own.run(op)
@@ -159,7 +161,19 @@ class Waves:
                     sums.add(name, wave, own.take(gradient), lane)
                 if self._last[wave] == op:
                     outcomes[wave] = _outcome(recorded, own)
+                    sums.end(wave, lane)
         return [outcomes[wave] for wave in range(len(waves))]
+
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Updates wait for all waves."""
+
+    @property
+    def has_updated(self) -> bool:
+        """Whether the optimizer has used the gradients of the waves that were carried."""
+        return False
+
+    def _sums(self) -> GradientSums:
+        return GradientSums(self._programs.tensors)
 
     def _step(self, recorded: RecordedStep, wave: int) -> WaveStep:
         key = id(recorded), wave % NUM_LANES
@@ -194,7 +208,7 @@ class Waves:
                 here.wait_event(lane.event())
 
 
-class _GradientSums:
+class GradientSums:
     """Adds gradients to those of the parameters in the order of the waves."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -220,6 +234,13 @@ class _GradientSums:
                 parameter.grad.add_(gradient.to(parameter.device))
             self._added[name] = lane.event()
             self._num_added[name] = self._num_added.get(name, 0) + 1
+
+    def read_by(self, wave: int, recorded: RecordedStep, given: Given) -> Given:
+        """What a wave that begins reads: parameters as they are."""
+        return given
+
+    def end(self, wave: int, lane: Lane) -> None:
+        """A wave is over."""
 
 
 def _outcome(recorded: RecordedStep, own: WaveStep) -> Carried:

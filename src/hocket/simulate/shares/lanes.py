@@ -87,6 +87,8 @@ def hold_back(graph: Graph, own: ReplicaCopy, lanes: Lanes, sheet: Sheet) -> Non
     wrong = next(lanes.wrong_ops(graph, len(own.passes)), None)
     if wrong is not None:
         raise CheckError(wrong.message, hint="plan this step again with hocket waves")
+    if lanes.changes == "wave":
+        _hold_changes(graph, own, sheet)
     for wait in dict.fromkeys(lane_waits(graph, lanes, len(own.passes))):
         waiting, awaited = (
             own.passes[wait.wave].op[wait.op],
@@ -97,3 +99,15 @@ def hold_back(graph: Graph, own: ReplicaCopy, lanes: Lanes, sheet: Sheet) -> Non
         name = f"wave {wait.wave} op {wait.op} waits for {wait.on_op}{own.label}"
         told = sheet.add_tensors([name], role=Role.CONTROL, producer=[awaited])
         sheet.add_reads(np.array([waiting]), told)
+
+
+def _hold_changes(graph: Graph, own: ReplicaCopy, sheet: Sheet) -> None:
+    """Parameters of each lane's own, and gradients that the change after the next wave uses."""
+    is_owner = (graph.tensor_producer < 0) & (graph.alias_of < 0)
+    is_parameter = is_owner & (graph.tensor_role == Role.PARAMETER)
+    parameters = int(graph.tensor_bytes[is_parameter].sum())
+    names = [f"parameters of lane {lane}{own.label}" for lane in range(len(LANE_STREAMS))]
+    names.append(f"gradients of the wave before{own.label}")
+    held = sheet.add_tensors(names, bytes=parameters, role=Role.BUFFER)
+    ops = own.passes[0].op[pass_order(graph)]
+    sheet.add_reads(np.repeat(ops[ops >= 0][:1], len(held)), held)

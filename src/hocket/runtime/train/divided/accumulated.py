@@ -48,11 +48,14 @@ class Accumulated:
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Updates wait for all microbatches."""
+        """Updates wait for all microbatches, unless each of two waves has its own."""
+        if self._waves is not None:
+            self._waves.expect(optimizer)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of the optimizer."""
-        self._inner.update(optimizer)
+        """A step of the optimizer, where it was not done wave by wave."""
+        if self._waves is None or not self._waves.has_updated:
+            self._inner.update(optimizer)
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """Forward and backward of one microbatch after the other, or in two lanes."""
