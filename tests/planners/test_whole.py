@@ -476,12 +476,71 @@ def test_divided_matrices_stand_in_the_table_and_keep_to_limits(text, unplaced):
     problem = problem_on(text, "dgx1-v100")
     rows = {c.planner: c for c in compare_whole(problem).candidates}
     assert rows["tensor parallel"].feasible
-    asked = compare_whole(problem, must=parse_must(("tensor 2", "data 2"))).winner
+    asked = compare_whole(problem, must=parse_must(("tensor 2", "data 2", "pipeline 1"))).winner
     assert asked.plan[Shares].tensor == len(asked.plan[Shares].replicas) == 2
     assert len(asked.plan[Shares].devices) == 4
     assert "tensor parallel over" in in_words(asked.plan[Shares])
     again = Shares.from_data(asked.plan[Shares].to_data(), problem)
     assert again == asked.plan[Shares]
+
+
+def test_divided_matrices_are_stages_of_pipelines_with_less_in_memory(text):
+    problem = problem_on(text, "dgx1-v100")
+    cut = int(np.flatnonzero(text.op_phase == Phase.FORWARD)[20])
+    names = problem.cluster.device_names
+    replica = Replica(devices=names[:4], microbatches=(1, 1, 2), cuts=(cut,))
+    plain = simulated(problem, Shares(replicas=(replica,), tensor=2))
+    assert violations(plain.plan, problem) == []
+    assert plain.timeline.peak_bytes[4:].max() == 0
+    edges = block_edges(text)
+    less = replace(replica, recomputed=tuple(pairwise(edges)), update="host")
+    eased = simulated(problem, Shares(replicas=(less,), tensor=2))
+    assert eased.step_s > plain.step_s, "blocks and their sums are made again"
+    assert eased.timeline.peak_bytes.sum() < plain.timeline.peak_bytes.sum()
+    assert eased.planner == (
+        "tensor parallel pipeline over gpu0 + gpu1 > gpu2 + gpu3, 3 microbatches of 1 and 2 each, "
+        f"recompute {len(edges) - 1} blocks, updates on the host"
+    )
+    alone = simulated(problem, Shares(replicas=(replace(replica, devices=names[:3]),), tensor=2))
+    assert "each stage has a device for each of 2 parts" in str(violations(alone.plan, problem))
+
+
+def test_gradients_of_weights_are_put_off_where_stages_would_wait(graph):
+    problem = problem_on(graph, "rtx2080x4")
+    places = tables_of(problem).cuts
+    cuts = tuple(int(places[len(places) * part // 4]) for part in (1, 2, 3))
+    names = problem.cluster.device_names
+    replica = Replica(devices=names[:4], microbatches=(2,) * 6, cuts=cuts)
+    steps = {
+        name: simulated(problem, Shares(replicas=(replica,), schedule=name))
+        for name in ("1f1b", "zb-h1", "zb-h2")
+    }
+    assert steps["zb-h1"].step_s < 0.97 * steps["1f1b"].step_s
+    assert all(violations(way.plan, problem) == [] for way in steps.values())
+    assert steps["zb-h1"].planner.startswith("pipeline (ZB-H1) over")
+    again = replace(replica, recomputed=(tuple(block_edges(graph)[:2]),))
+    wrong = simulated(problem, Shares(replicas=(again,), schedule="zb-h1"))
+    assert "made again once" in str(violations(wrong.plan, problem))
+
+
+def test_gradients_by_priority_are_priced_as_a_step_among_many(graph, tmp_path, unplaced):
+    file = tmp_path / "cores.toml"
+    file.write_text(
+        '[[devices]]\nkind = "cpu-core"\ncount = 2\n[[links]]\nbetween = [["cpu-core0", "cpu-core1"]]'
+        '\nbandwidth = "1Gbit/s"\n'
+    )
+    problem = problem_on(graph, str(file))
+    found = compare_whole(problem)
+    rows = {c.planner: c for c in found.candidates}
+    fast = rows[BY_PRIORITY]
+    assert fast.step_s < rows["data parallel"].step_s
+    assert fast.plan.claims.step_s == fast.step_s
+    assert fast.plan.get(Priority) is not None
+    assert fast.step_s >= found.bound.seconds
+    told = {c.planner: c for c in compare_whole(problem_on(graph, "2xt4")).candidates}
+    if BY_PRIORITY in told:
+        assert told[BY_PRIORITY].step_s is None
+        assert "on processors alone" in told[BY_PRIORITY].reason
 
 
 def test_layers_without_known_names_are_not_divided(graph, unequal):

@@ -187,6 +187,8 @@ CASES = {
     "parts": (words, (((), (5, 3)),)),
     "waves": (mlp, (((), (3, 2)), ((), (2, 2)))),
     "cut": (words, (((0.6,), (3, 3, 2)),)),
+    "cut-parts": (words, (((0.6,), (3, 3, 2)),)),
+    "put-off": (words, (((0.3, 0.5, 0.7), (2, 1, 1, 2, 1, 1)),)),
     "uneven": (words, (((), (2, 1)), ((0.3, 0.7), (2, 2, 1)))),
     "data-pipeline": (words, Division(data=2, pipeline=2, global_batch=8, microbatch=2,
                                       shares=(5, 3), zero=1)),
@@ -197,9 +199,9 @@ CASES = {
 forward pass, and its microbatches."""
 
 
-PARTS = 2
-"""Into which the matrices of "parts" are divided."""
-HOLDS_LESS = ("accumulated", "uneven")
+PARTS = {"parts": 2, "cut-parts": 2}
+"""Into which matrices are divided."""
+HOLDS_LESS = ("accumulated", "uneven", "cut-parts")
 """Shares whose blocks run again and whose updates are on the host."""
 
 
@@ -212,7 +214,7 @@ def optimizer_of(model):
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
-def shared(graph, replicas, *, holds_less, parts=1):
+def shared(graph, replicas, *, holds_less, parts=1, schedule="1f1b"):
     """A plan of shares; where they hold less, all blocks are recomputed."""
     edges = block_edges(graph) if holds_less else ()
     num_devices = sum((len(cuts) + 1) * parts for cuts, _ in replicas)
@@ -226,7 +228,7 @@ def shared(graph, replicas, *, holds_less, parts=1):
             recomputed=tuple(pairwise(edges)), update="host" if holds_less else "device",
         )
         for cuts, sizes in replicas
-    ), tensor=parts)  # fmt: skip
+    ), tensor=parts, schedule=schedule)  # fmt: skip
     plan = Plan(planner="shares").having(shares).claiming(step_s=1.0)
     return SavedPlan(problem, plan)
 
@@ -254,7 +256,8 @@ def start(name, folder):
             division = hocket.plan_graph(graph, "2xv100-16g", planners="layer-blocks")
         else:
             division = shared(graph, division, holds_less=name in HOLDS_LESS,
-                              parts=PARTS if name == "parts" else 1)  # fmt: skip
+                              parts=PARTS.get(name, 1),
+                              schedule="zb-h1" if name == "put-off" else "1f1b")  # fmt: skip
         if name == "planned-sums":  # by trees over the links, which are measured when they begin
             devices = division.problem.cluster.device_names
             trees = Communication("allreduce", "packed trees", devices, devices[0], ())

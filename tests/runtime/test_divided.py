@@ -13,7 +13,7 @@ SMALL = (
 NAMED = (
     "gpt2-pipeline", "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor",
 )  # fmt: skip
-FOUR = ("data-pipeline", "tensor-pipeline", "data-tensor", "uneven")
+FOUR = ("data-pipeline", "tensor-pipeline", "data-tensor", "uneven", "cut-parts", "put-off")
 RESUMED = ("resume:data-pipeline", "resume:data-tensor")
 STARTS = ((2, (*SMALL, "save", "priority")), (2, NAMED), (4, (*FOUR, *RESUMED)))
 """How many ranks carry out which cases, one after another; what is resumed was saved before."""
@@ -63,7 +63,7 @@ def test_ranks_of_a_placement_clip_in_the_numbers_of_the_model(found):
 
 @pytest.mark.parametrize("case", ["sharded", "pipeline", "hollow", "tied-split", "gpt2-tensor",
                                   "cut", "parts", "data-pipeline", "tensor-pipeline",
-                                  "data-tensor"])  # fmt: skip
+                                  "data-tensor", "cut-parts"])  # fmt: skip
 def test_a_rank_holds_its_part_of_the_weights_alone(found, case):
     held, total = [seen["held"] for seen in found(case)], found(case)[0]["total"]
     assert max(held) < 0.85 * total

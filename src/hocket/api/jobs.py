@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.service.spec import JobSpec, read_spec
+from hocket.service.spec import JobSpec, on_gang, read_spec
 
 if TYPE_CHECKING:
     from hocket.graph.graph import Graph
@@ -22,34 +22,38 @@ __all__ = [
 
 
 def planned_job(spec: JobSpec, graph: Graph, kinds: Sequence[str], folder: Path) -> JobSpec:
-    """The job with a plan in ``folder`` for its gang on each kind, and the speed of that plan.
+    """The job with a plan in ``folder`` for its gangs on each kind, and the speed of that plan.
 
-    Kinds on which nothing fits are not allowed; raises `NoFeasiblePlanError` where that is all.
+    A kind that is a machine of unequal devices is planned whole, as a gang of one. Gangs for which
+    nothing fits are not allowed; raises `NoFeasiblePlanError` where that is all.
     """
     from hocket.fleet.throughputs.planned import plan_gangs
     from hocket.fleet.throughputs.servers import find_servers
     from hocket.plan.files import write_plan
 
-    servers = [find_servers(kind) for kind in kinds]
+    gangs = sorted(set(spec.gangs or (spec.gang,)))
+    servers = [find_servers(kind, is_unequal_allowed=True) for kind in kinds]
     speeds: dict[str, float] = {}
     plans: dict[str, str] = {}
     why = ""
-    for planned in plan_gangs(graph, servers, (spec.gang,)):
-        name, chosen = planned.servers.name, _on_all(planned.comparison, spec.gang)
+    for planned in plan_gangs(graph, servers, gangs):
+        chosen = _on_all(planned.comparison, planned.gang)
         if chosen is None or chosen.plan is None or not chosen.step_s:
             why = planned.comparison.why
             continue
+        name = on_gang(spec, planned.gang, planned.servers.name)
         folder.mkdir(parents=True, exist_ok=True)
         # Kinds are named by who serves the fleet; without odd letters two may be alike.
         file = folder / f"{len(plans)}-{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.json"
         write_plan(file, planned.comparison.problem, chosen.plan)
         speeds[name], plans[name] = 1 / chosen.step_s, str(file.resolve())
     if not plans:
+        told = " or ".join(map(str, gangs))
         raise NoFeasiblePlanError(
-            f"{graph.name} fits no {spec.gang} devices of one kind of this fleet: {why}",
+            f"{graph.name} fits no {told} devices of one kind of this fleet: {why}",
             hint="ask for a larger gang, or a smaller batch",
         )
-    is_spread = spec.gang > 1
+    is_spread = max(gangs) > 1
     return spec.model_copy(update={
         "throughputs": speeds, "plans": plans,
         "processes": "per-device" if is_spread else spec.processes,

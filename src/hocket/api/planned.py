@@ -56,8 +56,10 @@ class Planned:
 
     @property
     def step_s(self) -> float:
-        """Predicted time of one step."""
-        return self.timeline.makespan_s
+        """Predicted time of one step; of one among many where gradients travel by priority."""
+        winner = self.comparison.winner
+        known_s = None if winner is None else winner.step_s
+        return self.timeline.makespan_s if known_s is None else known_s
 
     @property
     def peak_bytes(self) -> dict[str, int]:

@@ -85,6 +85,16 @@ PLAN_VARIABLE = "HOCKET_PLAN"
 """Names the plan that a script carries out, where its launcher or its fleet chose one."""
 
 
+def given_plan() -> str:
+    """The plan file that a launcher or fleet chose for this process; raises `UsageError`."""
+    if not os.environ.get(PLAN_VARIABLE):
+        raise UsageError(
+            f"{PLAN_VARIABLE} names no plan",
+            hint="a fleet sets it for jobs that have plans; else name the plan's file",
+        )
+    return os.environ[PLAN_VARIABLE]
+
+
 def rank_variables() -> dict[str, str]:
     """What a launcher (ours, torchrun, accelerate) told a script that it runs once per rank."""
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK")

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from hocket.api.launching import Machines
     from hocket.api.plans import SavedPlan
 
+GIVEN = "-"
+"""In place of a plan: the one that a variable names."""
+
 
 @click.command(
     "launch", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -44,8 +47,10 @@ def command(
     all end with it (exit 5). What ranks print comes out as they print it, line by line; with
     --json all of it on standard error. Options of hocket stand before PLAN; what follows SCRIPT is
     the script's. On several machines start it on each, with the same PLAN and --address: each
-    carries the devices of one host of PLAN.
+    carries the devices of one host of PLAN. PLAN may be - for the one that HOCKET_PLAN names, as a
+    fleet does for its jobs.
     """
+    from hocket.base.config import given_plan
     from hocket.base.extras import require
 
     machines = _machines(nodes, node_rank, address)
@@ -53,6 +58,8 @@ def command(
     from hocket.api.launching import launch, require_single_ops
     from hocket.api.plans import read_plan
 
+    if str(plan) == GIVEN:
+        plan = Path(given_plan())
     saved = read_plan(plan)
     if profile is not None:
         require_single_ops(saved)

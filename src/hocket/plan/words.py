@@ -7,21 +7,22 @@ from itertools import groupby
 
 from hocket.plan.sections import Replica, Shares
 
+_SCHEDULES = {"1f1b": "", "gpipe": " (GPipe)", "zb-h1": " (ZB-H1)", "zb-h2": " (ZB-H2)"}
 _FEW = 4
 """Up to so many replicas stand one by one."""
 
 
 def in_words(shares: Shares) -> str:
     """``data parallel 11 + 5 samples on rtx3090 and v100, recompute 4 blocks on v100``."""
-    return "".join((_shared(shares), *_eased(shares.replicas)))
+    return "".join((_shared(shares), *_eased(shares)))
 
 
-def _eased(replicas: Sequence[Replica]) -> Iterator[str]:
+def _eased(shares: Shares) -> Iterator[str]:
     """What is done to hold less, and where."""
-    for count, members in _grouped(replicas, lambda r: len(r.recomputed)):
-        yield f", recompute {count} block{'s' * (count > 1)}{_where(members, replicas)}"
-    for _, members in _grouped(replicas, lambda r: int(r.update == "host")):
-        yield f", updates on the host{_where(members, replicas)}"
+    for count, members in _grouped(shares.replicas, lambda r: len(r.recomputed)):
+        yield f", recompute {count} block{'s' * (count > 1)}{_where(members, shares)}"
+    for _, members in _grouped(shares.replicas, lambda r: int(r.update == "host")):
+        yield f", updates on the host{_where(members, shares)}"
 
 
 def _grouped(
@@ -32,10 +33,10 @@ def _grouped(
     return [(n, [replica for replica in replicas if number_of(replica) == n]) for n in numbers]
 
 
-def _where(members: Sequence[Replica], replicas: Sequence[Replica]) -> str:
-    if len(members) == len(replicas):
-        return " each" if len(replicas) > 1 else ""
-    return f" on {_places(members)}"
+def _where(members: Sequence[Replica], shares: Shares) -> str:
+    if len(members) == len(shares.replicas):
+        return " each" if len(members) > 1 else ""
+    return f" on {_places(members, shares.tensor)}"
 
 
 def _shared(shares: Shares) -> str:
@@ -45,6 +46,7 @@ def _shared(shares: Shares) -> str:
     if len(replicas) == 1:
         return _alone(replicas[0], shares.schedule)
     how = "sharded data parallel" if shares.sharded else "data parallel"
+    how += _SCHEDULES[shares.schedule] if shares.is_staged else ""
     parts = [how, _samples(replicas), "samples on", _places(replicas)]
     split = [r for r in replicas if len(r.microbatches) > 1]
     text = " ".join(parts)
@@ -57,22 +59,22 @@ def _shared(shares: Shares) -> str:
 
 
 def _divided(shares: Shares) -> str:
-    """Groups of devices that divide matrices between them."""
+    """Groups of devices that divide matrices between them, alone or as stages of pipelines."""
     replicas = shares.replicas
-    groups = [" + ".join(replica.devices) for replica in replicas]
-    listed = _listed(groups) if len(groups) <= _FEW else f"{groups[0]}, … {groups[-1]}"
+    how = "tensor parallel"
+    how += f" pipeline{_SCHEDULES[shares.schedule]}" if shares.is_staged else ""
+    listed = _places(replicas, shares.tensor)
     sizes = f", {_sizes(replicas[0])} each" if len(replicas[0].microbatches) > 1 else ""
     if len(replicas) == 1:
-        return f"tensor parallel over {listed}{sizes}"
-    return f"data parallel {_samples(replicas)} samples, tensor parallel over {listed}{sizes}"
+        return f"{how} over {listed}{sizes}"
+    return f"data parallel {_samples(replicas)} samples, {how} over {listed}{sizes}"
 
 
 def _alone(replica: Replica, schedule: str) -> str:
     sizes = f", {_sizes(replica)}" if len(replica.microbatches) > 1 else ""
     if len(replica.devices) == 1:
         return f"{replica.devices[0]} alone{sizes}"
-    named = " (GPipe)" if schedule == "gpipe" else ""
-    return f"pipeline{named} over {_place(replica)}{sizes}"
+    return f"pipeline{_SCHEDULES[schedule]} over {_place(replica)}{sizes}"
 
 
 def _samples(replicas: Sequence[Replica]) -> str:
@@ -83,14 +85,17 @@ def _samples(replicas: Sequence[Replica]) -> str:
     return " + ".join(f"{count} x {number}" for number, count in runs)
 
 
-def _places(replicas: Sequence[Replica]) -> str:
-    if len(replicas) <= _FEW:
-        return _listed([_place(replica) for replica in replicas])
-    return f"{_place(replicas[0])}, {_place(replicas[1])}, … {_place(replicas[-1])}"
+def _places(replicas: Sequence[Replica], tensor: int = 1) -> str:
+    places = [_place(replica, tensor) for replica in replicas]
+    if len(places) <= _FEW:
+        return _listed(places)
+    return f"{places[0]}, {places[1]}, … {places[-1]}"
 
 
-def _place(replica: Replica) -> str:
-    return " > ".join(replica.devices)
+def _place(replica: Replica, tensor: int = 1) -> str:
+    """``a + b > c + d``: stages of two devices each."""
+    stages = range(0, len(replica.devices), tensor)
+    return " > ".join(" + ".join(replica.devices[i : i + tensor]) for i in stages)
 
 
 def _sizes(replica: Replica) -> str:

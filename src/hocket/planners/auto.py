@@ -15,7 +15,7 @@ searches that a user could ask for, from every planner in every order, all but t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -112,14 +112,16 @@ def auto(problem: Problem, plan: Plan) -> Plan:
     return replace(best.plan, planner=plan.planner or AUTO)
 
 
-def portfolio(problem: Problem) -> list[Candidate]:
+def portfolio(problem: Problem, known: Sequence[Candidate] = ()) -> list[Candidate]:
     """What each planner of the portfolio proposes, and ``auto`` made from them as the last.
 
-    Raises `NoFeasiblePlanError` where no planner has a plan at all, fitting or not.
+    What planners proposed already is ``known`` and not asked again. Raises `NoFeasiblePlanError`
+    where no planner has a plan at all, fitting or not.
     """
     started = time.perf_counter()
     effort = effort_for(problem)
-    proposed = [propose(problem, name, BASE[name]) for name in effort.names]
+    by_name = {candidate.planner: candidate for candidate in known}
+    proposed = [by_name.get(name) or propose(problem, name, BASE[name]) for name in effort.names]
     if not any(c.feasible for c in proposed) and LAST_RESORT not in effort.names:
         proposed.append(propose(problem, LAST_RESORT, BASE[LAST_RESORT]))
     refined = _refined(problem, proposed, effort) if effort.ordered else []

@@ -36,13 +36,18 @@ class Candidate:
     """Time that the planner took."""
     max_load_s: float | None = None
     """Load of the busiest device; only where throughput is the objective."""
+    saved_s: float = 0.0
+    """What of the timeline the next step hides: gradients that travel on beside its forward pass.
+    The step is then one among many."""
 
     @property
     def step_s(self) -> float | None:
         """Predicted step time; None where infeasible."""
         if not self.feasible or self.plan is None:
             return None
-        return self.plan.claims.step_s if self.timeline is None else self.timeline.makespan_s
+        if self.timeline is None:
+            return self.plan.claims.step_s
+        return self.timeline.makespan_s - self.saved_s
 
     @property
     def value_s(self) -> float | None:

@@ -36,6 +36,7 @@ Key = Annotated[
 # Strict: a number in quotes, or a yes that would count as 1, is a mistake.
 Steps = Annotated[float, Field(gt=0.0, le=1e15, allow_inf_nan=False, strict=True)]
 Rate = Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False, strict=True)]
+Gang = Annotated[int, Field(ge=1, le=100_000, strict=True)]
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False, strict=True)]
 
 
@@ -56,8 +57,11 @@ class JobSpec(BaseModel):
         Field(max_length=1000),
     ] = {}
     """Added to the few variables that a job inherits."""
-    gang: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 1
+    gang: Gang = 1
     """Devices that it needs, all together and of one kind."""
+    gangs: Annotated[tuple[Gang, ...], Field(min_length=1, max_length=64)] | None = None
+    """Numbers of devices of which it takes what is best as others come and go, in place of
+    ``gang``. Its ``throughputs`` and ``plans`` are then by number and kind, such as ``2xv100``."""
     processes: Annotated[str, Field(pattern=r"^(one|per-device)$")] = "one"
     """One process that sees the whole gang, or one per device with RANK, WORLD_SIZE and so on."""
     throughputs: Annotated[dict[Name, Rate], Field(max_length=1000)] | None = None
@@ -84,6 +88,11 @@ class JobSpec(BaseModel):
     committed). One that may not keeps its devices from its start to its end."""
     silence_s: Annotated[float, Field(ge=1.0, le=1e9, strict=True)] | None = None
     """An attempt that reports nothing for so long is taken for stuck and stopped."""
+
+
+def on_gang(spec: JobSpec, gang: int, kind: str) -> str:
+    """The name of so many devices of a kind in a job's ``throughputs`` and ``plans``."""
+    return kind if spec.gangs is None else f"{gang}x{kind}"
 
 
 def is_preemptible(spec: JobSpec) -> bool | None:

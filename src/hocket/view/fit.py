@@ -154,7 +154,7 @@ def sentences(fit: BudgetFit) -> list[str]:
         )
     alone = fit.recompute_alone_s
     lines.append(
-        "Recompute alone, with all parameters on the device, "
+        "Recomputing no more than it must, with nothing on the host, a step "
         + ("does not fit." if alone is None else f"takes {format_seconds(alone)} at best.")
     )
     largest = under_peak(told)[:NUM_TENSORS]

@@ -20,14 +20,25 @@ def kept_training(graph: Graph, shares: Shares) -> list[str]:
     if isinstance(samples, str):
         told.append(f"the training of one device with all {shares.num_samples} samples: {samples}")
     if num_norms := _num_norms(graph):
-        is_whole = all(len(replica.microbatches) == 1 for replica in shares.replicas)
-        joined = is_whole and not shares.is_staged
-        seen = "all samples, by sums over replicas" if joined and not shares.sharded else (
-            "one microbatch at a time, as they do where gradients are accumulated")  # fmt: skip
-        told.append(f"{num_norms} batch norm{'s' * (num_norms > 1)} see {seen}")
+        told.append(f"{num_norms} batch norm{'s' * (num_norms > 1)} see {_seen(shares)}")
     if bool((graph.rng_order >= 0).any()):
         told.append("dropout draws other masks of the same distribution")
     return told
+
+
+def _seen(shares: Shares) -> str:
+    """The samples over which a batch norm takes its mean."""
+    sizes = sorted({size for r in shares.replicas for size in r.microbatches}, reverse=True)
+    each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} or {sizes[-1]}"
+    if len(sizes) > 2:
+        each = f"{sizes[-1]} to {sizes[0]}"
+    is_whole = all(len(replica.microbatches) == 1 for replica in shares.replicas)
+    if is_whole and not shares.is_staged:
+        return (
+            f"all {shares.num_samples} samples with hocket launch, by sums over devices; with "
+            f"hocket run the {each} of their own device"
+        )
+    return f"{each} samples at a time, as where gradients are accumulated"
 
 
 def _num_norms(graph: Graph) -> int:

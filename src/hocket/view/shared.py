@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Group, RenderableType
@@ -13,7 +14,7 @@ from hocket.base.units import format_seconds
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Order, Placement, Shares
+from hocket.plan.sections import Communication, Lanes, Order, Placement, Priority, Shares
 from hocket.plan.words import in_words
 from hocket.planners.goal import dollars_per_million, samples_per_s
 from hocket.planners.memory.blocks import layer_label
@@ -69,6 +70,10 @@ def summary_by(
 def _how(plan: Plan) -> str:
     lanes = plan.get(Lanes)
     told = "" if lanes is None else f", in two lanes, the second {lanes.lead} ops behind"
+    if plan.get(Priority) is not None:
+        told += ", gradients by priority"
+        if plan.claims.step_s is not None:
+            told += f": {format_seconds(plan.claims.step_s)} for a step among many"
     return in_words(plan[Shares]) + told
 
 
@@ -155,13 +160,14 @@ def _map(comparison: Comparison) -> list[Text]:
 def layer_lines(graph: Graph, shares: Shares) -> list[str]:
     """``v100: transformer.wte to transformer.h.5``, and what is recomputed of that."""
     lines: list[str] = []
-    for replica in shares.replicas if shares.tensor == 1 else ():
+    for replica in shares.replicas:
         bounds = (0, *replica.cuts, int((graph.op_phase == Phase.FORWARD).sum()))
-        for device, first, stop in zip(replica.devices, bounds, bounds[1:], strict=False):
+        for stage, (first, stop) in enumerate(pairwise(bounds)):
+            own = replica.devices[stage * shares.tensor : (stage + 1) * shares.tensor]
             again = [block for block in replica.recomputed if first <= block[0] < stop]
             told = f", {_layers(graph, again[0][0], again[-1][1])} recomputed" if again else ""
-            if len(replica.devices) > 1 or told:
-                lines.append(f"{device}: {_layers(graph, first, stop)}{told}")
+            if replica.cuts or told:
+                lines.append(f"{' + '.join(own)}: {_layers(graph, first, stop)}{told}")
     return lines
 
 

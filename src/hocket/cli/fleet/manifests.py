@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _NOT_CARRIED = (
     "resume", "weight", "team", "total_steps", "deadline_s", "silence_s", "model", "batch", "plans",
+    "gangs",
 )  # fmt: skip
 """What a job file may say and a JobSet cannot."""
 

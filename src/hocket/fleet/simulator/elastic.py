@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError
-from hocket.fleet.gangs import ANY_KIND, Chosen, ElasticJob, GangSpeeds, choose_gangs
+from hocket.fleet.gangs import GangSpeeds
 from hocket.fleet.rounds.events import GangSize, Resize
-from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, FleetState
+from hocket.fleet.rounds.sizes import Sizes
+from hocket.fleet.rounds.state import FleetState
 from hocket.fleet.simulator.bind import TraceWork
 from hocket.fleet.throughputs.table import Throughputs
 
@@ -49,62 +48,21 @@ def _scale(work: TraceWork, job: int, rows: dict[int, int], table: Throughputs) 
 
 
 class Elastic:
-    """Decides how many devices of which kind each job of a running fleet takes."""
+    """Decides how many devices of which kind each job of a running trace takes."""
 
     def __init__(self, speeds: Sequence[GangSpeeds], total_steps: FloatArray) -> None:
         """``speeds`` and ``total_steps`` are those of the jobs of a trace, in its order."""
-        self._speeds, self._total_steps = speeds, total_steps
+        self._sizes, self._total_steps = Sizes(dict(enumerate(speeds))), total_steps
         self._seen: tuple[int, ...] = ()
 
     def begin(self, state: FleetState, number: int) -> GangSize:
         """The size with which a job begins beside those that are there."""
-        left_steps = float(self._total_steps[number])
-        fresh = ElasticJob(
-            number=number, left_steps=left_steps, speeds=self._speeds[number], now=None
-        )
-        found = choose_gangs([*self._jobs(state), fresh], state.num_devices, state.rules.restart_s)
-        gang = found[number].gang if number in found else self._speeds[number].gangs[0]
-        return self._size(number, Chosen(gang, ANY_KIND))
+        return self._sizes.begin(state, number, float(self._total_steps[number]))
 
     def resize(self, state: FleetState, time_s: float) -> Resize | None:
         """What changes at the beginning of a round, where jobs came or went since the last."""
-        jobs = self._jobs(state)
-        seen = tuple(job.number for job in jobs)
+        seen = tuple(job.number for job in self._sizes.jobs(state))
         if seen == self._seen:
             return None
         self._seen = seen
-        found = choose_gangs(jobs, state.num_devices, state.rules.restart_s)
-        sizes = [self._size(number, chosen) for number, chosen in found.items()]
-        changed = tuple(size for size in sizes if not _has(state, size))
-        return Resize(time_s=time_s, sizes=changed) if changed else None
-
-    def _jobs(self, state: FleetState) -> list[ElasticJob]:
-        """Jobs that have not ended and are not paused."""
-        rows = state.jobs.rows
-        wanting = rows[(rows["phase"] != ENDED) & (rows["phase"] != PAUSED)]
-        return [
-            ElasticJob(
-                number=int(row["number"]),
-                left_steps=max(1.0, float(row["total_steps"] - row["done_steps"])),
-                speeds=self._speeds[int(row["number"])],
-                now=Chosen(int(row["gang"]), int(row["kind"])) if row["phase"] == RUNNING else None,
-            )
-            for row in wanting
-        ]
-
-    def _size(self, number: int, chosen: Chosen) -> GangSize:
-        speeds = self._speeds[number]
-        row = speeds.steps_per_s[speeds.gangs.index(chosen.gang)]
-        if chosen.kind != ANY_KIND:
-            row = np.where(np.arange(len(row)) == chosen.kind, row, 0.0)
-        return GangSize(number=number, gang=chosen.gang, steps_per_s=tuple(row.tolist()))
-
-
-def _has(state: FleetState, size: GangSize) -> bool:
-    """Whether a job has this size already; one that runs where it shall is left alone."""
-    at = state.row_of(size.number)
-    row, known = state.jobs.rows[at], state.jobs.steps_per_s[at]
-    if row["gang"] != size.gang:
-        return False
-    stays = row["phase"] == RUNNING and size.steps_per_s[int(row["kind"])] > 0.0
-    return bool(stays) or bool(np.array_equal(known, size.steps_per_s))
+        return self._sizes.resize(state, time_s)

@@ -83,8 +83,15 @@ def planned_throughputs(plans: Sequence[GangPlan], job_type: str) -> Throughputs
 
 
 def _gang(servers: Servers, gang: int) -> Cluster:
-    """So many devices on as few servers as possible."""
+    """So many devices on as few servers as possible; unequal devices of a server count as one."""
     server = servers.server
+    if servers.is_unequal:
+        if gang > 1:
+            raise UsageError(
+                f"{servers.hardware!r} has unequal devices, and only one such machine is planned",
+                hint="ask for a gang of 1: it takes all devices of the machine",
+            )
+        return server
     if gang <= server.num_devices:
         return server.only(server.device_names[:gang])
     is_kind = servers.hardware in preset_kinds()

@@ -21,7 +21,7 @@ SPREAD = "_unconsolidated"
 
 @dataclass(frozen=True, kw_only=True)
 class Servers:
-    """As many equal servers as anybody wants."""
+    """As many equal servers as anybody wants; devices of one may be unequal."""
 
     name: str
     """What the fleet calls this kind of device."""
@@ -33,8 +33,13 @@ class Servers:
 
     @property
     def kind(self) -> DeviceKind:
-        """The kind of all devices."""
+        """The kind of all devices, or of the first where they are unequal."""
         return self.server.kinds[0]
+
+    @property
+    def is_unequal(self) -> bool:
+        """Whether a server has devices of several kinds: it is then taken whole."""
+        return len(self.server.kinds) > 1
 
     def consolidated(self, gang: int) -> RingPath:
         """The ring of a gang on as few servers as possible."""
@@ -45,7 +50,9 @@ class Servers:
         return path if inside == gang else _slower(path, self.between)
 
 
-def find_servers(text: str, network_bps: float | None = None) -> Servers:
+def find_servers(
+    text: str, network_bps: float | None = None, *, is_unequal_allowed: bool = False
+) -> Servers:
     """Servers of what ``NAME`` or ``NAME=HARDWARE`` says: a kind, a machine, or a file.
 
     A kind that comes with several sizes of memory stands for the smallest. Kinds are in servers of
@@ -59,7 +66,7 @@ def find_servers(text: str, network_bps: float | None = None) -> Servers:
     hardware = _preset(hardware or name)
     is_kind = hardware in preset_kinds()
     server = cluster_from_text(f"{PER_HOST}x{hardware}" if is_kind else hardware)
-    if len(server.kinds) != 1:
+    if len(server.kinds) != 1 and not is_unequal_allowed:
         raise UsageError(
             f"{hardware!r} has devices of {len(server.kinds)} kinds",
             hint="name hardware with devices of one kind, such as dgx1-v100",

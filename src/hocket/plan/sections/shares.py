@@ -5,10 +5,11 @@ replica takes some samples of the step's batch, in microbatches one after the ot
 their gradients; then the replicas add theirs, and every one updates its model (or its shard of it)
 as if it had seen the whole batch. Shares may be unequal: a gradient counts by its samples. One
 replica with one stage and several microbatches is accumulation, several replicas are data parallel,
-several stages a pipeline. With ``tensor`` parts the devices of a replica are these, not stages
-(Megatron-LM, Shoeybi et al., 2019). A replica may hold less than all that a step makes: blocks of
-its forward pass are ``recomputed`` before their backward pass, and the optimizer's state is kept
-and used on the host where ``update`` says so; both mean what they mean in the memory section.
+several stages a pipeline. With ``tensor`` parts every stage is so many devices, which divide its
+matrices (Megatron-LM, Shoeybi et al., 2019). A replica may hold less than all that a step makes:
+blocks of its forward pass are ``recomputed`` before their backward pass, and the optimizer's state
+is kept and used on the host where ``update`` says so; both mean what they mean in the memory
+section.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
 
-ShareSchedule = Literal["1f1b", "gpipe"]
+ShareSchedule = Literal["1f1b", "gpipe", "zb-h1", "zb-h2"]
 SHARE_SCHEDULES: tuple[ShareSchedule, ...] = get_args(ShareSchedule)
+SPLIT_SCHEDULES: tuple[ShareSchedule, ...] = ("zb-h1", "zb-h2")
+"""Those that put gradients of weights off, and those of inputs before them."""
 UPDATES: tuple[Update, ...] = get_args(Update)
 _MAX_SAMPLES = 2**31 - 1
 _MAX_OPS = 2**31 - 1
@@ -41,7 +44,7 @@ class Replica:
     """Devices that hold the model once, and the samples that they take."""
 
     devices: tuple[str, ...]
-    """One per stage, in the order of the forward pass; or one per part of divided matrices."""
+    """Those of each stage in the order of the forward pass; one per part of divided matrices."""
     microbatches: tuple[int, ...]
     """Samples of each microbatch, in the order in which they run."""
     cuts: tuple[int, ...] = ()
@@ -69,8 +72,8 @@ class Shares(Section):
     schedule: ShareSchedule = "1f1b"
     """In which order stages of a pipeline take forward and backward passes."""
     tensor: int = 1
-    """Parts into which the matrices of every layer are divided. Where it is more than one, the
-    devices of a replica are these parts and not stages; all of them take its samples together."""
+    """Parts into which the matrices of every layer are divided: so many devices are a stage of a
+    replica, and take its samples together."""
 
     @property
     def num_samples(self) -> int:
@@ -83,8 +86,8 @@ class Shares(Section):
         return tuple(name for replica in self.replicas for name in replica.devices)
 
     def num_stages(self, replica: Replica) -> int:
-        """Stages of the pipeline that a replica is; one where its devices are parts."""
-        return len(replica.devices) if self.tensor == 1 else 1
+        """Stages of the pipeline that a replica is."""
+        return len(replica.devices) // self.tensor
 
     @property
     def is_staged(self) -> bool:
@@ -92,10 +95,10 @@ class Shares(Section):
         return any(self.num_stages(replica) > 1 for replica in self.replicas)
 
     def part_by_part(self) -> Shares:
-        """Every device as a replica of its own: what each of them does of divided matrices."""
+        """Every part of divided matrices as a replica of its own, with one device per stage."""
         parts = (
-            replace(replica, devices=(name,)) for replica in self.replicas
-            for name in replica.devices
+            replace(replica, devices=replica.devices[part :: self.tensor])
+            for replica in self.replicas for part in range(self.tensor)
         )  # fmt: skip
         return replace(self, replicas=tuple(parts), tensor=1)
 
@@ -166,7 +169,7 @@ class Shares(Section):
                 "tensor": {
                     "type": "integer",
                     "minimum": 1,
-                    "description": "Parts of every matrix, one per device of a replica.",
+                    "description": "Parts of every matrix, one per device of a stage.",
                 },
             },
         }
@@ -190,6 +193,9 @@ class Shares(Section):
             yield from _replica_violations(replica, graph.num_ops, self.tensor)
             if self.sharded and self.num_stages(replica) > 1:
                 yield Violation("shares", "stages of a pipeline are not sharded")
+            if self.schedule in SPLIT_SCHEDULES and replica.recomputed:
+                told = f"{self.schedule} needs what a block made twice; it is made again once"
+                yield Violation("shares", told)
         if self.tensor > 1 and self.sharded:
             yield Violation("shares", "parts of matrices are not sharded besides")
         counts = {len(replica.microbatches) for replica in self.replicas}
@@ -236,12 +242,10 @@ def _update(data: object, path: str) -> Update:
 
 def _replica_violations(replica: Replica, num_ops: int, tensor: int) -> Iterator[Violation]:
     where = ", ".join(replica.devices) or "a replica"
-    if tensor > 1:
-        if len(replica.devices) != tensor or replica.cuts:
-            yield Violation("shares", f"{where}: there is one device for each of {tensor} parts")
-        if replica.recomputed or replica.update != "device":
-            yield Violation("shares", f"{where}: parts of matrices keep all that they make")
-    elif len(replica.cuts) != max(len(replica.devices) - 1, 0) or not replica.devices:
+    num_stages, rest = divmod(len(replica.devices), tensor)
+    if rest or not replica.devices:
+        yield Violation("shares", f"{where}: each stage has a device for each of {tensor} parts")
+    elif len(replica.cuts) != num_stages - 1:
         yield Violation("shares", f"{where}: there is one cut between two stages")
     if any(not 0 < cut < num_ops for cut in replica.cuts):
         yield Violation("shares", f"{where}: a cut is at no op of the graph")

@@ -33,6 +33,8 @@ from hocket.simulate.gradients import (
 from hocket.simulate.shares.prices import gradients_of
 
 SLICES_BYTES = (40_000, 160_000, 640_000, 2_560_000)
+_MOST_SLICES = 20_000
+"""Of all gradients; smaller slices of larger models are not tried: each is simulated one by one."""
 LEAST_GAIN = 1.01
 LEAST_COMMUNICATION = 0.2
 
@@ -104,12 +106,14 @@ def choose_propagation(
 ) -> PropagationChoice:
     """Simulate all ways and take the fastest that is worth its cost."""
     computes_s = sum(layer.forward_s + layer.backward_s for layer in layers)
-    travels_s = sum(layer.gradient_bytes for layer in layers) / channel.rate_bps
+    num_bytes = sum(layer.gradient_bytes for layer in layers)
+    travels_s = num_bytes / channel.rate_bps
     wait_free = GradientOrder("wait-free", by_priority=False, crosses=False)
+    fair_bytes = max(float(SLICES_BYTES[1]), num_bytes / _MOST_SLICES)
     ways = [
         GradientOrder("after backward", by_priority=False, crosses=False, overlaps=False),
         wait_free,
-        GradientOrder("slices only", by_priority=False, crosses=False, slice_bytes=SLICES_BYTES[1]),
+        GradientOrder("slices only", by_priority=False, crosses=False, slice_bytes=fair_bytes),
         GradientOrder("priority, whole layers", by_priority=True, crosses=True),
     ]
     sliced = [
@@ -121,6 +125,7 @@ def choose_propagation(
             credit_bytes=credit_bytes,
         )
         for size in SLICES_BYTES
+        if num_bytes <= size * _MOST_SLICES or size == SLICES_BYTES[-1]
     ]
     best = min(sliced, key=lambda how: step_s(layers, channel, how))
     offers = tuple(PropagationOffer(how, step_s(layers, channel, how)) for how in (*ways, best))

@@ -16,7 +16,7 @@ from hocket.planners.candidates import Candidate, empty_plan
 from hocket.simulate.engine import simulate_shares
 
 WHOLE = "whole"
-_SIMULATED_OPS = 3_000_000
+_SIMULATED_OPS = 2_000_000
 """Ops that are simulated in one search, about: a few seconds."""
 
 

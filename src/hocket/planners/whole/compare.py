@@ -17,11 +17,11 @@ from hocket.base.units import format_percent, format_seconds
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Memory, Priority, Shares
+from hocket.plan.sections.shares import SPLIT_SCHEDULES
 from hocket.plan.words import in_words
 from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
 from hocket.planners.candidates import Candidate, Comparison, propose
-from hocket.planners.communication.priority import with_priority
 from hocket.planners.goal import Goal, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.devices import workers
@@ -43,6 +43,7 @@ from hocket.planners.whole.search import shared_ways
 from hocket.planners.whole.sharded import equal_shards, unequal_shards
 from hocket.planners.whole.streamed import streamed
 from hocket.planners.whole.tables import Tables, tables_of
+from hocket.planners.whole.travelling import by_priority
 from hocket.simulate.analysis import bottleneck
 from hocket.simulate.timeline import Timeline
 
@@ -91,6 +92,7 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
         if id(way.plan) not in by_name
     ]
     tried += in_lanes(problem, tried)
+    tried += [titled(way.planner, way) for way in by_priority(problem, tried)]
     best_s = min((c.step_s for c in tried if c.step_s is not None), default=float("inf"))
     tried.append(_placed(problem, best_s))
     if all(candidate.step_s is None for candidate in tried):
@@ -104,7 +106,7 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
             problem=problem, candidates=tuple(tried), chosen=None, bound=bound, counts=counts,
             why=_shortage(tables, tried),
         )  # fmt: skip
-    best = tried[order[0]] = _travelling(problem, tried[order[0]])
+    best = tried[order[0]]
     why = explained(problem, best, [tried[i] for i in order[1:]], ways)
     thrift = thrift_told(problem, tried, order[0])
     why += f"; {thrift}" if thrift else ""
@@ -128,14 +130,14 @@ def _alone(problem: Problem, only: Candidate, tables: Tables) -> Comparison:
 
 def family_of(shares: Shares) -> str:
     """What a person would call a way of sharing."""
-    is_many = len(shares.replicas) > 1
     if shares.sharded:
         return "sharded data parallel"
-    if shares.tensor > 1:
-        return "data parallel x tensor parallel" if is_many else "tensor parallel"
-    if is_many:
-        return "data parallel x pipeline" if shares.is_staged else "data parallel"
-    return "pipeline" if shares.is_staged else "one device"
+    ways = (
+        ("data parallel", len(shares.replicas) > 1),
+        ("tensor parallel", shares.tensor > 1),
+        ("pipeline", shares.is_staged),
+    )
+    return " x ".join(name for name, is_used in ways if is_used) or "one device"
 
 
 def _families(
@@ -166,22 +168,9 @@ def titled(name: str, candidate: Candidate) -> Candidate:
     plan = candidate.plan
     if plan is not None and plan.get(Shares) is not None:
         planned = ", exchanged over planned trees" if plan.get(Communication) is not None else ""
-        plan = replace(plan, notes={**plan.notes, HOW: in_words(plan[Shares]) + planned})
+        order = ", gradients by priority" if plan.get(Priority) is not None else ""
+        plan = replace(plan, notes={**plan.notes, HOW: in_words(plan[Shares]) + planned + order})
     return replace(candidate, planner=name, plan=plan)
-
-
-def _travelling(problem: Problem, way: Candidate) -> Candidate:
-    """The winner with gradients that travel by priority, where the next step gains by that.
-
-    What it gains is of a step among many, and is told beside the step, which begins and ends alone.
-    """
-    if way.plan is None:
-        return way
-    plan = with_priority(problem, way.plan)
-    if plan.get(Priority) is None:
-        return way
-    how = f"{plan.notes.get(HOW, way.planner)}, gradients by priority"
-    return replace(way, plan=replace(plan, notes={**plan.notes, HOW: how}))
 
 
 def _placed(problem: Problem, best_s: float) -> Candidate:
@@ -193,14 +182,14 @@ def _placed(problem: Problem, best_s: float) -> Candidate:
             planner=PLACEMENT, plan=None, timeline=None, feasible=False, plan_seconds=0.0,
             reason=told,
         )  # fmt: skip
-    num_ops = problem.graph.num_ops
+    num_ops, quick = problem.graph.num_ops, list[Candidate]()
     if num_ops > min(_FEW_OPS, _MOST_PLACED_OPS):
         quick = [propose(problem, name, BASE[name]) for name in _QUICK]
         nearest_s = min((_length_s(candidate) for candidate in quick), default=math.inf)
         if num_ops > _MOST_PLACED_OPS or nearest_s > _HOPELESS * best_s:
             order = rank(problem, quick, "time")
             return replace(quick[order[0] if order else 0], planner=PLACEMENT)
-    return replace(portfolio(problem)[-1], planner=PLACEMENT)
+    return replace(portfolio(problem, quick)[-1], planner=PLACEMENT)
 
 
 def _length_s(candidate: Candidate) -> float:
@@ -298,6 +287,11 @@ def _is_staged(way: Candidate) -> bool:
     return way.plan[Shares].is_staged
 
 
+def _is_put_off(way: Candidate) -> bool:
+    assert way.plan is not None
+    return way.plan[Shares].schedule in SPLIT_SCHEDULES
+
+
 def _is_divided(way: Candidate) -> bool:
     assert way.plan is not None
     return way.plan[Shares].tensor > 1
@@ -311,6 +305,11 @@ def _is_split(way: Candidate) -> bool:
 def _is_planned(way: Candidate) -> bool:
     assert way.plan is not None
     return way.plan.get(Communication) is not None
+
+
+def _is_prioritised(way: Candidate) -> bool:
+    assert way.plan is not None
+    return way.plan.get(Priority) is not None
 
 
 def _is_recomputed(way: Candidate) -> bool:
@@ -328,11 +327,13 @@ FEATURES = {
     "unequal shares": _is_unequal,
     "shards": _is_sharded,
     "stages": _is_staged,
+    "gradients of weights put off": _is_put_off,
     "divided matrices": _is_divided,
     "microbatches": _is_split,
     "recomputation": _is_recomputed,
     "updates on the host": _is_hosted,
     "an exchange planned for these links": _is_planned,
+    "gradients by priority": _is_prioritised,
 }
 """Parts of a way that can be switched off, and how it is told that a way has them."""
 EASING = ("shards", "microbatches", "recomputation", "updates on the host")

@@ -18,6 +18,7 @@ from hocket.planners.whole.must import ANYTHING, Must
 from hocket.planners.whole.search import shared_ways
 from hocket.planners.whole.sharded import unequal_shards
 from hocket.planners.whole.tables import tables_of
+from hocket.planners.whole.travelling import by_priority
 
 
 def compare_divided(problem: Problem, must: Must = ANYTHING, most: int = 10) -> Comparison:
@@ -30,10 +31,9 @@ def compare_divided(problem: Problem, must: Must = ANYTHING, most: int = 10) -> 
     ways = shared_ways(problem, budget, "time", must)
     best: dict[str, Candidate] = {}
     for way in ways:
-        assert way.plan is not None
-        name = division_name(way.plan[Shares])
-        best.setdefault(name, titled(name, way))
+        best.setdefault(_name(way), titled(_name(way), way))
     tried = list(best.values())[:most]
+    tried += [titled(way.planner, way) for way in by_priority(problem, tried)]
     order = ranked(problem, tried, "time")
     counts = {"ways": len(budget.seen), "simulated": budget.num_simulated}
     bound = shares_bound(tables, devices)
@@ -49,6 +49,11 @@ def compare_divided(problem: Problem, must: Must = ANYTHING, most: int = 10) -> 
         problem=problem, candidates=tuple(told), chosen=order[0], bound=bound, counts=counts,
         why=explained(problem, winner, others, ways),
     )  # fmt: skip
+
+
+def _name(way: Candidate) -> str:
+    assert way.plan is not None
+    return division_name(way.plan[Shares])
 
 
 def division_name(shares: Shares) -> str:

@@ -18,11 +18,12 @@ _SLACK = 0.995
 
 def least_s(tables: Tables, shares: Shares) -> float:
     """Seconds that the way takes at least."""
-    parts = len(shares.replicas) if shares.sharded else 1
-    return _SLACK * max(_replica_s(tables, replica, parts) for replica in shares.replicas)
+    num_shards = len(shares.replicas) if shares.sharded else 1
+    stages = shares.part_by_part().replicas  # one device of each, whose tables are those of a part
+    return _SLACK * max(_replica_s(tables, replica, num_shards) for replica in stages)
 
 
-def _replica_s(tables: Tables, replica: Replica, parts: int) -> float:
+def _replica_s(tables: Tables, replica: Replica, num_shards: int) -> float:
     number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
     bounds = (0, *replica.cuts, tables.problem.graph.num_ops)
     sizes = Counter(replica.microbatches)
@@ -33,7 +34,7 @@ def _replica_s(tables: Tables, replica: Replica, parts: int) -> float:
             count * _stage_s(tables, device, size, first, stop) for size, count in sizes.items()
         )
         update_s = tables.update_s[tables.row(device)]
-        updates_s = float(update_s[stop] - update_s[first]) / parts
+        updates_s = float(update_s[stop] - update_s[first]) / num_shards
         longest_s = max(longest_s, passes_s + max(before_s, updates_s))
         before_s += _stage_s(tables, device, min(sizes), first, stop)
     return longest_s

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from hocket.base.arrays import LongArray
 from hocket.plan.sections import Communication, Replica, Shares
+from hocket.plan.sections.shares import SPLIT_SCHEDULES
 from hocket.planners.candidates import Candidate
 from hocket.planners.whole.budget import Budget
 from hocket.planners.whole.tables import Tables, at_size, block_edges
@@ -25,12 +26,22 @@ _MARGIN = 1.02
 
 
 def fitted(
-    tables: Tables, shares: Shares, budget: Budget, planned: Communication | None = None
+    tables: Tables,
+    shares: Shares,
+    budget: Budget,
+    planned: Communication | None = None,
+    *,
+    below_s: float = float("inf"),
 ) -> Candidate:
-    """The way simulated, with less in memory where it does not fit as it is."""
+    """The way simulated, with less in memory where it does not fit as it is.
+
+    That takes longer, so it is not tried where the step is not below ``below_s`` as it is.
+    """
     found = budget.simulated(shares, planned)
     for _ in range(_TRIES):
         if found.feasible or found.timeline is None or not budget.is_left:
+            break
+        if found.timeline.makespan_s >= below_s:
             break
         missing = found.timeline.peak_bytes - tables.problem.memory_bytes
         eased = ease(tables, shares, missing)
@@ -46,7 +57,8 @@ def ease(tables: Tables, shares: Shares, missing_bytes: LongArray) -> Shares | N
     number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
     replicas = []
     for replica in shares.replicas:
-        missing = [int(missing_bytes[number[name]]) for name in replica.devices]
+        each = missing_bytes[[number[name] for name in replica.devices]]
+        missing = each.reshape(-1, shares.tensor).max(axis=1).tolist()  # of a stage's parts
         eased = _ease(tables, replica, missing)
         if eased is None:
             return None
@@ -54,19 +66,21 @@ def ease(tables: Tables, shares: Shares, missing_bytes: LongArray) -> Shares | N
     if shares.sharded:
         most = max((replica.recomputed for replica in replicas), key=len)
         replicas = [replace(replica, recomputed=most) for replica in replicas]
+    if any(replica.recomputed for replica in replicas) and shares.schedule in SPLIT_SCHEDULES:
+        return None
     found = replace(shares, replicas=tuple(replicas))
     return None if found == shares else found
 
 
 def _ease(tables: Tables, replica: Replica, missing: Sequence[int]) -> Replica | None:
-    """One replica with so many bytes less on each of its devices."""
+    """One replica with so many bytes less on the devices of each stage."""
     bounds = (0, *replica.cuts, tables.problem.graph.num_ops)
     count, recomputed = len(replica.microbatches), set(replica.recomputed)
     wants_host = False
     for stage, wanted in enumerate(missing):
         if wanted <= 0:
             continue
-        in_flight = min(len(replica.devices) - stage, count)
+        in_flight = min(len(missing) - stage, count)
         given = 0.0
         for block, num_bytes in _offers(tables, replica, bounds[stage], bounds[stage + 1]):
             if block not in recomputed and given < wanted * _MARGIN:

@@ -18,13 +18,14 @@ import numpy as np
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Replica, Shares
+from hocket.plan.sections.shares import SHARE_SCHEDULES
 from hocket.plan.words import in_words
 from hocket.planners.candidates import Candidate
 from hocket.planners.communication.collective import plan_collective
 from hocket.planners.goal import Goal
 from hocket.planners.placement.devices import workers
 from hocket.planners.whole.budget import Budget
-from hocket.planners.whole.divided_matrices import divided_ways
+from hocket.planners.whole.divided_matrices import divided_devices, tables_for
 from hocket.planners.whole.groups import DeviceGroup, even_sizes, group_of, shared_out
 from hocket.planners.whole.least import least_s
 from hocket.planners.whole.must import ANYTHING, Must
@@ -74,7 +75,8 @@ def shared_ways(
         is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
         # The best of each family stands in the table, also where it cannot win.
         if budget.is_left and (is_hopeful or family not in families):
-            seen = budget.simulated(shares) if shares.tensor > 1 else fitted(tables, shares, budget)
+            below_s = float(best_s) if goal == "time" and family in families else np.inf
+            seen = fitted(tables_for(tables, shares), shares, budget, below_s=below_s)
             best_s = min(best_s, seen.step_s or np.inf)
             families |= {family} if seen.feasible else set()
     for start in _starts(budget, must):
@@ -101,11 +103,9 @@ def _starts(budget: Budget, must: Must) -> list[Candidate]:
     for way in fitting:
         assert way.plan is not None
         shares = way.plan[Shares]
-        if shares.tensor > 1:
-            continue  # parts are alike, and there is nothing to move
         devices = frozenset(replica.devices for replica in shares.replicas)
         if (way.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
-            first.setdefault((devices, shares.sharded), way)
+            first.setdefault((devices, shares.sharded, shares.tensor), way)
     return list(first.values())[:_STARTS]
 
 
@@ -124,8 +124,8 @@ def _plan_exchange(tables: Tables, start: Candidate, budget: Budget) -> None:
     """The same way with its exchange planned for the very links."""
     assert start.plan is not None
     shares, problem = start.plan[Shares], tables.problem
-    if shares.sharded:
-        return  # gathers and scatters are not planned
+    if shares.sharded or shares.tensor > 1:
+        return  # gathers and scatters are not planned, nor exchanges between parts
     ranks = tuple(replica.devices[0] for replica in shares.replicas)
     if len(ranks) < 2 or len(ranks) > _MOST_RANKS or not budget.is_left:
         return
@@ -153,8 +153,11 @@ def _estimates(tables: Tables, devices: list[int]) -> Iterator[Estimate]:
         found = estimated(tables, structure)
         if found is not None:
             yield found
-    for way in divided_ways(tables, devices):
-        yield Estimate(way.shares, way.seconds)
+    for divided in divided_devices(tables, devices):
+        for structure in structures(divided.tables, list(divided.groups)):
+            found = estimated(divided.tables, structure)
+            if found is not None:
+                yield Estimate(divided.widened(found.shares), found.seconds)
 
 
 def estimated(tables: Tables, structure: Structure) -> Estimate | None:
@@ -194,9 +197,10 @@ def _exposed_s(
 
 def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
     """Go to the first better neighbour until there is none, or no simulations are left."""
-    best = start
+    assert start.plan is not None
+    best, tables = start, tables_for(tables, start.plan[Shares])
     moves: tuple[Callable[[Tables, Shares], Iterator[Shares]], ...] = (
-        _moved_samples, _moved_cuts, _other_microbatches, _less_relief,
+        _other_schedules, _moved_samples, _moved_cuts, _other_microbatches, _less_relief,
     )  # fmt: skip
     improves = True
     while improves:
@@ -209,7 +213,7 @@ def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
                     return
                 if least_s(tables, neighbour) >= (best.step_s or 0.0):
                     continue
-                found = fitted(tables, neighbour, budget, planned)
+                found = fitted(tables, neighbour, budget, planned, below_s=best.step_s or 0.0)
                 if found.step_s is not None and found.step_s < (best.step_s or 0.0) * (1 - 1e-6):
                     best, improves = found, True
                     break
@@ -236,6 +240,14 @@ def _resized(replica: Replica, change: int) -> Replica:
     count = min(len(replica.microbatches), number)
     share, rest = divmod(number, count)
     return replace(replica, microbatches=(share + 1,) * rest + (share,) * (count - rest))
+
+
+def _other_schedules(tables: Tables, shares: Shares) -> Iterator[Shares]:
+    """Gradients of weights put off, where a pipeline would wait at its end."""
+    if shares.is_staged and not any(replica.recomputed for replica in shares.replicas):
+        for name in SHARE_SCHEDULES:
+            if name not in (shares.schedule, "gpipe"):
+                yield replace(shares, schedule=name)
 
 
 def _moved_cuts(tables: Tables, shares: Shares) -> Iterator[Shares]:

@@ -10,7 +10,7 @@ from hocket.service.daemon.world import World, name_of
 from hocket.service.endpoint import NAME as ENDPOINT
 from hocket.service.executors.executor import Assignment
 from hocket.service.records import AttemptRecord
-from hocket.service.spec import JobSpec
+from hocket.service.spec import JobSpec, on_gang
 
 LOGS = "logs"
 """Apart from the folders where jobs run: what they put there is not taken for their output."""
@@ -57,8 +57,9 @@ def _environment(
         "HOCKET_DEVICES": ",".join(record.devices),
         "HOCKET_KIND": record.kind,
     }
-    if spec.plans is not None and record.kind in spec.plans:
-        environment[PLAN_VARIABLE] = spec.plans[record.kind]
+    plan = (spec.plans or {}).get(on_gang(spec, len(record.devices), record.kind))
+    if plan is not None:
+        environment[PLAN_VARIABLE] = plan
     checkpoint = world.checkpoints.get(record.job)
     if checkpoint is not None:
         environment["HOCKET_CHECKPOINT"] = checkpoint.path

@@ -26,6 +26,7 @@ from hocket.fleet.rounds.events import (
 )
 from hocket.fleet.rounds.state import ENDED, PAUSED, FleetState, Job
 from hocket.service.daemon.draft import BatchDraft
+from hocket.service.daemon.elastic import first_gang, resized, speed_on
 from hocket.service.daemon.rehearse import rehearse_job
 from hocket.service.daemon.untried import with_untried_levelled
 from hocket.service.daemon.world import find, phase_of
@@ -37,7 +38,7 @@ from hocket.service.errors import (
 )
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord, LeaseAnswer
-from hocket.service.spec import JobSpec, is_preemptible
+from hocket.service.spec import JobSpec, is_preemptible, on_gang
 from hocket.service.store.batch import KeyRecord
 
 FindKey = Callable[[str], KeyRecord | None]
@@ -73,26 +74,16 @@ def submit(
             hint="hocket fleet submit does that; else name plans and throughputs by kind",
             where="model",
         )
-    kinds = draft.state.kinds
-    if spec.throughputs is not None and not any(kind in kinds for kind in spec.throughputs):
-        # One of several may be unknown: a job file may serve more clusters than this one.
-        name = next(iter(spec.throughputs), "")
-        raise unknown_name("kind of device", name, kinds, where="throughputs")
-    most = max((num for kind, num in (capacity or {}).items() if speed_on(spec, kind)), default=0)
-    if capacity is not None and spec.gang > most:
-        raise UsageError(
-            f"no kind that this job may use has {spec.gang} devices; the most is {most}",
-            hint="lower gang, or serve with more devices",
-            where="gang",
-        )
+    _refuse_where_it_runs_nowhere(spec, draft.state.kinds, capacity)
     number = draft.last_number + 1
     state, team = with_team(draft.state, spec.team, team_weights)
+    gang = first_gang(state, draft.jobs, number, spec)
     job = Job(
         number=number,
         name=spec.name,
-        steps_per_s=steps_per_s(spec, state.kinds),
+        steps_per_s=steps_per_s(spec, state.kinds, gang),
         total_steps=math.inf if spec.total_steps is None else spec.total_steps,
-        gang=spec.gang,
+        gang=gang,
         weight=spec.weight,
         deadline_s=math.inf if spec.deadline_s is None else draft.time_s + spec.deadline_s,
         team=team,
@@ -108,14 +99,32 @@ def submit(
     return number
 
 
-def steps_per_s(spec: JobSpec, kinds: tuple[str, ...]) -> tuple[float, ...]:
+def _refuse_where_it_runs_nowhere(
+    spec: JobSpec, kinds: tuple[str, ...], capacity: Mapping[str, int] | None
+) -> None:
+    gangs = spec.gangs or (spec.gang,)
+    known = {on_gang(spec, gang, kind): None for gang in gangs for kind in kinds}
+    if spec.throughputs is not None and not any(name in known for name in spec.throughputs):
+        # One of several may be unknown: a job file may serve more clusters than this one.
+        name = next(iter(spec.throughputs), "")
+        raise unknown_name("kind of device", name, tuple(known), where="throughputs")
+    if capacity is None:
+        return
+    most = max((n for k, n in capacity.items() if any(speed_on(spec, k, g) for g in gangs)),
+               default=0)  # fmt: skip
+    if min(gangs) > most:
+        raise UsageError(
+            f"no kind that this job may use has {min(gangs)} devices; the most is {most}",
+            hint="lower gang, or serve with more devices",
+            where="gang",
+        )
+
+
+def steps_per_s(
+    spec: JobSpec, kinds: tuple[str, ...], gang: int | None = None
+) -> tuple[float, ...]:
     """What is known of a job's speed on each kind; the same everywhere where nothing is."""
-    return tuple(speed_on(spec, kind) for kind in kinds)
-
-
-def speed_on(spec: JobSpec, kind: str) -> float:
-    """Steps per second on a kind of devices; 0 where the job must not run there."""
-    return 1.0 if spec.throughputs is None else spec.throughputs.get(kind, 0.0)
+    return tuple(speed_on(spec, kind, gang) for kind in kinds)
 
 
 def with_team(state: FleetState, team: str, weights: dict[str, float]) -> tuple[FleetState, int]:
@@ -287,4 +296,7 @@ def _proven(draft: BatchDraft, name: AttemptName, token: str) -> AttemptRecord:
 def tick(draft: BatchDraft) -> None:
     """Begin a round where one is due."""
     if draft.time_s >= draft.state.next_tick_s:
+        sizes = resized(draft.state, draft.jobs, draft.time_s)
+        if sizes is not None:
+            draft.happen(sizes)
         draft.happen(Tick(time_s=draft.time_s))

@@ -71,7 +71,8 @@ def _refitted(
     speeds = np.zeros((len(numbers), len(new)))
     for row, number in enumerate(numbers):
         if number in jobs:
-            speeds[row] = steps_per_s(jobs[number].spec, new)
+            gang = int(state.jobs.rows["gang"][row])
+            speeds[row] = steps_per_s(jobs[number].spec, new, gang)
     columns = {
         name: np.append(
             getattr(state.jobs, name),

@@ -7,17 +7,17 @@ backward pass, one after the other. O(replicas x gradients).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from hocket.base.arrays import IntArray, LongArray
-from hocket.graph.graph import Phase, Role, Stream
+from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication
 from hocket.simulate.shares.copies import ReplicaCopy
 from hocket.simulate.shares.prices import exchange_s, gradients_of
 from hocket.simulate.shares.sheet import Sheet
+from hocket.simulate.shares.together import Exchanges, JoinedNames, exchange_all
 
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
@@ -59,39 +59,42 @@ def exchange(
     maker = graph.tensor_producer[gradients]
     homes = np.stack([own.device_of[maker] for own in copies])
     done = {i: np.full(graph.num_tensors, -1, dtype=np.int32) for i in range(len(copies))}
-    num_kinds = len(problem.costs.kind_names)
-    for bucket, members in enumerate(buckets(graph.tensor_bytes[gradients], homes)):
-        num_bytes = int(graph.tensor_bytes[gradients[members]].sum())
-        devices = homes[:, members[0]]
-        seconds = exchange_s(problem, tuple(devices.tolist()), num_bytes, planned)
-        common: dict[str, Any] = {
-            "kind": sheet.kind("all_reduce"), "phase": Phase.BACKWARD,
-            "stream": Stream.COMMUNICATION, "device": devices,
-        }  # fmt: skip
-        names = [f"bucket.{bucket}{own.label}" for own in copies]
-        when = np.full(len(copies), 2.0 * bucket)
-        if is_between:
-            last = [own.passes[-1].priority[maker[members]].max() for own in copies]
-            when = np.array(last) + 0.75
-        ready = sheet.add_ops(
-            [f"{name}/ready" for name in names], np.zeros((num_kinds, len(copies))),
-            priority=when, **common,
-        )  # fmt: skip
-        told = sheet.add_tensors([f"{n}#ready" for n in names], role=Role.CONTROL, producer=ready)
-        for own, op in zip(copies, ready, strict=True):
-            sheet.add_reads(np.full(len(members), op), own.sums[gradients[members]])
-        reduced = sheet.add_ops(
-            [f"{name}/all_reduce" for name in names],
-            np.full((num_kinds, len(copies)), seconds),
-            # The flat copy in which the gradients of a bucket travel.
-            workspace_bytes=num_bytes,
-            priority=when + (0.1 if is_between else 1),
-            **common,
-        )
-        sheet.add_reads(np.repeat(reduced, len(copies)), np.tile(told, len(copies)))
-        ends = sheet.add_tensors([f"{n}#done" for n in names], role=Role.CONTROL, producer=reduced)
-        for index in range(len(copies)):
-            done[index][gradients[members]] = ends[index]
+    filled = list(buckets(graph.tensor_bytes[gradients], homes))
+    if not filled:
+        return done
+    sizes = [int(graph.tensor_bytes[gradients[members]].sum()) for members in filled]
+    devices = np.stack([homes[:, members[0]] for members in filled])
+    when = np.repeat(2.0 * np.arange(len(filled))[:, None], len(copies), axis=1)
+    if is_between:
+        last = [[float(own.passes[-1].priority[maker[members]].max()) for own in copies]
+                for members in filled]  # fmt: skip
+        when = np.array(last) + 0.75
+    exchanges = Exchanges(
+        names=tuple(f"bucket.{bucket}" for bucket in range(len(filled))),
+        labels=tuple(own.label for own in copies),
+        devices=devices,
+        seconds=np.array([
+            exchange_s(problem, tuple(row), size, planned)
+            for row, size in zip(devices.tolist(), sizes, strict=True)
+        ]),
+        ready_priority=when,
+        priority=when + (0.1 if is_between else 1),
+    )  # fmt: skip
+    bucket_of = np.repeat(np.arange(len(filled)), [len(members) for members in filled])
+    sent = gradients[np.concatenate(filled)]
+    waiting = (
+        np.concatenate([own.sums[sent] for own in copies]),
+        np.concatenate([bucket_of * len(copies) + party for party in range(len(copies))]),
+    )
+    ops = exchange_all(
+        sheet, "all_reduce", exchanges, waiting, len(problem.costs.kind_names),
+        # The flat copy in which the gradients of a bucket travel.
+        workspace_bytes=np.repeat(sizes, len(copies)),
+    )  # fmt: skip
+    names = JoinedNames(exchanges.names, exchanges.labels, "#done")
+    ends = sheet.add_tensors(names, role=Role.CONTROL, producer=ops.ravel()).reshape(ops.shape)
+    for party in range(len(copies)):
+        done[party][sent] = ends[bucket_of, party]
     return done
 
 

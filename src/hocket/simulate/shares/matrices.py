@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,16 @@ _LAYER = re.compile(r"((?:.*?\.)?[0-9]+)\.(.+)")
 _Flags = BoolArray
 
 
+class PartSum(NamedTuple):
+    """A sum over parts of what an op makes on each."""
+
+    maker: int
+    readers: IntArray
+    """Ops that wait for it."""
+    tensor: int
+    """What has its bytes."""
+
+
 @dataclass(frozen=True, eq=False)
 class Regions:
     """What is divided of a step."""
@@ -39,9 +49,7 @@ class Regions:
     """Per op: whether each part does its share of it."""
     is_part: _Flags
     """Per tensor: whether each part has its share of it."""
-    sums: tuple[tuple[IntArray, IntArray, int], ...]
-    """Sums over parts: the ops that make what is added, the ops that read it, and its bytes'
-    tensor."""
+    sums: tuple[PartSum, ...]
 
 
 @lru_cache(maxsize=16)
@@ -57,10 +65,10 @@ def regions_of(graph: Graph) -> Regions | None:
     row_ops, column_ops = _walk(graph, set(columns), set(rows), is_divided, is_part)
     if not row_ops:
         return None
-    sums = [_sum_after(graph, [op], is_divided, Phase.FORWARD) for op in row_ops]
-    sums += _backward(graph, row_ops, column_ops, is_divided, is_part)
+    sums = [_sum_after(graph, op, is_divided, Phase.FORWARD) for op in row_ops]
+    sums += _backward(graph, column_ops, is_divided, is_part)
     _updates(graph, is_weight, is_divided, is_part)
-    return Regions(is_divided, is_part, tuple(s for s in sums if len(s[1])))
+    return Regions(is_divided, is_part, tuple(each for each in sums if len(each.readers)))
 
 
 def degrees_of(graph: Graph) -> tuple[int, ...]:
@@ -139,26 +147,20 @@ def _walk(
     return row_ops, column_ops
 
 
-def _sum_after(
-    graph: Graph, makers: list[int], is_divided: _Flags, phase: Phase
-) -> tuple[IntArray, IntArray, int]:
-    """A sum of what ops made: its makers, who waits for it, and a tensor of its size."""
-    made = [tensor for op in makers for tensor in graph.made_by(op)]
-    readers = [
+def _sum_after(graph: Graph, maker: int, is_divided: _Flags, phase: Phase) -> PartSum:
+    """The sum of what an op made, and who waits for it."""
+    made = graph.made_by(maker)
+    readers = {
         int(op) for tensor in made for op in graph.users_of(tensor)
         if graph.op_phase[op] == phase and not is_divided[op]
-    ]  # fmt: skip
+    }  # fmt: skip
     largest = max(made, key=lambda tensor: int(graph.tensor_bytes[tensor]), default=-1)
-    return np.array(makers, np.int32), np.array(sorted(set(readers)), np.int32), largest
+    return PartSum(maker, np.array(sorted(readers), np.int32), largest)
 
 
 def _backward(
-    graph: Graph,
-    row_ops: list[int],
-    column_ops: list[int],
-    is_divided: _Flags,
-    is_part: _Flags,
-) -> list[tuple[IntArray, IntArray, int]]:
+    graph: Graph, column_ops: list[int], is_divided: _Flags, is_part: _Flags
+) -> list[PartSum]:
     """Mark backward ops of what is divided; the sums of gradients that go to earlier layers."""
     is_backward = graph.op_phase == Phase.BACKWARD
     partner = np.maximum(graph.partner, 0)
@@ -168,16 +170,16 @@ def _backward(
     gradients = np.flatnonzero(graph.tensor_role == Role.GRADIENT)
     is_weight_gradient[graph.root_of[gradients]] = True
     is_column = np.isin(partner, column_ops) & of_region
-    makers: dict[int, list[int]] = defaultdict(list)
+    makers: list[int] = []
     for op in np.flatnonzero(of_region).tolist():
         made = np.array(graph.made_by(op), dtype=np.int64)
         # What goes back through columns is whole, and to be summed; all else is a part.
         is_whole = bool(is_column[op]) & ~is_weight_gradient[graph.root_of[made]]
         is_part[made] = ~is_whole
         if is_whole.any():
-            region = int(np.searchsorted(row_ops, int(partner[op])))
-            makers[min(region, len(row_ops) - 1)].append(op)
-    return [_sum_after(graph, ops, is_divided, Phase.BACKWARD) for ops in makers.values()]
+            makers.append(op)
+    # Each product is summed by itself, as it is carried out: what adds two of them comes between.
+    return [_sum_after(graph, op, is_divided, Phase.BACKWARD) for op in makers]
 
 
 def _updates(graph: Graph, is_weight: _Flags, is_divided: _Flags, is_part: _Flags) -> None:

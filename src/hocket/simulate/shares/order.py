@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.graph import Graph, Phase
+from hocket.plan.sections.shares import SPLIT_SCHEDULES, ShareSchedule
 
 
 @lru_cache(maxsize=64)
@@ -41,24 +43,52 @@ def stages_of(graph: Graph, cuts: tuple[int, ...]) -> IntArray:
     return np.searchsorted(np.array(cuts), places_of(graph), side="right").astype(np.int32)
 
 
-def slots(num_stages: int, num_microbatches: int, schedule: str) -> LongArray:
-    """[stage, forward 0 or backward 1, microbatch]: the position of each pass on its device.
+def slots(num_stages: int, num_microbatches: int, schedule: ShareSchedule) -> LongArray:
+    """[stage, `PassKind`, microbatch]: the position of each pass on its device.
 
     1F1B (Narayanan et al., PipeDream-flush) takes as many forward passes as stages follow, then one
-    backward and one forward pass in turn; GPipe takes all forward passes first. One stage alone
-    differentiates each microbatch at once.
+    backward and one forward pass in turn; GPipe takes all forward passes first. ZB-H1 and ZB-H2 (Qi
+    et al. 2024) put gradients of weights off, by as many passes as stages come before, or twice as
+    many. One stage alone differentiates each microbatch at once.
     """
-    found = np.zeros((num_stages, 2, num_microbatches), dtype=np.int64)
-    for stage in range(num_stages):
-        warm = num_stages - stage
-        if schedule == "gpipe" and num_stages > 1:
-            warm = num_microbatches
-        warm = min(warm, num_microbatches)
-        passes = [(0, i) for i in range(warm)]
-        for i in range(num_microbatches):
-            passes.append((1, i))
-            if warm + i < num_microbatches:
-                passes.append((0, warm + i))
-        for position, (kind, microbatch) in enumerate(passes):
-            found[stage, kind, microbatch] = position
+    number, stage = np.arange(num_microbatches), np.arange(num_stages)[:, None]
+    ahead = num_stages - 1 - stage
+    if schedule == "gpipe" and num_stages > 1:
+        ahead = np.full_like(stage, num_microbatches)
+    times = 2 if schedule == "zb-h2" else 1
+    ahead = np.minimum(times * ahead, num_microbatches)
+    # Up to three slots per round: the forward pass, the backward pass, the gradients of weights.
+    keys = [3 * (number - ahead), np.tile(3 * number + 1, (num_stages, 1))]
+    if schedule in SPLIT_SCHEDULES:
+        keys.append(3 * (number + times * stage) + 2)
+    order = np.concatenate(keys, axis=1).argsort(axis=1, kind="stable")
+    position = order.argsort(axis=1, kind="stable")
+    found: LongArray = position.reshape(num_stages, len(keys), num_microbatches)
     return found
+
+
+class PassKind(IntEnum):
+    """Of an op in a microbatch."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    WEIGHT_GRADIENT = 2
+    """Backward ops that no other stage waits for, where a schedule puts them off."""
+
+
+@lru_cache(maxsize=64)
+def pass_kinds(graph: Graph, cuts: tuple[int, ...], schedule: ShareSchedule) -> IntArray:
+    """The kind of each op; updates count as backward."""
+    kinds = graph.op_phase.clip(max=int(PassKind.BACKWARD)).astype(np.int32)
+    if schedule not in SPLIT_SCHEDULES:
+        return kinds
+    stage = stages_of(graph, cuts)
+    is_backward = graph.op_phase == Phase.BACKWARD
+    is_urgent = np.zeros(graph.num_ops, dtype=np.bool_)
+    for op in np.flatnonzero(is_backward)[::-1].tolist():
+        makers = graph.tensor_producer[graph.reads_of(op)]
+        makers = makers[makers >= 0]
+        waits = is_backward[makers] & (is_urgent[op] | (stage[makers] != stage[op]))
+        is_urgent[makers[waits]] = True
+    kinds[is_backward & ~is_urgent] = PassKind.WEIGHT_GRADIENT
+    return kinds

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hocket.base.arrays import IntArray, LongArray
 from hocket.cost.collectives import ring_all_reduce_s
-from hocket.graph.graph import Graph, Phase, Role, Stream
+from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.problem import Problem
 from hocket.simulate.shares.copies import ReplicaCopy
 from hocket.simulate.shares.memory import SecondRun, second_run
 from hocket.simulate.shares.order import places_of
 from hocket.simulate.shares.prices import best_ring, gradients_of
 from hocket.simulate.shares.sheet import Sheet
+from hocket.simulate.shares.together import Exchanges, exchange_all
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 _MOST_BLOCKS = 24
@@ -220,32 +221,23 @@ def together(
     size: int,
     priority: float,
     waits: Sequence[IntArray],
-    *,
-    num_halves: int = 1,
 ) -> IntArray:
-    """An exchange that begins when all replicas are ready for it, in a ring.
+    """A gather or scatter that begins when all replicas are ready for it, in a ring.
 
-    Gathering and scattering are the two halves of an all-reduce.
+    They are the two halves of an all-reduce.
     """
-    devices = [int(own.device_of[0]) for own in copies]
-    ring = best_ring(problem, tuple(devices))
+    devices = np.array([int(own.device_of[0]) for own in copies])
+    ring = best_ring(problem, tuple(devices.tolist()))
     whole_s = ring_all_reduce_s(size, len(copies), ring.latency_s, ring.bandwidth_bps)
-    seconds = float(whole_s) * num_halves / 2
-    num_kinds = len(problem.costs.kind_names)
-    common: dict[str, Any] = {
-        "kind": sheet.kind("exchange"), "phase": Phase.BACKWARD,
-        "stream": Stream.COMMUNICATION, "device": devices,
-    }  # fmt: skip
-    names = [f"{label}{own.label}" for own in copies]
-    ready = sheet.add_ops(
-        [f"{name}/ready" for name in names], np.zeros((num_kinds, len(copies))),
-        priority=priority, **common,
-    )  # fmt: skip
-    for op, tensors in zip(ready, waits, strict=True):
-        sheet.add_reads(np.full(len(tensors), op), tensors)
-    told = sheet.add_tensors([f"{n}#ready" for n in names], role=Role.CONTROL, producer=ready)
-    ops = sheet.add_ops(
-        names, np.full((num_kinds, len(copies)), seconds), priority=priority + _NEXT, **common
+    exchange = Exchanges(
+        names=(label,),
+        labels=tuple(own.label for own in copies),
+        devices=devices[None, :],
+        seconds=np.array([float(whole_s) / 2]),
+        ready_priority=np.full((1, len(copies)), priority),
+        priority=np.full((1, len(copies)), priority + _NEXT),
     )
-    sheet.add_reads(np.repeat(ops, len(copies)), np.tile(told, len(copies)))
-    return ops
+    at = np.repeat(np.arange(len(copies)), [len(tensors) for tensors in waits])
+    num_kinds = len(problem.costs.kind_names)
+    waiting = np.concatenate([np.zeros(0, dtype=np.int32), *waits]), at
+    return exchange_all(sheet, "exchange", exchange, waiting, num_kinds)[0]

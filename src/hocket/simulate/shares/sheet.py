@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,12 @@ class CopiedNames:
         return (self.names[i] + self.label for i in self.picked.tolist())
 
 
-Names = Sequence[str] | CopiedNames
+class Names(Protocol):
+    """As many names as there are ops or tensors, made only where they are looked at."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[str]: ...
 
 
 @dataclass

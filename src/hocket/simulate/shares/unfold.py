@@ -39,7 +39,7 @@ from hocket.simulate.shares.memory import (
     run_again,
     second_run,
 )
-from hocket.simulate.shares.order import slots, stages_of
+from hocket.simulate.shares.order import pass_kinds, slots, stages_of
 from hocket.simulate.shares.parts import added_parts
 from hocket.simulate.shares.prices import (
     ACCUMULATE,
@@ -166,8 +166,9 @@ def _replicate(
     aliased = lasting[graph.alias_of[lasting] >= 0]
     sheet.set_alias(own.tensor[aliased], own.tensor[graph.alias_of[aliased]])
     order = slots(len(replica.devices), len(replica.microbatches), shares.schedule)
+    kind = pass_kinds(graph, replica.cuts, shares.schedule)
     for microbatch, size in enumerate(replica.microbatches):
-        start = order[stage, graph.op_phase.clip(max=1), microbatch] * float(graph.num_ops)
+        start = order[stage, kind, microbatch] * float(graph.num_ops)
         sized = priced_at(problem, size)
         if lanes is not None:
             sized = in_lane(sized, microbatch % NUM_LANES)

@@ -85,27 +85,44 @@ class Mesh:
 
 
 class UnevenMesh(Mesh):
-    """The ranks of replicas of which each has a pipeline of its own length."""
+    """The ranks of replicas of which each has a pipeline of its own length.
 
-    def __init__(self, num_stages: Sequence[int], device: torch.device) -> None:
+    Stages count in their order, and the parts of divided matrices inside each stage.
+    """
+
+    def __init__(self, num_stages: Sequence[int], device: torch.device, *, tensor: int = 1) -> None:
         """``num_stages`` of each replica; all ranks call it together."""
-        _require_ranks(sum(num_stages))
+        _require_ranks(tensor * sum(num_stages))
         self.device, self.rank = device, dist.get_rank()
-        self._num_stages = tuple(num_stages)
-        self._first = [0, *accumulate(num_stages)][:-1]
-        self.tensor_rank = 0
+        self._num_stages, self._tensor = tuple(num_stages), tensor
+        self._first = [tensor * stages for stages in (0, *accumulate(num_stages))][:-1]
         self.data_rank = max(r for r, first in enumerate(self._first) if first <= self.rank)
-        self.pipeline_rank = self.rank - self._first[self.data_rank]
+        self.pipeline_rank, self.tensor_rank = divmod(
+            self.rank - self._first[self.data_rank], tensor
+        )
         self.directions = (dist.new_group(), dist.new_group())
-        pipelines = [
-            dist.new_group([first + stage for stage in range(count)])
-            for first, count in zip(self._first, num_stages, strict=True)
-        ]
-        self._pipeline_group = pipelines[self.data_rank]
+        pipelines = {
+            (replica, part): dist.new_group(self._pipeline(replica, part))
+            for replica in range(len(num_stages))
+            for part in range(tensor)
+        }
+        self._pipeline_group = pipelines[self.data_rank, self.tensor_rank]
+        self._tensor_group = self._group_of_parts() if tensor > 1 else None
+
+    def _pipeline(self, replica: int, part: int) -> list[int]:
+        stages = range(self._num_stages[replica])
+        return [self.rank_of(pipeline=stage, data=replica, tensor=part) for stage in stages]
+
+    def _group_of_parts(self) -> Any:
+        own = None
+        for first in range(0, dist.get_world_size(), self._tensor):
+            group = dist.new_group(list(range(first, first + self._tensor)))
+            own = group if first <= self.rank < first + self._tensor else own
+        return own
 
     def rank_of(self, *, pipeline: int, data: int, tensor: int) -> int:
         """The rank at a place."""
-        return self._first[data] + pipeline
+        return self._first[data] + pipeline * self._tensor + tensor
 
     def num_stages(self, replica: int) -> int:
         """Pipeline ranks of a replica."""
@@ -116,21 +133,29 @@ class UnevenMesh(Mesh):
         """The ranks of this rank's pipeline."""
         return self._pipeline_group
 
+    @property
+    def tensor_group(self) -> Any:
+        """Ranks that hold parts of the same matrices."""
+        return self._tensor_group
+
     def partner_groups(
         self, stages: Iterable[tuple[int, ...]], backend: str | None
     ) -> dict[tuple[int, ...], Any]:
         """The ranks that hold a weight, by its stage in each replica; all ranks ask together."""
-        return {
-            place: dist.new_group([
-                self.rank_of(pipeline=stage, data=replica, tensor=0)
-                for replica, stage in enumerate(place)
-            ], backend=backend)
-            for place in sorted(set(stages))
-        }  # fmt: skip
+        found: dict[tuple[int, ...], Any] = {}
+        for place in sorted(set(stages)):
+            for part in range(self._tensor):
+                group = dist.new_group([
+                    self.rank_of(pipeline=stage, data=replica, tensor=part)
+                    for replica, stage in enumerate(place)
+                ], backend=backend)  # fmt: skip
+                if part == self.tensor_rank:
+                    found[place] = group
+        return found
 
     def sum_over_replicas(self, own: torch.Tensor) -> None:
-        """Add what each replica has: the first stage speaks for its replica."""
-        if self.pipeline_rank:
+        """Add what each replica has: its first rank speaks for it."""
+        if self.rank != self._first[self.data_rank]:
             own.zero_()
         dist.all_reduce(own)
 

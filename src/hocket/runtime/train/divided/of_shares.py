@@ -41,7 +41,7 @@ def shared_carrier(
         task = replace(task, recipe=replace(task.recipe, device=noted))
     num_stages = [shares.num_stages(replica) for replica in replicas]
     mesh = (
-        UnevenMesh(num_stages, task.device)
+        UnevenMesh(num_stages, task.device, tensor=shares.tensor)
         if shares.is_staged
         else Mesh(Division(data=len(replicas), tensor=shares.tensor), task.device)
     )
@@ -54,7 +54,7 @@ def shared_carrier(
     task = _in_lanes(task, problem, shares, lanes, mesh.data_rank)
     pipeline = None
     if shares.num_stages(own) > 1:
-        schedule = make_schedule(shares.schedule, len(own.devices), len(own.microbatches))
+        schedule = make_schedule(shares.schedule, shares.num_stages(own), len(own.microbatches))
         pipeline = cut_at_ops(graph, own.cuts), schedule
     return carried(task, RankPart(
         mesh=mesh,

@@ -1,0 +1,98 @@
+"""How many devices of which kind the elastic jobs of a fleet take, as others come and go.
+
+What `hocket.fleet.gangs` chooses for the jobs of a state becomes an event that resizes them: traces
+that are simulated and a fleet that runs ask here. Jobs of one size alone take their devices from
+the others and are left to the policy. O(jobs x choices).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from hocket.fleet.gangs import ANY_KIND, Chosen, ElasticJob, GangSpeeds, choose_gangs
+from hocket.fleet.rounds.events import GangSize, Resize
+from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, WAITING, FleetState, Rows
+
+_DAY_S = 86_400.0
+"""What a job counts with whose end nobody knows."""
+
+
+class Sizes:
+    """What jobs do with each number of devices, by the numbers of the jobs."""
+
+    def __init__(self, speeds: Mapping[int, GangSpeeds]) -> None:
+        self._speeds = speeds
+
+    def begin(self, state: FleetState, number: int, total_steps: float) -> GangSize:
+        """The size with which a job begins beside those that are there."""
+        speeds = self._speeds[number]
+        left_steps = _left_steps(speeds, total_steps, 0.0)
+        fresh = ElasticJob(number=number, left_steps=left_steps, speeds=speeds, now=None)
+        found = choose_gangs([*self.jobs(state), fresh], state.num_devices, state.rules.restart_s)
+        gang = found[number].gang if number in found else speeds.gangs[0]
+        return self._size(number, Chosen(gang, ANY_KIND))
+
+    def resize(self, state: FleetState, time_s: float) -> Resize | None:
+        """What changes now; None for nothing."""
+        found = choose_gangs(self.jobs(state), state.num_devices, state.rules.restart_s)
+        sizes = [
+            self._size(number, chosen) for number, chosen in found.items()
+            if number in self._speeds
+        ]  # fmt: skip
+        changed = tuple(size for size in sizes if not _has(state, size))
+        return Resize(time_s=time_s, sizes=changed) if changed else None
+
+    def jobs(self, state: FleetState) -> list[ElasticJob]:
+        """Jobs that have not ended and are not paused."""
+        rows = state.jobs.rows
+        found = []
+        for at in np.flatnonzero((rows["phase"] != ENDED) & (rows["phase"] != PAUSED)).tolist():
+            row = rows[at]
+            speeds = self._speeds.get(int(row["number"])) or GangSpeeds(
+                gangs=(int(row["gang"]),), steps_per_s=state.jobs.steps_per_s[at][None, :]
+            )
+            found.append(
+                ElasticJob(
+                    number=int(row["number"]),
+                    left_steps=_left_steps(speeds, row["total_steps"], row["done_steps"]),
+                    speeds=speeds,
+                    now=_now(row),
+                )
+            )
+        return found
+
+    def _size(self, number: int, chosen: Chosen) -> GangSize:
+        speeds = self._speeds[number]
+        row = speeds.steps_per_s[speeds.gangs.index(chosen.gang)]
+        if chosen.kind != ANY_KIND:
+            row = np.where(np.arange(len(row)) == chosen.kind, row, 0.0)
+        return GangSize(number=number, gang=chosen.gang, steps_per_s=tuple(row.tolist()))
+
+
+def is_unsettled(state: FleetState) -> bool:
+    """Whether somebody waits or devices are free: else no job would take another size."""
+    is_free = state.is_up & (state.holders < 0).all(axis=1)
+    return bool(is_free.any() or (state.jobs.rows["phase"] == WAITING).any())
+
+
+def _left_steps(speeds: GangSpeeds, total_steps: float, done_steps: float) -> float:
+    if not math.isfinite(total_steps):
+        return max(1.0, _DAY_S * float(speeds.steps_per_s.max(initial=0.0)))
+    return max(1.0, float(total_steps - done_steps))
+
+
+def _now(row: Rows) -> Chosen | None:
+    return Chosen(int(row["gang"]), int(row["kind"])) if row["phase"] == RUNNING else None
+
+
+def _has(state: FleetState, size: GangSize) -> bool:
+    """Whether a job has this size already; one that runs where it shall is left alone."""
+    at = state.row_of(size.number)
+    row, known = state.jobs.rows[at], state.jobs.steps_per_s[at]
+    if row["gang"] != size.gang:
+        return False
+    stays = row["phase"] == RUNNING and size.steps_per_s[int(row["kind"])] > 0.0
+    return bool(stays) or bool(np.array_equal(known, size.steps_per_s))

@@ -1,0 +1,75 @@
+"""Gradients by priority as a way of their own: a step among many, priced beside all others.
+
+A step that is simulated begins and ends alone. Where gradients travel in the order in which the
+next forward pass needs them (P3, Jayarajan et al. 2019), part of their exchange happens beside that
+pass; how much is the difference between wait-free and prioritised steps of the simulator of
+gradients (`hocket.simulate.gradients`), and so much shorter is a step among many. It can win where
+the runtime carries it, on processors; for GPUs it is told. O(one simulation of gradients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from hocket.base.units import format_seconds
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Priority, Shares
+from hocket.plan.sections.priority import takes_priority
+from hocket.planners.candidates import Candidate
+from hocket.planners.communication.priority import choose_for_replicas, with_priority
+
+BY_PRIORITY = "data parallel, gradients by priority"
+_WITHIN_REACH = 1.5
+"""Ways that are longer than the best by more than this cannot win by an order of gradients."""
+
+
+def by_priority(problem: Problem, ways: Iterable[Candidate]) -> list[Candidate]:
+    """The quickest way that could, with gradients by priority; nothing where that gains nothing."""
+    fitting = sorted(
+        (way for way in ways if way.step_s is not None), key=lambda way: way.step_s or 0.0
+    )
+    quickest = next((way for way in fitting if _can(way)), None)
+    if quickest is None or (quickest.step_s or 0.0) > _WITHIN_REACH * (fitting[0].step_s or 0.0):
+        return []
+    found = _travelling(problem, quickest)
+    return [] if found is None else [found]
+
+
+def _can(way: Candidate) -> bool:
+    shares = None if way.plan is None else way.plan.get(Shares)
+    return shares is not None and takes_priority(shares)
+
+
+def _travelling(problem: Problem, way: Candidate) -> Candidate | None:
+    assert way.plan is not None
+    assert way.step_s is not None
+    plan = with_priority(problem, way.plan)
+    if plan.get(Priority) is None:
+        return None
+    saved_s = _saved_s(problem, plan, way.step_s)
+    step_s = way.step_s - saved_s
+    if not _is_carried(problem, plan[Shares]):
+        told = f"a step among many would take {format_seconds(step_s)} instead of "
+        told += f"{format_seconds(way.step_s)}; it is carried out on processors alone"
+        return replace(
+            way, planner=BY_PRIORITY, plan=None, timeline=None, feasible=False, reason=told
+        )
+    return replace(way, planner=BY_PRIORITY, plan=plan.claiming(step_s=step_s), saved_s=saved_s)
+
+
+def _is_carried(problem: Problem, shares: Shares) -> bool:
+    used = set(shares.devices)
+    return all(device.kind.is_cpu for device in problem.cluster.devices if device.name in used)
+
+
+def _saved_s(problem: Problem, plan: Plan, alone_s: float) -> float:
+    """What a step among many is shorter than one alone.
+
+    Where the two simulators differ about the step, no more of it than of their own.
+    """
+    choice = choose_for_replicas(problem, plan)
+    assert choice is not None, "the plan has an order of gradients"
+    wait_free_s = choice.offer("wait-free").step_s
+    return (wait_free_s - choice.chosen.step_s) * min(1.0, alone_s / wait_free_s)

@@ -1,0 +1,55 @@
+"""Elastic jobs of a fleet that runs: sizes with which they begin, and others at each round.
+
+A job that has a plan for several numbers of devices is stopped and started again with another
+number where that is worth it, and is told the plan for the devices that it then has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from hocket.fleet.gangs import GangSpeeds
+from hocket.fleet.rounds.events import Resize
+from hocket.fleet.rounds.sizes import Sizes, is_unsettled
+from hocket.fleet.rounds.state import FleetState
+from hocket.service.records import JobRecord
+from hocket.service.spec import JobSpec, on_gang
+
+
+def speed_on(spec: JobSpec, kind: str, gang: int | None = None) -> float:
+    """Steps per second of a gang on a kind of devices; 0 where the job must not run there."""
+    if spec.throughputs is None:
+        return 1.0
+    return spec.throughputs.get(on_gang(spec, gang or spec.gang, kind), 0.0)
+
+
+def gang_speeds(spec: JobSpec, kinds: Iterable[str]) -> GangSpeeds:
+    """What a job does with every number of devices that it may have."""
+    names, gangs = list(kinds), tuple(sorted(set(spec.gangs or (spec.gang,))))
+    table = np.array([[speed_on(spec, kind, gang) for kind in names] for gang in gangs])
+    return GangSpeeds(gangs=gangs, steps_per_s=table)
+
+
+def first_gang(state: FleetState, jobs: Mapping[int, JobRecord], number: int, spec: JobSpec) -> int:
+    """The number of devices with which a new job begins beside those that are there."""
+    if spec.gangs is None:
+        return spec.gang
+    speeds = {**_elastic(state, jobs), number: gang_speeds(spec, state.kinds)}
+    total_steps = float("inf") if spec.total_steps is None else spec.total_steps
+    return Sizes(speeds).begin(state, number, total_steps).gang
+
+
+def resized(state: FleetState, jobs: Mapping[int, JobRecord], time_s: float) -> Resize | None:
+    """What changes with this round; None where nothing does."""
+    speeds = _elastic(state, jobs) if is_unsettled(state) else {}
+    return Sizes(speeds).resize(state, time_s) if speeds else None
+
+
+def _elastic(state: FleetState, jobs: Mapping[int, JobRecord]) -> dict[int, GangSpeeds]:
+    return {
+        number: gang_speeds(record.spec, state.kinds)
+        for number, record in jobs.items()
+        if record.spec.gangs is not None
+    }
