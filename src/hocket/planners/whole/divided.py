@@ -33,7 +33,7 @@ def compare_divided(problem: Problem, must: Must = ANYTHING, most: int = 10) -> 
     for way in ways:
         best.setdefault(_name(way), titled(_name(way), way))
     tried = list(best.values())[:most]
-    tried += [titled(way.planner, way) for way in by_priority(problem, tried)]
+    tried += [titled(w.planner, w) for w in by_priority(problem, tried) if w.plan is not None]
     order = ranked(problem, tried, "time")
     counts = {"ways": len(budget.seen), "simulated": budget.num_simulated}
     bound = shares_bound(tables, devices)

@@ -237,7 +237,9 @@ def together(
         ready_priority=np.full((1, len(copies)), priority),
         priority=np.full((1, len(copies)), priority + _NEXT),
     )
-    at = np.repeat(np.arange(len(copies)), [len(tensors) for tensors in waits])
-    num_kinds = len(problem.costs.kind_names)
+    at = np.repeat(np.arange(len(copies)), [len(tensors) for tensors in waits]).astype(np.int64)
     waiting = np.concatenate([np.zeros(0, dtype=np.int32), *waits]), at
-    return exchange_all(sheet, "exchange", exchange, waiting, num_kinds)[0]
+    found: IntArray = exchange_all(
+        sheet, "exchange", exchange, waiting, len(problem.costs.kind_names)
+    )[0]
+    return found

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Phase, Role, Stream
 from hocket.simulate.shares.sheet import Sheet
 
@@ -50,7 +50,7 @@ def exchange_all(
     sheet: Sheet,
     kind: str,
     exchanges: Exchanges,
-    waiting: tuple[IntArray, IntArray],
+    waiting: tuple[IntArray, LongArray],
     num_kinds: int,
     **columns: Any,
 ) -> IntArray:
@@ -61,7 +61,7 @@ def exchange_all(
     """
     shape = exchanges.devices.shape
     count, num_parties = exchanges.devices.size, shape[1]
-    common = {
+    common: dict[str, Any] = {
         "kind": sheet.kind(kind), "phase": Phase.BACKWARD, "stream": Stream.COMMUNICATION,
         "device": exchanges.devices.ravel(),
     }  # fmt: skip
@@ -83,4 +83,5 @@ def exchange_all(
     # Every party of an exchange reads what all of them say.
     all_told = np.repeat(told.reshape(shape), num_parties, axis=0).ravel()
     sheet.add_reads(np.repeat(ops, num_parties), all_told)
-    return ops.reshape(shape)
+    found: IntArray = ops.reshape(shape)
+    return found
