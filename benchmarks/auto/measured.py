@@ -4,11 +4,11 @@
 
 Ranks of gloo on this machine stand for devices of different speed: after each pass a rank sleeps
 until as many times have gone by as it is slower than a core, which is as quick as it was seen at
-its best, so that what else the machine does matters little. What a step of the model takes here is
-measured first, for four sizes, and gives the kinds of a cluster: a speed and a shortest op. Ways to
-share the batch are then predicted by the simulator and carried out in a person's loop by
-`hocket.prepare`. Prints both, the part of pairs more than 10 % apart whose order is kept, and how
-far predictions are off.
+its best, so that what else the machine does matters little. Ops of the step are timed here first,
+as `hocket profile` does it, at a few sizes; fits to these times, each as many times as long, are
+the kinds of a cluster. Ways to share the batch are then predicted by the simulator and carried out
+in a person's loop by `hocket.prepare`. Prints both, the part of pairs more than 10 % apart whose
+order is kept, and how far predictions are off.
 """
 
 from __future__ import annotations
@@ -19,19 +19,24 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import forked
-import numpy as np
 import torch
 from torch import nn
 
 import hocket
 from hocket.api import make_problem
+from hocket.capture.model import capture_program
 from hocket.capture.sizes import capture_sizes
-from hocket.graph.graph import Graph
+from hocket.cost.calibrate import Calibration, calibrate
+from hocket.cost.measure import profile_program
+from hocket.cost.profile import Profile, merge_profiles, profile_from_dict, profile_to_dict
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import read_plan, write_plan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -41,11 +46,12 @@ from hocket.planners.whole.compare import compare_whole
 from hocket.runtime.train.divided.piece import Piece
 from hocket.runtime.train.programs import Programs
 from hocket.simulate import simulate
-from hocket.simulate.shares.prices import priced_at
 
 BATCH, ROWS, WIDTH, LAYERS = 24, 8, 384, 6
 SIZES = (24, 12, 6, 3)
-UNSLOWED = 20
+PROFILE_S = 6.0
+"""For the ops of one size."""
+UNSLOWED = 40
 """Steps in which the speed of a core at its best is found."""
 KIND = """
 [kinds.slow{number}]
@@ -88,18 +94,20 @@ def prepared(own: nn.Module, plan: Any = None) -> Any:
     return hocket.prepare(own, optimizer, batch(), forward=loss_of, **given)
 
 
-def pass_s(tell: Callable[[Any], None]) -> dict[int, float]:
-    """Processor seconds of a step with some numbers of samples here."""
+def profiled(tell: Callable[[Any], None]) -> dict[str, Any]:
+    """Seconds of the step's ops on one core here, at a few sizes."""
     torch.set_num_threads(1)
-    train, found = prepared(model()), {}
+    own, kind = model(), cluster_from_text("1xcpu-core").kinds[0]
+    for _ in range(UNSLOWED):
+        loss_of(own, batch()).backward()  # a processor that has slept is slow at first
+    found = []
     for size in SIZES:
-        seconds = []
-        for _ in range(UNSLOWED):
-            started = time.thread_time()
-            train.step(batch()[:size])
-            seconds.append(time.thread_time() - started)
-        found[size] = min(seconds)
-    return found
+        graph, program = capture_program(
+            own, batch()[:size], forward=loss_of, device="cpu",
+            optimizer=torch.optim.SGD(own.parameters(), lr=1e-3),
+        )  # fmt: skip
+        found.append(profile_program(graph, program, kind, budget_s=PROFILE_S))
+    return profile_to_dict(merge_profiles(found))
 
 
 def slowed(
@@ -144,37 +152,23 @@ def measure(tell: Callable[[Any], None], slow: Sequence[float], path: str, steps
     return min(seconds[1:])
 
 
-def kinds_text(rate: float, launch_s: float, slow: Sequence[float]) -> str:
-    """Devices like a core of so many times the preset's speed, each as slow as it is."""
-    kinds = [
-        KIND.format(
-            number=number,
-            bandwidth=20e9 * rate / times,
-            flops=80e9 * rate / times,
-            launch=launch_s * times,
-        )
-        for number, times in enumerate(slow)
-    ]
+def kinds_text(slow: Sequence[float]) -> str:
+    """Devices like a core, each as slow as it is."""
+    kinds = [KIND.format(number=n, bandwidth=20e9 / times, flops=80e9 / times, launch=2e-6 * times)
+             for n, times in enumerate(slow)]  # fmt: skip
     pairs = ", ".join(f'["d{a}", "d{b}"]' for a, b in combinations(range(len(slow)), 2))
     links = f'[[links]]\nbetween = [{pairs}]\nbandwidth = "1GB/s"\nlatency = "200us"\n'
     return 'name = "processes"\n' + "".join(kinds) + (links if pairs else "")
 
 
-def fitted(graph: Graph, passes_s: dict[int, float], file: Path) -> tuple[float, float]:
-    """Speed and shortest op of a core for which steps of all sizes take what they took."""
-
-    def error(rate: float, launch_s: float) -> float:
-        file.write_text(kinds_text(rate, launch_s, (1.0,)))
-        problem = make_problem(graph, str(file))
-        found = [
-            float(priced_at(problem, size).costs.op_s[0].sum()) / seconds
-            for size, seconds in passes_s.items()
-        ]
-        return float(np.square(np.log(found)).sum())
-
-    grid = [(rate, launch_s) for rate in np.geomspace(0.05, 1.0, 14)
-            for launch_s in np.geomspace(2e-6, 2e-4, 14)]  # fmt: skip
-    return min(grid, key=lambda pair: error(*pair))
+def fitted(profile: Profile, cluster: Cluster, slow: Sequence[float]) -> Calibration:
+    """What each kind reaches, by what the ops took here and how slow it is."""
+    fits = {}
+    for kind, times in zip(cluster.kinds, slow, strict=True):
+        entries = tuple(replace(e, seconds=e.seconds * times) for e in profile.entries)
+        own = replace(profile, device_kind=kind.name, entries=entries)
+        fits |= calibrate(own, kind).kinds
+    return Calibration(fits, "ops timed on one core")
 
 
 def ways(problem: Problem) -> list[Shares]:
@@ -206,19 +200,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args()
     slow = [float(text) for text in options.slow.split(",")]
-    (passes_s,) = forked.answers(1, pass_s)
+    (times,) = forked.answers(1, profiled)
+    profile = profile_from_dict(times, "profile")
     own = model()
     graph = capture_sizes(
         own, batch(), forward=loss_of, optimizer=torch.optim.SGD(own.parameters(), lr=1e-3),
         device="cpu",
     )  # fmt: skip
-    told = ", ".join(f"{size}: {seconds * 1e3:.1f}" for size, seconds in passes_s.items())
-    print(f"milliseconds of a processor for a step by samples: {told}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "processes.toml"
-        rate, launch_s = fitted(graph, passes_s, file)
-        file.write_text(kinds_text(rate, launch_s, slow))
-        problem = make_problem(graph, str(file))
+        file.write_text(kinds_text(slow))
+        cluster = cluster_from_text(str(file))
+        problem = make_problem(graph, cluster, calibration=fitted(profile, cluster, slow))
         rows = []
         for number, shares in enumerate(ways(problem)):
             plan = Plan(planner="shares").having(shares)
