@@ -35,6 +35,11 @@ def test_help_imports_nothing_heavy(arguments):
     assert not _modules_after(_run(*arguments)) & set(HEAVY)
 
 
+def test_nothing_that_plans_or_trains_imports_a_solver_before_it_solves():
+    imported = "import hocket.api.planners, hocket.api.memory, hocket.api.planned, hocket.view.text"
+    assert not _modules_after(imported) & set(HEAVY)
+
+
 def test_commands_that_work_from_files_never_import_torch_or_ray(tmp_path):
     graph, plan = str(tmp_path / "g.json.gz"), str(tmp_path / "plan.json")
     generate = _modules_after(_run("generate", "transformer", "--ops", "200", "-o", graph))

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import minimize
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.classes.combine import Combiner, OddsCalibration, log_odds, probabilities
@@ -45,6 +44,8 @@ def calibrated(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongAr
 
     start = np.concatenate([np.ones(num_parts), np.zeros(num_parts)])
     bounds = [(0.05, 20.0)] * num_parts + [(-20.0, 20.0)] * num_parts
+    from scipy.optimize import minimize
+
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
     pairs = _as_pairs(found.x[:num_parts], found.x[num_parts:])
     return replace(combiner, calibrations=pairs)

@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from hocket.base.arrays import FloatArray
 from hocket.planners.memory.numbers import HOMES, RESIDENT, WAYS, BlockNumbers
@@ -71,6 +69,9 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
         [len(WAYS)] * numbers.num_blocks + [len(HOMES)] * numbers.num_blocks,
     )
     columns = np.arange(num_ways + num_homes)
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
     one_each = coo_array(
         (np.ones(len(columns)), (groups, columns)), (2 * numbers.num_blocks, len(columns) + 1)
     )
@@ -285,6 +286,9 @@ class _Program:
     # ── solving ──────────────────────────────────────────────────────────────────────────────────
 
     def solved(self, *, is_resident: bool) -> ProgramShares | None:
+        from scipy.optimize import linprog
+        from scipy.sparse import coo_array
+
         numbers, count = self.numbers, self.count
         rows, columns, values = zip(*self._entries, strict=True)
         shape = (len(self._limits), self._columns)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from hocket.base.arrays import IntArray
 from hocket.base.errors import UsageError
@@ -75,6 +74,8 @@ def _backward_blocks(partner: IntArray, block_of: IntArray, num_blocks: int) -> 
     known = np.flatnonzero(wanted >= 0)
     if not len(known):
         return np.linspace(num_blocks - 1, 0, len(partner)).round().astype(np.int32)
+    from scipy.optimize import isotonic_regression
+
     nearest = known[np.clip(np.searchsorted(known, np.arange(len(partner))), 0, len(known) - 1)]
     falling = isotonic_regression(wanted[nearest].astype(np.float64), increasing=False).x
     blocks: IntArray = np.round(falling).astype(np.int32)
