@@ -35,11 +35,12 @@ from hocket.classes.exported import as_onnx
 from hocket.classes.rehearsal import rehearsed
 from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.classes.serving.on_device import DeviceFrontEnd
 from hocket.classes.session import infer, latency_s, open_session
 from hocket.classes.table import PartTable, ServedPart, Whole
 
 SHAPE = (3, 32, 32)
-SIZES = ((16, 4), (32, 6), (48, 8), (64, 10), (96, 12))
+SIZES = ("16x4", "32x6", "48x8", "64x10", "96x12")
 """Channels and layers of the convolutions."""
 
 
@@ -152,10 +153,10 @@ def overhead() -> list[dict[str, Any]]:
     return rows
 
 
-def predict() -> list[dict[str, Any]]:
+def predict(sizes: list[str]) -> list[dict[str, Any]]:
     """Predicted against measured, 20 nets and numbers of parts."""
     rows = []
-    for width, depth in SIZES:
+    for width, depth in (map(int, size.split("x")) for size in sizes):
         for count in (1, 2, 3, 4):
             with tempfile.TemporaryDirectory() as path:
                 folder = made_folder(Path(path), width, depth, count)
@@ -301,28 +302,41 @@ def device() -> dict[str, Any]:
         with FrontEnd(read_folder(folder), ServeOptions(quorum=2)) as front_end:
             images = rng.normal(size=(300, *front_end.table.input_shape)).astype(np.float32)
             expected = [front_end.predict(image) for image in images]
-        token = Path(path) / "token"
-        server = hocket("serve-classes", str(folder), "--device", kind, "--token-file", str(token))
-        assert server.stdout is not None
-        client = ClassesClient(server.stdout.readline().strip(), token.read_text().strip())
-        answers = [client.predict(image) for image in images]
-        server.send_signal(signal.SIGINT)
-        ended = server.wait(60)
-    took = np.array([answer["took_s"] for answer in answers[20:]])
-    apart = max(
-        abs(answer["classes"][0]["probability"] - float(other.probabilities.max()))
-        for answer, other in zip(answers, expected, strict=True)
-    )
+        how, answers = served_on(kind, folder, images)
+    took = np.array([took_s for *_, took_s in answers[20:]])
+    pairs = list(zip(answers, expected, strict=True))
     result = {
         "device": torch.cuda.get_device_name() if kind == "cuda" else kind,
         "split_exit": done.returncode, "split_s": split_s,
-        "test_accuracy": json.loads(told)["validation"]["test_parts"],
-        "same_label": sum(answer["index"] == other.label
-                          for answer, other in zip(answers, expected, strict=True)),
-        "asked": len(answers), "probabilities_apart": apart, **quantiles(took), "serve_exit": ended,
+        "test_accuracy": json.loads(told)["validation"]["test_parts"], "served": how,
+        "same_label": sum(label == other.label for (label, *_), other in pairs),
+        "asked": len(answers), **quantiles(took),
+        "probabilities_apart": max(abs(share - float(other.probabilities.max()))
+                                   for (_, share, _), other in pairs),
     }  # fmt: skip
     print(json.dumps(result, indent=1), flush=True)
     return result
+
+
+def served_on(
+    kind: str, folder: Path, images: np.ndarray
+) -> tuple[str, list[tuple[int, float, float]]]:
+    """Label, probability and seconds of every answer, as typed; in process without a web server."""
+    try:
+        import fastapi  # noqa: F401
+    except ImportError as error:
+        with DeviceFrontEnd(read_folder(folder), kind) as front_end:
+            found = [front_end.predict(image) for image in images]
+        told = [(each.label, float(each.probabilities.max()), each.took_s) for each in found]
+        return f"in process: {error}", told
+    token = folder.parent / "token"
+    server = hocket("serve-classes", str(folder), "--device", kind, "--token-file", str(token))
+    assert server.stdout is not None
+    client = ClassesClient(server.stdout.readline().strip(), token.read_text().strip())
+    answers = [client.predict(image) for image in images]
+    server.send_signal(signal.SIGINT)
+    told = [(each["index"], each["classes"][0]["probability"], each["took_s"]) for each in answers]
+    return f"by HTTP, ended with {server.wait(60)}", told
 
 
 def hocket(*words: str) -> subprocess.Popen[str]:
@@ -348,13 +362,15 @@ def main() -> None:
     parser.add_argument("trials", nargs="*", default=["fan-out", "overhead", "predict", "kill"])
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), help="of the nets of predict")
     asked = parser.parse_args()
     without_onnx_package()
     torch.set_num_threads(1)
     found = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     for name in asked.trials:
         print(f"── {name}", flush=True)
-        found[name] = kill(asked.kills) if name == "kill" else TRIALS[name]()
+        more = {"kill": [asked.kills], "predict": [asked.sizes]}.get(name, [])
+        found[name] = TRIALS[name](*more)
         if asked.json is not None:
             asked.json.write_text(json.dumps(found))
 

@@ -1,18 +1,16 @@
 """How long an answer will take on this machine, measured in pieces before anything is served.
 
-All parts compute at once, again and again, each on the core that its worker will have and after a
-short rest as a worker has between requests: what they take from each other is in their times. A
-round is over when every group has the copies that an answer waits for. Reaching the workers is
-timed apart, with as many workers that compute nothing.
+Every part computes in a worker of its own, on the core that it will have, again and again and after
+a short rest as between requests; only its own time counts, and what parts take from each other is
+in it. A round is over when every group has the copies that an answer waits for. Reaching the
+workers is timed apart, with as many workers that compute nothing.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,8 +20,8 @@ from hocket.base.arrays import FloatArray
 from hocket.base.errors import InputFileError
 from hocket.classes.artefact import Folder
 from hocket.classes.combine import OddsCalibration
-from hocket.classes.serving.front_end import FrontEnd, ServeOptions, cores_of
-from hocket.classes.session import INPUT, OUTPUT, infer, open_session
+from hocket.classes.serving.front_end import START_S, FrontEnd, ServeOptions, cores_of
+from hocket.classes.session import INPUT, OUTPUT, open_session
 from hocket.classes.table import PartTable
 
 _RUNS = 60
@@ -50,11 +48,12 @@ class LatencyOutlook:
 def rehearsed(folder: Folder, options: ServeOptions | None = None) -> LatencyOutlook:
     """The median time of an answer."""
     options = options or ServeOptions()
-    cores = cores_of(folder.table, options)
-    spent_s = _rounds_s(folder, cores)
-    quorum = options.quorum or folder.table.quorum
-    busy_s = float(np.median([enough_s(folder.table, quorum, cores, each) for each in spent_s]))
+    for index, model in enumerate(folder.models):
+        open_part(model, folder.table, index)
+    spent_s = _rounds_s(folder, options)
     overhead_s = _reaching_s(folder, options)
+    cores, quorum = cores_of(folder.table, options), options.quorum or folder.table.quorum
+    busy_s = float(np.median([enough_s(folder.table, quorum, cores, each) for each in spent_s]))
     part_s = tuple(float(each) for each in np.median(spent_s, axis=0))
     num_cores = len(options.cores or os.sched_getaffinity(0))
     return LatencyOutlook(part_s, overhead_s, num_cores, busy_s + overhead_s)
@@ -75,38 +74,15 @@ def enough_s(
     return max(sorted(each)[min(quorum, len(each)) - 1] for each in by_group)
 
 
-def _rounds_s(folder: Folder, cores: Sequence[int | None]) -> FloatArray:
-    """``[round, part]``: seconds of every part, all cores at work at once."""
-    table = folder.table
-    sessions = [open_part(model, table, index) for index, model in enumerate(folder.models)]
-    example = np.zeros((1, *table.input_shape), dtype=table.input_dtype)
-    spent_s = np.zeros((_RUNS, len(sessions)))
-    together = threading.Barrier(len(set(cores)))
-
-    def work(core: int | None) -> None:
-        if core is not None:
-            os.sched_setaffinity(0, {core})  # of this thread alone
-        mine = [index for index, place in enumerate(cores) if place == core]
-        try:
-            for number in range(-_WARM_UPS, _RUNS):
-                time.sleep(_REST_S)
-                together.wait()
-                for index in mine:
-                    start_ns = time.perf_counter_ns()
-                    infer(sessions[index], example)
-                    if number >= 0:
-                        spent_s[number, index] = (time.perf_counter_ns() - start_ns) * 1e-9
-        except BaseException:
-            together.abort()
-            raise
-
-    with ThreadPoolExecutor(len(set(cores))) as pool:
-        running = [pool.submit(work, core) for core in sorted(set(cores), key=str)]
-    errors = [error for each in running if (error := each.exception()) is not None]
-    # Those that waited for the one that failed only say that it is gone.
-    for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
-        raise error
-    return spent_s
+def _rounds_s(folder: Folder, options: ServeOptions) -> FloatArray:
+    """``[round, part]``: seconds that every worker computes."""
+    everyone = replace(options, quorum=folder.table.redundancy, restarts=False, deadline_s=START_S)
+    example = np.zeros(folder.table.input_shape, dtype=folder.table.input_dtype)
+    with FrontEnd(folder, everyone) as front_end:
+        for _ in range(_WARM_UPS + _RUNS):
+            time.sleep(_REST_S)
+            front_end.predict(example)
+        return front_end.compute_s(_RUNS)
 
 
 def open_part(model: bytes, table: PartTable, index: int) -> Any:

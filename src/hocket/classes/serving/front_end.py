@@ -305,6 +305,13 @@ class FrontEnd:
         """Workers that can be asked."""
         return sum(link.is_alive for link in self._links)
 
+    def compute_s(self, last: int) -> FloatArray:
+        """``[request, part]``: how long each worker has computed for the last requests."""
+        found = [list(link.counts.compute_ns)[-last:] for link in self._links]
+        if min(map(len, found)) < last:
+            raise RunError("a worker did not answer", hint="its part may need more memory")
+        return np.array(found, dtype=float).T * 1e-9
+
     def metrics(self) -> Metrics:
         """Times and losses so far."""
         return metrics_of(self._times_ns, [(link.is_alive, link.counts) for link in self._links])
