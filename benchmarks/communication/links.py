@@ -29,7 +29,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         _rank(sys.argv[1])
         return
-    from testbed import Shape, of_cluster
+    from testbed import link_shape, of_cluster
 
     from hocket.api import find_cluster
 
@@ -51,7 +51,7 @@ def main() -> None:
         next(lines)
         _phase("as planned", cluster, ranks, scale, lines, 0.0, 0)
         since_s = time.monotonic()
-        bed.shape("gpu0", "gpu3", Shape(UNIT / 2, burst_bytes=100_000))
+        bed.shape("gpu0", "gpu3", link_shape(UNIT / 2))
         cluster = _changed(cluster, "gpu0-gpu3", 12.5e9)
         _phase("gpu0-gpu3 at a quarter", cluster, ranks, scale, lines, since_s, 1)
         since_s = time.monotonic()

@@ -7,7 +7,7 @@ Every rank is a network namespace (benchmarks/testbed.py), every NVLink of the D
 only the plan differs. Prints, per way, the median rate with its range over the repetitions (the
 slowest rank counts), the predicted rate, and the ratios. Ways beside the plans of `hocket
 collective`: ``gloo`` (its own all_reduce), and the packed trees by other executors: ``python``
-(`plain.py`), ``p2p`` (batch_isend_irecv of gloo, a round of chunks at a time). ``--unit 0`` runs on
+(`plain.py`), ``p2p`` (point-to-point calls of gloo, `rounds.py`). ``--unit 0`` runs on
 the loopback without namespaces: there the processor is the limit.
 """
 
@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -111,6 +110,7 @@ def _rank(file: Path) -> None:
     from hocket.plan.sections.communication import Communication
     from hocket.runtime.collectives.carry import Carry, CarryState, Connections
     from hocket.runtime.collectives.layout import layout_of
+    from hocket.runtime.collectives.rounds import PlannedRounds
     from hocket.runtime.collectives.wires import AHEAD_S, connect_all
 
     task = json.loads(file.read_text())
@@ -141,7 +141,9 @@ def _rank(file: Path) -> None:
             if way == "gloo":
                 dist.all_reduce(torch.from_numpy(data))
             elif way == "p2p":
-                _by_rounds(data, sections[way][0], rank, num_chunks=16)
+                section, rate_bps = sections[way]
+                rounds = PlannedRounds(section, rank, data.size, 4, rate_bps)
+                rounds.carry_out(torch.from_numpy(data), dist.group.WORLD)
             else:
                 section, rate_bps = sections[way]
                 layout = layout_of(section, rank, data.size, 4, rate_bps)
@@ -156,44 +158,6 @@ def _rank(file: Path) -> None:
     if rank == 0:
         print(json.dumps(spent), flush=True)
     dist.destroy_process_group()
-
-
-def _by_rounds(data: Any, section: Any, rank: int, num_chunks: int) -> None:
-    """Trees by gloo's point-to-point calls: in each round every send moves its next chunk."""
-    import numpy as np
-    import torch
-    import torch.distributed as dist
-
-    from hocket.runtime.collectives.layout import ranges_of
-    from hocket.simulate.collective import levels_of
-
-    number = {name: index for index, name in enumerate(section.ranks)}
-    ranges = ranges_of(section, data.size)
-    sends = [
-        (level, number[send.src], number[send.dst], tree, send in section.trees[tree].reduce)
-        for tree in range(len(section.trees))
-        for level, send in levels_of(section.trees[tree])
-    ]
-    deepest = max(level for level, *_ in sends)
-    for turn in range(deepest + num_chunks):
-        calls, adds = [], []
-        for tag, (level, src, dst, tree, is_reduce) in enumerate(sends):
-            chunk = turn - level
-            if rank not in (src, dst) or not 0 <= chunk < num_chunks:
-                continue
-            start, stop = ranges[tree]
-            first = start + (stop - start) * chunk // num_chunks
-            part = data[first : start + (stop - start) * (chunk + 1) // num_chunks]
-            if rank == src:
-                calls.append(dist.P2POp(dist.isend, torch.from_numpy(part.copy()), dst, tag=tag))
-                continue
-            into = torch.from_numpy(np.empty_like(part) if is_reduce else part)
-            calls.append(dist.P2POp(dist.irecv, into, src, tag=tag))
-            adds += [(part, into.numpy())] if is_reduce else []
-        for work in dist.batch_isend_irecv(calls) if calls else ():
-            work.wait()
-        for part, arrived in adds:
-            part += arrived
 
 
 if __name__ == "__main__":

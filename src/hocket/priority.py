@@ -65,7 +65,7 @@ def wrap(
             dist.broadcast(tensor, 0)
     world: Any = dist.group.WORLD
     known = world.worker.cluster if isinstance(world, PlannedGroup) and world.worker else None
-    cluster = known or given_cluster(num_ranks, find_cluster)
+    cluster = known or given_cluster(range(num_ranks), find_cluster)
     c10d: Any = dist.distributed_c10d
     store = c10d.PrefixStore(f"hocket priority {next(_number)}", c10d._get_default_store())
     exchange = SumExchange(store, rank, num_ranks, cluster)

@@ -56,6 +56,19 @@ def test_fit_writes_a_plan_that_verify_and_show_accept(graph_file, tmp_path):
     assert "not captured op by op from a model" in refused.exception.message
 
 
+def test_fit_says_what_the_order_of_updates_on_the_host_gains(graph_file):
+    plain = json.loads(
+        run("fit", graph_file, "--on", "1xh200", "--memory", "4GiB", "--json").stdout
+    )
+    assert plain["host_updates"] is None
+    result = run("fit", graph_file, "--on", "1xh200", "--memory", "160MiB", "--json")
+    found = json.loads(result.stdout)["host_updates"]
+    late_s, fifo_s, need_s = found["step_s"].values()
+    assert list(found["step_s"]) == ["after the backward pass", "as gradients come", "by need"]
+    assert found["bound_s"] <= need_s <= fifo_s < late_s
+    assert found["gain"] == pytest.approx(fifo_s / need_s)
+
+
 def test_fit_answers_with_the_keys_that_programs_read(graph_file):
     found = json.loads(
         run("fit", graph_file, "--on", "1xh200", "--memory", "500MiB", "--json").stdout

@@ -3,7 +3,8 @@
 Each tree's share is cut into equal chunks. In round r a send of level l (sends that must come
 before it) moves chunk r - l; the round lasts as long as its fullest channel needs, and every level
 adds its latency once, since chunks follow each other without waiting for answers. With one chunk
-this is the textbook time of a ring, 2(n-1)(a + m/(n b)); with many, that of a pipelined tree.
+this is the textbook time of a ring, 2(n-1)(a + m/(n b)); with many, that of a pipelined tree. Where
+trees that run each at its own pace are sooner done (`overlapped`), that is the time.
 Chunks are as small as `MAX_ON_THE_WAY` of them at once on a hop can keep it busy over its latency:
 with smaller ones messages and not bytes would set the pace. O(sends + levels · channels).
 """
@@ -13,12 +14,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Communication, Send, Tree, channel
+from hocket.simulate.overlapped import OverlappedTimes
 
 MAX_CHUNKS = 2**15
 MAX_ON_THE_WAY = 8
@@ -56,6 +59,12 @@ class CollectiveTimes:
                     seconds[channel(link, src)][level] += float(tree.share) / link.bandwidth_bps
         steps = np.stack(list(seconds.values()))
         self._until = np.concatenate((np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)), axis=1)
+        self._overlapped = OverlappedTimes(section, cluster)
+
+    @property
+    def longest_s(self) -> float:
+        """Latencies along the longest path: what even an empty message takes."""
+        return self._overlapped.longest_s
 
     def num_chunks(self, size_bytes: float) -> int:
         """Chunks of each tree: the most that keep every hop busy."""
@@ -80,6 +89,10 @@ class CollectiveTimes:
     def time_s(self, size_bytes: float, num_chunks: int | None = None) -> float:
         """When the last rank has everything."""
         chunks = self.num_chunks(size_bytes) if num_chunks is None else num_chunks
+        paced_s = self._overlapped.pace(size_bytes, chunks).ends_s
+        return min(paced_s, self._rounds_s(size_bytes, chunks))
+
+    def _rounds_s(self, size_bytes: float, chunks: int) -> float:
         levels = self.num_levels
         if chunks <= levels:
             return float(self.round_s(size_bytes, chunks).sum() + self.latency_s.sum())
@@ -90,7 +103,13 @@ class CollectiveTimes:
         return float(some.sum() + alike_s + self.latency_s.sum())
 
     def spans(self, size_bytes: float, num_chunks: int) -> Iterator[ChunkSpan]:
-        """Every chunk on every way, as the rounds let it go."""
+        """Every chunk on every way, in the manner that ends first."""
+        pace = self._overlapped.pace(size_bytes, num_chunks)
+        if pace.ends_s < self._rounds_s(size_bytes, num_chunks):
+            for each in self._overlapped.sends:
+                for chunk, (start_s, end_s) in enumerate(pairwise(pace.moments_s(each).tolist())):
+                    yield ChunkSpan(each.tree, chunk, each.send, start_s, end_s + each.latency_s)
+            return
         begins = np.concatenate(([0.0], np.cumsum(self.round_s(size_bytes, num_chunks))))
         late = np.concatenate(([0.0], np.cumsum(self.latency_s)))
         for index, levels in enumerate(self.levels):

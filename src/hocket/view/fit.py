@@ -77,6 +77,11 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "chosen": told.name,
         **_numbers(told),
         "plan_seconds": fit.frontier.plan_seconds,
+        "host_updates": fit.update_orders and {
+            "step_s": fit.update_orders.step_s,
+            "bound_s": fit.update_orders.bound_s,
+            "gain": fit.update_orders.gain,
+        },
         "loss_chunks": 1 if told.memory is None else told.memory.loss_chunks,
         "candidates": [{"name": name, **_numbers(plan)} for name, plan in shown_plans(fit)],
         "frontier": [
@@ -157,6 +162,9 @@ def sentences(fit: BudgetFit) -> list[str]:
         "Recomputing no more than it must, with nothing on the host, a step "
         + ("does not fit." if alone is None else f"takes {format_seconds(alone)} at best.")
     )
+    if (orders := fit.update_orders) is not None:
+        times = ", ".join(f"{format_seconds(s)} {name}" for name, s in orders.step_s.items())
+        lines.append(f"Updates on the host: {times} (so they run; {orders.gain:.2f}x).")
     largest = under_peak(told)[:NUM_TENSORS]
     if largest:
         names = ", ".join(f"{inert(h.name)} {format_bytes(h.num_bytes)}" for h in largest)

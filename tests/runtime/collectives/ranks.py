@@ -43,18 +43,73 @@ def collectives(tell: Tell) -> str:
     assert torch.equal(mine, count * torch.arange(4.0 * count)[4 * rank : 4 * rank + 4])
     dist.reduce_scatter(mine, list(torch.ones(count, 4)))
     assert torch.equal(mine, torch.full((4,), float(count)))
-    # What is not planned: other operations, other numbers, point to point, barriers.
+    _odd_tensors(dist, torch)
+    _by_rounds(dist, torch)
+    # What is not planned: other operations, point to point, barriers.
     most = torch.tensor([float(rank)])
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     assert int(most) == count - 1
-    dist.all_reduce(half)
-    assert bool((half == count).all())
     dist.barrier()
     if rank < 2:
         dist.send(most, 1) if rank == 0 else dist.recv(most, 0)
     found = _trained(dist, torch)
     dist.destroy_process_group()
     return found
+
+
+def _odd_tensors(dist: Any, torch: Any) -> None:
+    """Tensors with gaps, of few bits, of two values, of two parts."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    turned = torch.arange(6.0).reshape(2, 3).t() + rank
+    turned = turned if rank else turned.contiguous()
+    dist.all_reduce(turned)
+    assert torch.equal(turned, count * torch.arange(6.0).reshape(2, 3).t() + sum(range(count)))
+    # Rounded once: of 256 + 1 + 1 nothing would be left in eight bits if it were added by turns.
+    half = torch.full((5,), 1.0 if rank else 256.0, dtype=torch.bfloat16)
+    dist.all_reduce(half)
+    assert half.tolist() == [256.0 + count - 1] * 5
+    flags = torch.tensor([rank == 1, rank == 0])
+    dist.broadcast(flags, 1)
+    assert flags.tolist() == [True, False]
+    parts = [torch.empty((2, 0)), torch.empty((), dtype=torch.complex64)]
+    for part in parts:
+        every = [torch.empty_like(part) for _ in range(count)]
+        dist.all_gather(every, torch.full_like(part, rank))
+        assert all(torch.equal(each, torch.full_like(part, n)) for n, each in enumerate(every))
+    one = torch.ones(2)
+    try:
+        dist.all_gather_into_tensor(torch.empty(count), one)
+    except (RuntimeError, ValueError):
+        one += 1
+    assert one.tolist() == [2, 2]
+
+
+def _by_rounds(dist: Any, torch: Any) -> None:
+    """As tensors of GPUs go, by point-to-point calls; here by those of gloo."""
+    from hocket.hardware.shorthand import cluster_from_text
+    from hocket.runtime.collectives.rounds import RoundsQueue
+
+    group, rank, count = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+    store = dist.PrefixStore("rounds", dist.distributed_c10d._get_default_store())
+    queue = RoundsQueue(group, store, cluster_from_text("dgx1-v100"))
+    shard = 1001
+    every = torch.arange(float(count * shard))
+    mine = slice(rank * shard, (rank + 1) * shard)
+    inputs = {
+        "allreduce": every + rank, "broadcast": every if rank == 1 else 0 * every,
+        "allgather": torch.where((every // shard).int() == rank, every, 0.0),
+        "reducescatter": every + rank,
+    }  # fmt: skip
+    for collective, given in inputs.items():
+        found = torch.empty_like(given)
+        for _ in range(2):
+            queue.put(collective, 1, [found], given.clone, found.copy_).wait()
+        if collective in ("broadcast", "allgather"):
+            assert torch.equal(found, every), collective
+        else:
+            wanted = count * every + sum(range(count))
+            part = slice(None) if collective == "allreduce" else mine
+            assert torch.equal(found[part], wanted[part]), collective
 
 
 def _trained(dist: Any, torch: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -112,3 +113,41 @@ def test_every_collective_ends_as_it_should(gpus, size, data) -> None:
             assert np.array_equal(found[rank], np.concatenate(wanted))
         else:
             assert np.array_equal(found[rank][shard], np.sum(given, axis=0)[shard])
+
+
+def made(connections: list[Connections], sizes: list[int], in_python: bool) -> list[Carry]:
+    """A sum at the first of three ranks, of data of these sizes."""
+    plan = plan_collective("dgx1-v100", "reduce", gpus="0,1,2", root="0")
+    # Both others send to it and to nobody else.
+    section = next(offer.section for offer in plan.offers if offer.name == "shallow tree")
+    return [
+        Carry(
+            layout_of(section, rank, size, 4, 1e9), connections[rank],
+            np.ones(size, dtype=np.float32), sequence=7, in_python=in_python,
+        )
+        for rank, size in enumerate(sizes)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+def test_a_rank_that_has_done_its_part_may_leave(in_python: bool) -> None:
+    with joined(3) as connections:
+        first, *others = made(connections, [10, 10, 10], in_python)
+        for carry in others:
+            assert carry.go_on(20.0) == CarryState.DONE
+            for fd in (fd for fd in carry.connections.fd.tolist() if fd >= 0):
+                with socket.socket(fileno=os.dup(fd)) as end:
+                    end.shutdown(socket.SHUT_WR)
+        assert first.go_on(20.0) == CarryState.DONE
+        assert first.data.view(np.float32).tolist() == [3.0] * 10
+        again = made(connections, [10, 10, 10], in_python)[0]
+        assert again.go_on(20.0) == CarryState.CLOSED
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+def test_a_rank_with_another_message_is_told_from_one_that_comes_late(in_python: bool) -> None:
+    with joined(3) as connections:
+        first, second, third = made(connections, [10, 10, 11], in_python)
+        assert second.go_on(20.0) == third.go_on(20.0) == CarryState.DONE
+        assert first.go_on(20.0) == CarryState.GARBLED
+        assert int(first.who[0]) == 2

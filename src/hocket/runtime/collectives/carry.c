@@ -30,7 +30,8 @@ typedef struct {
     i64 *added;
     uint64_t *arrived;
     i64 *heap_ptr, *heap_size, *heap_item;
-    i64 *out_item, *out_done;
+    i64 *out_item, *out_done, *left_in; /* left_in: messages that a peer has yet to send */
+    unsigned char *has_left;            /* whether a peer has closed its end */
     uint32_t *in_header;
     i64 *in_header_done, *in_body_done;
     i64 *num_finals, *num_sends, *bytes_out, *bytes_in, *who;
@@ -171,7 +172,14 @@ static unsigned char *place(Carry *s, i64 peer, i64 chunk, int is_down, i64 *chi
 }
 
 static int is_paused(const Carry *s, i64 peer) { /* what it says belongs to a later collective */
-    return s->in_header_done[peer] == HEADER && s->in_header[2 * peer] != (uint32_t)s->sequence;
+    return s->in_header_done[peer] == HEADER &&
+           s->in_header[2 * peer] >> 16 != (uint32_t)s->sequence >> 16;
+}
+
+/* A peer that has done its part may leave before the others have done theirs. */
+static int ended(Carry *s, i64 peer) {
+    s->has_left[peer] = 1;
+    return s->left_in[peer] > 0 || s->in_header_done[peer] > 0 ? CLOSED : DONE;
 }
 
 static int receive_some(Carry *s, i64 peer) {
@@ -180,13 +188,14 @@ static int receive_some(Carry *s, i64 peer) {
         if (s->in_header_done[peer] < HEADER) {
             char *into = (char *)(s->in_header + 2 * peer) + s->in_header_done[peer];
             got = recv((int)s->fd[peer], into, HEADER - s->in_header_done[peer], MSG_DONTWAIT);
-            if (got == 0) return CLOSED;
-            if (got < 0) return errno == EAGAIN || errno == EINTR ? DONE : CLOSED;
+            if (got == 0) return ended(s, peer);
+            if (got < 0) return errno == EAGAIN || errno == EINTR ? DONE : ended(s, peer);
             s->bytes_in[peer] += got;
             if ((s->in_header_done[peer] += got) < HEADER) continue;
             s->in_body_done[peer] = 0;
         }
         if (is_paused(s, peer)) return DONE;
+        if (s->in_header[2 * peer] != (uint32_t)s->sequence) return GARBLED; /* other chunks */
         uint32_t item = s->in_header[2 * peer + 1];
         i64 chunk = item >> 1, child = -1;
         unsigned char *into = place(s, peer, chunk, item & 1, &child);
@@ -201,6 +210,7 @@ static int receive_some(Carry *s, i64 peer) {
             if (got < rest) continue;
         }
         s->in_header_done[peer] = 0;
+        s->left_in[peer]--;
         if (child < 0)
             finish(s, chunk);
         else {
@@ -214,17 +224,20 @@ static int receive_some(Carry *s, i64 peer) {
 int carry(Carry *s, double slice_s) {
     static _Thread_local struct pollfd polled[MAX_RANKS + 1];
     double end_s = now_s() + slice_s;
-    for (i64 peer = 0; peer < s->num_ranks; peer++) /* headers that came during the last one */
+    for (i64 peer = 0; peer < s->num_ranks; peer++) { /* what came during the last one */
+        if (s->has_left[peer] && s->left_in[peer] > 0) return *s->who = peer, CLOSED;
         if (s->fd[peer] >= 0 && s->in_header_done[peer] == HEADER) {
             int state = receive_some(s, peer);
             if (state != DONE) return *s->who = peer, state;
         }
+    }
     for (;;) {
         take_ready(s);
         if (*s->num_finals == s->wanted_finals && *s->num_sends == s->wanted_sends) return DONE;
         for (i64 peer = 0; peer < s->num_ranks; peer++) {
             int wants = s->out_item[peer] >= 0 || s->heap_size[peer] > 0;
-            int events = (is_paused(s, peer) ? 0 : POLLIN) | (wants ? POLLOUT : 0);
+            int hears = !is_paused(s, peer) && !s->has_left[peer];
+            int events = (hears ? POLLIN : 0) | (wants ? POLLOUT : 0);
             polled[peer] = (struct pollfd){events ? (int)s->fd[peer] : -1, (short)events, 0};
         }
         polled[s->num_ranks] = (struct pollfd){(int)s->wake_fd, POLLIN, 0};
@@ -239,8 +252,9 @@ int carry(Carry *s, double slice_s) {
         for (i64 peer = 0; peer < s->num_ranks; peer++) {
             int state = DONE;
             if (polled[peer].events & POLLOUT) s->busy_s[peer] += waited_s;
-            if (polled[peer].revents & (POLLIN | POLLHUP | POLLERR)) state = receive_some(s, peer);
-            if (state == DONE && (polled[peer].revents & POLLOUT)) state = send_some(s, peer);
+            if ((polled[peer].revents & (POLLIN | POLLHUP | POLLERR)) && !s->has_left[peer])
+                state = receive_some(s, peer);
+            if (state == DONE && (polled[peer].revents & (POLLOUT | POLLHUP | POLLERR))) state = send_some(s, peer);
             if (state != DONE) return *s->who = peer, state;
         }
     }

@@ -13,6 +13,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class Connections:
         self.in_header = np.zeros((count, 2), dtype=np.uint32)
         self.in_header_done = np.zeros(count, dtype=np.int64)
         self.in_body_done = np.zeros(count, dtype=np.int64)
+        self.has_left = np.zeros(count, dtype=np.uint8)
+        """Whether a peer has closed its end."""
         self.bytes_out, self.bytes_in = np.zeros((2, count), dtype=np.int64)
         self.busy_s = np.zeros(count)
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -71,7 +74,9 @@ class Carry:
         self.layout, self.connections = layout, connections
         self.data = data.view(np.uint8).reshape(-1)
         self.kind = KINDS.index(data.dtype.name) if data.dtype.name in KINDS else -1
-        self.sequence, self.note_fd = sequence, note_fd
+        # Ranks that cut another message into other chunks are told from those that come late.
+        self.sequence = (sequence & 0xFFFF) << 16 | _fingerprint(layout, self.kind)
+        self.note_fd = note_fd
         self.wanted_sends, self.wanted_finals = layout.wanted_sends, layout.wanted_finals
         self.scratch = np.empty(layout.num_scratch_bytes, dtype=np.uint8)
         self.ready_queue = np.zeros(max(chunks, 1), dtype=np.int64)
@@ -85,6 +90,7 @@ class Carry:
         self.heap_item = np.zeros(int(sends.sum()) + 1, dtype=np.int64)
         self.out_item = np.full(count, -1, dtype=np.int64)
         self.out_done = np.zeros(count, dtype=np.int64)
+        self.left_in = layout.receives_from(count)
         self.num_finals, self.num_sends = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         self.who = np.full(1, -1, dtype=np.int64)
         known = None if in_python else compiled()
@@ -110,14 +116,22 @@ class Carry:
         return int(self.connections.bytes_out.sum() + self.connections.bytes_in.sum())
 
 
+def _fingerprint(layout: RankLayout, kind: int) -> int:
+    """Sixteen bits that are the same for all ranks of one collective."""
+    found = kind + 1
+    for table in (layout.chunk_tree, layout.chunk_start, layout.chunk_size):
+        found = crc32(table.tobytes(), found)
+    return found & 0xFFFF
+
+
 _SCALARS = ("num_ranks", "num_chunks", "kind", "sequence", "wake_fd", "note_fd", "wanted_finals",
             "wanted_sends", "last_chunk")  # fmt: skip
 _ARRAYS = (
     "fd", "chunk_tree", "chunk_start", "chunk_size", "chunk_at", "up_parent", "up_ptr", "up_child",
     "scratch_at", "down_parent", "down_ptr", "down_child", "ready_queue", "num_ready", "num_taken",
     "own", "final", "added", "arrived", "heap_ptr", "heap_size", "heap_item", "out_item",
-    "out_done", "in_header", "in_header_done", "in_body_done", "num_finals", "num_sends",
-    "bytes_out", "bytes_in", "who", "busy_s", "data", "scratch",
+    "out_done", "left_in", "has_left", "in_header", "in_header_done", "in_body_done", "num_finals",
+    "num_sends", "bytes_out", "bytes_in", "who", "busy_s", "data", "scratch",
 )  # fmt: skip
 """In the order of the struct in ``carry.c``."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch.distributed as dist
+
 from hocket.base.errors import RunError
 
 CALL_S = 2.5
@@ -39,7 +41,7 @@ def _needed(what: str) -> NeedsMendError:
 
 def explained(error: BaseException) -> BaseException:
     """An error as people can use it: those of the store say nothing of who holds it."""
-    if not isinstance(error, RuntimeError):
+    if not isinstance(error, dist.DistError):
         return error
     return RunError(
         "the store where ranks meet is gone: rank 0, which holds it unless the launcher does, has "

@@ -3,12 +3,15 @@
 `all_reduce`, `broadcast`, `all_gather`, `reduce_scatter` and their forms on one tensor go over the
 trees that were planned for these very links, in the order of the calls, each a future; so
 DistributedDataParallel and FSDP run on it unchanged. What is not planned (other operations, other
-numbers, sparse tensors, point to point, gather, scatter, all-to-all, barriers) gloo does.
+numbers, sparse tensors, point to point, gather, scatter, all-to-all, barriers) gloo does, for
+tensors of GPUs NCCL; where the GPUs' links are known, planned trees go over its point-to-point
+calls (`rounds`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -22,11 +25,14 @@ from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster
 from hocket.planners.communication.certificate import Collective
 from hocket.runtime.collectives.layout import KINDS
+from hocket.runtime.collectives.rounds import RoundsQueue
 from hocket.runtime.collectives.worker import CollectiveJob, CollectiveWorker
 
 PLANNED = "hocket"
 """The name of the backend."""
-_ADDED = tuple(getattr(torch, name) for name in KINDS)
+_HALVES = (torch.float16, torch.bfloat16)
+"""Summed in float32 on processors, and rounded once."""
+_ADDED = (*(getattr(torch, name) for name in KINDS), *_HALVES)
 _ProcessGroup: Any = dist.ProcessGroup
 """Its types name one of several forms of each method."""
 _Work: Any = dist.Work
@@ -35,23 +41,31 @@ FindCluster = Callable[[str], Cluster]
 
 
 class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
-    """Collectives over packed trees; everything else by the ``inner`` group."""
+    """Collectives over packed trees; everything else by gloo or NCCL."""
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, find_cluster: FindCluster
-    ) -> None:
+        self, store: Any, rank: int, size: int, timeout: timedelta,
+        cluster: Callable[[], Cluster | None],
+    ) -> None:  # fmt: skip
+        """``cluster`` gives what is known of the links, the first devices being the ranks."""
         super().__init__(rank, size)
-        inner: Any = dist.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, size, timeout)
-        self.inner = inner
+        self._inner: dict[str, Any] = {
+            "cpu": dist.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, size, timeout)
+        }
         # What this class does not define the base class hands to the backend of the device.
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
+        types = dist.ProcessGroup.BackendType
+        self._register_backend(torch.device("cpu"), types.GLOO, self._inner["cpu"])
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            self._inner["cuda"] = _nccl(_c10d.PrefixStore("nccl", store), rank, size, timeout)
+            self._register_backend(torch.device("cuda"), types.NCCL, self._inner["cuda"])
         self.worker: CollectiveWorker | None = None
+        self._rounds: RoundsQueue | None = None
         self._is_wide = config.sums_are_wide()
         if size > 1:
             known = _c10d.PrefixStore("hocket", store)
-            self.worker = CollectiveWorker(
-                known, rank, size, lambda: given_cluster(size, find_cluster)
-            )
+            self.worker = CollectiveWorker(known, rank, size, cluster, timeout.total_seconds())
+            if "cuda" in self._inner and (given := cluster()) is not None:
+                self._rounds = RoundsQueue(self, _c10d.PrefixStore("rounds", store), given)
 
     # ── planned ──
 
@@ -60,10 +74,9 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         opts = dist.AllreduceOptions() if opts is None else opts
         (tensor,) = _listed(tensors)
         if not self._can_add(tensor, opts.reduceOp):
-            return self.inner.allreduce(_listed(tensors), opts)
-        wide = self._is_summed_wide(tensor)
+            return self._inner_of(tensor).allreduce(_listed(tensors), opts)
         return self._put(
-            "allreduce", 0, [tensor], lambda: _flat(tensor, wide),
+            "allreduce", 0, [tensor], lambda: self._addends(tensor),
             lambda data: _copy_back(tensor, data),
         )  # fmt: skip
 
@@ -71,27 +84,24 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         """Sums over all ranks, of several tensors as one."""
         given = _listed(tensors)
         opts = dist.AllreduceCoalescedOptions() if opts is None else opts
-        if len({t.dtype for t in given}) != 1 or not all(
+        if len({(t.dtype, t.device) for t in given}) != 1 or not all(
             self._can_add(t, opts.reduceOp) for t in given
         ):
-            return self.inner.allreduce_coalesced(given, opts)
-        wide = self._is_summed_wide(given[0])
+            return self._inner_of(given[0]).allreduce_coalesced(given, opts)
 
-        def take() -> np.ndarray[Any, Any]:
-            return np.concatenate([_flat(tensor, wide) for tensor in given])
-
-        def give(data: np.ndarray[Any, Any]) -> None:
-            ends = np.cumsum([tensor.numel() for tensor in given])
-            for tensor, part in zip(given, np.split(data, ends[:-1]), strict=True):
+        def give(data: Any) -> None:
+            for tensor, part in zip(given, data.split([t.numel() for t in given]), strict=True):
                 _copy_back(tensor, part)
 
-        return self._put("allreduce", 0, given, take, give)
+        return self._put(
+            "allreduce", 0, given, lambda: torch.cat([self._addends(t) for t in given]), give
+        )
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
         """One rank's tensor to all."""
         (tensor,) = _listed(tensors)
         if not self._can_move(tensor):
-            return self.inner.broadcast(_listed(tensors), opts)
+            return self._inner_of(tensor).broadcast(_listed(tensors), opts)
         return self._put(
             "broadcast", opts.rootRank, [tensor], lambda: _bytes(tensor),
             lambda data: _copy_bytes_back(tensor, data),
@@ -101,18 +111,19 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         """Every rank's tensor to all, into a list."""
         (outputs,), (tensor,) = output_tensors, _listed(input_tensors)
         same = all(t.nbytes == tensor.nbytes and self._can_move(t) for t in outputs)
-        if not self._can_move(tensor) or not same:
-            return self.inner.allgather(output_tensors, _listed(input_tensors))
+        if not self._can_move(tensor) or not same or len(outputs) != self.size():
+            return self._inner_of(tensor).allgather(output_tensors, _listed(input_tensors))
 
-        def give(data: np.ndarray[Any, Any]) -> None:
-            for each, part in zip(outputs, np.split(data, self.size()), strict=True):
+        def give(data: Any) -> None:
+            for each, part in zip(outputs, data.tensor_split(self.size()), strict=True):
                 _copy_bytes_back(each, part)
 
         return self._put("allgather", 0, outputs, lambda: self._gathered(tensor), give)
 
     def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        if not (self._can_move(output) and self._can_move(tensor)):
-            return self.inner._allgather_base(output, tensor)
+        is_whole = output.nbytes == self.size() * tensor.nbytes
+        if not (is_whole and self._can_move(output) and self._can_move(tensor)):
+            return self._inner_of(tensor)._allgather_base(output, tensor)
         return self._put(
             "allgather", 0, [output], lambda: self._gathered(tensor),
             lambda data: _copy_bytes_back(output, data),
@@ -123,18 +134,18 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         opts = dist.ReduceScatterOptions() if opts is None else opts
         (output,), (inputs,) = _listed(output_tensors), input_tensors
         if not all(self._can_add(t, opts.reduceOp) for t in (output, *inputs)) or any(
-            t.numel() != output.numel() for t in inputs
+            t.numel() != output.numel() or t.dtype != output.dtype for t in inputs
         ):
-            return self.inner.reduce_scatter(_listed(output_tensors), input_tensors, opts)
-        wide = self._is_summed_wide(output)
-        return self._scattered(output, lambda: np.concatenate([_flat(t, wide) for t in inputs]))
+            inner = self._inner_of(output)
+            return inner.reduce_scatter(_listed(output_tensors), input_tensors, opts)
+        return self._scattered(output, lambda: torch.cat([self._addends(t) for t in inputs]))
 
     def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
-        if not (self._can_add(output, opts.reduceOp) and self._can_add(tensor, opts.reduceOp)):
-            return self.inner._reduce_scatter_base(output, tensor, opts)
-        wide = self._is_summed_wide(output)
-        return self._scattered(output, lambda: _flat(tensor, wide))
+        is_whole = (tensor.numel(), tensor.dtype) == (self.size() * output.numel(), output.dtype)
+        if not (is_whole and all(self._can_add(t, opts.reduceOp) for t in (output, tensor))):
+            return self._inner_of(tensor)._reduce_scatter_base(output, tensor, opts)
+        return self._scattered(output, lambda: self._addends(tensor))
 
     # Newer names of the same.
     all_gather_single = _allgather_base
@@ -142,45 +153,58 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
 
     # ── what they share ──
 
-    def _scattered(self, output: Any, take: Callable[[], np.ndarray[Any, Any]]) -> Any:
-        def give(data: np.ndarray[Any, Any]) -> None:
-            _copy_back(output, np.split(data, self.size())[self.rank()])
+    def _scattered(self, output: Any, take: Callable[[], Any]) -> Any:
+        def give(data: Any) -> None:
+            count = output.numel()
+            _copy_back(output, data[count * self.rank() : count * (self.rank() + 1)])
 
         return self._put("reducescatter", 0, [output], take, give)
 
-    def _gathered(self, tensor: Any) -> np.ndarray[Any, Any]:
+    def _gathered(self, tensor: Any) -> Any:
         mine = _bytes(tensor)
-        every = np.empty(len(mine) * self.size(), dtype=np.uint8)
-        every[self.rank() * len(mine) : (self.rank() + 1) * len(mine)] = mine
+        every = mine.new_empty(mine.numel() * self.size())
+        every[self.rank() * mine.numel() : (self.rank() + 1) * mine.numel()] = mine
         return every
 
-    def _is_summed_wide(self, tensor: Any) -> bool:
-        return self._is_wide and tensor.dtype == torch.float32
+    def _addends(self, tensor: Any) -> Any:
+        """A flat copy, in the numbers that sums are made in."""
+        dtype = tensor.dtype
+        if self._is_wide and dtype == torch.float32:
+            dtype = torch.float64
+        elif dtype in _HALVES and tensor.device.type == "cpu":
+            dtype = torch.float32
+        return tensor.detach().reshape(-1).to(dtype, copy=True)
+
+    def _inner_of(self, tensor: Any) -> Any:
+        return self._inner.get(tensor.device.type, self._inner["cpu"])
 
     def _can_move(self, tensor: Any) -> bool:
-        is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
-        return self.worker is not None and is_plain and tensor.is_contiguous()
+        way = self.worker if tensor.device.type == "cpu" else self._rounds
+        return way is not None and tensor.layout == torch.strided
 
     def _can_add(self, tensor: Any, operation: Any) -> bool:
         return self._can_move(tensor) and tensor.dtype in _ADDED and operation == dist.ReduceOp.SUM
 
     def _put(
         self, collective: Collective, root: int, outputs: Sequence[Any],
-        take: Callable[[], np.ndarray[Any, Any]], give: Callable[[np.ndarray[Any, Any]], None],
+        take: Callable[[], Any], give: Callable[[Any], None],
     ) -> Any:  # fmt: skip
+        if outputs[0].device.type != "cpu":
+            assert self._rounds is not None
+            return _PlannedWork(self._rounds.put(collective, root, outputs, take, give))
         assert self.worker is not None
         future: Any = Future()
 
         def finish(data: np.ndarray[Any, Any]) -> None:
             with torch.no_grad():
-                give(data)
+                give(torch.from_numpy(data))
             future.set_result(list(outputs))
 
         def fail(error: BaseException) -> None:
             if not future.done():
                 future.set_exception(RuntimeError(str(error)))
 
-        self.worker.put(CollectiveJob(collective, root, take, finish, fail))
+        self.worker.put(CollectiveJob(collective, root, lambda: take().numpy(), finish, fail))
         return _PlannedWork(future)
 
     # ── as torch asks ──
@@ -193,6 +217,8 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         """Finish and let go of the links."""
         if self.worker is not None:
             self.worker.close()
+        if (gpus := self._inner.get("cuda")) is not None:
+            gpus.shutdown()
 
     abort = shutdown
 
@@ -239,49 +265,57 @@ def register(find_cluster: FindCluster) -> None:
     if hasattr(dist.Backend, PLANNED.upper()):
         return
 
-    def create(store: Any, rank: int, size: int, timeout: timedelta) -> PlannedGroup:
-        return PlannedGroup(store, rank, size, timeout, find_cluster)
+    def create(given: Any, _: Any) -> PlannedGroup:
+        # Of the group of all ranks torch names none.
+        members = list(given.global_ranks_in_group) or list(range(given.group_size))
+        return PlannedGroup(
+            given.store, given.group_rank, given.group_size, given.timeout,
+            lambda: given_cluster(members, find_cluster),
+        )  # fmt: skip
 
-    dist.Backend.register_backend(PLANNED, create, devices=["cpu"])
+    dist.Backend.register_backend(PLANNED, create, extended_api=True, devices=["cpu", "cuda"])
 
 
-def given_cluster(size: int, find_cluster: FindCluster) -> Cluster | None:
-    """What the environment says the ranks are; None where they shall be measured."""
+def given_cluster(members: Sequence[int], find_cluster: FindCluster) -> Cluster | None:
+    """What the environment says the ranks are; None where they shall be measured.
+
+    ``members`` are the numbers of a group's ranks among all: their devices come first.
+    """
     text = config.rank_cluster()
     if not text:
         return None
     cluster = find_cluster(text)
-    if cluster.num_devices < size:
+    if cluster.num_devices <= max(members):
         raise UsageError(
-            f"HOCKET_CLUSTER has {cluster.num_devices} devices for {size} ranks",
+            f"HOCKET_CLUSTER has {cluster.num_devices} devices for {max(members) + 1} ranks",
             hint="write it anew with hocket probe, or leave it out",
             where=cluster.name,
         )
-    return cluster
+    others = [n for n in range(cluster.num_devices) if n not in set(members)]
+    return replace(cluster, devices=tuple(cluster.devices[n] for n in (*members, *others)))
+
+
+def _nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
 def _listed(tensors: Any) -> list[Any]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _flat(tensor: Any, wide: bool) -> np.ndarray[Any, Any]:
-    flat = tensor.detach().reshape(-1)
-    copied: np.ndarray[Any, Any] = (flat.double() if wide else flat.clone()).numpy()
-    return copied
+def _copy_back(tensor: Any, data: Any) -> None:
+    tensor.detach().copy_(data.view(tensor.shape))
 
 
-def _copy_back(tensor: Any, data: np.ndarray[Any, Any]) -> None:
-    tensor.detach().view(-1).copy_(torch.from_numpy(data))
+def _bytes(tensor: Any) -> Any:
+    """A copy as bytes, in the order of the numbers."""
+    plain = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    return plain.clone().view(torch.uint8)
 
 
-def _bytes(tensor: Any) -> np.ndarray[Any, Any]:
-    copied: np.ndarray[Any, Any] = _as_bytes(tensor).clone().numpy()
-    return copied
-
-
-def _copy_bytes_back(tensor: Any, data: np.ndarray[Any, Any]) -> None:
-    _as_bytes(tensor).copy_(torch.from_numpy(data))
-
-
-def _as_bytes(tensor: Any) -> Any:
-    return tensor.detach().view(-1).view(torch.uint8)
+def _copy_bytes_back(tensor: Any, data: Any) -> None:
+    # Arrays without bytes have strides that no view of other numbers takes.
+    if tensor.numel():
+        _copy_back(tensor, data.view(tensor.dtype))

@@ -66,13 +66,22 @@ class RankLayout:
 
     def sends_to(self, num_ranks: int) -> LongArray:
         """How many messages go to each rank."""
-        count = np.bincount(self.chunk_tree, minlength=len(self.up_parent))
-        sends = np.zeros(num_ranks, dtype=np.int64)
+        return self._messages(num_ranks, self.up_parent, self.down_ptr, self.down_child)
+
+    def receives_from(self, num_ranks: int) -> LongArray:
+        """How many messages come from each rank."""
+        return self._messages(num_ranks, self.down_parent, self.up_ptr, self.up_child)
+
+    def _messages(
+        self, num_ranks: int, parent: LongArray, child_ptr: LongArray, child: LongArray
+    ) -> LongArray:
+        count = np.bincount(self.chunk_tree, minlength=len(parent))
+        messages = np.zeros(num_ranks, dtype=np.int64)
         for tree, number in enumerate(count):
-            if self.up_parent[tree] >= 0:
-                sends[self.up_parent[tree]] += number
-            np.add.at(sends, self.down_child[self.down_ptr[tree] : self.down_ptr[tree + 1]], number)
-        return sends
+            if parent[tree] >= 0:
+                messages[parent[tree]] += number
+            np.add.at(messages, child[child_ptr[tree] : child_ptr[tree + 1]], number)
+        return messages
 
 
 def layout_of(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _DONE, _GOES_ON, _CLOSED, _GARBLED = range(4)
 _HEADER = 8
 _TURNS = 64
+_ENDS = select.POLLHUP | select.POLLERR
 
 
 def go_on(carry: Carry, slice_s: float) -> int:
@@ -47,6 +48,9 @@ class _Plain:
         self.sockets = {peer: socket.socket(fileno=int(seen.fd[peer])) for peer in peers}
         try:
             for peer in peers:
+                if seen.has_left[peer] and carry.left_in[peer] > 0:
+                    carry.who[0] = peer
+                    return _CLOSED
                 if seen.in_header_done[peer] == _HEADER and (state := self._receive(peer)):
                     carry.who[0] = peer
                     return state
@@ -70,7 +74,7 @@ class _Plain:
     def _turn(self, peers: list[int], rest_s: float) -> int:
         carry, seen = self.carry, self.carry.connections
         wanting = [p for p in peers if self.heaps[p] or carry.out_item[p] >= 0]
-        hearing = [p for p in peers if not self._is_paused(p)]
+        hearing = [p for p in peers if not self._is_paused(p) and not seen.has_left[p]]
         waited_s = time.monotonic()
         poll = select.poll()
         events = dict.fromkeys(hearing, select.POLLIN)
@@ -90,9 +94,9 @@ class _Plain:
                     os.eventfd_read(descriptor)
                 continue
             peer, state = number[descriptor], _DONE
-            if happened & (select.POLLIN | select.POLLHUP | select.POLLERR):
+            if happened & (select.POLLIN | _ENDS) and not seen.has_left[peer]:
                 state = self._receive(peer)
-            if state == _DONE and happened & select.POLLOUT:
+            if state == _DONE and happened & (select.POLLOUT | _ENDS):
                 state = self._send(peer)
             if state != _DONE:
                 carry.who[0] = peer
@@ -101,7 +105,7 @@ class _Plain:
 
     def _is_paused(self, peer: int) -> bool:
         seen = self.carry.connections
-        early = int(seen.in_header[peer, 0]) != self.carry.sequence & 0xFFFFFFFF
+        early = int(seen.in_header[peer, 0]) >> 16 != self.carry.sequence >> 16
         return bool(seen.in_header_done[peer] == _HEADER and early)
 
     def _take_ready(self) -> None:
@@ -159,7 +163,7 @@ class _Plain:
                 carry.out_item[peer], carry.out_done[peer] = heapq.heappop(self.heaps[peer]), 0
             item, done = int(carry.out_item[peer]), int(carry.out_done[peer])
             start, size = int(layout.chunk_start[item >> 1]), int(layout.chunk_size[item >> 1])
-            header = np.array([carry.sequence & 0xFFFFFFFF, item], dtype=np.uint32).tobytes()
+            header = np.array([carry.sequence, item], dtype=np.uint32).tobytes()
             body: Any = carry.data[start : start + size]
             parts: list[Any] = [header[done:], body] if done < _HEADER else [body[done - _HEADER :]]
             try:
@@ -182,7 +186,7 @@ class _Plain:
             if done < _HEADER:
                 got = self._take(peer, memoryview(seen.in_header[peer].view(np.uint8))[done:])
                 if got <= 0:
-                    return _CLOSED if got == 0 else _DONE
+                    return self._ended(peer) if got == 0 else _DONE
                 seen.in_header_done[peer] += got
                 seen.bytes_in[peer] += got
                 if done + got < _HEADER:
@@ -190,6 +194,8 @@ class _Plain:
                 seen.in_body_done[peer] = 0
             if self._is_paused(peer):
                 return _DONE
+            if int(seen.in_header[peer, 0]) != carry.sequence:
+                return _GARBLED
             item = int(seen.in_header[peer, 1])
             body = self._body(peer, item)
             if body is None:
@@ -205,12 +211,20 @@ class _Plain:
                 if got < len(rest):
                     continue
             seen.in_header_done[peer] = 0
+            carry.left_in[peer] -= 1
             if child < 0:
                 self._finish(item >> 1)
             else:
                 carry.arrived[item >> 1] |= np.uint64(1 << child)
                 self._advance(item >> 1)
         return _DONE
+
+    def _ended(self, peer: int) -> int:
+        """A peer that has done its part may leave before the others have done theirs."""
+        seen = self.carry.connections
+        seen.has_left[peer] = 1
+        is_missed = self.carry.left_in[peer] > 0 or seen.in_header_done[peer] > 0
+        return _CLOSED if is_missed else _DONE
 
     def _take(self, peer: int, into: Any) -> int:
         """Bytes read; 0 where the peer has closed, -1 where nothing is there."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hocket.base.arrays import FloatArray
+from hocket.base.errors import RunError
 from hocket.base.jsonfile import dump_json, parse_json
 from hocket.hardware.cluster import Cluster
 from hocket.plan.problem import Problem
@@ -18,6 +19,12 @@ from hocket.plan.sections.communication import Communication
 from hocket.planners.communication.certificate import Collective
 from hocket.planners.communication.collective import plan_collective
 from hocket.runtime.collectives.tuning import ChunkTuning
+
+
+def _told(what: str) -> str:
+    collective, root, size = what.split()
+    of_root = f" from rank {root}" if collective == "broadcast" else ""
+    return f"{collective}{of_root} of less than {1 << int(size)} bytes"
 
 
 class AgreedPlan:
@@ -56,14 +63,20 @@ class AgreedPlans:
         return self._known[place]
 
     def _agree(self, collective: Collective, root: int, size: int) -> AgreedPlan:
-        key = f"{self._key}/{collective}/{root}/{size}"
+        key, what = f"{self._key}/{len(self._known)}", f"{collective} {root} {size}"
         if self._rank == 0:
             found = plan_collective(
                 self.cluster, collective, self._ranks, root=self._ranks[root],
                 size_bytes=3 << size >> 2,
             )  # fmt: skip
+            self._store.set(f"{key}/for", what)
             self._store.set(key, dump_json(found.chosen.section.to_data()))
         data = parse_json(bytes(self._store.get(key)), "plan")
+        if (other := self._store.get(f"{key}/for").decode()) != what:
+            raise RunError(
+                f"rank 0 is in {_told(other)}, this rank in {_told(what)}",
+                hint="all ranks must call the same collectives with tensors of the same size",
+            )
         problem = Problem(work=None, cluster=self.cluster)
         tuning = ChunkTuning(self._store, self._rank, len(self._ranks), key, 1 << size)
         return AgreedPlan(Communication.from_data(data, problem), self.cluster, tuning)

@@ -12,15 +12,18 @@ it would have been, except by the new trees from then on.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
 from hocket.base.errors import RunError
 from hocket.hardware.cluster import Cluster
@@ -81,9 +84,14 @@ class CollectiveWorker:
     """Carries out jobs in the order in which they are handed in."""
 
     def __init__(
-        self, store: Any, rank: int, num_ranks: int, cluster: Callable[[], Cluster | None]
-    ) -> None:
-        """``cluster`` gives what is known of the links; where that is None they are measured."""
+        self, store: Any, rank: int, num_ranks: int, cluster: Callable[[], Cluster | None],
+        patience_s: float = inf,
+    ) -> None:  # fmt: skip
+        """``cluster`` gives what is known of the links; where that is None they are measured.
+
+        After ``patience_s`` in which nothing moves a collective fails, though all ranks live.
+        """
+        self._patience_s = patience_s
         self.rank, self.num_ranks, self._store = rank, num_ranks, store
         self._given = cluster
         self._jobs: queue.SimpleQueue[CollectiveJob | None] = queue.SimpleQueue()
@@ -95,7 +103,7 @@ class CollectiveWorker:
         self._plans: AgreedPlans | None = None
         self._last: CollectiveJob | None = None
         self._slow = _SlowLinks()
-        self._is_closing = False
+        self._is_closing, self._is_busy = False, False
         self._thread = threading.Thread(target=self._run, name="hocket collectives", daemon=True)
         self._thread.start()
         # A thread inside the store's C++ does not survive the end of the interpreter.
@@ -133,7 +141,8 @@ class CollectiveWorker:
         except BaseException as error:
             self._error = explained(error)
         finally:
-            close_all(self._sockets, at_once=self._error is not None)
+            # Others may still be reading what this rank has sent.
+            close_all(self._sockets, at_once=self._is_busy)
         while self._error is not None and (left := self._jobs.get()) is not None:
             left.fail(self._error)
 
@@ -153,6 +162,7 @@ class CollectiveWorker:
                         self._hand_out(made)
 
     def _do(self, job: CollectiveJob) -> None:
+        self._is_busy = True
         try:
             if self._plans is None:
                 self._open(_FIRST_S)
@@ -164,6 +174,7 @@ class CollectiveWorker:
                 except NeedsMendError as reason:
                     self._mend(job, reason)
             self._hand_out(job)
+            self._is_busy = False
         except BaseException as error:
             job.fail(explained(error))
             raise
@@ -188,7 +199,11 @@ class CollectiveWorker:
         moved, since_s, call_s = -1, began_s, CALL_S
         while (state := carry.go_on(_SLICE_S)) != CarryState.DONE:
             if state == CarryState.GARBLED:
-                raise RunError(f"rank {int(carry.who[0])} says in {what} what makes no sense")
+                raise RunError(
+                    f"rank {int(carry.who[0])} does something else than this rank, which is in "
+                    f"{what} of {job.data.nbytes} bytes",
+                    hint="all ranks must call the same collectives with tensors of the same size",
+                )
             if state == CarryState.CLOSED:
                 other = int(carry.who[0])
                 why = f"rank {other} broke its connection off in {what}"
@@ -196,16 +211,28 @@ class CollectiveWorker:
             if self._is_closing:
                 raise RunError(f"the group was closed in {what}")
             self._judge(plan)
-            self._events.follow()
-            if carry.num_moved != moved:
+            has_moved = carry.num_moved != moved
+            self._follow(is_needed=not has_moved)
+            if has_moved:
                 moved, since_s, call_s = carry.num_moved, time.monotonic(), CALL_S
             elif (far := self._cut_off()) is not None:
                 self._events.announce(mend(f"a link was cut in {what}", (self.rank, far)))
+            elif time.monotonic() - since_s > self._patience_s:
+                raise RunError(f"nothing has moved in {what} for {self._patience_s:.0f} s")
             elif time.monotonic() - since_s > call_s:
                 self._events.call(what)
                 call_s *= 2
-        plan.tuning.took((time.monotonic() - began_s) / max(job.data.nbytes, 1))
-        self._judge(plan)
+        with contextlib.suppress(dist.DistError):
+            plan.tuning.took((time.monotonic() - began_s) / max(job.data.nbytes, 1))
+            self._judge(plan)
+
+    def _follow(self, *, is_needed: bool) -> None:
+        """Follow events; the rank that holds the store may be done, and leave, before this one."""
+        try:
+            self._events.follow()
+        except dist.DistError:
+            if is_needed:
+                raise
 
     # ── links ──
 

@@ -1,0 +1,92 @@
+"""In which order the host updates blocks whose gradients have come: P3 over the link of one device.
+
+The backward pass makes the gradients of the last blocks first, and the next forward pass needs the
+first blocks first. Gradients go down, the host updates, parameters come up: three stations, of
+which the slowest is the channel of `simulate/gradients.py` and the others what a block waits in
+addition. The executor takes the lowest block that has come and lets the forward pass wait block by
+block (`runtime/memory/updates.py`); what that gains over waiting for all is said here.
+O(blocks log blocks).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray
+from hocket.graph.graph import Phase, Stream
+from hocket.planners.memory.frontier import Fitted
+from hocket.simulate.gradients import (
+    GradientChannel,
+    GradientOrder,
+    LayerWork,
+    lower_bound_s,
+    step_s,
+)
+from hocket.simulate.rewriting.blocks import StepBlocks
+from hocket.simulate.rewriting.step import BudgetedStep
+
+AFTER_BACKWARD = GradientOrder("after the backward pass", False, crosses=False, overlaps=False)
+AS_THEY_COME = GradientOrder("as gradients come", by_priority=False, crosses=False)
+BY_NEED = GradientOrder("by need", by_priority=True, crosses=True)
+_STATIONS = (Stream.COPY_OUT, Stream.HOST, Stream.COPY_IN)
+_UPDATED = ("gradients", "parameters", "fetch-forward")
+"""Ends of the names of copies that an update and the pass after it wait for."""
+_NANO = 1e9
+
+
+@dataclass(frozen=True)
+class UpdateOrders:
+    """What a step takes when the host updates in each order, and what no order goes below."""
+
+    step_s: dict[str, float]
+    """By the names of the orders, the executor's own last."""
+    bound_s: float
+
+    @property
+    def gain(self) -> float:
+        """Of the executor's order over updates as gradients come, all waited for."""
+        return self.step_s[AS_THEY_COME.name] / self.step_s[BY_NEED.name]
+
+
+def host_update_orders(fitted: Fitted, blocks: StepBlocks) -> UpdateOrders | None:
+    """The orders of a plan's updates on the host; None where it has none there."""
+    if fitted.memory is None:
+        return None
+    spent_s, passes_s = _seconds(fitted.step, blocks)
+    is_updated = spent_s[1] > 0
+    if not is_updated.any():
+        return None
+    slowest = int(np.argmax(spent_s[:, is_updated].sum(axis=1)))
+    others_s = np.delete(spent_s[:, is_updated], slowest, axis=0).sum(axis=0)
+    layers = [
+        # The channel counts nanoseconds of the slowest station instead of bytes.
+        LayerWork(forward_s, backward_s, round(_NANO * station_s) if is_at_home else 0)
+        for forward_s, backward_s, station_s, is_at_home in zip(
+            *passes_s.tolist(), spent_s[slowest].tolist(), is_updated.tolist(), strict=True
+        )
+    ]
+    channel = GradientChannel(_NANO, latency_s=float(others_s.mean()))
+    orders = (AFTER_BACKWARD, AS_THEY_COME, BY_NEED)
+    return UpdateOrders(
+        {how.name: step_s(layers, channel, how) for how in orders}, lower_bound_s(layers, channel)
+    )
+
+
+def _seconds(step: BudgetedStep, blocks: StepBlocks) -> tuple[FloatArray, FloatArray]:
+    """Per block: seconds of its updates at each station, and of its forward and backward pass."""
+    graph, op_s = step.rewritten.graph, step.problem.costs.op_s[0]
+    block, stream = blocks.block_of[step.rewritten.beside], graph.op_stream
+    # What else crosses the link (activations, parameters for the backward pass) waits for none.
+    is_update = np.array([name.rpartition("@")[2].startswith(_UPDATED) for name in graph.op_names])
+    is_update |= step.rewritten.origin >= 0
+    is_forward = graph.op_phase == Phase.FORWARD
+    kinds = [
+        *((stream == station) & is_update for station in _STATIONS),
+        *((stream == Stream.COMPUTE) & of_pass for of_pass in (is_forward, ~is_forward)),
+    ]
+    spent_s = np.zeros((len(kinds), blocks.num_blocks))
+    for row, chosen in enumerate(kinds):
+        np.add.at(spent_s[row], block[chosen], op_s[chosen])
+    return spent_s[: len(_STATIONS)], spent_s[len(_STATIONS) :]
