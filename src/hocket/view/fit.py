@@ -77,7 +77,8 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "chosen": told.name,
         **_numbers(told),
         "plan_seconds": fit.frontier.plan_seconds,
-        "host_updates": fit.update_orders and {
+        "host_updates": fit.update_orders
+        and {
             "step_s": fit.update_orders.step_s,
             "bound_s": fit.update_orders.bound_s,
             "gain": fit.update_orders.gain,
