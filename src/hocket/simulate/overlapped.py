@@ -49,9 +49,8 @@ class Pace:
     def moments_s(self, each: TimedSend) -> FloatArray:
         """When each chunk of a send begins to move, and when the last has moved."""
         chunk_s = float(self.moves_s[each.tree]) / self.num_chunks
-        moments: FloatArray = each.before_s + chunk_s * (
-            each.level + np.arange(self.num_chunks + 1)
-        )
+        chunks = np.arange(self.num_chunks + 1, dtype=np.float64)
+        moments: FloatArray = each.before_s + chunk_s * (each.level + chunks)
         return moments
 
 

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 Payload = TypeVar("Payload")
 _TOLERANCE = 1e-9
+CHEAP = 0.999
+"""A pattern of this cost makes the mix better: whoever finds one need not look on."""
 _HAIR = 1e-7
 
 
@@ -41,7 +43,7 @@ class Mix(Generic[Payload]):
 
 
 Cheapest = Callable[[Sequence[float] | Sequence[Fraction]], Pattern[Payload]]
-"""The pattern of least cost under prices of the rows."""
+"""The pattern of least cost under prices of the rows, or any that costs less than `CHEAP`."""
 
 
 def best_mix(capacity: Sequence[int], cheapest: Cheapest[Payload]) -> Mix[Payload]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hocket.planners.communication.arborescence import cheapest_arborescence
 from hocket.planners.communication.certificate import Collective
-from hocket.planners.communication.columns import Mix, Pattern, best_mix
+from hocket.planners.communication.columns import CHEAP, Mix, Pattern, best_mix
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.ways import Path, Ways
 
@@ -31,9 +31,11 @@ class TreeBundle:
 def best_bundles(fabric: Fabric, collective: Collective, root: int) -> Mix[TreeBundle]:
     """The mix of bundles with the largest total; a gather moves one share of each rank per unit."""
 
+    good_roots = list(range(fabric.num_ranks))
+
     def cheapest(price: Sequence[Any]) -> Pattern[TreeBundle]:
         ways = Ways(fabric, [price[arc.channel] for arc in fabric.arcs])
-        bundle = TreeBundle(tuple(_trees(ways, fabric.num_ranks, collective, root)))
+        bundle = TreeBundle(tuple(_trees(ways, fabric.num_ranks, collective, root, good_roots)))
         usage: dict[int, int] = {}
         for _, sends, _ in bundle.trees:
             for _, _, path in sends:
@@ -45,7 +47,10 @@ def best_bundles(fabric: Fabric, collective: Collective, root: int) -> Mix[TreeB
     return best_mix(fabric.capacity, cheapest)
 
 
-def _trees(ways: Ways, count: int, collective: Collective, root: int) -> list[Any]:
+def _trees(
+    ways: Ways, count: int, collective: Collective, root: int, good_roots: list[int]
+) -> list[Any]:
+    """Trees of the cheapest bundle; of an all-reduce those of the first good root that is cheap."""
     away = [row[:count] for row in ways.cost[:count]]
     towards = [list(column) for column in zip(*away, strict=True)]
     if collective in ("broadcast", "reduce"):
@@ -55,13 +60,20 @@ def _trees(ways: Ways, count: int, collective: Collective, root: int) -> list[An
         is_reduce = collective == "reducescatter"
         costs = towards if is_reduce else away
         return [_tree(ways, costs, rank, is_reduce)[1] for rank in range(count)]
-    both = []
-    for rank in range(count):
+    best: tuple[Any, list[Any]] | None = None
+    for rank in tuple(good_roots):
         (first, into), (second, out) = (
             _tree(ways, towards, rank, True), _tree(ways, away, rank, False),
         )  # fmt: skip
-        both.append((first + second, rank, [into, out]))
-    return min(both, key=lambda entry: entry[:2])[2]
+        if best is None or first + second < best[0]:
+            best = first + second, [into, out]
+        if best[0] < CHEAP:
+            break
+        # It was not worth it: the others are tried before it next time.
+        good_roots.remove(rank)
+        good_roots.append(rank)
+    assert best is not None
+    return best[1]
 
 
 def _tree(ways: Ways, cost: list[list[Any]], root: int, is_reduce: bool) -> tuple[Any, Any]:

@@ -161,7 +161,7 @@ class RoundsQueue:
         """What is queued inside runs after what the caller has queued, and beside what follows."""
         device = used[0].device
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream = self._streams[device]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
