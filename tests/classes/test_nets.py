@@ -1,6 +1,10 @@
 """Nets of other kinds are cut the same way: residual sums, transformers on images and on text."""
 
+import gc
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from hocket.classes.session import infer, open_session
 from hocket.classes.settings import NetTraining, SplitRequest
 from hocket.classes.sources import load_data
 from hocket.classes.split import split
-from hocket.classes.stepping import MomentumDescent
+from hocket.classes.stepping import MomentumDescent, carried
 from hocket.classes.structure import multiplications, structure_of
 from hocket.classes.training import (
     Labelled,
@@ -293,6 +297,25 @@ def test_descent_is_that_of_torch():
             net(given).square().sum().backward()
             optimizer.step()
     assert ours.weight.detach() == pytest.approx(theirs.weight.detach(), rel=1e-5, abs=1e-7)
+
+
+def test_a_recorded_step_keeps_what_its_graph_reads(monkeypatch):
+    """A graph knows addresses: weights that were given back would be overwritten."""
+    stand_in = SimpleNamespace(wait_stream=lambda other: None, replay=lambda: None)
+    for name in ("Stream", "CUDAGraph", "current_stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda: stand_in)
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *given, **named: nullcontext())
+
+    def recorded():
+        net = nn.Linear(2, 2)
+        return carried(lambda: net(torch.zeros(1, 2)), torch.device("cuda")), weakref.ref(net)
+
+    work, net = recorded()
+    work.start()
+    work.finish()
+    gc.collect()
+    assert net() is not None
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -150,6 +150,8 @@ class _CapturedWork:
     """Work on fixed memory as a CUDA graph, on a stream of its own."""
 
     def __init__(self, work: Callable[[], object]) -> None:
+        # A graph knows addresses alone: what the work refers to must not be given back.
+        self._work = work
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
