@@ -1,5 +1,4 @@
 import statistics
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from hocket.capture.model import capture_program  # noqa: E402
 from hocket.capture.recording import TensorLayout  # noqa: E402
 from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E402
 from hocket.cost import (  # noqa: E402
+    beside,
     dispatch,
     measure,
     timing,
@@ -189,12 +189,17 @@ def test_a_profile_goes_on_from_what_is_known_of_this_machine_and_no_other(captu
     assert not any(entry.seconds == 7.0 for entry in fresh.entries)
 
 
-def test_others_are_at_work_while_ops_of_one_of_several_processes_are_timed(captured, monkeypatch):
-    children, timed = [], []
-    start = subprocess.Popen
+def _children(monkeypatch):
+    """Processes at work that are started from now on."""
+    children, start = [], beside.start_module
     monkeypatch.setattr(
-        subprocess, "Popen", lambda *a, **k: children.append(start(*a, **k)) or children[-1]
+        beside, "start_module", lambda *a, **k: children.append(start(*a, **k)) or children[-1]
     )
+    return children
+
+
+def test_others_are_at_work_while_ops_of_one_of_several_processes_are_timed(captured, monkeypatch):
+    children, timed = _children(monkeypatch), []
     graph, program = captured["gpt2"]
     alone = profile_program(graph, program, HERE, budget_s=1e-9)
     assert not children
@@ -211,10 +216,7 @@ def test_others_are_at_work_while_ops_of_one_of_several_processes_are_timed(capt
 
 
 def test_a_process_at_work_ends_with_the_one_that_started_it(monkeypatch):
-    children, start = [], subprocess.Popen
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda *a, **k: children.append(start(*a, **k)) or children[-1]
-    )
+    children = _children(monkeypatch)
     with sharing_cores(2):
         children[0].stdin.close()
         assert children[0].wait(120) == 0

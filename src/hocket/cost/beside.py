@@ -6,34 +6,15 @@ Each of the others multiplies matrices and copies memory, in turns of about the 
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 
+from hocket.base import config
 from hocket.hardware.detect import usable_cores
-
-_WORK = """
-import os, sys, threading
-import numpy as np
-
-def end_with_the_other():
-    sys.stdin.read()
-    os._exit(0)
-
-threading.Thread(target=end_with_the_other, daemon=True).start()
-left = np.ones((512, 512), np.float32)
-product = np.empty_like(left)
-source = np.ones(2**22, np.float32)
-target = np.empty_like(source)
-print(flush=True)
-while True:
-    np.matmul(left, left, out=product)
-    np.copyto(target, source)
-"""
+from hocket.processes.start import start_module
 
 
 @contextmanager
@@ -57,9 +38,10 @@ def sharing_cores(num_processes: int) -> Iterator[None]:
 def _at_work(threads: int) -> Iterator[None]:
     """A process that works; it ends with this one, however that ends."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    child = subprocess.Popen(
-        (sys.executable, "-P", "-c", _WORK), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env={**os.environ, **dict.fromkeys(names, str(threads))},
+    child = start_module(
+        "hocket.cost.at_work", stdin=subprocess.PIPE, output=subprocess.PIPE,
+        errors=subprocess.DEVNULL,
+        environment={**config.environment_anywhere(), **dict.fromkeys(names, str(threads))},
     )  # fmt: skip
     with child:
         try:
