@@ -5,9 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
-WORKERS ?= 3
+# Of tests; more than cores, because many wait for processes that they started.
+WORKERS ?= 4
 
-.PHONY: demo test check kernels clean
+.PHONY: demo test check kernels rewritten clean
 
 demo: $(VENV)/.kernels
 	$(BIN)/hocket plan gpt2 --batch 16 --seq 1024 --on mixed-desktop -o plan.json
@@ -18,12 +19,16 @@ demo: $(VENV)/.kernels
 # Kernels are compiled beside the installing and the lints, which need no compiled code.
 test: export PYTHONDONTWRITEBYTECODE =
 test:
-	$(MAKE) --no-print-directory -j2 check kernels
+	$(MAKE) --no-print-directory -j2 check kernels rewritten
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -p no:schemathesis
 
 # Compiled once, so that tests side by side find the kernels on disk.
 kernels: $(VENV)/.torch
 	$(BIN)/python scripts/compile
+
+# Files of tests are rewritten for their assertions once, and not by every worker. It only saves time.
+rewritten: $(VENV)/.dev
+	-@$(BIN)/pytest --collect-only -qq -p no:schemathesis > /dev/null
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
