@@ -38,13 +38,13 @@ def ruler(marks: int, modulus: int) -> tuple[int, ...]:
     # So many pairs of marks cannot have fewer repetitions among so many differences.
     least = -(-marks * (marks - 1) // max(modulus - 1, 1))
     for most in range(max(least, 1), marks + 1):
-        found = _Search(marks, modulus, most).extended((0,), Counter())
+        found = _RulerSearch(marks, modulus, most).extended((0,), Counter())
         if found is not None:
             return found
     raise AssertionError("marks in a row repeat no difference more often than there are marks")
 
 
-class _Search:
+class _RulerSearch:
     """Marks with no difference more than ``most`` times, by trying one after the other."""
 
     def __init__(self, marks: int, modulus: int, most: int) -> None:

@@ -42,7 +42,7 @@ class _Entry:
 
 
 @dataclass(frozen=True, eq=False)
-class _State:
+class _BlockState:
     """The optimizer's state of a block, side by side."""
 
     buffer: torch.Tensor
@@ -57,7 +57,7 @@ class _State:
 class _Guest:
     """What has been fetched for the update of a block."""
 
-    state: _State
+    state: _BlockState
     state_here: torch.Tensor
     ticket: Ticket
     parameters_here: torch.Tensor | None
@@ -65,7 +65,7 @@ class _Guest:
 
 
 @dataclass(frozen=True)
-class Returned:
+class ReturnedBlock:
     """Copies on their way home, and what must not be dropped before they have ended."""
 
     ticket: Ticket
@@ -80,7 +80,7 @@ class Visitors:
     ) -> None:
         """``step`` does a step of an optimizer on the device."""
         self._engines, self._slots, self._step = engines, slots, step
-        self._states: dict[Block, _State] = {}
+        self._states: dict[Block, _BlockState] = {}
         self._guests: dict[Block, _Guest] = {}
 
     def invite(self, block: Block, optimizer: torch.optim.Optimizer | None) -> None:
@@ -110,7 +110,7 @@ class Visitors:
         block: Block,
         optimizer: torch.optim.Optimizer | None,
         gradients: Mapping[nn.Parameter, torch.Tensor],
-    ) -> Returned | None:
+    ) -> ReturnedBlock | None:
         """Update a block by gradients that are on the device; None where the host has to."""
         guest = self._leave(block)
         if guest is None or optimizer is None or not self._has_state(guest.state, gradients):
@@ -122,7 +122,7 @@ class Visitors:
         ticket = self._engines.send(pairs)
         if guest.parameters_here is None:
             self._slots.keep_until(block, ticket)
-        return Returned(ticket, [source for _, source in pairs])
+        return ReturnedBlock(ticket, [source for _, source in pairs])
 
     def _leave(self, block: Block) -> _Guest | None:
         guest = self._guests.pop(block, None)
@@ -183,7 +183,7 @@ class Visitors:
 
     # ── state at home ────────────────────────────────────────────────────────────────────────
 
-    def _state(self, block: Block, optimizer: torch.optim.Optimizer) -> _State | None:
+    def _state(self, block: Block, optimizer: torch.optim.Optimizer) -> _BlockState | None:
         """The block's state in one buffer; None where a parameter that is trained has none yet."""
         found = self._states.get(block)
         if found is not None and found.is_of(optimizer):
@@ -205,7 +205,7 @@ class Visitors:
     @torch.no_grad()
     def _side_by_side(
         self, values: list[tuple[nn.Parameter, str, torch.Tensor]], optimizer: torch.optim.Optimizer
-    ) -> _State:
+    ) -> _BlockState:
         sizes = [aligned(value.numel() * value.dtype.itemsize) for _, _, value in values]
         buffer = host_buffer(sum(sizes), pinned=self._engines.is_real)
         entries, start = [], 0
@@ -218,9 +218,11 @@ class Visitors:
                 optimizer.state[parameter][key] = own
                 entries.append(_Entry(parameter, key, own, start))
                 start += size
-        return _State(buffer, tuple(entries))
+        return _BlockState(buffer, tuple(entries))
 
-    def _has_state(self, state: _State, gradients: Mapping[nn.Parameter, torch.Tensor]) -> bool:
+    def _has_state(
+        self, state: _BlockState, gradients: Mapping[nn.Parameter, torch.Tensor]
+    ) -> bool:
         having = {entry.parameter for entry in state.entries}
         return all(parameter in having for parameter in gradients)
 

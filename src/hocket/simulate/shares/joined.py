@@ -41,7 +41,7 @@ def join_parts(
                 _sum_all(problem, regions, group, number, runs, sheet)
 
 
-class _Runs(NamedTuple):
+class _MicrobatchRuns(NamedTuple):
     """One run of a microbatch's ops on all parts."""
 
     op: list[IntArray]
@@ -53,17 +53,17 @@ class _Runs(NamedTuple):
     label: str
 
 
-def _first_runs(group: Sequence[ReplicaCopy], number: int) -> _Runs:
+def _first_runs(group: Sequence[ReplicaCopy], number: int) -> _MicrobatchRuns:
     passes = [own.passes[number] for own in group]
-    return _Runs(
+    return _MicrobatchRuns(
         [p.op for p in passes], [p.priority for p in passes], [p.tensor for p in passes], _NEXT,
         f"#{number}",
     )  # fmt: skip
 
 
-def _second_runs(group: Sequence[ReplicaCopy], number: int) -> _Runs:
+def _second_runs(group: Sequence[ReplicaCopy], number: int) -> _MicrobatchRuns:
     passes = [own.passes[number] for own in group]
-    return _Runs(
+    return _MicrobatchRuns(
         [p.again for p in passes], [p.again_priority for p in passes], None, _CLOSE,
         f"#{number}@again",
     )  # fmt: skip
@@ -74,7 +74,7 @@ def _sum_all(
     regions: Regions,
     group: Sequence[ReplicaCopy],
     number: int,
-    runs: _Runs,
+    runs: _MicrobatchRuns,
     sheet: Sheet,
 ) -> None:
     """The sums of one run, all at once."""
@@ -110,7 +110,7 @@ def _sum_all(
 
 
 def _waits(
-    sized: Graph, makers: LongArray, runs: _Runs, sheet: Sheet
+    sized: Graph, makers: LongArray, runs: _MicrobatchRuns, sheet: Sheet
 ) -> tuple[IntArray, LongArray]:
     """What sums wait for, and the flat number of the sum and part that does."""
     num_parts, number = len(runs.op), np.arange(len(makers))

@@ -40,7 +40,7 @@ class CopiedNames:
         return (self.names[i] + self.label for i in self.picked.tolist())
 
 
-class Names(Protocol):
+class NamesOnDemand(Protocol):
     """As many names as there are ops or tensors, made only where they are looked at."""
 
     def __len__(self) -> int: ...
@@ -58,8 +58,8 @@ class Sheet:
     """Whether ops and tensors get their names; else all have the empty one."""
     num_ops: int = 0
     num_tensors: int = 0
-    _op_names: list[Names] = field(default_factory=list)
-    _tensor_names: list[Names] = field(default_factory=list)
+    _op_names: list[NamesOnDemand] = field(default_factory=list)
+    _tensor_names: list[NamesOnDemand] = field(default_factory=list)
     _ops: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {n: [] for n in _OPS})
     _tensors: dict[str, list[NDArray[Any]]] = field(
         default_factory=lambda: {n: [] for n in _TENSORS}
@@ -77,7 +77,11 @@ class Sheet:
         return self.kinds.index(name)
 
     def add_ops(
-        self, names: Names, op_s: FloatArray, demand: FloatArray | None = None, **columns: Any
+        self,
+        names: NamesOnDemand,
+        op_s: FloatArray,
+        demand: FloatArray | None = None,
+        **columns: Any,
     ) -> IntArray:
         """Add ops; ``op_s`` is [kind of device, op]. Returns their numbers.
 
@@ -96,7 +100,7 @@ class Sheet:
         self.num_ops += count
         return np.arange(self.num_ops - count, self.num_ops, dtype=np.int32)
 
-    def add_tensors(self, names: Names, **columns: Any) -> IntArray:
+    def add_tensors(self, names: NamesOnDemand, **columns: Any) -> IntArray:
         """Add tensors; returns their numbers."""
         count = len(names)
         self._tensor_names.append(names)
@@ -144,7 +148,7 @@ class Sheet:
         names = self._told(self._op_names, self.num_ops)
         return topological_order(names, producer, read_ptr, reads[by_reader])
 
-    def _told(self, pieces: list[Names], count: int) -> list[str]:
+    def _told(self, pieces: list[NamesOnDemand], count: int) -> list[str]:
         return list(chain.from_iterable(pieces)) if self.is_named else [""] * count
 
     def graph(self, name: str, meta: dict[str, Any]) -> Graph:
