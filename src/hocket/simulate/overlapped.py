@@ -37,7 +37,7 @@ class TimedSend:
 
 
 @dataclass(frozen=True)
-class Pace:
+class TreePace:
     """When sends move for a message of some size."""
 
     ends_s: float
@@ -82,14 +82,14 @@ class OverlappedTimes:
         """Latencies along the longest path."""
         return float(self._late_s.max())
 
-    def pace(self, size_bytes: float, num_chunks: int) -> Pace:
+    def pace(self, size_bytes: float, num_chunks: int) -> TreePace:
         """The least time in which everything is moved so."""
         from scipy.optimize import brentq
 
         chunks = 1 + self._level / num_chunks
         busy_s = float((self._taken @ chunks).max()) * float(size_bytes)
         if busy_s == 0.0:
-            return Pace(self.longest_s, np.zeros(len(chunks)), num_chunks)
+            return TreePace(self.longest_s, np.zeros(len(chunks)), num_chunks)
 
         def overload(rest_s: float) -> float:
             moves_s = (self.longest_s + rest_s - self._late_s) / chunks
@@ -102,7 +102,7 @@ class OverlappedTimes:
             rest_s = brentq(overload, least_s, busy_s, xtol=_CLOSE * busy_s, rtol=1e-9)
             rest_s *= 1 + 2e-9
         ends_s = self.longest_s + rest_s
-        return Pace(ends_s, (ends_s - self._late_s) / chunks, num_chunks)
+        return TreePace(ends_s, (ends_s - self._late_s) / chunks, num_chunks)
 
 
 def _timed(number: int, tree: Tree, latency_of: dict[str, float]) -> Iterator[TimedSend]:
