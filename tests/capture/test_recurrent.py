@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hocket.capture.model import capture_program
 from hocket.capture.recurrent import know_recurrent_layers
 
 MODES = {"LSTM": 2, "GRU": 3}
@@ -29,3 +30,10 @@ def test_gradients_of_a_recurrent_layer_have_the_shapes_of_what_they_are_of(name
     assert [gradient.shape for gradient in found] == [tensor.shape for tensor in wanted]
     assert reserve.numel() > 0
     assert buffer.numel() == sum(weight.numel() for weight in weights)
+
+
+def test_a_recurrent_layer_is_recorded_the_same_each_time():
+    layer, batch = torch.nn.LSTM(5, 7, num_layers=2, dropout=0.1), torch.randn(3, 2, 5)
+    kept = {"forward": lambda layer, rows: layer(rows)[0].mean(), "repeat": False}
+    first, again = (capture_program(layer, batch, **kept)[0] for _ in range(2))
+    assert first.op_names == again.op_names

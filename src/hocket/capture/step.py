@@ -62,6 +62,9 @@ def record_fake_step(
         (unused if is_left_out else named).append(item)
     know_recurrent_layers()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # What it remembers of an op forgets that two results are one tensor, as gradients of biases of
+    # recurrent layers are: a second recording would be another one.
+    mode.cache_enabled = not any(isinstance(each, nn.RNNBase) for each in model.modules())
     stands_in = device == ACCELERATOR
     with mode:
         twins = fake_twins([t for _, _, t in named], "cpu" if stands_in else device)
