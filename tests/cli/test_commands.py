@@ -110,6 +110,18 @@ def test_plan_for_a_person_shows_the_table_and_what_to_do_next(folder):
     assert json.loads(hocket("verify", "plan.json", "--json", cwd=folder).stdout)["ok"] is True
 
 
+def test_plan_tells_what_other_devices_would_bring(tmp_path):
+    hocket("generate", "chain", "--ops", 12, "-o", "g.json.gz", cwd=tmp_path)
+    asked = ("plan", "g.json.gz", "--on", "1xt4", "--planner", "one-device", "--what-if", "1xh200")
+    result = json.loads(hocket(*asked, "--goal", "time", "--json", cwd=tmp_path).stdout)
+    (other,) = result["what_if"]
+    assert other["cluster"] == "1xh200"
+    assert other["step_s"] < result["step_s"]
+    done = hocket(*asked, cwd=tmp_path)
+    assert "1xh200" in done.stdout
+    assert "wrote plan.json" in done.stderr
+
+
 def test_plan_that_cannot_fit_ends_with_4_and_says_what_is_missing(folder, tmp_path):
     text = (folder / "two.toml").read_text().replace("24GiB", "1MiB")
     (tmp_path / "tiny.toml").write_text(text)
