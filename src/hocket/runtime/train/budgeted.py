@@ -10,8 +10,8 @@ they are at home between steps.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -44,6 +44,7 @@ from hocket.runtime.train.batches import Signature, require_alike, shapes_text, 
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.recorded import Recipe, in_mode
+from hocket.runtime.train.returned import single_number, without_cache
 from hocket.runtime.train.weight import Weight
 
 Gradients = dict[nn.Parameter, torch.Tensor]
@@ -114,7 +115,7 @@ class Budgeted:
         outcome = self._forward(batch)
         seed = torch.ones_like(outcome.loss).mul_(weight)
         outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
-        return Carried(outcome.loss.detach(), tree_map(_single, outcome.outputs))
+        return Carried(outcome.loss.detach(), tree_map(single_number, outcome.outputs))
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
         """Ops are not timed."""
@@ -183,7 +184,7 @@ class Budgeted:
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         device = self._engines.device
         here = tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch)
-        with _without_cache(self._model) if torch.is_grad_enabled() else nullcontext():
+        with without_cache(self._model) if torch.is_grad_enabled() else nullcontext():
             return (self._recipe.forward or apply_model)(self._model, here)
 
     # ── gradients and updates ────────────────────────────────────────────────────────────────
@@ -399,24 +400,3 @@ class Budgeted:
 
 def _signature(batch: Any) -> Signature:
     return signature_of(dict(batch) if isinstance(batch, Mapping) else batch)
-
-
-@contextmanager
-def _without_cache(model: nn.Module) -> Iterator[None]:
-    """Keys and values that Hugging Face's models keep for generation are no part of training."""
-    config: Any = getattr(model, "config", None)
-    before = getattr(config, "use_cache", None)
-    if before:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        if before:
-            config.use_cache = before
-
-
-def _single(value: Any) -> Any:
-    """What a step keeps of what the model returned: single numbers; caches hold the whole graph."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.detach()
-    return value if isinstance(value, int | float | str) else None
