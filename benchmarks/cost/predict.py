@@ -53,7 +53,9 @@ class Case:
 
     @property
     def label(self) -> str:
-        return f"{Path(self.model).stem} {self.batch}x{self.seq} {self.dtype}"
+        path = Path(self.model)
+        name = path.name.partition(":")[2] or path.stem
+        return f"{name} {self.batch}x{self.seq} {self.dtype}"
 
 
 CASES = {

@@ -35,8 +35,15 @@ FIT = (
     Case("resnet50", 128, 1, "float32", "fit"),
 )
 """What the calibration sees; first, for they must be there when the time is used up."""
-UNET = str(Path(__file__).with_name("unet.py")) + ":unet"
-UNET_SIZES = ((16, 64, "float32"), (16, 64, "bfloat16"))
+HERE = Path(__file__).parent
+BUILT = (
+    (f"{HERE / 'unet.py'}:unet", (16, 64, "float32")),
+    (f"{HERE / 'unet.py'}:unet", (16, 64, "bfloat16")),
+    (f"{HERE / 'small_nets.py'}:resnet56", (256, 32, "float32")),
+    (f"{HERE / 'small_nets.py'}:words", (20, 35, "float32")),
+    (f"{HERE / 'small_nets.py'}:words", (20, 35, "bfloat16")),
+)
+"""Models that functions build."""
 CONFIGS: dict[str, tuple[Config, tuple[tuple[int, int, str], ...]]] = {
     "opt-350m": (
         {"model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24,
@@ -130,7 +137,7 @@ def main() -> None:
 
 def cases(folder: Path) -> list[Case]:
     """The configurations as files, with each of their batches."""
-    found = [*FIT, *(Case(UNET, *size, "held out") for size in UNET_SIZES)]
+    found = [*FIT, *(Case(name, *size, "held out") for name, size in BUILT)]
     for name, (config, sizes) in CONFIGS.items():
         path = folder / f"{name}.json"
         path.write_text(json.dumps(config))

@@ -211,6 +211,18 @@ def test_capture_checkpointed_block_pairs_what_it_computes_again():
 # ── costs ────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_gradients_of_grouped_convolutions_meet_their_own_channels_only():
+    layer = nn.Conv2d(32, 32, 7, padding=3, groups=32, bias=False)
+    model = nn.Sequential(nn.Conv2d(3, 32, 1, bias=False), layer)
+    graph = capture(model, torch.randn(2, 3, 8, 8), loss=lambda out: out.sum())
+    forward = 2 * 2 * 8 * 8 * layer.weight.numel()
+    found = [
+        graph.flops[op] for op in range(graph.num_ops) if graph.modules[graph.op_module[op]] == "1"
+        and "convolution" in graph.kind_of(op)
+    ]  # fmt: skip
+    assert found == [forward, 2 * forward]
+
+
 def test_capture_flops_of_products_and_attention():
     def step(x, w):
         y = (x @ w).view(2, 1, 8, 4)

@@ -47,8 +47,18 @@ def _recurrent(inputs: Any, *weights: Any) -> float:
     return float(2 * prod(inputs.shape[:-1]) * sum(matrix.numel() for matrix in matrices))
 
 
+def _convolution_backward(gradient: Any, given: Any, weight: Any, *rest: Any) -> float:
+    """Each gradient takes what the forward pass does; torch's counter forgets that groups only meet
+    their own channels."""
+    is_transposed, wanted = rest[4], rest[7]
+    places = prod((given if is_transposed else gradient).shape[2:])
+    forward = 2 * given.shape[0] * places * weight.numel()
+    return float(forward * (bool(wanted[0]) + bool(wanted[1])))
+
+
 _FORMULAS: dict[str, Callable[..., float]] = {
     "aten._grouped_mm": _grouped_product,
+    "aten.convolution_backward": _convolution_backward,
     "aten.mkldnn_rnn_layer": lambda inputs, *rest: _recurrent(inputs, *rest[:2]),
     "aten.mkldnn_rnn_layer_backward": lambda inputs, *rest: 2 * _recurrent(inputs, *rest[:2]),
     "aten._cudnn_rnn": lambda inputs, weights, *_: _recurrent(inputs, weights),

@@ -250,6 +250,12 @@ def _require_device(device: str) -> None:
         )
 
 
+def _recurrent_layers(model: nn.Module, device: str) -> dict[str, list[str]]:
+    """Layers that an accelerator's library runs in a few kernels, recorded word by word."""
+    found = [path for path, module in model.named_modules() if isinstance(module, nn.RNNBase)]
+    return {"recurrent": found} if found and device == ACCELERATOR else {}
+
+
 def _meta(
     model: nn.Module, batch: Any, optimizer: Optimizer | None, name: str, device: str
 ) -> dict[str, Any]:
@@ -265,6 +271,7 @@ def _meta(
         "dtype": str(floating[0].dtype).removeprefix("torch.") if floating else None,
         **({"optimizer": None} if optimizer is None else optimizer.to_meta()),
         "device": device,
+        **_recurrent_layers(model, device),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "torch": torch.__version__,
     }

@@ -8,7 +8,7 @@ the total of the family agrees. At most 48 x 48 pairs per family and type. O(pai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ def calibrate(profile: Profile, kind: DeviceKind) -> Calibration:
     usable = (measured_s > 0) & ((compute_s > 0) | (memory_s > 0))
     floor_s = _launch_floor_s(measured_s[usable], (compute_s + memory_s)[usable], kind)
     launch_s = kind.launch_s if floor_s is None else floor_s
+    kernels = work.launch_s(replace(kind, launch_s=1.0)) * np.ones(len(measured_s))
     efficiency: dict[str, Efficiency] = {}
     for index, family in enumerate(FAMILIES):
         member = usable & (work.family == index)
@@ -101,7 +102,7 @@ def calibrate(profile: Profile, kind: DeviceKind) -> Calibration:
             if part.any() and spent_s[part].sum() >= MIN_SHARE * spent_s.sum():
                 efficiency[key] = _best_efficiency(
                     measured_s[part], compute_s[part], memory_s[part],
-                    spent_s[part], launch_s, DEFAULT_EFFICIENCY[family],
+                    spent_s[part], launch_s * kernels[part], DEFAULT_EFFICIENCY[family],
                 )  # fmt: skip
     fit = KindFit(
         efficiency, launch_s, profile.host, dict(kind.peak_flops), kind.memory_bandwidth_bps
@@ -135,7 +136,7 @@ def _best_efficiency(
     compute_s: FloatArray,
     memory_s: FloatArray,
     weight: FloatArray,
-    launch_s: float,
+    launch_s: FloatArray,
     default: Efficiency,
 ) -> Efficiency:
     compute = _candidates(compute_s, measured_s, weight, default.compute)

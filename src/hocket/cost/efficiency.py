@@ -18,6 +18,7 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.errors import InputFileError
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, refine
 from hocket.cost.host import HostOverhead
+from hocket.cost.tiles import ShapedWork, shaped_work
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import DeviceKind
 
@@ -122,12 +123,24 @@ class OpWork:
     """Index into `DTYPES`."""
     flops: FloatArray
     bytes_touched: FloatArray
+    shaped: ShapedWork
+    """What their shapes make of it on an accelerator."""
+
+    def launch_s(self, kind: DeviceKind) -> FloatArray:
+        """What each op takes at least on a device."""
+        return kind.launch_s * (np.ones(1) if kind.is_cpu else self.shaped.kernels)
 
 
 def work_of(graph: Graph) -> OpWork:
     """What the ops of a graph ask of a device."""
     family = refine(family_index(graph.kinds)[graph.op_kind], graph.op_signature, graph.signatures)
-    return OpWork(family, graph.op_dtype, graph.flops, graph.bytes_touched.astype(np.float64))
+    return OpWork(
+        family,
+        graph.op_dtype,
+        graph.flops,
+        graph.bytes_touched.astype(np.float64),
+        shaped_work(graph.op_signature, graph.signatures),
+    )
 
 
 def peak_flops(kind: DeviceKind, family: str, dtype: str) -> float:
@@ -150,13 +163,15 @@ def peak_flops(kind: DeviceKind, family: str, dtype: str) -> float:
 
 
 def ideal_s(work: OpWork, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
-    """Seconds of arithmetic and of memory traffic at the full rates of the data sheet."""
+    """Seconds of arithmetic and of memory traffic at the full rates of the data sheet; on
+    accelerators with what shapes make of both."""
     rate = np.full((len(FAMILIES), len(DTYPES)), np.inf)
     for family, dtype in sorted({*zip(work.family.tolist(), work.dtype.tolist(), strict=True)}):
         rate[family, dtype] = peak_flops(kind, FAMILIES[family], DTYPES[dtype])
-    return work.flops / rate[
-        work.family, work.dtype
-    ], work.bytes_touched / kind.memory_bandwidth_bps
+    flops, touched = work.flops, work.bytes_touched
+    if not kind.is_cpu:
+        flops, touched = flops * work.shaped.flops, touched * work.shaped.bytes
+    return flops / rate[work.family, work.dtype], touched / kind.memory_bandwidth_bps
 
 
 def roofline_s(work: OpWork, kind: DeviceKind, fit: KindFit | None = None) -> FloatArray:
@@ -170,4 +185,4 @@ def roofline_s(work: OpWork, kind: DeviceKind, fit: KindFit | None = None) -> Fl
     index = work.family, work.dtype
     seconds = np.maximum(compute_s / compute[index], memory_s / memory[index])
     launches = (work.flops > 0) | (work.bytes_touched > 0)
-    return np.where(launches, np.maximum(seconds, kind.launch_s), 0.0)
+    return np.where(launches, np.maximum(seconds, work.launch_s(kind)), 0.0)

@@ -8,12 +8,16 @@ The steady state of that queue has a closed form with one running maximum; a dev
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, IntArray
+from hocket.cost.families import family_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +50,52 @@ block that is measured: steps of Qwen2 and of a mixture of experts took 1.45 and
 as the block's overhead said."""
 
 
-def with_host_overhead(
-    kernel_s: FloatArray, op_phase: NDArray[np.int8], host: HostOverhead
+ISSUE: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "view": (0.3, 0.45),
+        "matmul": (2.2, 1.5),
+        "matmul_unaligned": (2.2, 1.5),
+        "attention": (2.8, 5.0),
+        "normalization": (1.9, 2.5),
+        "convolution": (3.8, 6.3),
+    }
+)
+"""What an op of a family takes the host, forward and backward, over the mean op of a transformer's
+step; others take 1.25 times that. One H200's host (``benchmarks/cost/predict_small.py``), in chains
+of one op: a view takes 2 us forward and 12 backward, an addition 11 and 24, a layer norm 16 and 35,
+a linear layer 38 and 70 with four and nine ops, a convolution 30 and 46 where it is so small that
+nothing is copied, attention 28 and 100."""
+SPATIAL_NORM_ISSUE = (4.4, 5.6)
+"""The same of norms over batches and groups: 35 to 44 us forward and 65 to 90 backward."""
+_OTHER_ISSUE = (1.25, 1.25)
+_SPATIAL_NORM = re.compile(r"(batch|group|instance)_?norm")
+
+
+def issue_s(
+    host: HostOverhead, kinds: Sequence[str], op_kind: IntArray, op_phase: NDArray[np.int8]
 ) -> FloatArray:
+    """Seconds in which the host issues each op; ``op_kind`` indexes ``kinds``."""
+    weights = [
+        SPATIAL_NORM_ISSUE
+        if _SPATIAL_NORM.search(kind)
+        else ISSUE.get(family_of(kind), _OTHER_ISSUE)
+        for kind in kinds
+    ]
+    # An optimizer's ops are alike.
+    by_kind = np.array([(*pair, 1.0) for pair in weights]).reshape(-1, 3)
+    weight = by_kind[op_kind, op_phase] if len(kinds) else np.ones(len(op_kind))
+    # A processor does the work itself: what it takes to issue it hardly differs.
+    return np.asarray(host.by_phase[op_phase] * (weight if host.overlaps else 1.0))
+
+
+def with_host_overhead(kernel_s: FloatArray, host_s: FloatArray, overlaps: bool) -> FloatArray:
     """Op times that include the wait for their launch; views cost nothing but their dispatch.
 
     Where the device overlaps, the times of one step add up to the larger of all kernel times and
     all dispatch times: a device that is always behind hides the host, a host that is always behind
     leaves gaps, and each gap is added to the op in front of which it lies.
     """
-    host_s: FloatArray = host.by_phase[op_phase]
-    if not host.overlaps:
+    if not overlaps:
         return kernel_s + host_s
     if host_s.sum() <= kernel_s.sum():
         return kernel_s

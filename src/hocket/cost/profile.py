@@ -23,6 +23,7 @@ from hocket.base.jsonfile import dump_json, read_json
 from hocket.cost.efficiency import OpWork
 from hocket.cost.families import family_index, refine
 from hocket.cost.host import HostOverhead
+from hocket.cost.tiles import shaped_work
 from hocket.graph.graph import DTYPES, Graph
 
 PROFILE_SCHEMA = "hocket.profile/1"
@@ -74,15 +75,14 @@ class Profile:
 
     def work(self) -> OpWork:
         """What the entries ask of a device, in their order."""
+        every = np.arange(len(self.entries), dtype=np.int32)
+        signatures = [entry.signature for entry in self.entries]
         return OpWork(
-            refine(
-                family_index(entry.kind for entry in self.entries),
-                np.arange(len(self.entries), dtype=np.int32),
-                [entry.signature for entry in self.entries],
-            ),
+            refine(family_index(entry.kind for entry in self.entries), every, signatures),
             np.array([DTYPES.index(entry.dtype) for entry in self.entries], dtype=np.int8),
             np.array([entry.flops for entry in self.entries], dtype=np.float64),
             np.array([entry.bytes_touched for entry in self.entries], dtype=np.float64),
+            shaped_work(every, signatures),
         )
 
     def __repr__(self) -> str:

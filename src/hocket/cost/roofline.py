@@ -24,8 +24,9 @@ from hocket.cost.calibrate import (
 )
 from hocket.cost.costs import Costs, TimeSource, device_rows, stated_op_s
 from hocket.cost.efficiency import KindFit, roofline_s, work_of
-from hocket.cost.host import EAGER, REPLAYED, HostOverhead, with_host_overhead
+from hocket.cost.host import EAGER, REPLAYED, HostOverhead, issue_s, with_host_overhead
 from hocket.cost.profile import Profile, profile_from_dict, profile_to_dict, require_times
+from hocket.cost.recurrent import as_tf32, fused_host_s, fused_s, products_of, recurrent_ops
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster, DeviceKind
 
@@ -131,9 +132,30 @@ def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> Kind
         measured = None
     fit = _fit_of(graph, kind, found.calibration, measured, found.launches)
     host = _host_of(fit, kind, measured, found.launches)
-    device_s = roofline_s(work_of(graph), kind, replace(fit, launch_s=0.0))
+    device_s = _device_s(graph, kind, replace(fit, launch_s=0.0))
     is_issued = host.overlaps and found.launches == "eager"
-    return KindWork(device_s, host.by_phase[graph.op_phase] * is_issued)
+    return KindWork(device_s, _issue_s(graph, kind, host) * is_issued)
+
+
+def _device_s(graph: Graph, kind: DeviceKind, fit: KindFit) -> FloatArray:
+    """Seconds of each op on a device by the roofline, recurrent layers as accelerators run them."""
+    work = work_of(graph)
+    op_s = roofline_s(work, kind, fit)
+    words = recurrent_ops(graph)
+    if kind.is_cpu or not words.any():
+        return op_s
+    bare_s = roofline_s(work, as_tf32(kind), replace(fit, launch_s=0.0, peak_flops={}))
+    products = products_of(graph, work.family)
+    return fused_s(op_s, bare_s, words, products, fit.figures(kind).launch_s)
+
+
+def _issue_s(graph: Graph, kind: DeviceKind, host: HostOverhead) -> FloatArray:
+    """Seconds in which the host issues each op."""
+    host_s = issue_s(host, graph.kinds, graph.op_kind, graph.op_phase)
+    words = recurrent_ops(graph)
+    if kind.is_cpu or host is REPLAYED or not words.any():
+        return host_s
+    return fused_host_s(host_s, words, products_of(graph, work_of(graph).family), graph.op_phase)
 
 
 def _require_kind(what: str, kinds: tuple[str, ...], cluster: Cluster) -> None:
@@ -170,7 +192,7 @@ def _op_times(
     """Seconds and source of every op on one kind of device."""
     measured = profile if profile is not None and profile.device_kind == kind.name else None
     fit = _fit_of(graph, kind, calibration, measured, launches)
-    op_s = roofline_s(work_of(graph), kind, fit)
+    op_s = _device_s(graph, kind, fit)
     source = np.full(graph.num_ops, TimeSource.MODEL, dtype=np.uint8)
     if measured is not None:
         seconds = measured_op_s(graph, measured)
@@ -178,7 +200,7 @@ def _op_times(
         op_s = np.where(known, seconds, op_s)
         source[known] = TimeSource.PROFILE
     host = _host_of(fit, kind, measured, launches)
-    op_s = with_host_overhead(op_s, graph.op_phase, host)
+    op_s = with_host_overhead(op_s, _issue_s(graph, kind, host), host.overlaps)
     stated = stated_op_s(graph, kind)
     if stated is not None:
         return stated, np.full_like(source, TimeSource.FILE)

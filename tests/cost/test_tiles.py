@@ -1,0 +1,115 @@
+"""What shapes make of work on accelerators, against what an H200 took."""
+
+import numpy as np
+import pytest
+
+from hocket.cost.efficiency import OpWork, roofline_s
+from hocket.cost.families import FAMILIES
+from hocket.cost.tiles import CONVOLUTION, NORM_PASSES, Shaped, shaped, shaped_work
+from hocket.graph.graph import DTYPES
+from hocket.hardware import cluster_from_text
+
+H200 = cluster_from_text("1xh200-141g").devices[0].kind
+STEPS = "None, [1, 1], [1, 1], [1, 1], False, [0, 0]"
+
+
+def forward(channels, side=32, kernel=3, groups=1, dtype="float32", strides=""):
+    given = f"{dtype}[64,{channels},{side},{side}]{strides}"
+    weight = f"{dtype}[{channels},{channels // groups},{kernel},{kernel}]"
+    return f"aten.convolution.default({given}, {weight}, {STEPS}, {groups})"
+
+
+def backward(channels, wanted="True, True, False", groups=1, dtype="float32"):
+    plane = f"{dtype}[64,{channels},32,32]"
+    weight = f"{dtype}[{channels},{channels // groups},3,3]"
+    return (
+        f"aten.convolution_backward.default({plane}, {plane}, {weight}, {STEPS}, {groups}, "
+        f"[{wanted}])"
+    )
+
+
+def seconds(signature, family, flops, size_bytes, dtype="float32"):
+    work = OpWork(
+        np.array([FAMILIES.index(family)]),
+        np.array([DTYPES.index(dtype)], dtype=np.int8),
+        np.array([flops]),
+        np.array([size_bytes]),
+        shaped_work(np.zeros(1, dtype=np.int32), [signature]),
+    )
+    return float(roofline_s(work, H200)[0])
+
+
+def test_few_channels_take_the_time_of_a_tile():
+    whole = shaped(forward(64)).flops
+    assert whole == shaped(forward(128)).flops == CONVOLUTION
+    assert shaped(forward(16)).flops == whole * 64 / 16 * 32 / 16
+    assert shaped(forward(96)).flops == pytest.approx(whole * 128 / 96)
+    assert shaped(backward(16)).flops > shaped(forward(16)).flops
+    assert shaped(backward(16, "True, False, False")).flops == shaped(forward(16)).flops
+    assert shaped(backward(16, "False, False, True")).flops == whole
+
+
+def test_groups_share_tiles_that_are_mostly_zeros():
+    assert shaped(forward(256, groups=32)).flops == CONVOLUTION * 64 / 8
+    assert shaped(forward(128, groups=128)).flops == CONVOLUTION * 64
+    assert shaped(forward(128, groups=128, dtype="bfloat16")).flops == CONVOLUTION * 128
+
+
+def test_channels_first_are_copied_and_points_are_not():
+    assert shaped(forward(64)).bytes == 3
+    assert shaped(forward(64, kernel=1)) == Shaped(CONVOLUTION)
+    assert shaped(forward(64, strides="{65536,1,2048,64}")).bytes == 1
+
+
+def test_norms_over_batches_need_channels_to_fill_a_device():
+    def norm(channels, dtype="float32", kind="batch"):
+        return shaped(f"aten.native_{kind}_norm.default({dtype}[64,{channels},8,8], 1)").bytes
+
+    assert norm(512) == norm(4, kind="layer") == norm(4, "bfloat16", "group") == NORM_PASSES
+    assert norm(64) == 4 * NORM_PASSES
+    assert norm(16) == norm(4) == 8 * NORM_PASSES
+    assert norm(64, "bfloat16") == 2 * norm(64)
+
+
+@pytest.mark.parametrize(
+    "signature",
+    ["", "aten.convolution.default()", "aten.convolution.default(float32[], float32[])",
+     "aten.convolution.default(float32[0,0,0], float32[0,0,0], 0)", "aten.mm(float32[2,2])",
+     "aten.convolution.default(float32[1,2,3], float32[4,0,3], None, 7)",
+     "aten.convolution_backward.default(float32[1,2,3])"],
+)  # fmt: skip
+def test_other_signatures_are_what_their_sizes_say(signature):
+    assert shaped(signature) == Shaped()
+
+
+def test_norms_of_unknown_shapes_are_not_idle():
+    for text in ("aten.native_batch_norm.default(float32[3])", "aten.cudnn_batch_norm.default(1)"):
+        assert shaped(text) == Shaped(1.0, NORM_PASSES)
+
+
+# Channels, side, batch, microseconds forward and of both gradients: benchmarks/results, small-h200.
+MEASURED = [(16, 32, 256, 89, 419), (32, 16, 256, 33, 135), (64, 56, 64, 143, 366),
+            (128, 28, 64, 92, 223), (256, 14, 64, 72, 207), (512, 7, 64, 80, 204)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("channels", "side", "batch", "forward_us", "backward_us"), MEASURED)
+def test_convolutions_of_any_width_are_within_two_of_what_was_measured(
+    channels, side, batch, forward_us, backward_us
+):
+    plane, weight = 4.0 * batch * channels * side**2, 4.0 * 9 * channels**2
+    flops = plane / 4 * 2 * 9 * channels
+    found = seconds(forward(channels, side), "convolution", flops, 2 * plane + weight)
+    assert 0.5 < found / forward_us * 1e6 < 2
+    found = seconds(backward(channels), "convolution", 2 * flops, 3 * plane + 2 * weight)
+    assert 0.45 < found / backward_us * 1e6 < 2
+
+
+def test_shapes_mean_nothing_to_a_processor():
+    kind = cluster_from_text("1xcpu-host").devices[0].kind
+    one = np.zeros(1, dtype=np.int32)
+    works = [
+        OpWork(np.array([FAMILIES.index("convolution")]), np.zeros(1, np.int8), np.array([1e9]),
+               np.array([1e6]), shaped_work(one, [text]))
+        for text in (forward(16), forward(64))
+    ]  # fmt: skip
+    assert roofline_s(works[0], kind) == roofline_s(works[1], kind)
