@@ -28,11 +28,9 @@ from hocket.cost.roofline import costs_from_settings
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
 from hocket.plan.sections.shares import ShareSchedule
-from hocket.planners.waves.round_robin import round_robin
+from hocket.planners.waves.round_robin import even_cuts, round_robin
 from hocket.planners.waves.search import even_shares, fit_waves, simulated
-from hocket.planners.whole.tables import tables_of
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.shares.order import places_of
 
 BUSY = (0.4, 0.5, 0.6, 0.8, 1.0)
 WAVE = 128
@@ -102,18 +100,6 @@ def model_parallel(count: int, wave: int) -> None:
             f"{peak / 2**30:.2f} GiB |",
             flush=True,
         )
-
-
-def even_cuts(problem: Problem, count: int) -> tuple[int, ...]:
-    """Where the forward pass of the model is cut so that partitions take equally long."""
-    tables = tables_of(problem)
-    row = int(problem.costs.device_row[0])
-    stage = places_of(problem.graph)
-    seconds = np.bincount(stage, problem.costs.op_s[row], problem.graph.num_ops)
-    passed = np.cumsum(seconds) / seconds.sum()
-    places = np.array([place for place in tables.cuts.tolist() if place > 0])
-    found = [int(places[np.argmin(abs(passed[places - 1] - i / count))]) for i in range(1, count)]
-    return tuple(sorted(set(found)))
 
 
 def main() -> None:

@@ -186,6 +186,7 @@ CASES = {
     "planned-sums": (mlp, (((), (5,)), ((), (4,)))),
     "parts": (words, (((), (5, 3)),)),
     "waves": (mlp, (((), (3, 2)), ((), (2, 2)))),
+    "turns": (words, tuple(((0.2, 0.5, 0.8), (size,)) for size in (3, 2, 2, 1))),
     "cut": (words, (((0.6,), (3, 3, 2)),)),
     "cut-parts": (words, (((0.6,), (3, 3, 2)),)),
     "put-off": (words, (((0.3, 0.5, 0.7), (2, 1, 1, 2, 1, 1)),)),
@@ -214,13 +215,18 @@ def optimizer_of(model):
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
-def shared(graph, replicas, *, holds_less, parts=1, schedule="1f1b"):
+def shared(graph, replicas, *, holds_less, parts=1, schedule="1f1b", in_turn=False):
     """A plan of shares; where they hold less, all blocks are recomputed."""
     edges = block_edges(graph) if holds_less else ()
     num_devices = sum((len(cuts) + 1) * parts for cuts, _ in replicas)
+    if in_turn:
+        num_devices = len(replicas)
     problem = make_problem(graph, f"{num_devices}xcpu-core")
     forward = np.flatnonzero(graph.op_phase == Phase.FORWARD)
     names = iter(problem.cluster.device_names)
+    if in_turn:  # waves over the same devices, each rotated by one more
+        every = problem.cluster.device_names
+        names = iter([n for wave in range(len(every)) for n in every[wave:] + every[:wave]])
     shares = Shares(replicas=tuple(
         Replica(
             devices=tuple(next(names) for _ in range((len(cuts) + 1) * parts)), microbatches=sizes,
@@ -256,7 +262,7 @@ def start(name, folder):
             division = hocket.plan_graph(graph, "2xv100-16g", planners="layer-blocks")
         else:
             division = shared(graph, division, holds_less=name in HOLDS_LESS,
-                              parts=PARTS.get(name, 1),
+                              parts=PARTS.get(name, 1), in_turn=name == "turns",
                               schedule="zb-h1" if name == "put-off" else "1f1b")  # fmt: skip
         if name == "planned-sums":  # by trees over the links, which are measured when they begin
             devices = division.problem.cluster.device_names

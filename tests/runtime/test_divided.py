@@ -13,7 +13,9 @@ SMALL = (
 NAMED = (
     "gpt2-pipeline", "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor",
 )  # fmt: skip
-FOUR = ("data-pipeline", "tensor-pipeline", "data-tensor", "uneven", "cut-parts", "put-off")
+FOUR = (
+    "data-pipeline", "tensor-pipeline", "data-tensor", "uneven", "cut-parts", "put-off", "turns",
+)  # fmt: skip
 RESUMED = ("resume:data-pipeline", "resume:data-tensor")
 STARTS = ((2, (*SMALL, "save", "priority")), (2, NAMED), (4, (*FOUR, *RESUMED)))
 """How many ranks carry out which cases, one after another; what is resumed was saved before."""

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,17 +11,21 @@ from torch import nn
 
 import hocket
 from hocket.api import make_problem, run_plan
-from hocket.base.errors import UsageError
+from hocket.base.errors import CheckError, UsageError
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Lanes, Replica, Shares
+from hocket.planners.waves.round_robin import fit_partitions
 from hocket.planners.waves.search import even_shares, fit_waves
 from hocket.planners.waves.why import reasons
+from hocket.runtime.memory.copies import CopyEngines
 from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import ModelSource
+from hocket.runtime.train.divided.turns import Partitions, turn_slots
 from hocket.runtime.train.waves import wave_order
 from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.verify import verify
 
 
 class Net(nn.Module):
@@ -179,3 +184,49 @@ def test_lanes_without_microbatches_are_no_plan(case):
     whole = Shares(replicas=(Replica(devices=(name,), microbatches=(1024,)),))
     found = list(Lanes(lead=1).verify(problem, case[2].plan().having(whole)))
     assert "two microbatches or more" in found[0].message
+
+
+@pytest.mark.parametrize("count", [2, 4, 5])
+def test_partitions_in_turn_keep_every_rank_busy_with_another_wave(count):
+    ranks = [turn_slots(count, rank) for rank in range(count)]
+    for at, slots in enumerate(zip(*ranks, strict=True)):
+        (stage,) = {stage for stage, _, _ in slots}
+        assert stage == (at if at < count else 2 * count - 1 - at)
+        assert sorted(wave for _, wave, _ in slots) == list(range(count))
+    for rank, slots in enumerate(ranks):
+        assert all((wave + stage) % count == rank for stage, wave, _ in slots)
+        forward, back = slots[:count], slots[count:]
+        # What a wave made is here when its backward pass comes.
+        assert {(s, w) for s, w, _ in forward} == {(s, w) for s, w, _ in back}
+
+
+def test_two_partitions_at_a_time_are_where_they_are_computed_with():
+    home = {name: torch.full((3,), float(number)) for number, name in enumerate("abc")}
+    partitions = Partitions(CopyEngines(torch.device("cpu"), is_real=False), home)
+    for stage in (0, 1):
+        partitions.fetch(stage, [*home][stage : stage + 1])
+    assert partitions.use(1)["b"].tolist() == [1.0] * 3
+    assert partitions.use(1)["b"] is not home["b"]
+    partitions.leave(0)
+    partitions.fetch(2, ["c"])
+    assert partitions.num_here == 2
+    home["b"].add_(1)
+    partitions.leave(1)
+    partitions.fetch(1, ["b"])
+    assert partitions.use(1)["b"].tolist() == [2.0] * 3
+
+
+def test_waves_in_turn_are_a_legal_plan_that_says_what_it_gains(case):
+    graph = case[2].problem.graph
+    fit = fit_partitions(make_problem(graph, "2xv100-16g"))
+    verify(fit.plan(), fit.problem)
+    assert fit.turns.shares.takes_turns
+    assert fit.gain == fit.ways[-1].samples_per_s / max(w.samples_per_s for w in fit.ways[:-1])
+    wrong = replace(fit.turns.shares, replicas=(fit.turns.shares.replicas[0],) * 2)
+    assert not wrong.takes_turns
+    with pytest.raises(CheckError, match="two stages"):
+        verify(fit.plan().having(wrong), fit.problem)
+    with pytest.raises(UsageError, match="two devices or more"):
+        fit_partitions(case[2].problem)
+    with pytest.raises(UsageError, match="3 equal waves"):
+        fit_partitions(make_problem(graph, "3xv100-16g"))

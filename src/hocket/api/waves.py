@@ -10,9 +10,13 @@ from hocket.cost.roofline import LAUNCHES, Launches, costs_from_settings
 from hocket.plan.files import plan_bytes
 from hocket.plan.problem import Problem
 from hocket.plan.sections.lanes import CHANGES, Changes
+from hocket.planners.waves.round_robin import PartitionFit, fit_partitions
 from hocket.planners.waves.search import WaveFit, fit_waves
 
-__all__ = ["CHANGES", "LAUNCHES", "WaveOutlook", "save_waves", "waves_of"]
+__all__ = [
+    "CHANGES", "LAUNCHES", "PartitionFit", "WaveOutlook", "fit_partitions", "save_turns",
+    "save_waves", "waves_of",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,3 +82,10 @@ def save_waves(
 
     plan = plan_bytes(path, fit.problem, fit.plan(), graph_file=graph_file)
     write_together({path: plan, report: waves_report_html(fit).encode()})
+
+
+def save_turns(
+    fit: PartitionFit, path: str | Path, *, graph_file: str | Path | None = None
+) -> None:
+    """Write the plan of waves that take partitions in turn."""
+    write_together({path: plan_bytes(path, fit.problem, fit.plan(), graph_file=graph_file)})

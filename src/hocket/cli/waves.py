@@ -22,6 +22,7 @@ from hocket.cli.written import beside, named_graph, require_folder
 
 if TYPE_CHECKING:
     from hocket.api.waves import WaveOutlook
+    from hocket.plan.problem import Problem
 
 
 @click.command("waves")
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
     help="After what parameters change: after each wave, as published, results differ.",
 )  # fmt: skip
 @click.option(
+    "--partitions", is_flag=True,
+    help="Cut the model into as many partitions as devices; waves take them in turn.",
+)  # fmt: skip
+@click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=None,
     help="Plan file to write; the report goes beside it. [default: nothing is written]",
 )  # fmt: skip
@@ -66,6 +71,7 @@ def command(
     num_waves: int,
     launches: str,
     changes: str,
+    partitions: bool,
     output: Path | None,
     profile: Path | None,
     calibration: Path | None,
@@ -88,6 +94,9 @@ def command(
     announce_compilation()
     graph, graph_file = load_graph(source, options)
     problem = make_problem(graph, on, "shared", profile, calibration)
+    if partitions:
+        _in_partitions(problem, output, graph_file, as_json=as_json)
+        return
     with working("searching when the second wave begins"):
         outlook = waves_of(
             problem,
@@ -110,6 +119,27 @@ def command(
         names = ", ".join(path.name for path in written)
         say(f"wrote {names} — next: hocket run {written[0]}, or train with "
             f"hocket.prepare(model, optimizer, batch, plan={str(written[0])!r})")  # fmt: skip
+
+
+def _in_partitions(
+    problem: Problem, output: Path | None, graph_file: Path | None, *, as_json: bool
+) -> None:
+    """A model that is cut: waves that take its partitions in turn, beside the usual ways."""
+    from hocket.api.waves import fit_partitions, save_turns
+    from hocket.view import waves as view
+
+    with working("simulating waves in turn"):
+        fit = fit_partitions(problem)
+    if output is not None:
+        save_turns(fit, output, graph_file=named_graph(fit.problem.graph, graph_file))
+    written = [] if output is None else [str(output)]
+    if as_json:
+        emit({**view.partition_data(fit), "written": written})
+        return
+    console().print(view.partition_table(fit))
+    if output is not None:
+        say(f"wrote {output.name} — next: hocket launch {output} train.py, whose script calls "
+            f"hocket.prepare(model, optimizer, batch, plan={str(output)!r})")  # fmt: skip
 
 
 def _write(outlook: WaveOutlook, output: Path, graph_file: Path | None) -> list[Path]:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
+from hocket.planners.waves.round_robin import PartitionFit
 from hocket.planners.waves.search import WaveFit, WaveWay
 from hocket.planners.waves.why import reasons
 from hocket.view.table import Column, FittedTable
@@ -120,3 +121,42 @@ def verdict(fit: WaveFit) -> str:
     if fit.pays:
         return f"Tick-tock pays: {format_percent(fit.gain - 1)} more samples per second."
     return f"Tick-tock does not pay here: {fit.gain:.2f} times the samples per second."
+
+
+def partition_data(fit: PartitionFit) -> dict[str, Any]:
+    """A model in partitions as plain data."""
+    ways = [
+        {"name": way.name, "step_s": way.step_s, "samples_per_s": way.samples_per_s,
+         "peak_bytes": way.peak_bytes}
+        for way in fit.ways
+    ]  # fmt: skip
+    return {
+        "graph": {"name": fit.problem.graph.name, "hash": fit.problem.graph.content_hash},
+        "cluster": fit.problem.cluster.name,
+        "pays": fit.gain > 1,
+        "gain": fit.gain,
+        "ways": ways,
+        "cuts": list(fit.turns.shares.replicas[0].cuts),
+        "stall_s": fit.turns.stall_s,
+    }
+
+
+def partition_table(fit: PartitionFit) -> RenderableType:
+    """A line per way, then the verdict."""
+    columns = (
+        Column(title="way", is_name=True),
+        Column(title="step", align="right"),
+        Column(title="samples/s", align="right"),
+        Column(title="peak memory", align="right"),
+    )
+    rows = [
+        [Text(way.name), Text(format_seconds(way.step_s)), Text(f"{way.samples_per_s:,.1f}"),
+         Text(format_bytes(way.peak_bytes))]
+        for way in fit.ways
+    ]  # fmt: skip
+    told = (
+        f"Waves that take partitions in turn give {fit.gain:.2f} times the samples per second of "
+        "the better of the others; switching takes 4 %, fetches that no slot hides "
+        f"{format_seconds(fit.turns.stall_s)} of a step."
+    )
+    return Group(FittedTable(columns=columns, rows=rows), Text(), Text(told))

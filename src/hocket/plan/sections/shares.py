@@ -82,8 +82,8 @@ class Shares(Section):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All devices, replica by replica."""
-        return tuple(name for replica in self.replicas for name in replica.devices)
+        """All devices, replica by replica; each once, also where replicas take turns."""
+        return tuple(dict.fromkeys(name for r in self.replicas for name in r.devices))
 
     def num_stages(self, replica: Replica) -> int:
         """Stages of the pipeline that a replica is."""
@@ -93,6 +93,26 @@ class Shares(Section):
     def is_staged(self) -> bool:
         """Whether some replica is a pipeline."""
         return any(self.num_stages(replica) > 1 for replica in self.replicas)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether replicas are waves over the same devices, each rotated by one more: every device
+        takes every partition in turn."""
+        first = self.replicas[0].devices if self.replicas else ()
+        return (
+            len(first) > 1
+            and len(self.replicas) == len(first)
+            and self.tensor == 1
+            and not self.sharded
+            and all(
+                replica.devices == first[wave:] + first[:wave]
+                and replica.cuts == self.replicas[0].cuts
+                and len(replica.microbatches) == 1
+                and replica.update == "device"
+                and not replica.recomputed
+                for wave, replica in enumerate(self.replicas)
+            )
+        )
 
     def part_by_part(self) -> Shares:
         """Every part of divided matrices as a replica of its own, with one device per stage."""
@@ -187,7 +207,8 @@ class Shares(Section):
         for name in self.devices:
             if name not in known:
                 yield Violation("shares", f"{problem.cluster.name} has no device {name!r}")
-        if len(set(self.devices)) != len(self.devices):
+        num_places = sum(len(replica.devices) for replica in self.replicas)
+        if num_places != len(self.devices) and not self.takes_turns:
             yield Violation("shares", "a device stands in two stages")
         for replica in self.replicas:
             yield from _replica_violations(replica, graph.num_ops, self.tensor)

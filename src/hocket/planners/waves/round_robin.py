@@ -18,13 +18,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import IntArray, LongArray
+from hocket.base.errors import UsageError
 from hocket.graph.graph import Phase, Role
 from hocket.hardware.host_route import host_route
+from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
+from hocket.planners.candidates import empty_plan
+from hocket.planners.waves.search import PLANNER
+from hocket.planners.whole.tables import tables_of
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares import priced_at
-from hocket.simulate.shares.order import stages_of
+from hocket.simulate.shares.order import places_of, stages_of
 from hocket.simulate.timeline import Timeline
 
 SWITCHING = 0.04
@@ -60,6 +65,92 @@ class RoundRobin:
     def samples_per_s(self) -> float:
         """Samples of all waves."""
         return self.shares.num_samples / self.step_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionWay:
+    """One way to train a model in partitions."""
+
+    name: str
+    step_s: float
+    samples_per_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PartitionFit:
+    """Waves that take partitions in turn beside plain model parallelism and a pipeline."""
+
+    problem: Problem
+    turns: RoundRobin
+    ways: tuple[PartitionWay, ...]
+    """Plain, the pipeline, in turn."""
+
+    @property
+    def gain(self) -> float:
+        """Samples per second in turn, over the better of the others."""
+        *others, own = self.ways
+        return own.samples_per_s / max(way.samples_per_s for way in others)
+
+    def plan(self) -> Plan:
+        """The plan of the waves in turn."""
+        timeline = self.turns.timeline
+        plan = empty_plan(self.problem, PLANNER).having(self.turns.shares)
+        return plan.claiming(
+            step_s=timeline.makespan_s, peak_bytes=tuple(timeline.peak_bytes.tolist())
+        )
+
+
+def fit_partitions(problem: Problem) -> PartitionFit:
+    """A model in as many partitions as there are devices, all samples of its batch in as many
+    waves. Raises `UsageError` where there is but one device or they cannot be cut or shared."""
+    other, names = problem.graph.other_batch, problem.cluster.device_names
+    count = len(names)
+    if count < 2:
+        raise UsageError("partitions are for two devices or more", hint="give --on 4xv100-16g")
+    if other is None or other.num_samples % count:
+        raise UsageError(
+            f"the batch does not make {count} equal waves",
+            hint=f"give a model and a batch that is a multiple of {count}",
+        )
+    wave, cuts = other.num_samples // count, even_cuts(problem, count)
+    if len(cuts) != count - 1:
+        raise UsageError(
+            f"{problem.graph.name} cannot be cut into {count} partitions",
+            hint="take fewer devices",
+        )
+    turns = round_robin(problem, cuts, wave)
+    pipeline = Replica(devices=names, microbatches=(wave,) * count, cuts=cuts)
+    _, piped = simulate_shares(problem, Shares(replicas=(pipeline,)))
+    plain = Replica(devices=names, microbatches=(other.num_samples,), cuts=cuts)
+    _, alone = simulate_shares(problem, Shares(replicas=(plain,)))
+    ways = [
+        ("plain model parallel", alone.makespan_s, int(alone.peak_bytes.max())),
+        (f"1F1B, {count} microbatches", piped.makespan_s, int(piped.peak_bytes.max())),
+        ("waves in turn", turns.step_s, turns.peak_bytes),
+    ]
+    return PartitionFit(
+        problem=problem,
+        turns=turns,
+        ways=tuple(
+            PartitionWay(name=name, step_s=step_s, samples_per_s=other.num_samples / step_s,
+                         peak_bytes=peak)
+            for name, step_s, peak in ways
+        ),
+    )  # fmt: skip
+
+
+def even_cuts(problem: Problem, count: int) -> tuple[int, ...]:
+    """Where the forward pass of the model is cut so that partitions take equally long."""
+    row = int(problem.costs.device_row[0])
+    stage = places_of(problem.graph)
+    seconds = np.bincount(stage, problem.costs.op_s[row], problem.graph.num_ops)
+    passed = np.cumsum(seconds) / seconds.sum()
+    places = np.array([place for place in tables_of(problem).cuts.tolist() if place > 0])
+    if not len(places):
+        return ()
+    found = [int(places[np.argmin(abs(passed[places - 1] - i / count))]) for i in range(1, count)]
+    return tuple(sorted(set(found)))
 
 
 def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> RoundRobin:

@@ -36,7 +36,7 @@ class Channels:
         Each direction has a group of its own, since NCCL finishes the messages of two ranks in a
         group one by one: both would wait for the other to receive.
         """
-        self._ranks, self._own, self._device, self._groups = list(ranks), own, device, groups
+        self._ranks, self.own, self._device, self._groups = list(ranks), own, device, groups
         self._expected: dict[int, deque[tuple[SegmentMessage, int]]] = {}
         self._arrived: dict[tuple[int, SegmentMessage], torch.Tensor] = {}
         self.waited_s = 0.0
@@ -51,7 +51,7 @@ class Channels:
         """Start to send bytes."""
         while self._sent and self._sent[0][0].is_completed():
             self._sent.popleft()
-        group = self._groups[self._own < dst]
+        group = self._groups[self.own < dst]
         self._sent.append((dist.isend(data, self._ranks[dst], group=group), data))
 
     def receive(self, src: int, wanted: SegmentMessage) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Channels:
         """The next bytes of a position, outside the schedule of a step."""
         data = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         began_s = time.perf_counter()
-        dist.recv(data, self._ranks[src], group=self._groups[src < self._own])
+        dist.recv(data, self._ranks[src], group=self._groups[src < self.own])
         self.waited_s += time.perf_counter() - began_s
         return data
 

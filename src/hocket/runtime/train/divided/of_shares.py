@@ -20,6 +20,7 @@ from hocket.runtime.train.divided.again import blocks_like, covered_modules
 from hocket.runtime.train.divided.build import DividedTask, RankPart, agree, alone, carried
 from hocket.runtime.train.divided.cutting import cut_at_ops
 from hocket.runtime.train.divided.mesh import Mesh, UnevenMesh
+from hocket.runtime.train.divided.turns import Turns
 from hocket.runtime.train.on_host import HostUpdate
 from hocket.runtime.train.waves import wave_order
 from hocket.transformer import Division
@@ -39,6 +40,8 @@ def shared_carrier(
     if isinstance(noted, str):
         # Stages are cut at ops, so the same kernels are recorded.
         task = replace(task, recipe=replace(task.recipe, device=noted))
+    if shares.takes_turns:
+        return Turns(task, graph, shares)
     num_stages = [shares.num_stages(replica) for replica in replicas]
     mesh = (
         UnevenMesh(num_stages, task.device, tensor=shares.tensor)

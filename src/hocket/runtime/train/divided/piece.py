@@ -80,6 +80,10 @@ class Piece:
         segment = self.segments[op]
         return -1 if segment is None else self._cutting.device_of_stage[segment.stage]
 
+    def rank_of_stage(self, stage: int) -> int:
+        """The pipeline rank that has a stage."""
+        return self._cutting.device_of_stage[stage]
+
     def owner(self, tensor: int) -> int:
         """The pipeline rank that has a tensor first: its maker's, or its first reader's."""
         producer = self.program.tensors[tensor].producer

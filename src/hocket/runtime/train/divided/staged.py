@@ -8,7 +8,7 @@ soon as it is made. Weights are with the ranks that compute with them alone: the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -67,7 +67,7 @@ class Pipeline:
         self._names: dict[int, str] = {}
         self._homes = Homes(model)
         self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
-        self._channels = Channels(mesh.pipeline_ranks, self._own, mesh.device, mesh.directions)
+        self.channels = Channels(mesh.pipeline_ranks, self._own, mesh.device, mesh.directions)
         first = microbatches(batch, self._sizes, count)[0][0]
         piece = self._piece("train", first)
         self._owner = self._owners(piece)
@@ -87,12 +87,12 @@ class Pipeline:
         """All microbatches forward and backward, in the order of the schedule."""
         batches, shares = microbatches(batch, self._sizes, self._count)
         pieces = [self._piece("train", each) for each in batches]
-        run = _Run(self, pieces, batches, step, [weight * share for share in shares])
+        run = SegmentRun(self, pieces, batches, step, [weight * share for share in shares])
         for src, actions in enumerate(self._actions):
             run.expect(src, actions)
         for segment, microbatch in self._actions[self._own]:
             run.do(segment, microbatch)
-        self._channels.settle()
+        self.channels.settle()
         self._add_gradients(pieces[0], run.gradients)
         return Carried(self._loss(pieces[0], run.losses, shares), None)
 
@@ -122,15 +122,15 @@ class Pipeline:
             tensor = self.tensors[name]
             if owner == self._own:
                 for reader in readers:
-                    self._channels.send(reader, _bytes(tensor))
+                    self.channels.send(reader, _bytes(tensor))
             elif self._own in readers:
-                data = self._channels.receive_now(owner, tensor.numel() * tensor.itemsize)
+                data = self.channels.receive_now(owner, tensor.numel() * tensor.itemsize)
                 tensor.data.copy_(data.view(tensor.dtype).view(tensor.shape))
-        self._channels.settle()
+        self.channels.settle()
 
     def waited_s(self) -> float:
         """Seconds in which this rank has waited for other stages so far."""
-        return self._channels.waited_s
+        return self.channels.waited_s
 
     def stage_of(self, tensor: torch.Tensor) -> int:
         """The pipeline rank that updates a tensor of the model."""
@@ -155,7 +155,7 @@ class Pipeline:
             )  # fmt: skip
         return self._pieces[key]
 
-    def _given(self, piece: Piece, batch: Any) -> Slots:
+    def given(self, piece: Piece, batch: Any) -> Slots:
         """Slots with what is there before a microbatch: weights of this rank, and the batch."""
         slots: Slots = [None] * len(piece.program.tensors)
         inputs = {n: t for n, role, t in all_tensors(self._model, batch) if role == Role.INPUT}
@@ -221,17 +221,17 @@ class Pipeline:
                 own = gradients.get((name, index))
                 if self._own == maker != owner:
                     assert own is not None
-                    self._channels.send(owner, _bytes(own))
+                    self.channels.send(owner, _bytes(own))
                 elif self._own == owner != maker:
                     like = self.tensors[name]
-                    data = self._channels.receive_now(maker, like.numel() * like.itemsize)
+                    data = self.channels.receive_now(maker, like.numel() * like.itemsize)
                     own = data.view(like.dtype).view(like.shape)
                 if self._own == owner and own is not None:
                     total = own if total is None else total.add_(own)
             if total is not None:
                 tensor = self.tensors[name]
                 tensor.grad = total if tensor.grad is None else tensor.grad.add_(total)
-        self._channels.settle()
+        self.channels.settle()
 
     def _loss(
         self, piece: Piece, losses: Mapping[int, torch.Tensor], shares: Sequence[float]
@@ -254,7 +254,7 @@ class Pipeline:
     def _use(self, kind: Kind, batch: Any) -> Any:
         batch = settled(batch)
         piece = self._piece(kind, batch)
-        run = _Run(self, [piece], [batch], 1, [1.0])
+        run = SegmentRun(self, [piece], [batch], 1, [1.0])
         stages = self._cutting.device_of_stage
         orders = [
             [(Segment(stage, Part.FORWARD), 0) for stage, owner in enumerate(stages) if owner == r]
@@ -264,7 +264,7 @@ class Pipeline:
             run.expect(src, actions)
         for segment, microbatch in orders[self._own]:
             run.do(segment, microbatch)
-        self._channels.settle()
+        self.channels.settle()
         returned = piece.program.returned
         assert returned is not None
         leaves = [self._leaf(piece, run.held[0], leaf) for leaf in returned.leaves]
@@ -284,21 +284,29 @@ class Pipeline:
         )
 
 
-class _Run:
+class RunsSegments(Protocol):
+    """What carries segments: messages to other ranks, and what is there before a microbatch."""
+
+    channels: Channels
+
+    def given(self, piece: Piece, batch: Any) -> Slots:
+        """Slots with what is there before a microbatch."""
+
+
+class SegmentRun:
     """One step on one rank: which microbatch has got how far."""
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        owner: RunsSegments,
         pieces: Sequence[Piece],
         batches: Sequence[Any],
         step: int,
         weights: Sequence[Weight],
     ) -> None:
         self._pieces, self._step, self._weights = pieces, step, weights
-        self._channels, self._own = pipeline._channels, pipeline._own
-        self._stage_ranks = pipeline._cutting.device_of_stage
-        self.held = [pipeline._given(p, b) for p, b in zip(pieces, batches, strict=True)]
+        self._channels = owner.channels
+        self.held = [owner.given(p, b) for p, b in zip(pieces, batches, strict=True)]
         self._arrived: set[SegmentMessage] = set()
         self.losses: dict[int, torch.Tensor] = {}
         self.gradients: dict[tuple[str, int], torch.Tensor] = {}
@@ -306,12 +314,14 @@ class _Run:
 
     def expect(self, src: int, actions: Sequence[_Action]) -> None:
         """Tell what another rank will send, in its order."""
-        if src == self._own:
+        if src == self._channels.own:
             return
+        own = self._channels.own
         self._channels.expect(src, [
             (SegmentMessage(segment, m), bundle.num_bytes)
             for segment, m in actions
-            if (bundle := self._pieces[m].bundles.get(segment, {}).get(self._own)) is not None
+            if self._pieces[m].rank_of_stage(segment.stage) == src
+            and (bundle := self._pieces[m].bundles.get(segment, {}).get(own)) is not None
         ])  # fmt: skip
 
     def do(self, segment: Segment, microbatch: int) -> None:
@@ -320,6 +330,7 @@ class _Run:
         slots[:] = self.held[microbatch]
         for source in piece.sources.get(segment, ()):
             self._receive(piece, SegmentMessage(source, microbatch))
+        self._begin(piece, segment)
         piece.weight = self._weights[microbatch]
         piece.draw = self._step * len(self._pieces) + microbatch
         piece.run(segment, self._step)
@@ -327,15 +338,22 @@ class _Run:
             self._channels.send(dst, piece.packed(bundle))
         piece.drop_after(segment, slots)
         self._take_results(piece, segment, microbatch)
+        self._end(piece, segment)
         self.held[microbatch] = slots.copy()
         slots[:] = [None] * len(slots)
+
+    def _begin(self, piece: Piece, segment: Segment) -> None:
+        """What else a segment needs in the slots: nothing where all weights are there."""
+
+    def _end(self, piece: Piece, segment: Segment) -> None:
+        """What leaves the slots with a segment."""
 
     def _receive(self, piece: Piece, message: SegmentMessage) -> None:
         if message in self._arrived:
             return
         self._arrived.add(message)
-        src = self._stage_ranks[message.segment.stage]
-        bundle = piece.bundles[message.segment][self._own]
+        src = piece.rank_of_stage(message.segment.stage)
+        bundle = piece.bundles[message.segment][self._channels.own]
         for tensor, value in piece.unpacked(bundle, self._channels.receive(src, message)).items():
             piece.slots[tensor] = value
 
