@@ -25,8 +25,8 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
 from hocket.planners.candidates import empty_plan
+from hocket.planners.memory.blocks import cut_step
 from hocket.planners.waves.search import PLANNER
-from hocket.planners.whole.tables import tables_of
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.order import places_of, stages_of
@@ -141,16 +141,20 @@ def fit_partitions(problem: Problem) -> PartitionFit:
 
 
 def even_cuts(problem: Problem, count: int) -> tuple[int, ...]:
-    """Where the forward pass of the model is cut so that partitions take equally long."""
-    row = int(problem.costs.device_row[0])
-    stage = places_of(problem.graph)
-    seconds = np.bincount(stage, problem.costs.op_s[row], problem.graph.num_ops)
+    """Where the forward pass of the model is cut so that partitions take equally long: between
+    blocks, where little is sent, or between any ops of a model with few blocks."""
+    graph, row = problem.graph, int(problem.costs.device_row[0])
+    place = places_of(graph)
+    seconds = np.bincount(place, problem.costs.op_s[row], graph.num_ops)
     passed = np.cumsum(seconds) / seconds.sum()
-    places = np.array([place for place in tables_of(problem).cuts.tolist() if place > 0])
-    if not len(places):
-        return ()
-    found = [int(places[np.argmin(abs(passed[places - 1] - i / count))]) for i in range(1, count)]
-    return tuple(sorted(set(found)))
+    works = (graph.op_phase == Phase.FORWARD) & graph.works
+    for places in (cut_step(graph).start[1:-1], np.unique(place[works])[1:]):
+        if len(places):
+            nearest = (np.argmin(abs(passed[places - 1] - i / count)) for i in range(1, count))
+            found = tuple(sorted({int(places[at]) for at in nearest}))
+            if len(found) == count - 1:
+                return found
+    return ()
 
 
 def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> RoundRobin:
