@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 F = TypeVar("F", bound=Callable[..., Any])
-SPOKEN_EVERY_S = 60.0
-"""How often work that is not shown on a terminal says how far it is."""
+FIRST_SPOKEN_S, SPOKEN_EVERY_S = 10.0, 60.0
+"""When work that is not shown on a terminal first says how far it is, and how seldom at most."""
 
 
 def json_option(command: F) -> F:
@@ -81,7 +81,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on a terminal that something is under way; elsewhere, what takes minutes says so.
+    """Show on a terminal that something is under way; elsewhere, what takes longer says so.
 
     What it gives changes the text, to tell how far the work is.
     """
@@ -101,8 +101,10 @@ def _spoken(what: str) -> Iterator[Callable[[str], None]]:
     begun_s, latest, is_done = time.monotonic(), [what], threading.Event()
 
     def speak() -> None:
-        while not is_done.wait(SPOKEN_EVERY_S):
+        pause_s = FIRST_SPOKEN_S
+        while not is_done.wait(min(pause_s, SPOKEN_EVERY_S)):
             say(f"{latest[0]} ({words_for_seconds(time.monotonic() - begun_s)} so far)")
+            pause_s *= 2
 
     thread = threading.Thread(target=speak, daemon=True)
     thread.start()

@@ -64,14 +64,16 @@ def command(
     as_json: bool,
 ) -> None:
     """Time every distinct op of a model's step on this machine and store the times."""
-    from hocket.api.capture import capture_program
     from hocket.api.costs import write_profile
-    from hocket.api.measuring import profile_program
     from hocket.view.inputs import profile_data
 
     require_folder(output)
     place, kind = _local_kind(device)
     with working(f"capturing {model}"):
+        # Imports PyTorch, which takes seconds, on a busy machine many.
+        from hocket.api.capture import capture_program
+        from hocket.api.measuring import profile_program
+
         module, tensors = build_model(model, options)
         graph, program = capture_program(
             module, tensors, loss=options.loss, optimizer=options.optimizer_name, name=model,

@@ -200,9 +200,10 @@ def capture_model(
 ) -> Graph:
     """Capture one step of a model of the zoo or of the user, at several sizes of its batch."""
     refuse_wrong_file(text)
-    from hocket.api.capture import ZOO, CaptureWarning, capture_sizes, trying_samples
-
     with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:
+        # Imports PyTorch, which takes seconds, on a busy machine many.
+        from hocket.api.capture import ZOO, CaptureWarning, capture_sizes, trying_samples
+
         warnings.simplefilter("always", CaptureWarning)
         model, batch = build_model(text, options)
         graph = capture_sizes(

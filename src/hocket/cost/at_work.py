@@ -1,6 +1,7 @@
-"""``python -m hocket.cost.at_work``: multiplies matrices and copies memory until its input ends.
+"""``python -m hocket.cost.at_work``: works until its input ends, and does what its input says last.
 
-An empty line on standard output says that it has begun.
+It multiplies matrices, or copies memory from a line ``stream`` on until a line ``compute``. An
+empty line on standard output says that it has begun.
 """
 
 from __future__ import annotations
@@ -11,23 +12,30 @@ import threading
 
 import numpy as np
 
+COMPUTE, STREAM = b"compute\n", b"stream\n"
+
 
 def main() -> None:
     """Work; never returns."""
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    latest = [COMPUTE]
+    threading.Thread(target=_listen, args=(latest,), daemon=True).start()
     left = np.ones((512, 512), np.float32)
     product = np.empty_like(left)
-    source = np.ones(2**22, np.float32)
+    # Larger than caches: what streams in training is.
+    source = np.ones(2**24, np.float32)
     target = np.empty_like(source)
     sys.stdout.write("\n")
     sys.stdout.flush()
     while True:
-        np.matmul(left, left, out=product)
-        np.copyto(target, source)
+        if latest[0] == STREAM:
+            np.copyto(target, source)
+        else:
+            np.matmul(left, left, out=product)
 
 
-def _end_with_input() -> None:
-    sys.stdin.read()
+def _listen(latest: list[bytes]) -> None:
+    for line in sys.stdin.buffer:
+        latest[0] = line
     os._exit(0)
 
 

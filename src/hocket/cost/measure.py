@@ -25,9 +25,9 @@ from hocket.base.errors import HocketError, UsageError
 from hocket.base.units import format_bytes
 from hocket.capture.program import Call, Program
 from hocket.capture.recording import TensorLayout
-from hocket.cost.beside import sharing_cores
+from hocket.cost.beside import Neighbours, sharing_cores
 from hocket.cost.dispatch import measure_host_overhead
-from hocket.cost.efficiency import roofline_s, work_of
+from hocket.cost.efficiency import ideal_s, roofline_s, work_of
 from hocket.cost.inputs import argument_bytes, filled, make_arguments
 from hocket.cost.profile import Profile, ProfileEntry
 from hocket.cost.timing import call_s
@@ -78,7 +78,7 @@ def profile_program(
         torch.random.fork_rng([place] if on_cuda else []),
         torch.no_grad(),
         current,
-        sharing_cores(processes),
+        sharing_cores(processes) as others,
     ):
         here = _device_text(place, processes)
         if known is not None and not _is_of(known, kind, here, _versions(place)):
@@ -88,7 +88,7 @@ def profile_program(
         # on from another would come no further.
         deadline = time.perf_counter() + budget_s
         times = {} if known is None else dict(known.by_signature)
-        entries, missing = _measure_all(graph, program, kind, place, deadline, times, on_op)
+        entries, missing = _measure_all(graph, program, kind, place, deadline, times, others, on_op)
     return Profile(
         device_kind=kind.name,
         device=here,
@@ -108,12 +108,13 @@ def _is_of(profile: Profile, kind: DeviceKind, device: str, versions: dict[str, 
 
 def _measure_all(
     graph: Graph, program: Program, kind: DeviceKind, device: torch.device, deadline: float,
-    known: dict[str, ProfileEntry], on_op: Callable[[int, int], None],
+    known: dict[str, ProfileEntry], others: Neighbours, on_op: Callable[[int, int], None],
 ) -> tuple[list[ProfileEntry], dict[str, str]]:  # fmt: skip
     """What could be timed before the deadline, and why the rest could not."""
     entries: list[ProfileEntry] = []
     missing: dict[str, str] = {}
     first_op, count = _by_signature(graph, kind)
+    compute_s, memory_s = ideal_s(work_of(graph), kind)
     for number, op in enumerate(first_op):
         signature = graph.signatures[int(graph.op_signature[op])]
         if signature in known:
@@ -125,6 +126,7 @@ def _measure_all(
             missing[signature] = OUT_OF_TIME
             continue
         limit_s = min(left_s, SHARES * left_s / (len(first_op) - number))
+        others.do(stream=bool(memory_s[op] > compute_s[op]))
         try:
             seconds, workspace_bytes = _measure(
                 program.calls[op], program, device, count[op], limit_s

@@ -25,7 +25,7 @@ from hocket.kernels.progress import compiling
 # Parts of the compiler that have no types.
 _COMPILED: Any = CompileResult
 _SERIALIZE: Any = serialize
-_PARTS = ("compiler.py", "inner.py", "values.py", "whole.py")
+_PARTS = ("compiler.py", "elements.py", "inference.py", "inner.py", "values.py", "whole.py")
 _OPTIONS = hashlib.sha256(
     b"".join(Path(__file__).with_name(name).read_bytes() for name in _PARTS)
 ).hexdigest()

@@ -10,12 +10,14 @@ import numba
 from hocket.kernels.cache import KernelCache
 from hocket.kernels.dependencies import SourceFunction, digest
 from hocket.kernels.flat import flat, unpacking
+from hocket.kernels.inference import remember_hashes
 from hocket.kernels.inner import EntryCompiler, InnerCompiler
 from hocket.kernels.whole import hand_over_whole
 
 _njit: Any = numba.njit
 """Takes options that its types do not name."""
 hand_over_whole()
+remember_hashes()
 
 
 def compile_entry(source: SourceFunction) -> tuple[Any, Callable[..., Any]]:

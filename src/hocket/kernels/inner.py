@@ -14,15 +14,23 @@ takes a third off optimising and translating, and the entries run as fast (0.91 
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import Any
 
 from llvmlite import binding  # type: ignore[import-untyped]
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
 from numba.core.compiler_machinery import register_pass
-from numba.core.typed_passes import NativeLowering
+from numba.core.typed_passes import (
+    AnnotateTypes,
+    NativeLowering,
+    NopythonRewrites,
+    NopythonTypeInference,
+)
+from numba.core.untyped_passes import InlineClosureLikes
 
-from hocket.kernels.values import ValueLower
+from hocket.kernels.elements import ElementLower
+from hocket.kernels.inference import RememberingInference
 
 _Library: Any = JITCodeLibrary
 _Lowering: Any = NativeLowering
@@ -31,6 +39,10 @@ _Flags: Any = Flags
 _registered: Any = register_pass(mutates_CFG=True, analysis_only=False)  # type: ignore[no-untyped-call]
 
 
+_UNREAD = (AnnotateTypes,)
+"""Passes that make what nobody looks at."""
+_FOR_OTHERS = (InlineClosureLikes, NopythonRewrites)
+"""Passes for functions within functions and for whole arrays in one expression."""
 _DECIDING = ("hocket.graph.", "hocket.planners.", "hocket.simulate.")
 """Rooms whose loops decide; those of others add up."""
 
@@ -85,7 +97,7 @@ class _InnerLibrary(_BriefLibrary):
 @_registered
 class _EntryLowering(_Lowering):  # type: ignore[misc]
     _name = "entry_lowering"
-    lowering_class = ValueLower
+    lowering_class = ElementLower
 
     def run_pass(self, state: Any) -> Any:
         """Lower a function; counted references need the compiler's own passes."""
@@ -138,15 +150,22 @@ class EntryCompiler(_Compiler):  # type: ignore[misc]
         self.state.flags = QuickFlags(self.state.flags)
 
     def define_pipelines(self) -> list[Any]:
-        """All passes for compiled code, the last but one replaced."""
+        """All passes for compiled code that are needed, some replaced."""
         builder: Any = DefaultPassBuilder
         passes = builder.define_nopython_pipeline(self.state)
+        needless = (*_UNREAD, *_FOR_OTHERS) if self._is_plain else _UNREAD
+        replaced = {NativeLowering: self.lowering, NopythonTypeInference: RememberingInference}
         passes.passes = [
-            (self.lowering if each is NativeLowering else each, name)
-            for each, name in passes.passes
+            (replaced.get(each, each), name) for each, name in passes.passes if each not in needless
         ]
         passes.finalize()
         return [passes]
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a function makes no arrays and has none within it."""
+        constants = self.state.func_id.code.co_consts
+        return not (self.state.flags.nrt or any(isinstance(one, CodeType) for one in constants))
 
 
 class InnerCompiler(EntryCompiler):

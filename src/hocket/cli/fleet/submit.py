@@ -43,7 +43,9 @@ def command(
     for the devices that it got in HOCKET_PLAN, as hocket.prepare does by itself.
     """
     client = connect(state, url)
-    job = client.submit(_body(job_file, client))
+    body = _body(job_file, client)
+    with working("handing the job to the service"):
+        job = client.submit(body)
     if not as_json:
         say(f"job {job['id']} is {job['status']}; see hocket fleet explain {job['id']}")
     if follows:
