@@ -215,6 +215,22 @@ def test_others_are_at_work_while_ops_of_one_of_several_processes_are_timed(capt
     assert not kept.entries, "times beside others are not those of one alone"
 
 
+def test_others_stream_beside_ops_that_move_bytes_and_compute_beside_those_that_compute(
+    captured, monkeypatch
+):
+    told, streams = [], {}
+    monkeypatch.setattr(beside.Neighbours, "do", lambda _, *, stream: told.append(stream))
+    monkeypatch.setattr(
+        measure, "_measure",
+        lambda call, *_: (1e-6, streams.update({str(call.function): told[-1]}) or 0),
+    )  # fmt: skip
+    graph, program = captured["gpt2"]
+    profile_program(graph, program, replace(HERE, memory_bandwidth_bps=3e10))
+    assert streams["optimizer.adamw"]
+    assert streams["aten.native_layer_norm.default"]
+    assert not streams["aten.addmm.default"]
+
+
 def test_a_process_at_work_ends_with_the_one_that_started_it(monkeypatch):
     children = _children(monkeypatch)
     with sharing_cores(2):
