@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from hocket.base.errors import RunError, UsageError
 from hocket.classes.rehearsal import enough_s, rehearsed
-from hocket.classes.serving.app import make_app, max_body_bytes
+from hocket.classes.serving.app import answer_body, make_app, max_body_bytes
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions, answer_from
 from hocket.classes.serving.link import WorkerLink
 
@@ -203,6 +203,16 @@ def test_scores_that_are_no_numbers_never_win(front_end):
     assert answer.label == -1
     assert answer.senseless
     assert answer.missing == tuple(range(NUM_CLASSES))
+
+
+def test_the_label_is_the_first_class_though_probabilities_look_equal(front_end):
+    combiner, names = front_end.table.combiner(), front_end.table.class_names
+    outputs = [np.full(1 + len(each), 0.0) for each in combiner.classes]
+    outputs[1][-1] = 1e-40
+    answer = answer_from(combiner, outputs, 0, 0)
+    body = answer_body(answer, names, 3)
+    assert len(set(answer.probabilities)) == 1
+    assert body.classes[0].name == body.label == names[combiner.classes[1][-1]]
 
 
 @pytest.mark.parametrize(

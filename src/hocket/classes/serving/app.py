@@ -198,7 +198,8 @@ def inputs_of(body: bytes, request: Request, table: PartTable) -> np.ndarray[Any
 def answer_body(answer: Answer, names: tuple[str, ...], top: int) -> PredictBody:
     """An answer with its most probable classes."""
     shares = answer.probabilities
-    best = np.argsort(-shares, kind="stable")[:top]
+    # By scores: shares that are equal in their last bit must not hide the label.
+    best = np.argsort(-answer.scores, kind="stable")[:top]
     return PredictBody(
         label=names[answer.label],
         index=answer.label,
