@@ -46,6 +46,7 @@ def test_a_changed_part_is_refused(path, tmp_path):
         (lambda t: t["input"].update(dtype="object"), "input.dtype is 'object'"),
         (lambda t: t["input"].update(shape=[1 << 24] * 6), "has too many numbers"),
         (lambda t: t.update(code="import os"), "unknown key 'code'"),
+        (lambda t: t.update(redundancy=7), r"redundancy is 7 and groups are held \[2\] times"),
     ],
 )
 def test_a_wrong_table_is_told_by_its_place(path, tmp_path, change, message):

@@ -67,20 +67,26 @@ def test_layers_that_take_longer_to_read_than_to_compute_are_cut_first():
     assert model.macs(np.array([wide, deep]) / 64) <= 1.2e6
 
 
+def test_a_stream_that_many_layers_write_to_is_cut_last():
+    layers = [WidthLayer(name, 1e6, index, ()) for index, name in enumerate(("few", "many"))]
+    streams = (ChannelStream("few", 64, 1, producers=1), ChannelStream("many", 64, 1, producers=6))
+    few, many = chosen_widths(
+        WidthModel(streams, tuple(layers)), [np.ones(64)] * 2, 1e6, Floors()
+    ).units
+    assert few < many
+
+
 def test_what_a_coarse_cut_saves_too_much_comes_back_elsewhere():
-    """The stream of 64 is cut in blocks that save a lot; the narrow one fits what is left."""
-    layers = [WidthLayer("wide", 1e6, 0, ()), WidthLayer("narrow", 1e5, 1, ())]
-    model = WidthModel(
-        (ChannelStream("wide", 64, 1), ChannelStream("narrow", 16, 1)), tuple(layers)
-    )
-    values = [np.ones(64), np.r_[np.ones(12), np.full(4, 1e-3)]]
-    floors = Floors(lanes=16)
+    """The heavy stream is cut in blocks that save a lot; the light one fits what is left."""
+    layers = (WidthLayer("heavy", 1e6, 0, ()), WidthLayer("light", 1e5, 1, ()))
+    model = WidthModel(tuple(ChannelStream(layer.name, 64, 1) for layer in layers), layers)
+    values = [np.ones(64), np.r_[np.ones(32), np.full(32, 1e-3)]]
     for budget in np.linspace(3e5, 1.1e6, 17):
-        kept = np.array(chosen_widths(model, values, budget, floors).units) / [64, 16]
-        spent = model.macs(kept)
-        wider = [np.minimum(kept + step, 1) for step in ([0.25, 0], [0, 1 / 8])]
-        assert spent <= budget
-        assert all(model.macs(each) > budget or (each == kept).all() for each in wider)
+        kept = np.array(chosen_widths(model, values, budget, Floors(lanes=16)).units) / 64
+        assert model.macs(kept) <= budget
+        for step in ([0.25, 0], [0, 0.25]):
+            wider = np.minimum(kept + step, 1)
+            assert model.macs(wider) > budget or (wider == kept).all()
 
 
 def residual(positions=1, readers=4):

@@ -5,6 +5,7 @@ A plain value, read from JSON with every field checked: nothing in it names code
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -204,3 +205,10 @@ def _check(table: PartTable) -> None:
             raise InputFileError(f"parts[{index}].classes are not those of its groups")
     if {group for groups in table.held for group in groups} != set(range(len(table.groups))):
         raise InputFileError("some group is held by no part", hint="make the folder again")
+    copies = Counter(group for groups in table.held for group in set(groups))
+    if set(copies.values()) != {table.redundancy}:
+        raise InputFileError(
+            f"redundancy is {table.redundancy} and groups are held {sorted(set(copies.values()))} "
+            "times",
+            hint="make the folder again",
+        )
