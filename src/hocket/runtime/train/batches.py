@@ -56,6 +56,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def signature_of(batch: Any) -> Signature:
     """What has to be the same for a recorded step to take another batch."""
+    batch = dict(batch) if isinstance(batch, Mapping) else batch
     first: dict[int, int] = {}
     parts = []
     for position, (name, tensor) in enumerate(batch_tensors(batch)):

@@ -40,7 +40,7 @@ from hocket.runtime.memory.updates import (
 )
 from hocket.runtime.memory.visiting import Visitors
 from hocket.runtime.memory.visits import Visits
-from hocket.runtime.train.batches import Signature, require_alike, shapes_text, signature_of
+from hocket.runtime.train.batches import require_alike, shapes_text, signature_of
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.recorded import Recipe, in_mode
@@ -81,7 +81,7 @@ class Budgeted:
         memory = kept.section
         self._model, self._recipe, self.kept, self._memory = model, recipe, kept, memory
         self.predicted_s, self.lost = kept.step_s, lost
-        self._rehearsed = _signature(batch)
+        self._rehearsed = signature_of(batch)
         self._loss = ChosenLoss(recipe.loss)
         self._engines = CopyEngines(device, is_real=device.type == "cuda" and not is_rehearsal)
         self.blocks = blocks_of(model, memory, graph)
@@ -377,7 +377,7 @@ class Budgeted:
         )  # fmt: skip
 
     def _notice_shapes(self, batch: Any) -> None:
-        now = _signature(batch)
+        now = signature_of(batch)
         require_alike(self._rehearsed, now)
         told, rehearsed = shapes_text(now), shapes_text(self._rehearsed)
         if told != rehearsed:
@@ -396,7 +396,3 @@ class Budgeted:
         if not self.lost:
             self.lost = what
             warnings.warn(what, CaptureWarning, 2)
-
-
-def _signature(batch: Any) -> Signature:
-    return signature_of(dict(batch) if isinstance(batch, Mapping) else batch)
