@@ -43,7 +43,8 @@ def main() -> None:
         }  # fmt: skip
         processes = [
             bed.start(rank, [sys.executable, "-W", "ignore", __file__, rank],
-                      stdout=subprocess.PIPE, text=True,
+                      # They are killed one after the other, and say so.
+                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                       env={**environment, "RANK": str(number)})
             for number, rank in enumerate(ranks)
         ]  # fmt: skip

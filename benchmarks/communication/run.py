@@ -91,7 +91,7 @@ def _show(options: argparse.Namespace, found: dict, task: dict) -> None:
     trees = statistics.median(found.get("packed trees", [0.0]))
     for way, rates in found.items():
         middle = statistics.median(rates)
-        promised = task[way]["rate_bps"] / 1e6 if way in task else float("inf")
+        promised = task[way]["rate_bps"] / 1e6 if way in task else 0.0
         share = (
             f"  predicted {promised:6.2f} ({100 * middle / promised:3.0f} %)" if promised else ""
         )

@@ -9,7 +9,10 @@ import forked
 import pytest
 from runtime.collectives.ranks import collectives, endless, probed
 
+from hocket.api.planned import find_cluster
+from hocket.base.errors import UsageError
 from hocket.hardware.files import read_cluster
+from hocket.runtime.collectives.group import given_cluster
 
 
 def test_collectives_and_data_parallel_training_are_those_of_torch() -> None:
@@ -28,6 +31,16 @@ def test_a_rank_that_dies_or_stops_is_named(victim: int, signal_sent: signal.Sig
         os.kill(ranks[victim].process.pid, signal_sent)
         said = ranks[1 - victim].hear_failure()
         assert "rank 1 does not answer" in said if victim else "rank 0, which holds it" in said
+
+
+def test_a_group_of_some_ranks_is_planned_on_their_own_devices(monkeypatch) -> None:
+    monkeypatch.setenv("HOCKET_CLUSTER", "dgx1-v100")
+    cluster = given_cluster([5, 2], find_cluster)
+    assert cluster is not None
+    assert cluster.device_names[:3] == ("gpu5", "gpu2", "gpu0")
+    assert len(cluster.device_names) == 8
+    with pytest.raises(UsageError, match="8 devices for 9 ranks"):
+        given_cluster([0, 8], find_cluster)
 
 
 def test_probe_writes_the_links_between_ranks(tmp_path) -> None:

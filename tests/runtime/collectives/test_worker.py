@@ -87,6 +87,17 @@ def test_broken_connections_are_mended_inside_of_a_collective() -> None:
         assert made[0].num_mended >= 1
 
 
+def test_ranks_that_call_different_collectives_are_told() -> None:
+    with workers() as made:
+        results = [
+            put(worker, "allreduce", np.ones(10 if rank else 50_000))
+            for rank, worker in enumerate(made)
+        ]
+        for result in results[1:]:
+            assert result.done.wait(60)
+            assert "rank 0 is in allreduce of less than 524288 bytes" in str(result.error)
+
+
 def test_a_rank_that_stands_still_under_priorities_is_named(monkeypatch) -> None:
     monkeypatch.setattr(sums, "CALL_S", 0.2)
     monkeypatch.setattr(events, "ANSWER_S", 0.5)
