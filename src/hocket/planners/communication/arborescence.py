@@ -19,10 +19,9 @@ def cheapest_arborescence(cost: Sequence[Sequence[Any]], root: int) -> list[int]
     parent = [-1] * count
     for node in range(count):
         if node != root:
-            parent[node] = min(
-                (other for other in range(count) if other != node),
-                key=lambda other, node=node: (cost[other][node], other),  # type: ignore[misc]
-            )
+            into = [row[node] for row in cost]
+            into[node] = NEVER
+            parent[node] = into.index(min(into))
     cycle = _cycle(parent, root)
     if not cycle:
         return parent
