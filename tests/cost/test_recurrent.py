@@ -4,68 +4,80 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cost.cost_samples import CPU, TESLA, cluster_of, graph_of
+from torch import nn, ones
 
-torch = pytest.importorskip("torch")
-from torch import nn  # noqa: E402
+from hocket.capture import capture
+from hocket.cost.efficiency import work_of
+from hocket.cost.recurrent import WORD_HOST_S, as_tf32, products_of, recurrent_ops
+from hocket.cost.roofline import estimate_costs
+from hocket.graph import Phase
 
-from hocket.capture import capture  # noqa: E402
-from hocket.cost.recurrent import WORD_HOST_S, recurrent_ops  # noqa: E402
-from hocket.cost.roofline import estimate_costs  # noqa: E402
-from hocket.hardware import cluster_from_text  # noqa: E402
-
-WORDS, BATCH, WIDTH = 12, 8, 64
-ON = cluster_from_text("1xh200-141g")
-
-
-class Reader(nn.Module):
-    def __init__(self, kind, dtype=torch.float32, layers=1, **options):
-        super().__init__()
-        self.words = kind(WIDTH, WIDTH, layers, dtype=dtype, **options)
-        self.last = nn.Linear(WIDTH * (1 + options.get("bidirectional", False)), 4, dtype=dtype)
-
-    def forward(self, x):
-        return self.last(self.words(x)[0])
-
-
-def captured(kind, device="accelerator", **options):
-    dtype = options.get("dtype", torch.float32)
-    words = torch.randn(WORDS, BATCH, WIDTH, dtype=dtype)
-    return capture(Reader(kind, **options), words, loss=lambda out: out.sum(), device=device)
+WORDS = 5
+LAYER = "aten.mkldnn_rnn_layer"
+WORD_BY_WORD = [
+    {"kind": "aten.addmm", "flops": 1e3, "bytes_touched": 64, "signature": "a"},
+    {"kind": "aten.sigmoid", "bytes_touched": 64, "signature": "b"},
+    {"kind": "aten.mm", "flops": 1e3, "bytes_touched": 64, "phase": Phase.BACKWARD},
+    {"kind": LAYER, "flops": 1e3, "bytes_touched": 64,
+     "signature": f"{LAYER}.default(float32[{WORDS},2,4], float32[16,4])"},
+    {"kind": f"{LAYER}_backward", "flops": 1e3, "bytes_touched": 64, "phase": Phase.BACKWARD,
+     "signature": f"{LAYER}_backward.default(float32[{WORDS},2,4], float32[16,4])"},
+    {"kind": "optimizer.adamw", "bytes_touched": 64, "phase": Phase.OPTIMIZER},
+]  # fmt: skip
 
 
-def word_s(graph):
-    return float(estimate_costs(graph, ON).op_s.sum()) / WORDS
+def words(**meta):
+    graph = graph_of([{**op, "module": "reader"} for op in WORD_BY_WORD])
+    return replace(graph, meta={"recurrent": ["reader"], **meta})
 
 
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_word_takes_what_cudnn_takes_to_launch_one(kind, dtype):
-    graph = captured(kind, dtype=dtype)
-    assert graph.meta["recurrent"] == ["words"]
-    least = WORD_HOST_S[0] + 2 * WORD_HOST_S[1]
-    # The input's product, the last layer and the optimizer come on top.
-    assert least < word_s(graph) < least + 50e-6
+def test_only_passes_through_noted_layers_are_words():
+    assert recurrent_ops(words()).tolist() == [True] * 5 + [False]
+    for other in (["another"], "reader", [3, None], None, {"reader": 1}):
+        assert not recurrent_ops(words(recurrent=other)).any()
 
 
-@pytest.mark.parametrize("options", [{"layers": 2}, {"bidirectional": True}])
-def test_layers_and_directions_count_each(options):
-    one, two = captured(nn.GRU), captured(nn.GRU, **options)
-    least = WORD_HOST_S[0] + 2 * WORD_HOST_S[1]
-    assert word_s(two) - word_s(one) > 0.8 * least
+def test_a_whole_layer_has_a_product_per_word_and_two_backward():
+    graph = words()
+    family = work_of(graph).family
+    assert products_of(graph, family)[:5].tolist() == [1, 0, 1, WORDS, 2 * WORDS]
 
 
-def test_words_are_many_times_shorter_than_their_ops():
-    graph = captured(nn.GRU)
-    assert word_s(replace(graph, meta={})) > 5 * word_s(graph)
-    assert not recurrent_ops(replace(graph, meta={"recurrent": "words"})).any()
-    assert not recurrent_ops(replace(graph, meta={"recurrent": [3, None]})).any()
+def test_the_host_launches_words_and_processors_compute_them():
+    graph = words()
+    captured = replace(graph, meta={})
+    op_s = estimate_costs(graph, cluster_of(TESLA)).op_s[0]
+    forward_s, backward_s = WORD_HOST_S
+    launched = (1 + WORDS) * forward_s + (1 + 2 * WORDS) * backward_s
+    # All but the optimizer's op, which is the last.
+    assert op_s[:5].sum() == pytest.approx(launched, rel=0.05)
+    on_host = [estimate_costs(given, cluster_of(CPU)).op_s for given in (graph, captured)]
+    assert np.array_equal(*on_host)
 
 
-def test_processors_and_other_layers_are_priced_op_by_op():
-    graph = captured(nn.GRU)
-    words = recurrent_ops(graph)
-    assert 0 < words.sum() < graph.num_ops
-    host = cluster_from_text("1xcpu-host")
-    plain = estimate_costs(replace(graph, meta={}), host).op_s
-    assert np.array_equal(estimate_costs(graph, host).op_s, plain)
-    assert "recurrent" not in captured(nn.GRU, device="cpu").meta
+def test_replayed_words_take_their_kernels_alone():
+    op_s = estimate_costs(words(), cluster_of(TESLA), launches="replayed").op_s[0]
+    assert op_s.sum() < 0.2 * estimate_costs(words(), cluster_of(TESLA)).op_s.sum()
+    assert op_s[3] > op_s[0] > op_s[1] == 0
+
+
+def test_products_of_words_have_the_rate_of_tf32():
+    assert as_tf32(TESLA).peak_flops["float32"] == TESLA.peak_flops["tf32"]
+    assert as_tf32(CPU) is CPU
+    long = {"kind": "aten.mm", "flops": 1e12, "bytes_touched": 64, "signature": "c"}
+    graph = graph_of([{**long, "module": "reader"}])
+    inside, alone = (
+        estimate_costs(replace(graph, meta=meta), cluster_of(TESLA)).op_s.sum()
+        for meta in ({"recurrent": ["reader"]}, {})
+    )
+    assert alone / inside == pytest.approx(4.0)
+
+
+def test_captured_layers_are_noted_for_accelerators():
+    model, given = nn.GRU(4, 4), ones(2, 1, 4)
+    graph = capture(nn.Sequential(model), given, loss=lambda out: out[0].sum())
+    assert graph.meta["recurrent"] == ["0"]
+    assert recurrent_ops(graph).sum() > 10
+    on_host = capture(nn.Sequential(model), given, loss=lambda out: out[0].sum(), device="cpu")
+    assert "recurrent" not in on_host.meta

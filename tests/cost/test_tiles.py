@@ -57,6 +57,7 @@ def test_groups_share_tiles_that_are_mostly_zeros():
 
 def test_channels_first_are_copied_and_points_are_not():
     assert shaped(forward(64)).bytes == 3
+    assert shaped(backward(64)).kernels > shaped(forward(64)).kernels > 1
     assert shaped(forward(64, kernel=1)) == Shaped(CONVOLUTION)
     assert shaped(forward(64, strides="{65536,1,2048,64}")).bytes == 1
 
