@@ -77,6 +77,24 @@ def test_labels_that_do_not_count_and_models_without_memory_are_tried():
     assert "add up" in samples_apart(model, {"input_ids": tokens, "labels": tokens}).told
 
 
+class Tables(nn.Module):
+    """A table for every column: with fewer of them there are too few pairs."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(9, 4) for _ in range(5))
+
+    def forward(self, columns):
+        rows = torch.stack([t(columns[:, i]) for i, t in enumerate(self.tables)], 1)
+        first, second = torch.tril_indices(5, 5, -1)
+        return torch.bmm(rows, rows.mT)[:, first, second].square().mean()
+
+
+def test_a_model_that_counts_its_layers_is_tried_whole():
+    found = samples_apart(Tables(), torch.randint(0, 9, (6, 5)))
+    assert found.is_apart, found.told
+
+
 def test_what_cannot_be_tried_says_why():
     torch.manual_seed(0)
 

@@ -59,6 +59,17 @@ def test_a_job_that_names_a_model_gets_a_plan_for_every_kind_that_it_fits(
         assert 1 / simulate(saved.problem, saved.plan).makespan_s == found.throughputs[kind]
 
 
+def test_an_elastic_job_gets_a_plan_for_every_size_and_for_an_unequal_machine(
+    graph, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)
+    spec = JobSpec(name="mine", command=("python", "train.py"), gangs=(1, 2), model="stack")
+    found = planned_job(spec, graph, ("t4", "mixed-desktop"), tmp_path / "plans")
+    assert set(found.plans) == set(found.throughputs) == {"1xt4", "2xt4", "1xmixed-desktop"}
+    assert len(read_plan(found.plans["2xt4"]).plan[Shares].devices) == 2
+    assert read_plan(found.plans["1xmixed-desktop"]).problem.cluster.num_devices == 3
+
+
 def test_a_job_whose_model_fits_nowhere_is_refused(graph, tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)
     monkeypatch.setattr("hocket.api.jobs._on_all", lambda comparison, gang: None)

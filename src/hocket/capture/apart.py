@@ -10,6 +10,7 @@ there and to draw anew, and who plans says what becomes of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -71,20 +72,39 @@ def samples_apart(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            toy, origin = _shortened(model)
-            rows = _fewest(batch, flops_per_byte * _kept_part(model, toy))
-            if reason := _too_much(toy, rows, flops_per_byte * _kept_part(model, toy)):
-                return Apart(None, f"not tried at toy size: {reason}")
-            toy = fake_copy(toy, {
-                id(t): _real(origin.get(id(t), t), t) for _, _, t in model_tensors(toy)
-            })  # fmt: skip
-            _quieten(toy)
-            return _tried(toy, _filled_batch(rows), ChosenLoss(loss), forward or apply_model)
+            tried = partial(_attempted, model, batch, ChosenLoss(loss), forward or apply_model,
+                            flops_per_byte)  # fmt: skip
+            try:
+                return tried(is_cut=True)
+            except Exception:
+                # What follows may count on the number of its layers, as of tables of embeddings.
+                return tried(is_cut=False)
     # Whatever a stranger's model raises on a smaller batch says nothing about the real one.
     except Exception as error:
         return Apart(None, f"not tried at toy size: {one_line(error)}")
     finally:
         torch.set_num_threads(num_threads)
+
+
+def _attempted(
+    model: nn.Module,
+    batch: Any,
+    loss: ChosenLoss,
+    forward: Forward,
+    flops_per_byte: float,
+    *,
+    is_cut: bool,
+) -> Apart:
+    """The try itself, with lists of layers cut or whole."""
+    toy, origin = _shortened(model, is_cut=is_cut)
+    rows = _fewest(batch, flops_per_byte * _kept_part(model, toy))
+    if reason := _too_much(toy, rows, flops_per_byte * _kept_part(model, toy)):
+        return Apart(None, f"not tried at toy size: {reason}")
+    toy = fake_copy(toy, {
+        id(t): _real(origin.get(id(t), t), t) for _, _, t in model_tensors(toy)
+    })  # fmt: skip
+    _quieten(toy)
+    return _tried(toy, _filled_batch(rows), loss, forward)
 
 
 def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward) -> Apart:
@@ -123,13 +143,13 @@ def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
 # ── a toy ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _shortened(model: nn.Module) -> tuple[nn.Module, dict[int, torch.Tensor]]:
-    """A copy without memory and with short lists of layers; whose copy each tensor is, by id."""
+def _shortened(model: nn.Module, *, is_cut: bool) -> tuple[nn.Module, dict[int, torch.Tensor]]:
+    """A copy without memory; whose copy each tensor is, by id. Lists of layers are short in it."""
     tensors = [tensor for _, _, tensor in model_tensors(model)]
     twins = hollow_twins(tensors)
     toy = fake_copy(model, twins)
     cut: list[str] = []
-    for path, layers in list(toy.named_modules()):
+    for path, layers in list(toy.named_modules()) if is_cut else ():
         is_list = isinstance(layers, nn.Sequential | nn.ModuleList) and bool(path)
         if not is_list or path.startswith(tuple(cut)):
             continue

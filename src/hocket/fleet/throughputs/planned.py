@@ -54,7 +54,8 @@ def plan_gangs(
     found = []
     for servers in kinds:
         is_known = calibration is not None and servers.kind.name in calibration.kinds
-        for gang in sorted(set(gangs)):
+        # Unequal devices are planned as the machine that they are in, and no two such machines.
+        for gang in sorted({1} & set(gangs) if servers.is_unequal else set(gangs)):
             cluster = _gang(servers, gang)
             costs = estimate_costs(graph, cluster, calibration=calibration if is_known else None)
             problem = Problem(work=graph, cluster=cluster, op_costs=costs)
@@ -86,11 +87,6 @@ def _gang(servers: Servers, gang: int) -> Cluster:
     """So many devices on as few servers as possible; unequal devices of a server count as one."""
     server = servers.server
     if servers.is_unequal:
-        if gang > 1:
-            raise UsageError(
-                f"{servers.hardware!r} has unequal devices, and only one such machine is planned",
-                hint="ask for a gang of 1: it takes all devices of the machine",
-            )
         return server
     if gang <= server.num_devices:
         return server.only(server.device_names[:gang])
