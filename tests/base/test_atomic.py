@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -72,6 +73,31 @@ def test_write_where_no_file_can_be_without_a_name_is_the_same(tmp_path, monkeyp
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == {
         "a": b"one", "b": b"two",
     }  # fmt: skip
+
+
+def _open_paths():
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself is closed by now
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+@pytest.mark.parametrize("has_nameless", [True, False])
+def test_writes_that_succeed_and_fail_leave_no_descriptor_and_no_name(
+    tmp_path, monkeypatch, has_nameless
+):
+    if not has_nameless:
+        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
+    (tmp_path / "folder").mkdir()
+    umask = os.umask(0)
+    try:
+        write_atomically(tmp_path / "open to all", b"x")
+    finally:
+        os.umask(umask)
+    with pytest.raises(UsageError):
+        write_together({tmp_path / "folder": b"", tmp_path / "z": b""})
+    assert not [path for path in _open_paths() if path.startswith(str(tmp_path))]
+    assert stat.S_IMODE((tmp_path / "open to all").stat().st_mode) == 0o666
+    assert sorted(os.listdir(tmp_path)) == ["folder", "open to all"]
 
 
 @pytest.mark.parametrize("name", ["missing/a.json", "", "nul\0"])

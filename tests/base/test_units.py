@@ -72,3 +72,21 @@ def test_formats_are_short():
 )  # fmt: skip
 def test_whole_numbers_are_plain_digits_up_to_a_limit(text, number):
     assert units.whole_number(text, 4096) == number
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0 s"),
+        (89, "89 s"),
+        (90, "2 min"),
+        (300, "5 min"),
+        (5400, "1.5 h"),
+        (36000, "10 h"),
+        (86400, "24 h"),
+        (6e5, "7 days"),
+        (float("inf"), "an unknown time"),
+    ],
+)
+def test_durations_as_people_say_them(seconds, words):
+    assert units.words_for_seconds(seconds) == words

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
-from hocket.base.units import words_for_seconds
 from hocket.fleet.explain import explain
 from hocket.fleet.forecast import at_moment, estimated_start_s, forecast, next_event, resized
 from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, new_state, step
@@ -284,14 +283,6 @@ def test_accounts_are_brought_up_to_a_moment():
     assert later.jobs.rows["held_s"][0] == 40.0
     assert at_moment(state, state.next_tick_s + 1.0) is state
     assert at_moment(state, -1.0) is state
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0, "0 s"), (89, "89 s"), (600, "10 min"), (5400, "1.5 h"), (86400, "24 h"), (6e5, "7 days")],
-)
-def test_durations_as_people_say_them(seconds, words):
-    assert words_for_seconds(seconds) == words
 
 
 def test_a_large_fleet_is_explained_within_a_second():
