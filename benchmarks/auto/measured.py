@@ -154,7 +154,11 @@ def slow_down(times: float) -> threading.Event:
         (Programs, "train", lambda own, rows, *_: (id(own), len(rows))),
         (Piece, "run", lambda own, segment, *_: (id(own), segment)),
         # Gradients of a stage's microbatches are added up here.
-        (staged._Run, "_take_results", lambda run, piece, segment, number: (segment, number > 0)),
+        (
+            staged.SegmentRun,
+            "_take_results",
+            lambda run, piece, segment, number: (segment, number > 0),
+        ),
         (Programs, "update", lambda *_: None),
         (Pipeline, "update", lambda *_: None),
     ):
