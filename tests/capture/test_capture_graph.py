@@ -212,15 +212,34 @@ def test_capture_checkpointed_block_pairs_what_it_computes_again():
 
 
 def test_gradients_of_grouped_convolutions_meet_their_own_channels_only():
-    layer = nn.Conv2d(32, 32, 7, padding=3, groups=32, bias=False)
-    model = nn.Sequential(nn.Conv2d(3, 32, 1, bias=False), layer)
+    first = nn.Conv2d(3, 32, 1, bias=False)
+    grouped = nn.Conv2d(32, 32, 7, padding=3, groups=32, bias=False)
+    model = nn.Sequential(first, grouped)
     graph = capture(model, torch.randn(2, 3, 8, 8), loss=lambda out: out.sum())
-    forward = 2 * 2 * 8 * 8 * layer.weight.numel()
-    found = [
-        graph.flops[op] for op in range(graph.num_ops) if graph.modules[graph.op_module[op]] == "1"
-        and "convolution" in graph.kind_of(op)
-    ]  # fmt: skip
-    assert found == [forward, 2 * forward]
+    places = 2 * 2 * 8 * 8
+    found = {
+        name: [graph.flops[op] for op in range(graph.num_ops)
+               if graph.modules[graph.op_module[op]] == name
+               and "convolution" in graph.kind_of(op)]
+        for name in ("0", "1")
+    }  # fmt: skip
+    # No gradient of the images is wanted.
+    assert found["0"] == [places * first.weight.numel()] * 2
+    forward = places * grouped.weight.numel()
+    assert found["1"] == [forward, 2 * forward]
+
+
+def test_a_parameter_that_gets_other_memory_in_the_step_keeps_its_gradient():
+    """As cuDNN gives recurrent layers whose weights are not in one piece."""
+
+    class Moved(nn.Linear):
+        def forward(self, x):
+            self.weight.data = self.weight.detach().clone()
+            return super().forward(x).sum()
+
+    graph = capture(Moved(4, 4), torch.randn(2, 4))
+    updated = [name for name in graph.op_names if name.endswith("/adamw")]
+    assert updated == ["weight/adamw", "bias/adamw"]
 
 
 def test_capture_flops_of_products_and_attention():

@@ -300,3 +300,16 @@ def test_profiles_still_are_the_usual_argument(tmp_path: Path) -> None:
         assert isinstance(result.exception, InputFileError)
         assert "no such file" in str(result.exception)
     assert "parallel" in CliRunner().invoke(root, ["calibrate", "--help"]).stdout
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3, 1e-30])
+def test_runs_in_other_units_are_refused_with_what_was_expected(factor):
+    model = gpt(2048, 24, 16)
+    runs = [PublishedRun(model=model, division=d, software=SOFTWARE, step_s=s) for d, s in zip(
+        DIVISIONS[:4], predict(model, Divisions.of(DIVISIONS[:4]), cluster_of(ON), SOFTWARE).step_s,
+        strict=True,
+    )]  # fmt: skip
+    calibrate(runs, cluster_of(ON))
+    runs[2] = replace(runs[2], step_s=factor * runs[2].step_s)
+    with pytest.raises(UsageError, match=r"run 3 took .* where .* predicted"):
+        calibrate(runs, cluster_of(ON))

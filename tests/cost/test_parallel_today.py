@@ -19,7 +19,7 @@ from hocket.cost.parallel.setting import setting_of
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.stages import stage_costs
-from hocket.cost.parallel.step import exposed_s, predict
+from hocket.cost.parallel.step import exposed_s, hiding_rounds, predict
 from hocket.transformer import Division, Divisions, Transformer
 from hocket.transformer.files import find_model
 
@@ -282,6 +282,20 @@ def test_rounds_of_chunks_hide_the_gradients_of_those_after_them():
     alone = replace(program, overlaps_data=False)
     sent = parts(model, alone, chunks=4, schedule="interleaved", **fields)["data"]
     assert sent == pytest.approx(parts(model, alone, **fields)["data"])
+    # What follows the last microbatch is the same in the simulated stages.
+    on = cluster_of(fields.pop("on"))
+    found = parts(model, program, on.name, chunks=4, schedule="interleaved", **fields)
+    division = Division(**fields, chunks=4, schedule="interleaved")
+    after_s = max(stage_costs(model, division, on, program).after_s)
+    assert after_s == pytest.approx(found["data"] + found["optimizer"])
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "chunks", "count", "rounds"),
+    [(8, 4, 64, 6), (8, 4, 2, 2), (8, 1, 64, 1), (1, 1, 1, 1), (2, 2, 8, 1)],
+)
+def test_no_more_rounds_hide_gradients_than_there_are(pipeline, chunks, count, rounds):
+    assert hiding_rounds(*map(np.asarray, (pipeline, chunks, count))) == rounds
 
 
 def test_gradients_sent_in_fewer_bits_take_less():

@@ -54,6 +54,7 @@ def test_toml_needs_only_what_models_differ_in(tmp_path):
         ({"mlp": "relu"}, "mlp is 'relu'"),
         ({"mlp": "swiglu"}, "no key 'mlp_width'"),
         ({"heads": 65}, "more heads than hidden"),
+        ({"heads": 5}, "cannot be shared by 5 heads"),
         ({"experts": {"count": 2, "active": 3, "mlp_width": 8}}, "3 of 2 experts"),
         ({"experts": {"count": 2, "active": 1}}, "no key 'mlp_width'"),
         (

@@ -148,10 +148,13 @@ def _run_backward(recorder: Recorder, loss: torch.Tensor) -> None:
 
 
 def _collect_gradients(recorder: Recorder, sources: Sequence[NamedTensor]) -> None:
-    for _, role, tensor in sources:
+    # A parameter may get other memory during the step, as cuDNN gives recurrent layers.
+    before = {source.name: source.value for source in recorder.recording.sources}
+    for name, role, tensor in sources:
         if role != Role.PARAMETER or tensor.grad is None:
             continue
-        parameter, gradient = recorder.value_of(tensor), recorder.value_of(tensor.grad)
+        parameter = before.get(name, recorder.value_of(tensor))
+        gradient = recorder.value_of(tensor.grad)
         if parameter is not None and gradient is not None:
             recorder.recording.gradients[parameter] = gradient
 

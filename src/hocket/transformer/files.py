@@ -109,6 +109,11 @@ def model_from_dict(data: Mapping[str, Any], default_name: str = "model") -> Tra
         source=fields.text(data.get("source", ""), "source"),
     )
     check_model(model)
+    if "head_width" not in data and hidden % heads:
+        raise InputFileError(
+            f"a hidden width of {hidden} cannot be shared by {heads} heads",
+            hint="heads must divide hidden; where they do not, state head_width",
+        )
     return model
 
 

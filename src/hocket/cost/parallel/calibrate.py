@@ -39,6 +39,8 @@ NOISE = 0.04
 """Relative difference between two runs of the same configuration: 3 to 8 % in BLOOM's search."""
 OUTLIER = 1.5
 """Multiple of the noise beyond which a run counts less."""
+MOST_OFF = 50.0
+"""Times that a run may be longer or shorter than predicted: beyond it another unit is meant."""
 _NUM_ROUNDS = 4
 _NUM_TRUST_ROUNDS = 8
 _SMALL = 0.02
@@ -116,6 +118,7 @@ class _Runs:
 def calibrate(runs: Sequence[MeasuredRun], cluster: Cluster, source: str = "") -> Coefficients:
     """What best explains runs on one cluster; runs without a time are left out."""
     timed = _timed(runs, cluster)
+    _refuse_other_units(timed)
     logarithms, weights = _most_likely(timed)
     anchors = tuple(
         Anchor(program=program, place=tuple(place.tolist()), weight=UNEXPLAINED**2 * float(weight))
@@ -123,6 +126,19 @@ def calibrate(runs: Sequence[MeasuredRun], cluster: Cluster, source: str = "") -
     )
     source = source or f"{len(timed.measured_s)} runs on {cluster.name}"
     return replace(_coefficients(logarithms, source), anchors=anchors)
+
+
+def _refuse_other_units(timed: _Runs) -> None:
+    """A run far from what any cluster of the kind takes would bend everything that is fitted."""
+    errors = timed.log_errors(Coefficients())
+    worst = int(np.argmax(np.abs(errors)))
+    if abs(errors[worst]) > np.log(MOST_OFF):
+        measured_s = float(timed.measured_s[worst])
+        predicted_s = measured_s * float(np.exp(errors[worst]))
+        raise UsageError(
+            f"run {worst + 1} took {measured_s:.3g} s where {predicted_s:.3g} s are predicted",
+            hint="are its times seconds (else step_ms), and is it of this cluster and model?",
+        )
 
 
 def _most_likely(timed: _Runs) -> tuple[FloatArray, FloatArray]:
