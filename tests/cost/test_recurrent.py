@@ -44,6 +44,20 @@ def test_a_whole_layer_has_a_product_per_word_and_two_backward():
     assert products_of(graph, family)[:5].tolist() == [1, 0, 1, WORDS, 2 * WORDS]
 
 
+@pytest.mark.parametrize("given", [f"{WORDS},2,4", f"2,{WORDS},4"])
+def test_a_net_of_cudnn_has_them_for_all_layers_and_directions(given):
+    """Captured on a GPU; no note is needed."""
+    name = "aten._cudnn_rnn"
+    text = f"default(float32[{given}], [float32[16,4], float32[16]], 4, None, float32[6,2,4], None)"
+    graph = graph_of(
+        [{"kind": name, "flops": 1e3, "bytes_touched": 64, "signature": f"{name}.{text}"}]
+    )
+    assert recurrent_ops(graph).tolist() == [True]
+    assert products_of(graph, work_of(graph).family).tolist() == [6 * WORDS]
+    op_s = estimate_costs(graph, cluster_of(TESLA)).op_s.sum()
+    assert op_s == pytest.approx(6 * WORDS * WORD_HOST_S[0], rel=0.05)
+
+
 def test_the_host_launches_words_and_processors_compute_them():
     graph = words()
     captured = replace(graph, meta={})

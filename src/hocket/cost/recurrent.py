@@ -29,17 +29,21 @@ backward, whatever their size, for the host is the slower one; at 2048 units in 
 takes 50 and 72. Up to 128 units one kernel stays for all words (3 and 9 us): not counted on."""
 WORD_KERNELS = 2
 """Kernels of a word on the device: the product and the gates."""
-_WHOLE_LAYER = "aten.mkldnn_rnn_layer"
+_WHOLE_LAYER, _WHOLE_NET = "aten.mkldnn_rnn_layer", "aten._cudnn_rnn"
+"""Ops that are a layer on a processor, and all layers and directions on a GPU."""
 _PRODUCTS = [FAMILIES.index(name) for name in MATRIX_FAMILIES]
 
 
 def recurrent_ops(graph: Graph) -> NDArray[np.bool_]:
-    """Ops of forward and backward passes through recurrent layers that stand word by word."""
+    """Ops of forward and backward passes through recurrent layers: those of noted layers, which
+    stand word by word, and cuDNN's own."""
     noted = graph.meta.get("recurrent")
     layers = {path for path in noted if isinstance(path, str)} if isinstance(noted, list) else set()
     # One more than the modules, so that -1 (unknown) reads the last.
     is_inside = np.array([*(path in layers for path in graph.modules), False])
-    return np.asarray(is_inside[graph.op_module] & (graph.op_phase != Phase.OPTIMIZER))
+    is_own = np.array([*(kind.startswith(_WHOLE_NET) for kind in graph.kinds), False])
+    found = is_inside[graph.op_module] | is_own[graph.op_kind]
+    return np.asarray(found & (graph.op_phase != Phase.OPTIMIZER))
 
 
 def products_of(graph: Graph, family: IntArray) -> FloatArray:
@@ -75,8 +79,15 @@ def as_tf32(kind: DeviceKind) -> DeviceKind:
 
 
 def _num_words(signature: str) -> int:
-    """Of an op that is a whole layer: words come first in its input."""
-    if not signature.startswith(_WHOLE_LAYER):
+    """Of an op that is a whole layer, or all of a net's: words times layers and directions."""
+    if not signature.startswith((_WHOLE_LAYER, _WHOLE_NET)):
         return 0
-    shapes = tensor_shapes(signature)
-    return shapes[0][0] if shapes and shapes[0] else 0
+    # The input, and after flat weights the states: one per layer and direction, and sample.
+    shapes = [shape for shape in tensor_shapes(signature) if len(shape) == 3]
+    if not shapes:
+        return 0
+    given = shapes[0]
+    if signature.startswith(_WHOLE_LAYER) or len(shapes) == 1:
+        return given[0]
+    layers, samples, _ = shapes[1]
+    return layers * (given[0] if given[1] == samples else given[1])
