@@ -19,8 +19,9 @@ SHARED = "(shared)"
 def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Block]:
     """The blocks, and last one for parameters that are no block's own.
 
-    Parameters that several blocks share stay on the device; they are updated on the host where all
-    of these blocks are. A block that is a run of modules has each of them.
+    Parameters that several blocks share stay on the device; they are updated on the host, with
+    their state, where all of these blocks are or have their own parameters at home there. A block
+    that is a run of modules has each of them.
     """
     known = dict(model.named_modules())
     spans = None if graph is None else _modules_by_ops(memory, graph, known)
@@ -41,7 +42,8 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
         block.parameters = [p for p in _parameters(block) if owners[p] == 1]
     rest = [p for p in model.parameters() if owners[p] != 1]
     policies = [b.policy for b in blocks if any(p in set(rest) for p in _parameters(b))]
-    is_hosted = bool(policies) and all(policy.update == "host" for policy in policies)
+    at_home = (p.update == "host" or p.parameters == "streamed" for p in policies)
+    is_hosted = bool(policies) and all(at_home)
     shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
     # The forward pass begins with them.
     return [*blocks, Block(shared, -1, {}, rest)]

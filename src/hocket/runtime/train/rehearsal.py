@@ -5,8 +5,9 @@ tensors, under the byte-counting allocator; so what is predicted is what happens
 optimizer's state on the device is made before, as a first step would. Host updates are left out:
 they take nothing of the device. On CUDA storages take whole units of its allocator, and on top come
 the workspaces of cuBLAS and cuBLASLt, one each for the thread of the forward pass and for that of
-the backward pass, and what the process holds on the device beside the training; what other kernels
-take is not seen.
+the backward pass, for cuDNN as much as the largest convolution reads and writes, counters of fused
+updates, and what the process holds on the device beside the training; what other kernels take is
+not seen.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from hocket.capture.fake import all_tensors, fake_copy, fake_twins, map_batch
-from hocket.graph.graph import Graph, Role
+from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections.memory import Memory
 from hocket.runtime.memory.copies import ALIGNMENT, aligned
 from hocket.runtime.memory.ledger import Ledger
@@ -32,6 +33,7 @@ from hocket.runtime.train.recorded import Recipe
 _WORKSPACE_BYTES = {9: 32 * 2**20}
 """Of cuBLAS under PyTorch, by major compute capability."""
 _OTHER_WORKSPACE_BYTES = 8_519_680
+_CONVOLUTION = "aten.convolution"
 _LT_WORKSPACE_BYTES = 2**20
 """Of cuBLASLt beside it."""
 
@@ -87,7 +89,8 @@ def rehearsed_peak_bytes(
     own_tensors = [tensor for _, _, tensor in named]
     own_tensors += [t for states in optimizer.state.values() for t in tree_leaves(states)
                     if isinstance(t, torch.Tensor)]  # fmt: skip
-    return ledger.peak_bytes + _workspaces_bytes(device) + _others_bytes(device, own_tensors)
+    found = ledger.peak_bytes + _workspaces_bytes(device) + _others_bytes(device, own_tensors)
+    return found + _kernels_bytes(device, carrier, graph)
 
 
 def _workspaces_bytes(device: torch.device) -> int:
@@ -95,6 +98,22 @@ def _workspaces_bytes(device: torch.device) -> int:
         return 0
     major, _ = torch.cuda.get_device_capability(device)
     return 2 * (_WORKSPACE_BYTES.get(major, _OTHER_WORKSPACE_BYTES) + _LT_WORKSPACE_BYTES)
+
+
+def _kernels_bytes(device: torch.device, carrier: Budgeted, graph: Graph | None) -> int:
+    """What kernels of a CUDA device take that tensors without memory do not show."""
+    if device.type != "cuda":
+        return 0
+    # Fused kernels count steps on the device, a number for each parameter.
+    counters = sum(len(b.parameters) for b in carrier.blocks if b.home is None) * ALIGNMENT
+    if graph is None:
+        return counters
+    touched = [
+        int(graph.bytes_touched[op])
+        for op in range(graph.num_ops)
+        if graph.kind_of(op) == _CONVOLUTION and graph.op_phase[op] == Phase.FORWARD
+    ]
+    return counters + max(touched, default=0)
 
 
 def _others_bytes(device: torch.device, own: Iterable[torch.Tensor]) -> int:
