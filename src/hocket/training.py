@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from hocket.api import ON_THIS_MACHINE, Planned, find_cluster, plan_graph
+from hocket.api.memory import budget_of
 from hocket.base.config import PLAN_VARIABLE, rank_variables
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
-from hocket.base.units import parse_bytes
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.sections import Communication, Memory, Priority
@@ -274,7 +274,7 @@ def _budgeted(
 ) -> Carrier:
     """The model within a number of bytes: the plan's memory section, or what fits ``memory``."""
     device = torch.device(recipe.device)
-    budget_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    budget_bytes = None if memory is None else budget_of(memory)
     if saved is not None:
         return keeping(
             model,

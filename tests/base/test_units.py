@@ -62,6 +62,9 @@ def test_formats_are_short():
     assert units.format_seconds(0) == "0 s"
     assert units.format_seconds(float("inf")) == "∞"
     assert units.format_rate(25e9, "B/s") == "25 GB/s"
+    assert [units.format_count(n) for n in (0, 9.54, 231.84, 6236.0, 1.25e6)] == [
+        "0", "9.54", "232", "6,240", "1,250,000",
+    ]  # fmt: skip
     assert units.format_rate(3.35e12, "B/s") == "3.35 TB/s"
 
 

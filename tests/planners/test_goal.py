@@ -11,7 +11,7 @@ from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.candidates import judge
 from hocket.planners.compare import compare
-from hocket.planners.goal import num_devices, ranked, thrift_told, thrifty
+from hocket.planners.goal import merit_told, num_devices, ranked, thrift_told, thrifty
 
 GRAPH = generate("chain", 8, 0)
 
@@ -67,6 +67,27 @@ def test_a_plan_that_is_nearly_as_fast_on_far_fewer_devices_is_told(problem):
     told = thrift_told(problem, tried, 0)
     assert told == "on [0] takes 20 % longer on 1 device instead of 3 (--goal cost)"
     assert not thrift_told(problem, tried, 1)
+    # Chosen for its memory although it is longer: nothing is "-20 % longer".
+    assert not thrift_told(problem, [placed(problem, [0, 1, 2], 1.2), placed(problem, [0], 1.0)], 0)
+
+
+def test_why_a_plan_was_chosen_is_told_by_what_was_wanted(problem):
+    """A longer step is never said to take no longer."""
+    fast, slow = placed(problem, [0, 1, 2], 1.0), placed(problem, [1], 2.0)
+    assert merit_told(problem, fast, [slow], "time") == "its step is 50 % shorter than on [1]"
+    assert merit_told(problem, fast, [fast], "time") == "it takes no longer than on [0, 1, 2]"
+    cheap = merit_told(problem, slow, [fast], "cost")
+    assert cheap.startswith("its steps take 74 % less money than on [0, 1, 2]")
+    assert cheap.endswith(", and its step 100 % longer")
+    peaks = fast.timeline.peak_bytes
+    lean = replace(slow, timeline=replace(slow.timeline, peak_bytes=peaks * 0 + 2**30))
+    full = replace(fast, timeline=replace(fast.timeline, peak_bytes=peaks * 0 + 2 * 2**30))
+    told = merit_told(problem, lean, [full], "memory")
+    assert told.startswith("its fullest device is ")
+    assert told.endswith(" %, and its step 100 % longer")
+    unknown = make_problem(GRAPH, "3xrtx3090")
+    one, three = placed(unknown, [0], 2.0), placed(unknown, [0, 1, 2], 1.0)
+    assert "33 % less device time than" in merit_told(unknown, one, [three], "cost")
 
 
 def test_one_device_is_one_row_unless_only_another_order_fits():

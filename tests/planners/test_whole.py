@@ -37,6 +37,8 @@ from hocket.planners.whole.tables import block_edges, tables_of
 from hocket.planners.whole.travelling import BY_PRIORITY
 from hocket.simulate.shares.matrices import degrees_of, one_part, regions_of
 from hocket.simulate.verify import violations
+from hocket.view.shared import whole_table
+from hocket.view.table import plain
 
 
 class Stack(nn.Module):
@@ -343,6 +345,7 @@ def test_answers_keep_their_limits(unequal, comparison):
     never = compare_whole(unequal, must=Must(step_s=comparison.bound.seconds / 2))
     assert never.chosen is None
     assert any("longer than" in candidate.reason for candidate in never.candidates)
+    assert "DDP: longer than" in plain(whole_table(never))
 
 
 @pytest.mark.usefixtures("unplaced")

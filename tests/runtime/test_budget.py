@@ -398,3 +398,5 @@ def test_prepare_keeps_a_budget_or_refuses():
     model, batches, forward = build()
     with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
         hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="10KiB")
+    with pytest.raises(UsageError, match="memory: 'lots' is not a number with a unit"):
+        hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="lots")

@@ -52,8 +52,19 @@ def fit(
     fits; its ``plan()`` raises `NoFeasiblePlanError` then.
     """
     problem = make_problem(graph, on, profile=profile, calibration=calibration)
-    memory_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
-    return fit_problem(problem, memory_bytes, host_bytes=host_bytes)
+    return fit_problem(problem, budget_of(memory), host_bytes=host_bytes)
+
+
+def budget_of(memory: int | str) -> int:
+    """A budget as people write it, in bytes; raises `UsageError` for what is none."""
+    if not isinstance(memory, str):
+        return memory
+    try:
+        return parse_bytes(memory)
+    except ValueError as error:
+        raise UsageError(
+            f"memory: {error}", hint="write it like '8GiB', or give a number of bytes"
+        ) from None
 
 
 def fit_problem(

@@ -132,6 +132,14 @@ def format_rate(rate: float, unit: str) -> str:
     return f"{_three_digits(rate)} {unit}"
 
 
+def format_count(value: float) -> str:
+    """A number of three significant digits, never in powers of ten: ``'6,240'``, ``'9.54'``."""
+    if abs(value) >= 1000:
+        size = 10 ** (math.floor(math.log10(abs(value))) - 2)
+        return f"{round(value / size) * size:,}"
+    return _three_digits(value)
+
+
 def format_percent(share: float) -> str:
     """A share as a whole percentage; what is there but rounds to nothing is ``'<1 %'``."""
     if 0 < share < 0.005:

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from hocket.base.errors import one_line
+from hocket.base.units import format_rate
 from hocket.capture.fake import (
     batch_tensors,
     fake_copy,
@@ -220,7 +221,7 @@ def _too_much(toy: nn.Module, rows: Any, flops_per_byte: float) -> str:
     if number > _MOST_PARAMETERS:
         return f"{number / 1e6:.0f} million weights are left with {_KEPT_LAYERS} layers"
     flops = _num_bytes(rows) * flops_per_byte
-    return f"{NUM_SAMPLES} samples take {flops:.1e} flops" if flops > _MOST_FLOPS else ""
+    return f"{NUM_SAMPLES} samples take {format_rate(flops, 'flop')}" if flops > _MOST_FLOPS else ""
 
 
 def _real(given: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:

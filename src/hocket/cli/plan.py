@@ -128,8 +128,8 @@ def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -
     multiple=True,
     metavar="LIMIT",
     help="What the answer must keep: 'fit 8GiB' on every device, 'devices 2', 'step 500ms', "
-    "'cost $3' per million samples, 'data 2' replicas, 'pipeline 4' stages; may be given several "
-    "times.",
+    "'cost $3' per million samples, 'data 2' replicas, 'pipeline 4' stages, 'tensor 2' parts of "
+    "each matrix; may be given several times.",
 )
 @click.option(
     "--what-if",

@@ -14,7 +14,7 @@ from hocket.planners import find_planner
 from hocket.planners.auto import AUTO, portfolio
 from hocket.planners.bounds import LowerBound, lower_bound
 from hocket.planners.candidates import Candidate, Comparison, propose
-from hocket.planners.goal import TIED, Goal, devices_told, num_devices, thrift_told
+from hocket.planners.goal import TIED, Goal, devices_told, merit_told, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.memory import explain_shortage, spread_memory
 from hocket.planners.registry import BASE, LAST_RESORT, MENDED, ONE_DEVICE, RELIEF
@@ -117,6 +117,9 @@ def _sentence(problem: Problem, tried: list[Candidate], ranked: list[int], goal:
     assert best.timeline is not None
     if goal == "cost":
         parts = [f"chosen because its steps cost least ({devices_told(num_devices(best))})"]
+    elif goal == "memory" and len(ranked) > 1:
+        others = [tried[i] for i in ranked[1:]]
+        parts = [f"chosen because {merit_told(problem, best, others, goal)}"]
     else:
         parts = [f"chosen because {_advantage(best, [tried[i] for i in ranked[1:]], tried)}"]
     parts.append(thrift_told(problem, tried, ranked[0]))

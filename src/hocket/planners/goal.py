@@ -57,11 +57,34 @@ def thrift_told(problem: Problem, tried: Sequence[Candidate], chosen: int) -> st
     if cheapest is None:
         return ""
     other_s, best_s = tried[cheapest].value_s or 0.0, tried[chosen].value_s or 0.0
+    if other_s <= best_s:  # where less memory was wanted, the step may be the longer one
+        return ""
     longer = format_percent(other_s / best_s - 1) if best_s > 0 else "no"
     count = num_devices(tried[cheapest])
     return (
         f"{tried[cheapest].planner} takes {longer} longer on {devices_told(count)} instead of "
         f"{num_devices(tried[chosen])} (--goal cost)"
+    )
+
+
+def merit_told(problem: Problem, best: Candidate, others: Sequence[Candidate], goal: Goal) -> str:
+    """What the chosen candidate has before the next one, by what the goal makes small."""
+    assert best.value_s is not None
+    assert others[0].value_s is not None
+    mine, next_one = (_value(problem, c, [best, *others], goal) for c in (best, others[0]))
+    less = 1 - mine / (next_one or mine or 1.0)
+    name, gain = others[0].planner, format_percent(less)
+    longer = best.value_s / others[0].value_s - 1 if others[0].value_s else 0.0
+    price = "" if longer <= TIED else f", and its step {format_percent(longer)} longer"
+    if goal == "memory":
+        told = f"its fullest device is {format_percent(mine)} full"
+        return f"{told}, where {name} fills {format_percent(next_one)}{price}"
+    if goal == "cost":
+        thing = "money" if _all_priced(problem, [best, *others]) else "device time"
+        told = f"{gain} less" if less > 0 else "no more"
+        return f"its steps take {told} {thing} than {name}{price}"
+    return (
+        f"its step is {gain} shorter than {name}" if less > 0 else f"it takes no longer than {name}"
     )
 
 
@@ -103,10 +126,15 @@ def _value(problem: Problem, candidate: Candidate, tried: Sequence[Candidate], g
     if goal == "memory":
         assert candidate.timeline is not None
         return float((candidate.timeline.peak_bytes / problem.memory_bytes).max())
-    prices = [price_per_hour(problem, c.timeline) for c in tried if c.timeline is not None]
-    if any(price is None for price in prices):
+    if not _all_priced(problem, tried):
         return num_devices(candidate) * candidate.value_s  # device seconds
     return _price(problem, candidate.timeline) * candidate.value_s
+
+
+def _all_priced(problem: Problem, tried: Sequence[Candidate]) -> bool:
+    """Whether money can be compared: else device time is."""
+    timelines = [candidate.timeline for candidate in tried if candidate.timeline is not None]
+    return all(price_per_hour(problem, timeline) is not None for timeline in timelines)
 
 
 def _thrift(problem: Problem, candidate: Candidate) -> tuple[int, float, int]:

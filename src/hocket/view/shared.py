@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hocket.base.units import format_seconds
+from hocket.base.units import format_count, format_seconds
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -132,9 +132,15 @@ def whole_table(comparison: Comparison) -> RenderableType:
     told = [
         Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
         for c in comparison.candidates
-        if c.timeline is None and c.reason
+        if not c.feasible and c.reason and not _is_too_full(problem, c)
     ]
     return Group(*_headline(comparison), *_map(comparison), table, *told, *_why(comparison))
+
+
+def _is_too_full(problem: Problem, candidate: Candidate) -> bool:
+    """Whether the row itself shows that a device lacks memory."""
+    timeline = candidate.timeline
+    return timeline is not None and bool((timeline.peak_bytes > problem.memory_bytes).any())
 
 
 def _headline(comparison: Comparison) -> list[Text]:
@@ -206,7 +212,7 @@ def _cells(problem: Problem, candidate: Candidate, chosen: bool) -> list[Text]:
     cells = ["✔" if chosen else "", inert(candidate.planner), "–", "", "", "", "", ""]
     if step_s:
         cells[2] = format_seconds(step_s)
-        cells[3] = f"{samples_per_s(problem, step_s):.3g}"
+        cells[3] = format_count(samples_per_s(problem, step_s))
         cells[4] = money_text(problem, candidate)
     if timeline is not None:
         worst = fullest_device(problem, timeline)

@@ -22,7 +22,7 @@ from hocket.plan.words import in_words
 from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
 from hocket.planners.candidates import Candidate, Comparison, propose
-from hocket.planners.goal import Goal, num_devices, thrift_told
+from hocket.planners.goal import Goal, merit_told, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.devices import workers
 from hocket.planners.registry import BASE
@@ -107,7 +107,7 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
             why=_shortage(tables, tried),
         )  # fmt: skip
     best = tried[order[0]]
-    why = explained(problem, best, [tried[i] for i in order[1:]], ways)
+    why = explained(problem, best, [tried[i] for i in order[1:]], ways, goal)
     thrift = thrift_told(problem, tried, order[0])
     why += f"; {thrift}" if thrift else ""
     told = [with_reason(c, best) if c is not best else c for c in tried]
@@ -215,7 +215,7 @@ def with_reason(candidate: Candidate, best: Candidate) -> Candidate:
 
 
 def explained(
-    problem: Problem, best: Candidate, others: list[Candidate], ways: list[Candidate]
+    problem: Problem, best: Candidate, others: list[Candidate], ways: list[Candidate], goal: Goal
 ) -> str:
     """Why the best won, what its parts contribute and what limits it."""
     assert best.plan is not None
@@ -224,10 +224,7 @@ def explained(
     parts = []
     rest = [c for c in others if c.step_s is not None and c.planner != best.planner]
     if rest:
-        shorter = 1 - best.step_s / (rest[0].step_s or best.step_s)
-        gain = f"{format_percent(shorter)} shorter than {rest[0].planner}" if shorter > 0 else ""
-        told = f"its step is {gain}" if gain else f"it takes no longer than {rest[0].planner}"
-        parts.append(f"chosen because {told}")
+        parts.append(f"chosen because {merit_told(problem, best, rest, goal)}")
     shares = best.plan.get(Shares)
     if shares is None:
         is_rewritten = best.plan.get(Memory) is not None

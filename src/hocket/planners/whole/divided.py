@@ -47,7 +47,7 @@ def compare_divided(problem: Problem, must: Must = ANYTHING, most: int = 10) -> 
     told = [with_reason(c, winner) if c is not winner else c for c in tried]
     return Comparison(
         problem=problem, candidates=tuple(told), chosen=order[0], bound=bound, counts=counts,
-        why=explained(problem, winner, others, ways),
+        why=explained(problem, winner, others, ways, "time"),
     )  # fmt: skip
 
 
