@@ -49,15 +49,14 @@ def ratio(problem, size):
     return seconds[phase == Phase.BACKWARD].sum() / seconds[phase == Phase.FORWARD].sum()
 
 
-@pytest.mark.parametrize(("on", "backward"), [("1xv100-16g", 2.3), ("1xk80", 2.0)])
-def test_the_best_start_alone_holds_what_the_closed_form_says(problem, steady, on, backward):
+@pytest.mark.parametrize("on", ["1xt4", "1xk80"])
+def test_the_best_start_alone_holds_what_the_closed_form_says(problem, on):
     """Of what rises over f and falls over b half a period apart, and as much as one of the twelve
-    layers on top: memory comes in steps."""
-    if on == "1xk80":
-        problem = replayed(problem.graph, on)
-        steady = fit_waves(problem, num_waves=4)
+    layers on top: memory comes in steps. On quicker devices starts of kernels decide, not these."""
+    problem = replayed(problem.graph, on)
+    steady = fit_waves(problem, num_waves=4)
     times = ratio(problem, steady.accumulated.shares.replicas[0].microbatches[0])
-    assert times == pytest.approx(backward, abs=0.05)
+    assert times == pytest.approx(2.0, abs=0.05)
     one = steady.one_wave_bytes
     graph = problem.graph
     before = int(graph.held_bytes[graph.tensor_producer < 0].sum())

@@ -23,7 +23,7 @@ from hocket.cost.parallel.setting import Setting, setting_of
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.stage import GATHERED, stage_times
 from hocket.cost.parallel.stage_memory import stage_memory
-from hocket.cost.parallel.step import exposed_s, hiding_rounds, slowest_kind
+from hocket.cost.parallel.step import exposed_exchange_s, exposed_s, hiding_rounds, slowest_kind
 from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.transformer import RECOMPUTES, Division, Divisions, Transformer
 from hocket.transformer.stages import stage_layers, stage_ranks
@@ -101,17 +101,20 @@ def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> 
     one = np.ones(1)
     ranks = rank_times(setting, degrees, coefficients)
     # A microbatch's work as `predict` sees it is what collectives can hide behind.
-    busy_s = stage_times(setting, slices, degrees.pipeline, one, coefficients).busy_s
-    hidden_s = setting.overlaps_data * busy_s
+    stage = stage_times(setting, slices, degrees.pipeline, one, coefficients)
+    hidden_s, chunks = setting.overlaps_data * stage.busy_s, np.asarray(division.chunks)
+    each_s = exposed_s(ranks.each_s, hidden_s, division.zero == GATHERED)
+    beside_s = setting.overlaps_pipeline * stage.busy_s - (ranks.each_s - each_s)
+    sent_s = exposed_exchange_s(stage.exchange_s, beside_s, chunks)
+    taken_s = ranks.each_s + chunks * (stage.exchange_s - sent_s)
     rounds = hiding_rounds(
-        np.asarray(division.pipeline), np.asarray(division.chunks),
-        np.asarray(division.num_microbatches),
-    )  # fmt: skip
-    left_s = np.maximum(rounds * hidden_s - ranks.each_s, 0.0)
+        np.asarray(division.pipeline), chunks, np.asarray(division.num_microbatches)
+    )
+    left_s = rounds * np.maximum(hidden_s - taken_s, 0.0)
     after_s = exposed_s(ranks.once_s, left_s) + ranks.ends_s + ranks.optimizer_s
     return _KindTimes(
         layer=layer_times(setting, slices, coefficients),
-        each_s=exposed_s(ranks.each_s, hidden_s, division.zero == GATHERED).item(),
+        each_s=each_s.item(),
         after_s=after_s.item(),
     )
 

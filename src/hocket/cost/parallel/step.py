@@ -76,9 +76,13 @@ class Times:
         )
         hidden_s = np.broadcast_to(self.setting.overlaps_data, stages.busy_s.shape)[stage] * busy_s
         each_s = exposed_s(ranks.each_s[rank], hidden_s, divisions.zero == GATHERED)
-        # What hides the collectives of a microbatch cannot hide those of the step as well.
+        gathered_s = ranks.each_s[rank] - each_s
+        beside_s = (self.setting.overlaps_pipeline * stages.busy_s)[stage] - gathered_s
+        sent_s = exposed_exchange_s(stages.exchange_s[stage], beside_s, divisions.chunks)
+        # Work hides one thing at a time: collectives and transfers of a microbatch, or of the step.
+        taken_s = ranks.each_s[rank] + divisions.chunks * (stages.exchange_s[stage] - sent_s)
         rounds = hiding_rounds(divisions.pipeline, divisions.chunks, count)
-        left_s = np.maximum(rounds * hidden_s - ranks.each_s[rank], 0.0)
+        left_s = rounds * np.maximum(hidden_s - taken_s, 0.0)
         once_s = exposed_s(ranks.once_s[rank], left_s) + ranks.ends_s[rank]
         return {
             "compute": count * (busy_s - tensor_s - other_s),
@@ -86,19 +90,10 @@ class Times:
             "tensor": count * tensor_s,
             "other": count * other_s,
             "pipeline": count
-            * (
-                divisions.chunks * self._exchange_s()
-                + (divisions.chunks - 1) * efficiency.CONSTANTS.chunk_s
-            ),
+            * (divisions.chunks * sent_s + (divisions.chunks - 1) * efficiency.CONSTANTS.chunk_s),
             "data": once_s + count * each_s,
             "optimizer": ranks.optimizer_s[rank],
         }
-
-    def _exchange_s(self) -> FloatArray:
-        """What the pipeline waits for transfers of one chunk; another chunk may hide them."""
-        exchange_s, chunks = self.stages.exchange_s[self.stage], self.divisions.chunks
-        hidden_s = (self.setting.overlaps_pipeline * self.stages.busy_s)[self.stage] / chunks
-        return np.where(chunks > 1, exposed_s(exchange_s, hidden_s), exchange_s)
 
     def _bubble_s(self, count: IntArray) -> FloatArray:
         """Waiting of the most loaded devices while the pipeline fills and drains."""
@@ -280,6 +275,14 @@ def exposed_s(
     waited_s = np.sqrt(collective_s**2 + hidden_s**2) - hidden_s
     left_s = np.where(is_waited_for, waited_s, collective_s - hidden_s)
     return np.maximum(efficiency.CONSTANTS.never_hidden * collective_s, left_s)
+
+
+def exposed_exchange_s(
+    exchange_s: FloatArray, hidden_s: FloatArray, chunks: IntArray
+) -> FloatArray:
+    """What is left of the transfers of one of several chunks beside ``hidden_s`` of work on all."""
+    hidden_s = np.maximum(hidden_s, 0.0) / chunks
+    return np.where(chunks > 1, exposed_s(exchange_s, hidden_s), exchange_s)
 
 
 def hiding_rounds(pipeline: IntArray, chunks: IntArray, count: IntArray) -> FloatArray:

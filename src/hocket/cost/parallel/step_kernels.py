@@ -109,12 +109,15 @@ def add_up(
         hidden_s = overlaps * busy_s
         once_s, each_s = tables.once_s[r], tables.each_s[r]
         rounds = min(max(columns.pipeline[i] * (chunks - 1) / chunks, 1.0), max(count, 1))
-        once_s = max(never * once_s, once_s - max(rounds * hidden_s - each_s, 0.0))
         waited_s = np.sqrt(each_s**2 + hidden_s**2) if columns.zero[i] == GATHERED else each_s
-        each_s = max(never * each_s, waited_s - hidden_s)
+        left_s = max(never * each_s, waited_s - hidden_s)
+        # Work hides one thing at a time: collectives and transfers of a microbatch, or of the step.
         exchange_s = tables.exchange_s[s]
+        sent_s = exchange_s
         if chunks > 1:
-            beside_s = overlaps_pipeline * busy_s / chunks
-            exchange_s = max(never * exchange_s, exchange_s - beside_s)
-        each_s += busy_s + chunks * exchange_s + (chunks - 1) * chunk_s
+            beside_s = max(overlaps_pipeline * busy_s - (each_s - left_s), 0.0) / chunks
+            sent_s = max(never * exchange_s, exchange_s - beside_s)
+        taken_s = each_s + chunks * (exchange_s - sent_s)
+        once_s = max(never * once_s, once_s - rounds * max(hidden_s - taken_s, 0.0))
+        each_s = left_s + busy_s + chunks * sent_s + (chunks - 1) * chunk_s
         step_s[i] = count * each_s + bubble_s + once_s + tables.fixed_s[r]
