@@ -34,7 +34,7 @@ def test_waves_that_pay_are_written_as_a_plan_that_others_accept(graph_file, tmp
     result = run("waves", graph_file, "--on", "1xv100-16g", "--waves", 4, "--memory", "3MiB",
                  "-o", plan)  # fmt: skip
     assert result.exception is None, result.exception
-    for words in ("one batch", "one after the other", "✔  tick-tock", "Tick-tock pays"):
+    for words in ("one batch", "one after the other", "✔  tick-tock", "Tick-tock pays", "replayed"):
         assert words in result.stdout
     saved = read_plan(plan)
     assert max(saved.plan.claims.peak_bytes) <= 3 * 2**20

@@ -106,6 +106,11 @@ def sentences(outlook: WaveOutlook) -> list[str]:
         gain = "" if other.gain is None else f" ({other.gain:.2f} x)"
         told = "it would pay" if other.pays else "it would not"
         lines.append(f"If {how}, {told}{gain}.")
+    if outlook.launches == "replayed":
+        lines.append(
+            "Times are of a step that is replayed as one captured graph, as hocket.prepare does on "
+            "one GPU; those of hocket plan have the host's call of every op in them."
+        )
     return lines
 
 
