@@ -28,15 +28,29 @@ def backward(channels, wanted="True, True, False", groups=1, dtype="float32"):
     )
 
 
-def seconds(signature, family, flops, size_bytes, dtype="float32"):
-    work = OpWork(
+def work_like(signature, family, flops, size_bytes, dtype="float32"):
+    return OpWork(
         np.array([FAMILIES.index(family)]),
         np.array([DTYPES.index(dtype)], dtype=np.int8),
         np.array([flops]),
         np.array([size_bytes]),
         shaped_work(np.zeros(1, dtype=np.int32), [signature]),
     )
-    return float(roofline_s(work, H200)[0])
+
+
+def seconds(*given, **named):
+    return float(roofline_s(work_like(*given, **named), H200)[0])
+
+
+def test_without_matrix_units_nothing_is_copied():
+    """V100: 16-bit products have matrix units, those of 32 bits have none."""
+    v100 = cluster_from_text("1xv100-16g").devices[0].kind
+
+    def on_v100(dtype):
+        return work_like(forward(64, dtype=dtype), "convolution", 1e9, 1e6, dtype).shaped_on(v100)
+
+    assert [float(part[0]) for part in on_v100("float32")] == [1.0, 1.0, 1.0]
+    assert [float(part[0]) for part in on_v100("float16")] == list(shaped(forward(64)))
 
 
 def test_few_channels_take_the_time_of_a_tile():

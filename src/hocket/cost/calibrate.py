@@ -8,7 +8,7 @@ the total of the family agrees. At most 48 x 48 pairs per family and type. O(pai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def calibrate(profile: Profile, kind: DeviceKind) -> Calibration:
     usable = (measured_s > 0) & ((compute_s > 0) | (memory_s > 0))
     floor_s = _launch_floor_s(measured_s[usable], (compute_s + memory_s)[usable], kind)
     launch_s = kind.launch_s if floor_s is None else floor_s
-    kernels = work.launch_s(replace(kind, launch_s=1.0)) * np.ones(len(measured_s))
+    kernels = work.shaped_on(kind).kernels
     efficiency: dict[str, Efficiency] = {}
     for index, family in enumerate(FAMILIES):
         member = usable & (work.family == index)

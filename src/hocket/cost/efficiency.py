@@ -18,7 +18,7 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.errors import InputFileError
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, refine
 from hocket.cost.host import HostOverhead
-from hocket.cost.tiles import ShapedWork, shaped_work
+from hocket.cost.tiles import CONVOLUTION, ShapedWork, shaped_work
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import DeviceKind
 
@@ -126,9 +126,28 @@ class OpWork:
     shaped: ShapedWork
     """What their shapes make of it on an accelerator."""
 
-    def launch_s(self, kind: DeviceKind) -> FloatArray:
-        """What each op takes at least on a device."""
-        return kind.launch_s * (np.ones(1) if kind.is_cpu else self.shaped.kernels)
+    def shaped_on(self, kind: DeviceKind) -> ShapedWork:
+        """What shapes make of the work on a kind of device.
+
+        Processors ask for no tiles. Without matrix units for its numbers a convolution reads
+        channels first, as they are, and comes nearer to the peak.
+        """
+        if kind.is_cpu:
+            return ShapedWork(*np.ones((3, len(self.family))))
+        convolves = self.family == FAMILIES.index("convolution")
+        vector_flops = peak_flops(kind, "elementwise", "float32") if convolves.any() else 0.0
+        native = [
+            dtype
+            for dtype in set(self.dtype[convolves].tolist())
+            if peak_flops(kind, "convolution", DTYPES[dtype]) <= vector_flops
+        ]
+        is_native = convolves & np.isin(self.dtype, native)
+        flops, touched, kernels = self.shaped
+        return ShapedWork(
+            np.where(is_native, flops / CONVOLUTION, flops),
+            np.where(is_native, 1.0, touched),
+            np.where(is_native, 1.0, kernels),
+        )
 
 
 def work_of(graph: Graph) -> OpWork:
@@ -168,9 +187,8 @@ def ideal_s(work: OpWork, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
     rate = np.full((len(FAMILIES), len(DTYPES)), np.inf)
     for family, dtype in sorted({*zip(work.family.tolist(), work.dtype.tolist(), strict=True)}):
         rate[family, dtype] = peak_flops(kind, FAMILIES[family], DTYPES[dtype])
-    flops, touched = work.flops, work.bytes_touched
-    if not kind.is_cpu:
-        flops, touched = flops * work.shaped.flops, touched * work.shaped.bytes
+    shaped = work.shaped_on(kind)
+    flops, touched = work.flops * shaped.flops, work.bytes_touched * shaped.bytes
     return flops / rate[work.family, work.dtype], touched / kind.memory_bandwidth_bps
 
 
@@ -185,4 +203,6 @@ def roofline_s(work: OpWork, kind: DeviceKind, fit: KindFit | None = None) -> Fl
     index = work.family, work.dtype
     seconds = np.maximum(compute_s / compute[index], memory_s / memory[index])
     launches = (work.flops > 0) | (work.bytes_touched > 0)
-    return np.where(launches, np.maximum(seconds, work.launch_s(kind)), 0.0)
+    return np.where(
+        launches, np.maximum(seconds, kind.launch_s * work.shaped_on(kind).kernels), 0.0
+    )
