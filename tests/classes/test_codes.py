@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hocket.base.errors import UsageError
+from hocket.classes import codes
 from hocket.classes.calibrate import calibrated
 from hocket.classes.codes import cyclic_code, pattern_table, ruler
 from hocket.classes.combine import Combiner, OddsCalibration, accuracy, probabilities
@@ -16,13 +17,18 @@ def test_the_published_codes_come_out():
     assert cyclic_code(10, 3)[9] == (0, 2, 9)
 
 
-def test_the_published_pattern_table_comes_out():
+def test_the_published_pattern_table_comes_out(monkeypatch):
     """Yang et al. 2020: ten machines, {0, 1, 3}."""
     rows = [(row.lost, row.losing, row.patterns) for row in pattern_table(cyclic_code(10, 3), 4)]
     assert rows == [(1, 0, 10), (2, 0, 45), (3, 10, 120), (4, 70, 210)]
     rows = [(row.losing, row.worst) for row in pattern_table(cyclic_code(10, 1), 2)]
     assert rows == [(10, 1), (45, 2)]
     assert pattern_table(cyclic_code(13, 4), 3)[-1].losing == 0
+    assert pattern_table(cyclic_code(10, 3), 3)[-1].worst == 1
+    # One worker is left in any case.
+    assert [row.lost for row in pattern_table(cyclic_code(3, 1), 9)] == [1, 2]
+    monkeypatch.setattr(codes, "MAX_PATTERNS", 50)
+    assert [row.patterns for row in pattern_table(cyclic_code(10, 3), 4)] == [10, 45]
 
 
 @pytest.mark.parametrize(("parts", "copies"), [(2, 2), (3, 2), (5, 2), (7, 3), (10, 3), (13, 4)])

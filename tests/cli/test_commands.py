@@ -112,13 +112,15 @@ def test_plan_for_a_person_shows_the_table_and_what_to_do_next(folder):
 
 def test_plan_tells_what_other_devices_would_bring(tmp_path):
     hocket("generate", "chain", "--ops", 12, "-o", "g.json.gz", cwd=tmp_path)
-    asked = ("plan", "g.json.gz", "--on", "1xt4", "--planner", "one-device", "--what-if", "1xh200")
+    asked = ("plan", "g.json.gz", "--on", "2xt4", "--planner", "layer-blocks",
+             "--what-if", "2xh200")  # fmt: skip
     result = json.loads(hocket(*asked, "--goal", "time", "--json", cwd=tmp_path).stdout)
     (other,) = result["what_if"]
-    assert other["cluster"] == "1xh200"
+    assert other["cluster"] == "2xh200"
+    assert other["how"] == "layer-blocks"  # a planner that was named is asked about both
     assert other["step_s"] < result["step_s"]
     done = hocket(*asked, cwd=tmp_path)
-    assert "1xh200" in done.stdout
+    assert "2xh200" in done.stdout
     assert "wrote plan.json" in done.stderr
 
 
@@ -138,6 +140,7 @@ def test_plan_that_cannot_fit_ends_with_4_and_says_what_is_missing(folder, tmp_p
     [
         (["plan", "g.json.gz", "--on", "4xv100-16gg"], 2, "did you mean"),
         (["plan", "g.json.gz", "--on", "two.toml", "--planner", "mtopo"], 2, "m-topo"),
+        (["plan", "g.json.gz", "--on", "1xt4", "--what-if", "+1xl44"], 2, "did you mean"),
         (["plan", "missing.json", "--on", "two.toml"], 3, "missing.json"),
         (["plan", "g.json.gz", "--on", "missing.toml"], 3, "missing.toml"),
         (["plan", "two.toml", "--on", "two.toml"], 3, "two.toml"),

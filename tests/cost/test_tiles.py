@@ -7,6 +7,7 @@ from hocket.cost.efficiency import OpWork, roofline_s
 from hocket.cost.families import FAMILIES
 from hocket.cost.tiles import CONVOLUTION, NORM_PASSES, Shaped, shaped, shaped_work
 from hocket.graph.graph import DTYPES
+from hocket.graph.signatures import tensor_shapes
 from hocket.hardware import cluster_from_text
 
 H200 = cluster_from_text("1xh200-141g").devices[0].kind
@@ -61,11 +62,25 @@ def test_few_channels_take_the_time_of_a_tile():
     assert shaped(backward(16)).flops > shaped(forward(16)).flops
     assert shaped(backward(16, "True, False, False")).flops == shaped(forward(16)).flops
     assert shaped(backward(16, "False, False, True")).flops == whole
+    # Gradients of inputs have the channels of the inputs in place of those of the outputs.
+    planes = "float32[8,64,9,9], float32[8,16,9,9], float32[64,16,3,3]"
+    wanted = f"aten.convolution_backward.default({planes}, {STEPS}, 1, [True, False, False])"
+    assert shaped(wanted).flops == whole * 64 / 16
+
+
+@pytest.mark.parametrize(("dtype", "slower"), [("float32", 1), ("bfloat16", 2)])
+def test_images_have_kernels_that_sum_few_empty_channels(dtype, slower):
+    image, weight = f"{dtype}[8,3,32,32]", f"{dtype}[64,3,7,7]"
+    own = shaped(f"aten.convolution.default({image}, {weight}, {STEPS}, 1)").flops
+    assert own == pytest.approx(slower * CONVOLUTION * 16 / 3)
+    given = f"{dtype}[8,64,32,32], {image}, {weight}, {STEPS}, 1, [False, True, False]"
+    assert shaped(f"aten.convolution_backward.default({given})").flops == pytest.approx(1.5 * own)
 
 
 def test_groups_share_tiles_that_are_mostly_zeros():
     assert shaped(forward(256, groups=32)).flops == CONVOLUTION * 64 / 8
     assert shaped(forward(128, groups=128)).flops == CONVOLUTION * 64
+    assert shaped(forward(256, groups=2)).flops == CONVOLUTION
     assert shaped(forward(128, groups=128, dtype="bfloat16")).flops == CONVOLUTION * 128
 
 
@@ -95,6 +110,16 @@ def test_norms_over_batches_need_channels_to_fill_a_device():
 )  # fmt: skip
 def test_other_signatures_are_what_their_sizes_say(signature):
     assert shaped(signature) == Shaped()
+
+
+def test_extents_and_groups_that_no_tensor_has_are_not_known():
+    endless = "9" * 5000
+    assert tensor_shapes(f"f(float32[2,{endless}], float32[3,4], half[{endless}], bool[])") == [
+        (3, 4), (),
+    ]  # fmt: skip
+    assert shaped(forward(64).replace(", 1)", f", {endless})")) == Shaped()
+    assert shaped(forward(64).replace("[64,64,3", f"[64,{endless},3")) == Shaped()
+    assert tensor_shapes("a" * 1_000_000) == []
 
 
 def test_norms_of_unknown_shapes_are_not_idle():

@@ -127,8 +127,27 @@ def texts(model, least=0):
     return model.double(), batches, text_loss
 
 
+class Unbound(Words):
+    """Takes its matrices out of one parameter first, and uses them in other partitions."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack = nn.Parameter(torch.randn(2, 16, 16) / 4)
+
+    def forward(self, input_ids):
+        first, last = self.stack.unbind(0)
+        x = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        for block in self.blocks:
+            x = block(x @ first)
+        return functional.linear(self.norm(x @ last), self.words.weight)
+
+
 def words():
     return texts(Words())
+
+
+def unbound():
+    return texts(Unbound())
 
 
 def gpt2():
@@ -186,7 +205,7 @@ CASES = {
     "planned-sums": (mlp, (((), (5,)), ((), (4,)))),
     "parts": (words, (((), (5, 3)),)),
     "waves": (mlp, (((), (3, 2)), ((), (2, 2)))),
-    "turns": (words, tuple(((0.2, 0.5, 0.8), (size,)) for size in (3, 2, 2, 1))),
+    "turns": (unbound, tuple(((0.2, 0.5, 0.8), (size,)) for size in (3, 2, 2, 1))),
     "cut": (words, (((0.6,), (3, 3, 2)),)),
     "cut-parts": (words, (((0.6,), (3, 3, 2)),)),
     "put-off": (words, (((0.3, 0.5, 0.7), (2, 1, 1, 2, 1, 1)),)),

@@ -104,6 +104,28 @@ def test_any_policies_train_as_plain_pytorch_does(name, seed):
             assert torch.equal(state["optimizer"]["state"][number][key], value)
 
 
+@pytest.mark.parametrize("parameters", ["resident", "streamed"])
+def test_optimizers_of_parameters_that_are_frozen_or_unused_keep_the_same_states(parameters):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    model[1].weight.requires_grad_(False)
+    model.add_module("unused", torch.nn.Linear(4, 4))
+    twin, batch = copy.deepcopy(model), torch.randn(5, 4)
+    blocks = [MemoryBlock(name=str(n), parameters=parameters, update="host") for n in range(3)]
+
+    def forward(model, rows):
+        return model[2](model[1](model[0](rows)).tanh()).square().mean()
+
+    optimizer, plain = (torch.optim.AdamW(each.parameters(), lr=0.1) for each in (model, twin))
+    section = Memory(budget_bytes=(0,), blocks=tuple(blocks))
+    train = loop_of(model, optimizer, section, batch, forward)
+    ours = [train.step(batch).item() for _ in range(3)]
+    assert ours == plain_steps(twin, plain, [batch] * 3, forward=forward)
+    state = train.state_dict()["optimizer"]["state"]
+    assert state.keys() == plain.state_dict()["state"].keys()
+    assert_same_state(model, twin)
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_clipping_and_accumulation_are_as_in_plain_pytorch(accumulate):
     for seed in (3, 4):

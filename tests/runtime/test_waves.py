@@ -136,12 +136,16 @@ def test_parameters_can_change_after_every_wave_as_published(case):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # batch norm sees microbatches
         train = hocket.prepare(model, optimizer, batch, plan=plan, seed=0)
+    first = copy.deepcopy(train.state_dict())
     losses, state = between_waves(case)
     assert [train.step(batch).item() for _ in losses] == losses
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert losses != accumulated(case)[0]
     with pytest.raises(UsageError, match="no gradients to add up"):
         train.step(batch, accumulate=True)
+    # Lanes that have trained go on from a checkpoint as if they began with it.
+    train.load_state_dict(first)
+    assert train.step(batch).item() == losses[0]
 
 
 def test_lanes_take_turns_and_waves_of_a_lane_follow_each_other(case):
@@ -228,6 +232,11 @@ def test_waves_in_turn_are_a_legal_plan_that_says_what_it_gains(case):
     verify(fit.plan(), fit.problem)
     assert fit.turns.shares.takes_turns
     assert fit.gain == fit.ways[-1].samples_per_s / max(w.samples_per_s for w in fit.ways[:-1])
+    # Partitions are fetched behind slots; what takes longer is waited for in each of them.
+    slow, quick = (replace(fit.turns, fetch_s=s, slot_s=0.25) for s in (1.0, 0.125))
+    makespan_s = fit.turns.timeline.makespan_s
+    assert slow.step_s == pytest.approx(1.04 * makespan_s + slow.num_slots * 0.75)
+    assert quick.step_s == pytest.approx(1.04 * makespan_s)
     wrong = replace(fit.turns.shares, replicas=(fit.turns.shares.replicas[0],) * 2)
     assert not wrong.takes_turns
     with pytest.raises(CheckError, match="two stages"):

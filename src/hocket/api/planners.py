@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hocket.base.errors import UsageError
+from hocket.hardware.changed import changed_cluster
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.planners import PLANNERS, find_planner
@@ -22,6 +23,7 @@ __all__ = [
     "PLANNERS",
     "ChangedCluster",
     "Must",
+    "changed_cluster",
     "compare",
     "compare_changes",
     "compare_divided",
@@ -60,11 +62,15 @@ def compare_changes(
     dollars_per_hour: float | None = None,
     goal: Goal = "time",
     must: Must = ANYTHING,
+    planners: Sequence[str] = (),
 ) -> list[ChangedCluster]:
-    """What changes of the cluster would bring, and the best that so much money per hour buys."""
+    """What changes of the cluster would bring, and the best that so much money per hour buys.
+
+    The same planners are asked as for the cluster that is there: else these would differ, too.
+    """
 
     def compared(changed: Problem) -> Comparison:
-        return compare_ways(changed, (), goal, must)
+        return compare_ways(changed, planners, goal, must)
 
     found = what_if(problem, changes, compared)
     if dollars_per_hour is not None and can_share(problem):

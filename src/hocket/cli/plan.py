@@ -185,7 +185,13 @@ def command(
     """
     from hocket.api import best_of
     from hocket.api.collectives import predict_shared_propagation
-    from hocket.api.planners import compare_changes, compare_ways, find_planner, parse_must
+    from hocket.api.planners import (
+        changed_cluster,
+        compare_changes,
+        compare_ways,
+        find_planner,
+        parse_must,
+    )
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.view.compared import comparison_data
 
@@ -202,13 +208,15 @@ def command(
     problem = make_problem(
         graph, on, transfers, profile, calibration, objective, contiguous, headroom_bytes
     )
+    for change in changes:  # a wrong one is told before anything is planned
+        changed_cluster(problem.cluster, change)
     announce_compilation(about=NUM_KERNELS if not planners or AUTO in planners else 1)
     with working("planning"):
         wanted = _GOALS.get(goal, "time")
         comparison = compare_ways(problem, planners, wanted, must)
         variants = None
         if changes or money is not None:
-            variants = compare_changes(problem, changes, money, wanted, must)
+            variants = compare_changes(problem, changes, money, wanted, must, planners)
     if not as_json:
         _print(comparison, variants, is_short=not shows_all and not planners)
     try:

@@ -46,7 +46,7 @@ _CONVOLUTION = re.compile(r"^aten\.convolution(_backward)?(?:\.\w+)?\(")
 _NORM = re.compile(
     r"^aten\.(?:native|cudnn|miopen|_fused)_(batch|group|layer|rms)_norm(?:_backward)?(?:\.\w+)?\("
 )
-_GROUPS = re.compile(r", (\d+)(?:, \[(?:True|False), (?:True|False), (?:True|False)\])?\)$")
+_GROUPS = re.compile(r", ([0-9]{1,15})(?:, \[(?:True|False), (?:True|False), (?:True|False)\])?\)$")
 _WANTED = re.compile(r", \[(True|False), (True|False), (?:True|False)\]\)$")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_TENSOR = re.compile(r"[a-z][a-z0-9_]*\[([0-9,]*)\]")
+_TENSOR = re.compile(r"(?<![a-z0-9_])[a-z][a-z0-9_]*\[((?:[0-9]{1,15}(?:,|(?=\])))*)\]")
+"""Extents that no tensor has are none, and a name begins in one place: files may hold anything."""
 
 
 def tensor_shapes(text: str) -> list[tuple[int, ...]]:

@@ -42,10 +42,9 @@ def what_if(
     problem: Problem, changes: Sequence[str], compared: Callable[[Problem], Comparison]
 ) -> list[ChangedCluster]:
     """The best way after each change, the quickest first."""
-    found = [
-        ChangedCluster(change, compared(on_cluster(problem, change)))
-        for change in dict.fromkeys(changes)
-    ]
+    # Made before the first is planned, so that a wrong one is told at once.
+    changed = {change: on_cluster(problem, change) for change in changes}
+    found = [ChangedCluster(change, compared(other)) for change, other in changed.items()]
     return sorted(found, key=lambda v: (v.step_s is None, v.step_s or 0.0))
 
 

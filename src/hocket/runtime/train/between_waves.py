@@ -66,6 +66,7 @@ class BetweenWaves(Waves):
         if self._changing is None:
             self._changing = _Changes(self._programs)
         self._changing.optimizer = self._optimizer
+        self._changing.forget_what_others_changed()
         return self._changing
 
 
@@ -84,6 +85,16 @@ class _Changes(GradientSums):
         """Gradients of the wave before."""
         self._changed: Any = None
         """When the last change was over."""
+        self._versions: list[int] = []
+        """Of the parameters, after it."""
+
+    def forget_what_others_changed(self) -> None:
+        """Lanes begin anew after a checkpoint was loaded, or after a step without lanes."""
+        if self._versions != self._versions_now():
+            self._own, self._before = [None] * NUM_LANES, {}
+
+    def _versions_now(self) -> list[int]:
+        return [self._tensors[name]._version for name in self._own[0] or ()]
 
     def read_by(self, wave: int, recorded: RecordedStep, given: Given) -> Given:
         """The parameters of the wave's own lane in place of those that change meanwhile."""
@@ -122,3 +133,4 @@ class _Changes(GradientSums):
             self._tensors[name].grad = None
         self._before = made
         self._changed = lane.event()
+        self._versions = self._versions_now()

@@ -165,8 +165,10 @@ class Budgeted:
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Wait for updates that are under way."""
+        """Wait for updates that are under way; what was never updated has no state."""
         self._settle()
+        for parameter in [p for p, state in optimizer.state.items() if not state]:
+            del optimizer.state[parameter]
 
     def evaluate(self, batch: Any) -> Carried:
         """The loss, without gradients."""

@@ -59,14 +59,12 @@ class TurnPiece(Piece):
             if spec.role == Role.PARAMETER and spec.producer < 0
         }  # fmt: skip
         stored = {program.tensors[number].storage for number in parameters} - {-1}
-        self.views = {
-            number
-            for number, spec in enumerate(program.tensors)
-            if spec.producer >= 0
-            and spec.storage in stored
-            and program.calls[spec.producer].phase == Phase.FORWARD
-        }
-        """Tensors that look at parameters."""
+        self.views: list[set[int]] = [set() for _ in self._cutting.device_of_stage]
+        """By stage: tensors made there that look at parameters; other stages get copies."""
+        for number, spec in enumerate(program.tensors):
+            maker = self.segments[spec.producer] if spec.producer >= 0 else None
+            if maker is not None and maker.part == Part.FORWARD and spec.storage in stored:
+                self.views[maker.stage].add(number)
         self.parameters: list[dict[int, str]] = [{} for _ in self._cutting.device_of_stage]
         """By stage: the parameters that it computes with, and their names."""
         by_storage = {program.tensors[n].storage: n for n in parameters if n in program.names}
@@ -79,7 +77,7 @@ class TurnPiece(Piece):
     def look_again(self, stage: int) -> None:
         """Make the views of a partition that has been fetched anew."""
         for do, op, _ in self._acts.get(Segment(stage, Part.FORWARD), ()):
-            if any(made in self.views for made in self.program.calls[op].outputs):
+            if any(made in self.views[stage] for made in self.program.calls[op].outputs):
                 do()
 
 
@@ -141,7 +139,7 @@ class _TurnRun(SegmentRun):
 
     def _end(self, piece: Piece, segment: Segment) -> None:
         assert isinstance(piece, TurnPiece)
-        for number in (*piece.parameters[segment.stage], *piece.views):
+        for number in (*piece.parameters[segment.stage], *piece.views[segment.stage]):
             piece.slots[number] = None
 
 
