@@ -53,6 +53,27 @@ def test_what_is_worth_little_is_cut_first():
     first, second = chosen_widths(model, [even, skewed], 600, Floors(block_units=1)).units
     assert first > 2 * second
     assert needed_macs(model, [even, skewed], 0.9) < needed_macs(model, [even, even], 0.9)
+    # Half of four: 3 inputs each, and 10 outputs.
+    assert needed_macs(chain([4]), [np.ones(4)], 0.5) == 2 * (3 + 10)
+
+
+def alone(*layers):
+    """Streams that nobody reads: units and multiplications of each."""
+    streams = tuple(ChannelStream(f"s{n}", units, 1) for n, (units, _) in enumerate(layers))
+    made = tuple(WidthLayer(f"s{n}", macs, n, ()) for n, (_, macs) in enumerate(layers))
+    return WidthModel(streams, made)
+
+
+def test_the_last_vector_of_a_width_saves_only_what_fills_it():
+    model = alone((20, 1e6), (64, 1e6))
+    chosen = chosen_widths(model, [np.ones(20), np.ones(64)], 1.9e6, Floors())
+    assert chosen.units == (20, 56)
+
+
+def test_what_is_worth_more_comes_back_where_one_of_two_fits():
+    model = alone((64, 1e6), (64, 1e5), (64, 1e5))
+    tails = [np.r_[np.ones(48), np.full(16, each)] for each in (1.0, 0.03, 0.003)]
+    assert chosen_widths(model, tails, 0.93e6, Floors(lanes=16)).units == (48, 64, 48)
 
 
 def test_layers_that_take_longer_to_read_than_to_compute_are_cut_first():
@@ -116,6 +137,8 @@ def test_the_block_that_adds_least_is_left_out_where_vectors_cannot_be_narrower(
     assert len(least.omitted) == 1
     assert min(least.units[0], least.units[1], least.units[3]) < 16
     assert not chosen_widths(model, values, 0.7 * whole, Floors(lanes=16)).omitted
+    most = chosen_widths(model, values, 0.7 * whole, Floors(lanes=16), [0.97, 0.95, 0.97])
+    assert most.omitted == (1,)
 
 
 def test_a_whole_block_goes_before_many_are_narrowed_when_its_layers_cost_calls_too():

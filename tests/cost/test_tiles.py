@@ -5,7 +5,14 @@ import pytest
 
 from hocket.cost.efficiency import OpWork, roofline_s
 from hocket.cost.families import FAMILIES
-from hocket.cost.tiles import CONVOLUTION, NORM_PASSES, Shaped, shaped, shaped_work
+from hocket.cost.tiles import (
+    CONVOLUTION,
+    NORM_PASSES,
+    WEIGHT_GRADIENT,
+    Shaped,
+    shaped,
+    shaped_work,
+)
 from hocket.graph.graph import DTYPES
 from hocket.graph.signatures import tensor_shapes
 from hocket.hardware import cluster_from_text
@@ -81,6 +88,10 @@ def test_groups_share_tiles_that_are_mostly_zeros():
     assert shaped(forward(256, groups=32)).flops == CONVOLUTION * 64 / 8
     assert shaped(forward(128, groups=128)).flops == CONVOLUTION * 64
     assert shaped(forward(256, groups=2)).flops == CONVOLUTION
+    planes = "float32[8,128,9,9], float32[8,256,9,9], float32[128,8,3,3]"
+    given = f"{planes}, {STEPS}, 32, [False, True, False]"
+    own = shaped(f"aten.convolution_backward.default({given})").flops
+    assert own == CONVOLUTION * WEIGHT_GRADIENT * 64 / 4
     assert shaped(forward(128, groups=128, dtype="bfloat16")).flops == CONVOLUTION * 128
 
 
