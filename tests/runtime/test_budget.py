@@ -104,6 +104,50 @@ def test_any_policies_train_as_plain_pytorch_does(name, seed):
             assert torch.equal(state["optimizer"]["state"][number][key], value)
 
 
+class Replacing(torch.optim.Optimizer):
+    """Puts another tensor in place of its state at each step."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    old = self.state[p].get("mean", torch.zeros_like(p))
+                    self.state[p]["mean"] = 0.9 * old + p.grad
+                    self.state[p]["count"] = self.state[p].get("count", 0) + 1
+                    p.sub_(self.state[p]["mean"], alpha=group["lr"])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_visiting_state_is_that_of_the_optimizer_whatever_it_does_with_it(accumulate):
+    """Gradients that wait for others at home, a checkpoint in between, state that is replaced."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
+    twin, batches = copy.deepcopy(model), [torch.randn(5, 4) for _ in range(8)]
+    blocks = [MemoryBlock(name=str(n), parameters="streamed", update="device") for n in range(2)]
+
+    def forward(model, rows):
+        return model(rows).square().mean()
+
+    optimizer, plain = Replacing(model.parameters()), Replacing(twin.parameters())
+    section = Memory(budget_bytes=(0,), blocks=tuple(blocks))
+    train = loop_of(model, optimizer, section, batches[0], forward, accumulate=accumulate)
+    ours = []
+    for number, batch in enumerate(batches):
+        if number == 6:  # other tensors with what these have
+            train.load_state_dict(copy.deepcopy(train.state_dict()))
+        ours.append(train.step(batch).item())
+    assert ours == plain_steps(twin, plain, batches, forward=forward, accumulate=accumulate)
+    train.state_dict()
+    assert_same_state(model, twin)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(optimizer.state[p]["mean"], plain.state[q]["mean"])
+        assert optimizer.state[p]["count"] == plain.state[q]["count"] == 8 // accumulate
+
+
 @pytest.mark.parametrize("parameters", ["resident", "streamed"])
 def test_optimizers_of_parameters_that_are_frozen_or_unused_keep_the_same_states(parameters):
     torch.manual_seed(0)
