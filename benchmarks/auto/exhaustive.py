@@ -41,7 +41,13 @@ PROBLEMS = (
     ("5 layers on four unlike devices", (2048,) * 6, "1xrtx3090+1xv100-16g+1xt4+1xtitanx-12g", 4),
     ("8 wide layers on four devices", (4096,) * 9, "rtx2080x4", 4),
     ("12 narrow layers", (256,) * 13, "1xv100-16g+2xt4", BATCH),
-    ("12 wide layers on four devices", (4096,) * 13, "rtx2080x4", BATCH),
+    ("12 wide layers on four devices", (4096,) * 13, "rtx2080x4", 4),
+    (
+        "12 layers on four devices",
+        (512, 1024, 2048, 512) * 3 + (512,),
+        "1xrtx3090+1xv100-16g+2xt4",
+        4,
+    ),
     ("12 unequal layers", (512, 1024, 2048, 512) * 3 + (512,), "1xrtx3090+1xv100-16g+2xt4", BATCH),
 )
 

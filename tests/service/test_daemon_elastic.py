@@ -66,6 +66,17 @@ def test_two_elastic_jobs_share_what_there_is(tmp_path):
     rig.die()
 
 
+def test_a_job_that_comes_before_the_devices_waits_for_as_many_as_it_can_use(tmp_path):
+    engine = FakeExecutor(fleet_devices(v100=2))
+    rig = Rig(tmp_path, engine, Time())
+    rig.submit(gangs=(1, 2), throughputs={"2xv100": 1.0})
+    rig.look()
+    rig.later(60)
+    rig.look(2)
+    assert len(rig.job(1).devices) == 2
+    rig.die()
+
+
 def test_a_job_of_which_no_size_has_devices_is_refused(tmp_path):
     rig = Rig(tmp_path, FakeExecutor(fleet_devices(v100=1)), Time())
     with pytest.raises(UsageError, match="unknown kind of device '1xt4'"):

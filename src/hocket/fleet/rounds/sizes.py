@@ -32,7 +32,11 @@ class Sizes:
         left_steps = _left_steps(speeds, total_steps, 0.0)
         fresh = ElasticJob(number=number, left_steps=left_steps, speeds=speeds, now=None)
         found = choose_gangs([*self.jobs(state), fresh], state.num_devices, state.rules.restart_s)
-        gang = found[number].gang if number in found else speeds.gangs[0]
+        # Devices may be yet to come; then it waits for the fewest that it can use.
+        able = [
+            gang for gang, row in zip(speeds.gangs, speeds.steps_per_s, strict=True) if row.any()
+        ]
+        gang = found[number].gang if number in found else [*able, speeds.gangs[0]][0]
         return self._size(number, Chosen(gang, ANY_KIND))
 
     def resize(self, state: FleetState, time_s: float) -> Resize | None:
