@@ -92,7 +92,12 @@ def _best_of_all(problem: Problem, known_s: float) -> tuple[float, int, int]:
     """The least step of all ways, how many there are, and how many were simulated."""
     tables, devices = tables_of(problem), workers(problem).tolist()
     names, alone_s = problem.cluster.device_names, dict[Replica, float]()
-    best_s, num_ways, num_simulated = known_s, 0, 0
+    best_s, num_ways = known_s, 0
+    num_simulated = [0]
+
+    def judged_s(shares: Shares) -> float:
+        num_simulated[0] += 1
+        return simulated(problem, shares).step_s or float("inf")
 
     def can_win(replica: Replica) -> bool:
         """Whether a replica without the others is shorter than the best way so far."""
@@ -100,7 +105,7 @@ def _best_of_all(problem: Problem, known_s: float) -> tuple[float, int, int]:
             only = Shares(replicas=(replica,))
             alone_s[replica] = least_s(tables, only)
             if alone_s[replica] < best_s:
-                alone_s[replica] = simulated(problem, only).step_s or float("inf")
+                alone_s[replica] = judged_s(only)
         return alone_s[replica] < best_s
 
     for structure in structures(tables, devices):
@@ -110,10 +115,8 @@ def _best_of_all(problem: Problem, known_s: float) -> tuple[float, int, int]:
             num_ways += math.prod(map(len, offers))
             for chosen in product(*([r for r in some if can_win(r)] for some in offers)):
                 if all(map(can_win, chosen)):
-                    num_simulated += 1
-                    found = simulated(problem, Shares(replicas=chosen))
-                    best_s = min(best_s, found.step_s or best_s)
-    return best_s, num_ways, num_simulated + len(alone_s)
+                    best_s = min(best_s, judged_s(Shares(replicas=chosen)))
+    return best_s, num_ways, num_simulated[0]
 
 
 def _replicas(

@@ -34,7 +34,13 @@ from hocket.capture.model import capture_program
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.calibrate import Calibration, calibrate
 from hocket.cost.measure import profile_program
-from hocket.cost.profile import Profile, merge_profiles, profile_from_dict, profile_to_dict
+from hocket.cost.profile import (
+    Profile,
+    ProfileEntry,
+    merge_profiles,
+    profile_from_dict,
+    profile_to_dict,
+)
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import read_plan, write_plan
@@ -49,11 +55,12 @@ from hocket.runtime.train.divided.staged import Pipeline
 from hocket.runtime.train.programs import Programs
 from hocket.simulate import simulate
 
-BATCH, ROWS, WIDTH, LAYERS = 24, 8, 384, 6
+BATCH, ROWS, WIDTH, LAYERS = 24, 16, 640, 6
+"""Large enough that what Python does between two ops is little of a pass."""
 SIZES = (24, 12, 6, 3)
-PROFILE_S, TIMES = 2.0, 3
+PROFILE_S, TIMES = 6.0, 3
 """For the ops of one size, and how often."""
-UNSLOWED = 40
+UNSLOWED = 12
 """Steps in which the speed of a core at its best is found."""
 KIND = """
 [kinds.slow{number}]
@@ -116,10 +123,11 @@ def profiled(tell: Callable[[Any], None]) -> dict[str, Any]:
 
 def _at_best(profiles: Sequence[Profile]) -> Profile:
     """Each op as quick as it was seen at its best, as the processes are slowed by it."""
-    entries = tuple(
-        min(same, key=lambda entry: entry.seconds)
-        for same in zip(*(profile.entries for profile in profiles), strict=True)
-    )
+    best: dict[str, ProfileEntry] = {}
+    for entry in (entry for profile in profiles for entry in profile.entries):
+        known = best.get(entry.signature, entry)
+        best[entry.signature] = min(known, entry, key=lambda each: each.seconds)
+    entries = tuple(best[signature] for signature in sorted(best))
     return replace(profiles[0], entries=entries)
 
 
