@@ -303,16 +303,47 @@ def test_a_matrix_that_is_a_pipe_or_too_large_is_refused_at_once(tmp_path):
         read_any_machine(str(large))
 
 
-@pytest.mark.parametrize("key", ["link_width", "modelid", "sm"])
+@pytest.mark.parametrize("cell", ["NV99999999999", "NV-2", "NV", "NVx"])
+def test_a_number_of_nvlinks_that_is_none_is_refused_and_not_read_as_pcie(tmp_path, cell):
+    path = tmp_path / "matrix.txt"
+    path.write_text(f"\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\t{cell}\t X \n")
+    with pytest.raises(InputFileError, match=f"GPU1 and GPU0 are joined by '{cell}'") as refused:
+        read_any_machine(str(path))
+    assert refused.value.where == str(path)
+    path.write_text(path.read_text().replace(f"GPU1\t{cell}", "GPU1\tNV2"))
+    assert read_any_machine(str(path)).cluster.links[0].bandwidth_bps == 40e9
+
+
+@pytest.mark.parametrize(("width", "lanes"), [("8", 8), ("0", 16), ("", 16)])
+def test_lanes_that_a_virtual_machine_hides_are_taken_for_sixteen(tmp_path, width, lanes):
+    assert dumped(tmp_path, width).links[0].bandwidth_bps == pytest.approx(lanes * 0.75e9)
+
+
+@pytest.mark.parametrize("width", ["-4", "33", "1e3", "9" * 5000])
+def test_a_number_of_lanes_that_is_none_is_refused(tmp_path, width):
+    with pytest.raises(InputFileError, match="is no number of lanes up to 32"):
+        dumped(tmp_path, width)
+
+
+def dumped(folder, width):
+    path = folder / "topology.xml"
+    path.write_text(
+        '<system version="1"><cpu numaid="0" modelid="85"><pci busid="0000:06:00.0" '
+        f'link_width="{width}"><gpu dev="0" sm="70"/></pci></cpu></system>'
+    )
+    return read_any_machine(str(path)).cluster
+
+
+@pytest.mark.parametrize("key", ["modelid", "sm"])
 def test_numbers_of_a_topology_dump_that_nobody_can_read_count_as_not_given(tmp_path, key):
-    known = {"link_width": "16", "modelid": "85", "sm": "70"}
+    known = {"modelid": "85", "sm": "70"}
     path = tmp_path / "topology.xml"
     machines = []
     for many in ({}, {key: "9" * 5000}):
         said = known | many
         path.write_text(
             f'<system version="1"><cpu numaid="0" modelid="{said["modelid"]}">'
-            f'<pci busid="0000:06:00.0" link_width="{said["link_width"]}"><gpu dev="0" '
+            f'<pci busid="0000:06:00.0" link_width="16"><gpu dev="0" '
             f'sm="{said["sm"]}"/></pci></cpu></system>'
         )
         machines.append(read_any_machine(str(path)).cluster)

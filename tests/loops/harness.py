@@ -30,8 +30,11 @@ class Looked:
 
         def run(number, variables):
             runner = looked.parallel.runners[number]
-            values = runner.values(variables)
-            if values is not None and number not in looked.decisions:
+            try:
+                values = runner.values(variables)
+            except Refusal:
+                return None
+            if number not in looked.decisions:
                 owners = memory.owners(values)
                 looked.decisions[number] = (runner, runner.decide(values, owners), values, owners)
             return None

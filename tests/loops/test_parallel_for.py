@@ -110,9 +110,21 @@ def test_negative_indices_are_not_taken_for_other_cells():
     assert "counts from the end" in str(parallel.explain())
 
 
-def test_an_index_outside_raises_as_in_python():
-    with pytest.raises(IndexError):
+def test_an_index_outside_raises_as_in_python_and_says_where():
+    first = scatter.__code__.co_firstlineno
+    with pytest.raises(IndexError) as raised:
         hocket.parallel_for(scatter)(np.array([0, 9]), np.ones(2), np.zeros(4))
+    assert f"in the loop at line {first + 1} of {__file__}: out[u[n]] (" in str(raised.value)
+
+
+def test_a_loop_that_was_left_to_python_is_told_with_the_reason():
+    parallel = hocket.parallel_for(scatter)
+    out = [0.0] * 4
+    parallel(np.array([0, 3]), np.ones(2), out)
+    assert out == [1.0, 0.0, 0.0, 1.0]
+    told = str(parallel.explain())
+    assert "schedule: serial in Python, as written" in told
+    assert "because out is a list, and loops are read over arrays and numbers" in told
 
 
 def test_wrong_options_are_named():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hocket.base.errors import InputFileError
+from hocket.base.fields import shown
 from hocket.base.regular import read_regular
 from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict, read_machine
 from hocket.hardware.topology import DevicePort, gpu_links, parse_topology
@@ -54,6 +55,13 @@ def read_matrix(path: str | Path) -> Machine:
         raise InputFileError(
             "holds no matrix of GPUs",
             hint="save what nvidia-smi topo -m prints, header line included",
+            where=where,
+        )
+    if (odd := topology.odd_cell()) is not None:
+        src, dst = odd
+        raise InputFileError(
+            f"GPU{src} and GPU{dst} are joined by {shown(topology.relation[src][dst])}",
+            hint="NVLinks are told as NV and their number, such as NV2",
             where=where,
         )
     size = range(len(topology.relation))

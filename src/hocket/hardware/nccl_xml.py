@@ -35,6 +35,7 @@ _NVSWITCH = "0x068000"
 _PCIE_LATENCY_S, _PEER_LATENCY_S, _SOCKET_LATENCY_S = 1e-6, 2e-6, 1e-6
 _MAX_NUMBER = 10**6
 """Of a model or a capability; what is larger counts as not given."""
+_MAX_LANES = 32
 _MAX_NETWORK_GBPS = 100.0
 """Cards that state more are virtual: what they give is unknown, so they get this."""
 
@@ -99,7 +100,7 @@ class _Elements:
         if element.tag != "pci":
             return
         bus = element.get("busid", "")
-        rate = _pcie_gbps(element)
+        rate = self._pcie_gbps(element)
         gpu = element.find("gpu")
         if gpu is not None:
             self.gpus.append((int(self._number(gpu, "dev", len(self.gpus))), bus.lower(), gpu))
@@ -167,6 +168,18 @@ class _Elements:
     def _link(self, a: str, b: str, gbps: float, latency_s: float) -> None:
         self.links.append({"ends": [a, b], "bandwidth": gbps * 1e9, "latency": latency_s})
 
+    def _pcie_gbps(self, element: Element) -> float:
+        speed = element.get("link_speed", "8").split(" ")[0].removesuffix(".0")
+        # Virtual machines hide how many lanes there are.
+        width = element.get("link_width") or "0"
+        lanes = whole_number(width, _MAX_LANES)
+        if lanes is None:
+            raise InputFileError(
+                f"link_width={shown(width)} of <pci> is no number of lanes up to {_MAX_LANES}",
+                where=self.where,
+            )
+        return (lanes or 16) * _LANE_GBPS.get(speed, 0.75)
+
     def _number(self, element: Element, key: str, default: float) -> float:
         text = element.get(key)
         if text is None:
@@ -180,13 +193,6 @@ class _Elements:
                 f"{key}={shown(text)} of <{element.tag}> is not a number", where=self.where
             )
         return value
-
-
-def _pcie_gbps(element: Element) -> float:
-    speed = element.get("link_speed", "8").split(" ")[0]
-    speed = speed.removesuffix(".0")
-    width = element.get("link_width", "16")
-    return (whole_number(width, 32) or 16) * _LANE_GBPS.get(speed, 0.75)
 
 
 def _socket_gbps(cpu: Element) -> float:

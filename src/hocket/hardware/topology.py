@@ -18,6 +18,7 @@ BETWEEN_SOCKETS_BPS = 10e9
 """What NCCL grants GPU traffic between sockets of Skylake processors: a cautious middle."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+_NVLINKS = re.compile(r"NV([0-9]{1,3})")
 _BELOW_BRIDGE = frozenset({"PIX", "PXB"})
 _BELOW_NODE = frozenset({"PIX", "PXB", "PHB", "NODE"})
 
@@ -33,8 +34,16 @@ class Topology:
 
     def num_nvlinks(self, src: int, dst: int) -> int:
         """NVLinks between two GPUs."""
-        match = re.fullmatch(r"NV(\d{1,3})", self.relation[src][dst])
+        match = _NVLINKS.fullmatch(self.relation[src][dst])
         return int(match[1]) if match and src != dst else 0
+
+    def odd_cell(self) -> tuple[int, int] | None:
+        """Two GPUs that are said to be joined by a number of NVLinks that is none."""
+        for src, row in enumerate(self.relation):
+            for dst, cell in enumerate(row):
+                if src != dst and cell.startswith("NV") and not _NVLINKS.fullmatch(cell):
+                    return src, dst
+        return None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ values. What cannot be bounded keeps the checks of the compiled code. O(iteratio
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,13 @@ def all_inside(space: Space) -> bool:
     """Whether no access can leave its array."""
     if space.reading.body.has_local_arrays or not space.num_iterations:
         return False
+    return next(may_leave(space), None) is None
+
+
+def may_leave(space: Space) -> Iterator[Access]:
+    """Accesses whose indices are not proven to be inside their array."""
     known: dict[Atom, Interval | None] = {}
-    return all(_inside(space, access, known) for access in space.reading.body.accesses)
+    return (a for a in space.reading.body.accesses if not _inside(space, a, known))
 
 
 def _inside(space: Space, access: Access, known: dict[Atom, Interval | None]) -> bool:

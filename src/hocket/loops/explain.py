@@ -275,9 +275,11 @@ def explain_data(
     decisions = []
     for site in source.sites:
         known = {**_set_before(source, site, variables), **variables}
-        values = runners[site.number].values(known)
-        if values is not None:
-            decisions.append(runners[site.number].decide(values, memory.owners(values)))
+        try:
+            values = runners[site.number].values(known)
+        except Refusal:
+            continue  # what is made before the loop is not made here
+        decisions.append(runners[site.number].decide(values, memory.owners(values)))
     return _told(source, decisions)
 
 

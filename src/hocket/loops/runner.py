@@ -14,6 +14,7 @@ import numpy as np
 
 from hocket.loops import memory
 from hocket.loops.backends.inturn import run_in_turn
+from hocket.loops.bounds import may_leave
 from hocket.loops.choice import TiledOption
 from hocket.loops.compile import compiled
 from hocket.loops.decide import Decision, LoopDecider
@@ -27,6 +28,7 @@ from hocket.loops.recall import content, same_content, signature
 from hocket.loops.reductions import Reduction
 from hocket.loops.settings import Settings
 from hocket.loops.source import LoopSite, LoopSource
+from hocket.loops.verdict import LoopVerdict
 
 Results = tuple[Any, ...]
 _NEUTRAL = {"sum": 0, "product": 1}
@@ -54,8 +56,10 @@ class SiteRunner:
 
     def run(self, variables: Mapping[str, Any]) -> Results | bool | None:
         """The loop's results; None: Python runs it and asks for its inner loops; False: alone."""
-        values = self.values(variables)
-        if values is None:
+        try:
+            values = self.values(variables)
+        except Refusal as unread:
+            self.last = Decision(self.site, LoopVerdict((), (), ()), None, (unread,), "python")
             return False
         owners = memory.owners(values)
         self._forget_if_changed()
@@ -81,6 +85,16 @@ class SiteRunner:
             refusals = (*decision.refusals, refusal)
             remembered.decision = self.last = replace(decision, way="python", refusals=refusals)
             return False
+        except IndexError as error:
+            raise IndexError(f"{error}, {self._where_outside(decision)}") from error
+
+    def _where_outside(self, decision: Decision) -> str:
+        """Where to look for an index that leaves its array; compiled code does not say."""
+        told = f"in the loop at line {self.site.line} of {self.source.place}"
+        if decision.candidate is None:
+            return told
+        suspects = dict.fromkeys(access.told for access in may_leave(decision.candidate.space))
+        return f"{told}: {' or '.join(suspects)}" if suspects else told
 
     def _forget_if_changed(self) -> None:
         """Helpers and their numbers are compiled in: with others, everything is decided anew."""
@@ -94,35 +108,34 @@ class SiteRunner:
         """Judge the loop for these values and choose how to run it."""
         return self.decider.decide(values, owners)
 
-    def values(self, variables: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The loop's inputs; None if one is no array or number of a kind that is understood."""
+    def values(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The loop's inputs; refuses one that is no array or number of a kind that it knows."""
         found: dict[str, Any] = {}
         for name in dict.fromkeys((*self.site.inputs, *self.results)):
             if name in variables:
                 value = variables[name]
+            elif isinstance(meaning := self.source.names.meaning(name), Number):
+                value = meaning.value
             else:
-                meaning = self.source.names.meaning(name)
-                if not isinstance(meaning, Number):
-                    value = None if name in self._stored else self._outside(name)
-                    if value is None:
-                        if name in self.site.inputs and name not in self._stored:
-                            return None
-                        continue
-                else:
-                    value = meaning.value
+                value = None if name in self._stored else self._outside(name)
+                if value is None:
+                    if name in self.site.inputs and name not in self._stored:
+                        raise self._unknown(name, "is not known")
+                    continue
             if isinstance(value, np.ndarray):
-                if (
-                    value.dtype.kind not in "biufc"
-                    or value.ndim == 0
-                    or type(value) is not np.ndarray
-                ):
-                    return None
+                if type(value) is not np.ndarray:
+                    raise self._unknown(name, f"is a {type(value).__name__}")
+                if value.dtype.kind not in "biufc" or value.ndim == 0:
+                    raise self._unknown(name, f"is an array of {value.dtype}, shape {value.shape}")
             elif not isinstance(value, (bool, int, float, np.number, np.bool_)):
                 if name in self.site.inputs:
-                    return None
+                    raise self._unknown(name, f"is a {type(value).__name__}")
                 continue
             found[name] = value
         return found
+
+    def _unknown(self, name: str, what: str) -> Refusal:
+        return Refusal(f"{name} {what}, and loops are read over arrays and numbers", self.site.line)
 
     def _outside(self, name: str) -> Any:
         """A global array or number that the function reads."""

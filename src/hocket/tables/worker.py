@@ -30,7 +30,9 @@ class Worker:
     """One thread's tables: ``worker["name"]`` is a `Table`, `clock` ends its step."""
 
     def __init__(self, node: Node, number: int) -> None:
-        self.node, self.number, self.now = node, number, 0
+        self.node, self.number = node, number
+        self.now = 0
+        """Steps that it has ended; a client that is started again begins where it was."""
         self.thread: threading.Thread | None = None
         """The thread that used it last."""
         self._tables = {
