@@ -3,12 +3,13 @@
     CIFAR_SCANS=FOLDER python benchmarks/classes/cifar_all.py --seconds 500 --out FOLDER
     CIFAR_SCANS=FOLDER python benchmarks/classes/cifar_all.py --toy --out FOLDER
 
-VGG-19 and ResNet-56 with three seeds each, a vision transformer and the controls train as two rows
-of processes that share one GPU (`cifar_gpu.py`). Meanwhile `serving.py` has the cores that they do
-not use; at the end, with nothing else running, parts are timed and served (`cifar_latency.py`).
-``results.json``, ``table.md``, ``log.txt`` and ``outputs.zip`` in the folder are written anew as
-things are finished. ``--toy`` tries it all on a processor in a few minutes, with a few images and
-steps.
+VGG-19 and ResNet-56 with three seeds each and a vision transformer, a process each (`cifar_gpu.py`)
+that train in turn on one GPU. Meanwhile `serving.py` has the cores that they do not use; at the
+end, with nothing else running, parts are timed and served (`cifar_latency.py`). ``--plan`` names
+one of the plans below: what is trained, and for how long. ``results.json``, ``table.md``,
+``log.txt``, ``outputs.zip`` and ``wholes-*.zip`` (weights of small nets, which ``--wholes`` of a
+later run takes, unpacked) in the folder are written anew as things are finished. ``--toy`` tries it
+all on a processor in a few minutes, with a few images and steps.
 """
 
 from __future__ import annotations
@@ -28,30 +29,38 @@ import cifar
 
 HERE = Path(__file__).parent
 START_S = time.time()
-CALM_S = 45.0
+CALM_S = 50.0
 """Of the limit, for timings after all training."""
+SGD = ["--batch", "256", "--rate", "0.15", "--retrain", "12000"]
+ADAMW = ["--optimizer", "adamw", "--decay", "0.05", "--rate", "1e-3", "--retrain", "12000"]
 NETS = {
-    # 18 times as fast as eager torch, by times that a process of its own takes in calm.
-    "vgg19": ["--parts", "5", "--redundancy", "3", "--work", "0.095",
-              "--train", "3500", "--train-limit", "36", "--retrain", "8000", "--rate", "0.15",
-              "--batch", "256"],
-    "resnet56": ["--parts", "5", "--redundancy", "3", "--ratio", "2.5", "--eager-ratio", "6",
-                 "--train", "1400", "--train-rate", "0.05", "--train-limit", "28",
-                 "--retrain", "8000", "--rate", "0.15", "--batch", "256"],
-    "vit": ["--parts", "5", "--redundancy", "3", "--work", "0.085", "--optimizer", "adamw",
-            "--train", "3000", "--train-rate", "1e-3", "--train-limit", "25", "--decay", "0.05",
-            "--retrain", "4000", "--rate", "1e-3"],
+    # 18 times as fast as eager torch; ten parts, so that any two of ten workers may die.
+    "vgg19": [*SGD, "--parts", "10", "--redundancy", "5", "--ratio", "4", "--eager-ratio", "20",
+              "--first-share", "0.075", "--train", "7000", "--kernels", "1"],
+    "resnet56": [*SGD, "--parts", "5", "--redundancy", "4", "--ratio", "2.55",
+                 "--eager-ratio", "6.3", "--first-share", "0.35", "--train", "5000",
+                 "--train-rate", "0.05", "--kernels", "4"],
+    "vit": [*ADAMW, "--parts", "5", "--redundancy", "4", "--work", "0.085", "--train", "6000",
+            "--train-rate", "1e-3"],
 }  # fmt: skip
-ROWS = {
-    "first": (("vgg19", 0.62, "split"), ("vit", 0.8, "split"), ("vgg19", 1.0, "controls")),
-    "second": (("resnet56", 0.93, "split"), ("resnet56", 1.0, "controls")),
+PLANS = {
+    "split": {
+        "vgg19": ["--seeds", "0", "1", "2", "--train-limit", "55", "--retrain-limit", "95"],
+        "resnet56": ["--seeds", "0", "1", "2", "--train-limit", "30", "--retrain-limit", "130"],
+        "vit": ["--seeds", "0", "--train-limit", "25", "--retrain-limit", "45"],
+    },
+    "controls": {
+        "vgg19": ["--seeds", "0", "--train-limit", "15", "--retrain-limit", "20", "--control"],
+        "resnet56": ["--seeds", "0", "--retrain-limit", "40", "--control"],
+    },
 }
-"""What is trained one after the other, each until a share of the time for training."""
-SEEDS = {"vgg19": 3, "resnet56": 3, "vit": 1}
-SERVING_AFTER_S = {"device": 15.0, "predict": 85.0, "kill": 85.0, "overhead": 85.0, "fan-out": 85.0}
+"""Seconds on the GPU; they must add up to less than the limit."""
+SERVING_AFTER_S = {"device": 60.0, "fresh": 130.0, "predict": 130.0, "kill": 130.0,
+                   "overhead": 130.0, "fan-out": 130.0}  # fmt: skip
 """When each trial may begin: timings not before the nets have fitted their parts."""
-TOY = ["--device", "cpu", "--batch", "8", "--train", "2", "--retrain", "2"]
+TOY = ["--device", "cpu", "--batch", "8", "--train", "2", "--retrain", "2", "--work", "0.1"]
 MOST_RETURNED_BYTES = 15 << 20
+SMALL_NETS = ("resnet56", "vit")
 
 
 @dataclass
@@ -90,7 +99,7 @@ class Row:
 
     @property
     def is_broken(self) -> bool:
-        """Whether its first process failed: then nothing is worth its time."""
+        """Whether its first process failed."""
         return bool(self.ends) and self.ends[0] != 0
 
     def stop(self) -> None:
@@ -104,18 +113,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--nets", nargs="+", choices=tuple(NETS), default=list(NETS))
+    parser.add_argument("--plan", choices=tuple(PLANS), default="split")
+    parser.add_argument("--wholes", type=Path, default=None, help="weights of an earlier run")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="cifar-"))
     asked.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("CIFAR_CACHE", str(work / "cache"))
+    os.environ["GPU_TURN"] = str(work / "turn")
     if asked.toy:
         os.environ["CIFAR_FEW"] = "40"
     decode()
     until_s = START_S + asked.seconds - CALM_S
     rows = training_rows(asked, work, until_s)
-    serving = [] if asked.toy else [serving_row(work)]
+    serving = [serving_row(work)] if asked.plan == "split" and not asked.toy else []
     if not run_rows([*rows, *serving], rows, work, asked.out, until_s):
         raise SystemExit(f"a training failed: {asked.out / 'log.txt'}")
     run_rows([calm_row(asked, work)], [], work, asked.out, START_S + asked.seconds - 3)
@@ -133,26 +145,20 @@ def decode() -> None:
 
 
 def training_rows(asked: argparse.Namespace, work: Path, until_s: float) -> list[Row]:
-    """Two rows of trainings, on two cores each where there are enough."""
-
-    def command(net: str, share: float, kind: str) -> list[str]:
-        seeds = range(SEEDS[net]) if kind == "split" else range(1)
-        until = START_S + share * (until_s - START_S)
-        return [str(HERE / "cifar_gpu.py"), "--net", net, "--seeds", *map(str, seeds),
-                "--out", str(work), "--until", str(until), *NETS[net],
-                *(["--only-controls"] if kind == "controls" else []),
-                *(TOY if asked.toy else [])]  # fmt: skip
-
-    cores = os.cpu_count() or 1
-    return [
-        Row(
-            name,
-            [(0.0, command(net, *how)) for net, *how in commands if net in asked.nets],
-            work / f"{name}.log",
-            {2 * place % cores, (2 * place + 1) % cores},
-        )
-        for place, (name, commands) in enumerate(ROWS.items())
-    ]
+    """One process for each net, on a core or two of its own where there are enough."""
+    rows, cores = [], os.cpu_count() or 1
+    for place, (net, plan) in enumerate(PLANS[asked.plan].items()):
+        if net not in asked.nets:
+            continue
+        command = [str(HERE / "cifar_gpu.py"), "--net", net, "--out", str(work),
+                   "--until", str(until_s), *NETS[net], *plan]  # fmt: skip
+        command += TOY if asked.toy else []
+        if asked.wholes is not None:
+            command += ["--wholes", str(asked.wholes)]
+        mine = {2 * place % cores, (2 * place + 1) % cores}
+        # The first net has its turn first: the others wait for as long as it takes to start.
+        rows.append(Row(net, [(2.0 * place, command)], work / f"{net}.log", mine))
+    return rows
 
 
 def serving_row(work: Path) -> Row:
@@ -160,7 +166,7 @@ def serving_row(work: Path) -> Row:
         (after_s, [str(HERE / "serving.py"), name, "--json", str(work / f"serving-{name}.json")])
         for name, after_s in SERVING_AFTER_S.items()
     ]
-    cores = set(range(4, os.cpu_count() or 1)) or set(range(os.cpu_count() or 1))
+    cores = set(range(6, os.cpu_count() or 1)) or set(range(os.cpu_count() or 1))
     return Row("serving", commands, work / "serving.log", cores)
 
 
@@ -177,13 +183,13 @@ def run_rows(rows: list[Row], needed: list[Row], work: Path, out: Path, until_s:
     """All rows at once, until they are done, time is over or a needed one is broken."""
     while any([row.step() for row in rows]) and time.time() < until_s:
         gather(rows, work, out)
-        if any(row.is_broken for row in needed):
+        if needed and all(row.is_broken for row in needed):
             break
         time.sleep(1.0)
     for row in rows:
         row.stop()
     gather(rows, work, out)
-    return not any(row.is_broken for row in needed)
+    return not needed or not all(row.is_broken for row in needed)
 
 
 def gather(rows: list[Row], work: Path, out: Path) -> None:
@@ -195,11 +201,21 @@ def gather(rows: list[Row], work: Path, out: Path) -> None:
             for path in sorted(work.glob("*.log"))]  # fmt: skip
     ends = " ".join(f"{row.name} {row.ends}" for row in rows)
     (out / "log.txt").write_text("\n".join([*logs, f"ends: {ends}"]))
-    outputs = sorted(work.glob("*.outputs.npz"))
-    with zipfile.ZipFile(out / "outputs.zip", "w") as bundle:
-        for path in outputs:
-            if sum(each.file_size for each in bundle.infolist()) < MOST_RETURNED_BYTES:
-                bundle.write(path, path.name)
+    bundle(out / "outputs.zip", sorted(work.glob("*.outputs.npz")))
+    for net in SMALL_NETS:
+        wholes = [path for path in sorted(work.glob(f"{net}-*.npz")) if path.stem.count(".") == 0]
+        bundle(out / f"wholes-{net}.zip", wholes)
+
+
+def bundle(path: Path, files: list[Path]) -> None:
+    """Some files as one, as far as it may grow."""
+    with zipfile.ZipFile(path, "w") as whole:
+        for each in files:
+            if (
+                sum(e.file_size for e in whole.infolist()) + each.stat().st_size
+                < MOST_RETURNED_BYTES
+            ):
+                whole.write(each, each.name)
 
 
 def _read(path: Path) -> object:

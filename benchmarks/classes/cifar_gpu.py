@@ -2,32 +2,38 @@
 
     CIFAR_SCANS=FOLDER python benchmarks/classes/cifar_gpu.py --net vgg19 --seeds 0 1 2 --out FOLDER
 
-Needs the extra ``classes``, Pillow, and a GPU unless ``--device cpu``. For each seed the net is
-trained; the share of work with which a part is ``--ratio`` times as fast as the net in the same
-runtime and ``--eager-ratio`` times as fast as in eager torch is found by timing all three in turn
-(or given by ``--work``); the classes are divided among ``--parts`` by a code of ``--redundancy``,
-parts are cut, retrained side by side and calibrated. Seeds share the time until ``--until``.
-Controls (``--only-controls``, after the split): one 10-way net cut to the work of the largest part,
-with as many steps as all parts together, and as many 10-way nets as there are parts, with the steps
-of one part each, their scores averaged. ``FOLDER/NET-SEED.*.json`` has all numbers and
-``NET-SEED.outputs.npz`` what every part said to validation and test images.
+Needs the extra ``classes``, Pillow, and a GPU unless ``--device cpu``. The nets of all seeds are
+trained side by side (or read from ``--wholes``, where an earlier run has left them); the share of
+work with which a part is ``--ratio`` times as fast as the net in the same runtime and
+``--eager-ratio`` times as fast as in eager torch is found by processes that time all three in turn
+(or given by ``--work``); the classes are divided among ``--parts`` by a code of ``--redundancy``;
+the parts of all seeds are cut, retrained side by side and calibrated. Processes that share a GPU
+train in turn (``GPU_TURN`` names a file to lock): what is not training runs beside it.
+Control (``--control``, after the split of the first seed): one 10-way net cut to the work of the
+largest part, with as many steps as all parts together. ``FOLDER/NET-SEED.*.json`` has all numbers
+and ``NET-SEED.outputs.npz`` what every part said to validation and test images.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import fcntl
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from cifar_latency import in_turn_s, whole_works, without_onnx_package
+from cifar_latency import without_onnx_package
 
 from hocket.classes.artefact import write_folder
 from hocket.classes.calibrate import calibrated
@@ -37,21 +43,23 @@ from hocket.classes.cut import build_part
 from hocket.classes.exported import as_onnx
 from hocket.classes.fit import WholeTimes, cut_to
 from hocket.classes.grouping import chosen_groups
-from hocket.classes.material import Material, prepared
-from hocket.classes.session import infer, open_session
+from hocket.classes.material import Material, described, moved
 from hocket.classes.settings import NetTraining, SplitRequest
+from hocket.classes.sources import load_arrays, load_data, load_net, state_arrays
 from hocket.classes.steps import Steps
 from hocket.classes.structure import multiplications
 from hocket.classes.table import PartTable, ServedPart, Whole
-from hocket.classes.training import outputs_of, train_parts
+from hocket.classes.training import learn, outputs_of, parts_lesson, whole_lesson
 from hocket.classes.validation import lost_workers, paired_error
 
 HERE = Path(__file__).parent
 START_S = time.time()
-WRITING_S = 8.0
-MARGIN = 0.92
+WRITING_S = 18.0
+MARGIN = 0.93
 """Of the latency that is asked for: the parts of other groups and seeds differ a little."""
-FIT_TRIES = 6
+FIT_TRIES = 5
+FIT_PROCESSES = 3
+"""That time the same part: what one process finds is up to 1.4 times what another does."""
 
 
 def tell(what: str, done: int, total: int) -> None:
@@ -63,35 +71,64 @@ def say(what: str) -> None:
     print(f"{time.time() - START_S:6.0f} s  {what}", flush=True)
 
 
+@contextmanager
+def turn() -> Iterator[None]:
+    """The GPU alone: two processes at once would each have less than half of it."""
+    with open(os.environ.get("GPU_TURN", os.devnull), "w") as file:
+        if file.name != os.devnull:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+@dataclass
+class Seed:
+    """One seed of a net, and what is known of it."""
+
+    material: Material
+    told: dict[str, Any]
+    groups: Any = ()
+    held: Any = ()
+    classes: list[tuple[int, ...]] = field(default_factory=list)
+    omitted: list[int] = field(default_factory=list)
+    parts: list[torch.nn.Module] = field(default_factory=list)
+
+
 def main() -> None:
-    """One net, all its seeds: first all nets, then all parts."""
+    """One net, all its seeds: first all nets, then all parts, then the control."""
     asked = arguments()
     without_onnx_package()
-    # Of each convolution of each part: more would take longer than it saves.
-    torch.backends.cudnn.benchmark_limit = 3
+    # Kernels of each convolution that are tried: more would take longer than it saves.
+    torch.backends.cudnn.benchmark_limit = asked.kernels
     if asked.net != "vit":
         # Steps that are not recorded take several times as long: not worth a GPU.
         warnings.filterwarnings("error", message="steps cannot be recorded")
-    if asked.only_controls:
-        for seed in asked.seeds:
-            told: dict[str, Any] = {"net": asked.net, "seed": seed}
-            material = trained(asked, seed, told)
-            told |= json.loads(path_of(asked, seed).with_suffix(".split.json").read_text())
-            controls(asked, material, told)
-        return
-    share, prepared_nets = asked.work, []
-    for seed in asked.seeds:
-        told = {"net": asked.net, "seed": seed}
-        material = trained(asked, seed, told)
-        if not share:
-            share = fitted_share(asked, material, told)
-        write(asked, told)
-        prepared_nets.append((material, told))
-    for place, (material, told) in enumerate(prepared_nets):
-        limit_s = (asked.until - time.time()) / (len(prepared_nets) - place)
-        parts = split(asked, material, share, limit_s, told)
-        write(asked, told, ".split.json")
-        save_folder(asked, material, parts, told)
+    seeds = trained(asked)
+    share = asked.work or fitted_share(asked, seeds[0])
+    for seed in seeds:
+        cut(asked, seed, share)
+        write(asked, seed.told)
+    say(f"parts with {share:.3f} of the work are made")
+    with turn():
+        start_s = time.time()
+        made = learn(
+            [lesson_of(asked, seed) for seed in seeds],
+            recipe_of(asked, seeds[0].told["seed"], limit_s=left_s(asked, asked.retrain_limit)),
+            lambda *far: tell("retrain parts", *far),
+        )
+        trained_s = time.time() - start_s
+        outputs = [
+            {name: said_by(seed.parts, data) for name, data in splits_of(seed.material)}
+            for seed in seeds
+        ]
+    for seed, said in zip(seeds, outputs, strict=True):
+        seed.told["parts"] = {"steps": made, "trained_s": trained_s}
+        judge(asked, seed, said)
+        write(asked, seed.told, ".split.json")
+        save_folder(asked, seed)
+    if asked.control:
+        control(asked, seeds[0])
 
 
 def arguments() -> argparse.Namespace:
@@ -109,8 +146,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--retrain", type=int, default=5000)
     parser.add_argument("--retrain-limit", type=float, default=1e9)
     parser.add_argument("--rate", type=float, default=0.1)
-    parser.add_argument("--only-controls", action="store_true", help="of seeds that were split")
+    parser.add_argument("--control", action="store_true", help="of the first seed")
     parser.add_argument("--control-limit", type=float, default=1e9)
+    parser.add_argument("--first-share", type=float, default=0.2, help="that the fit tries")
+    parser.add_argument("--kernels", type=int, default=3, help="tried for each convolution")
+    parser.add_argument("--wholes", type=Path, default=None, help="folder with NET-SEED.npz")
     parser.add_argument("--until", type=float, default=1e12, help="seconds since 1970")
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     parser.add_argument("--decay", type=float, default=5e-4)
@@ -122,64 +162,123 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def recipe_of(asked: argparse.Namespace, seed: int) -> NetTraining:
-    return NetTraining(
-        steps=asked.retrain, limit_s=asked.retrain_limit, batch=asked.batch, seed=seed,
+def recipe_of(asked: argparse.Namespace, seed: int, **changed: Any) -> NetTraining:
+    usual = NetTraining(
+        steps=asked.retrain, batch=asked.batch, seed=seed,
         learning_rate=asked.rate, weight_decay=asked.decay, optimizer=asked.optimizer,
         soft_weight=asked.soft, temperature=asked.temperature,
     )  # fmt: skip
+    return replace(usual, **changed)
 
 
-def trained(asked: argparse.Namespace, seed: int, told: dict[str, Any]) -> Material:
-    """The whole net, trained, and what its channels are worth."""
+def trained(asked: argparse.Namespace) -> list[Seed]:
+    """The whole nets, trained, and what their channels are worth."""
     spec, start_s = str(HERE / "cifar.py"), time.time()
-    parts = recipe_of(asked, seed)
-    first = replace(parts, limit_s=asked.train_limit, learning_rate=asked.train_rate)
-    request = SplitRequest(
-        net=f"{spec}:{asked.net}", data=f"{spec}:images", parts=asked.parts, accuracy_loss=0.2,
-        redundancy=asked.redundancy, train_steps=asked.train, retraining=first, seed=seed,
-        device=asked.device,
-    )  # fmt: skip
-    material = prepared(request, Steps(path_of(asked, seed) / "work"), tell)
-    material = replace(material, request=replace(request, retraining=parts))
-    told["whole"] = {
-        name: accuracy(outputs_of(material.net, data.inputs).numpy(), data.labels.cpu().numpy())
-        for name, data in splits_of(material)
-    }
-    told["whole"] |= {
-        "macs": material.whole_macs,
-        "parameters": sum(each.numel() for each in material.net.parameters()),
-        "seconds": time.time() - start_s,
-    }
-    say(f"whole {told['whole']}")
-    return material
+    device = torch.device(asked.device)
+    splits = moved(load_data(f"{spec}:images", 0), device)
+    nets = [load_net(f"{spec}:{asked.net}", seed).to(device) for seed in asked.seeds]
+    recipes = [
+        recipe_of(asked, seed, steps=asked.train, learning_rate=asked.train_rate,
+                  limit_s=asked.train_limit)
+        for seed in asked.seeds
+    ]  # fmt: skip
+    known = [load_whole(asked, seed, net) for seed, net in zip(asked.seeds, nets, strict=True)]
+    made = 0
+    with turn():
+        begun_s = time.time()
+        if not all(known):
+            lessons = [
+                whole_lesson(net, splits.train, recipe, splits.augment)
+                for net, recipe in zip(nets, recipes, strict=True)
+            ]
+            made = learn(lessons, recipes[0], lambda *far: tell("train the nets", *far))
+        trained_s, found = time.time() - begun_s, []
+        for seed, net in zip(asked.seeds, nets, strict=True):
+            request = SplitRequest(
+                net=f"{spec}:{asked.net}", data=f"{spec}:images", parts=asked.parts,
+                redundancy=asked.redundancy, seed=seed, device=asked.device,
+            )  # fmt: skip
+            steps = Steps(path_of(asked, seed) / "work")
+            steps.put("whole", "trained here", state_arrays(net))
+            material = described(request, net, splits, steps, f"{asked.net} {seed}", tell)
+            told: dict[str, Any] = {"net": asked.net, "seed": seed}
+            told["whole"] = {
+                name: accuracy(outputs_of(net, data.inputs).numpy(), data.labels.cpu().numpy())
+                for name, data in splits_of(material)
+            }
+            told["whole"] |= {
+                "macs": material.whole_macs, "steps": made, "trained_s": trained_s,
+                "parameters": sum(each.numel() for each in net.parameters()),
+                "seconds": time.time() - start_s,
+            }  # fmt: skip
+            say(f"whole {told['whole']}")
+            found.append(Seed(material, told))
+    for seed in found:
+        save_whole(asked, seed)
+    return found
+
+
+def load_whole(asked: argparse.Namespace, seed: int, net: torch.nn.Module) -> bool:
+    """Put the weights of an earlier run into a net, if there are any."""
+    path = asked.wholes / f"{asked.net}-{seed}.npz" if asked.wholes is not None else None
+    if path is None or not path.is_file():
+        return False
+    with np.load(path, allow_pickle=False) as stored:
+        load_arrays(net, {name: stored[name].astype(np.float32) for name in stored.files})
+    return True
+
+
+def save_whole(asked: argparse.Namespace, seed: Seed) -> None:
+    """Weights in half the width, for another run."""
+    halves = {name: each.astype(np.float16) if each.dtype == np.float32 else each
+              for name, each in state_arrays(seed.material.net).items()}  # fmt: skip
+    np.savez(path_of(asked, seed.told["seed"]).with_suffix(".npz"), **halves)
 
 
 def splits_of(material: Material) -> list[tuple[str, Any]]:
     return [("validation", material.splits.validation), ("test", material.splits.test)]
 
 
-def fitted_share(asked: argparse.Namespace, material: Material, told: dict[str, Any]) -> float:
-    """The share of work with which a part is as fast as asked, by times that were taken in turn."""
+def fitted_share(asked: argparse.Namespace, seed: Seed) -> float:
+    """The share of work with which a part is as fast as asked, timed in other processes."""
+    material = seed.material
     classes = parts_of(asked, material)[2][0]
-    image = material.example.numpy()
-    works = whole_works(copy.deepcopy(material.net).cpu(), material.example)
-    share, best, tries = 0.6 / asked.ratio, 0.0, []
+    share, best, tries = asked.first_share, 0.0, []
     for _ in range(FIT_TRIES):
-        cut = cut_to(material, classes, share * material.whole_macs)
-        part = build_part(material.net, material.structure, material.example, cut)
-        session = open_session(as_onnx(part, material.example))
-        eager_s, whole_s, part_s = in_turn_s([*works, partial(infer, session, image)])
-        used = max(asked.ratio * part_s / whole_s, asked.eager_ratio * part_s / eager_s)
-        tries.append({"share": share, "eager_s": eager_s, "whole_s": whole_s, "part_s": part_s})
-        say(f"fit {tries[-1]}: {used:.2f} of the time that it may take")
+        planned = cut_to(material, classes, share * material.whole_macs)
+        part = build_part(material.net, material.structure, material.example, planned)
+        times = timed_apart(asked.net, as_onnx(part, material.example))
+        over_whole, over_eager = (
+            float(np.median([each[name] / each["part_s"] for each in times]))
+            for name in ("whole_s", "eager_s")
+        )
+        used = max(asked.ratio / over_whole, asked.eager_ratio / over_eager)
+        tries.append({"share": share, "times": times})
+        say(f"fit {share:.3f}: {over_whole:.2f}x the runtime, {over_eager:.2f}x eager {times}")
         if used <= MARGIN:
             best = max(best, share)
-            if used >= 0.92 * MARGIN:
+            if used >= 0.9 * MARGIN:
                 break
         share = min(share * 0.97 * MARGIN / used, 1.0)
-    told["fit"] = {"tries": tries, "share": best or share}
+    seed.told["fit"] = {"tries": tries, "share": best or share}
     return best or share
+
+
+def timed_apart(net: str, model: bytes) -> list[dict[str, float]]:
+    """A part beside its whole net, in processes of their own."""
+    cores = sorted(os.sched_getaffinity(0) | set(range(os.cpu_count() or 1)))[-FIT_PROCESSES:]
+    with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+        file.write(model)
+        file.flush()
+        running = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "cifar_latency.py"), "--apart", net, file.name,
+                 "--core", str(core)],
+                stdout=subprocess.PIPE,
+            )
+            for core in cores
+        ]  # fmt: skip
+        return [json.loads(process.communicate()[0]) for process in running]
 
 
 def parts_of(asked: argparse.Namespace, material: Material) -> tuple[Any, Any, Any]:
@@ -190,47 +289,45 @@ def parts_of(asked: argparse.Namespace, material: Material) -> tuple[Any, Any, A
     return groups, held, classes
 
 
-def split(
-    asked: argparse.Namespace,
-    material: Material,
-    share: float,
-    limit_s: float,
-    told: dict[str, Any],
-) -> list[torch.nn.Module]:
-    """Cut, retrain, calibrate, and try on test data."""
-    start_s = time.time()
-    groups, held, classes = parts_of(asked, material)
-    cuts = [cut_to(material, mine, share * material.whole_macs) for mine in classes]
-    parts = [built(material, cut) for cut in cuts]
-    built_s = time.time() - start_s
-    limit_s = max(min(asked.retrain_limit, limit_s - built_s - WRITING_S), 1.0)
-    steps = retrained(material, parts, classes, "retrain parts", limit_s=limit_s)
-    trained_s = time.time() - start_s - built_s
-    outputs = {name: said_by(parts, data) for name, data in splits_of(material)}
-    combiner = combined(material, classes, outputs["validation"])
+def cut(asked: argparse.Namespace, seed: Seed, share: float) -> None:
+    """The parts of a seed."""
+    material = seed.material
+    seed.groups, seed.held, seed.classes = parts_of(asked, material)
+    cuts = [cut_to(material, mine, share * material.whole_macs) for mine in seed.classes]
+    seed.omitted = [len(each.omitted) for each in cuts]
+    seed.parts = [built(material, each) for each in cuts]
+
+
+def lesson_of(asked: argparse.Namespace, seed: Seed) -> Any:
+    splits = seed.material.splits
+    return parts_lesson(seed.parts, seed.classes, seed.material.net, splits.train,
+                        recipe_of(asked, seed.told["seed"]), splits.augment)  # fmt: skip
+
+
+def judge(asked: argparse.Namespace, seed: Seed, outputs: dict[str, list[np.ndarray]]) -> None:
+    """Calibrate, and try on test data."""
+    material, told = seed.material, seed.told
+    combiner = combined(material, seed.classes, outputs["validation"])
     whole = outputs_of(material.net, material.splits.test.inputs).numpy()
     labels = {name: data.labels.cpu().numpy() for name, data in splits_of(material)}
     scores = {name: combiner.scores(each) for name, each in outputs.items()}
     lost = lost_workers(combiner, outputs["test"], labels["test"], asked.redundancy)
-    told["parts"] = {
+    told["parts"] |= {
         **{name: accuracy(scores[name], labels[name]) for name in scores},
         "lost_points": 100 * (told["whole"]["test"] - accuracy(scores["test"], labels["test"])),
         "paired_error_points": 100 * paired_error(whole, scores["test"], labels["test"]),
         "lost_workers": [vars(each) for each in lost],
-        "steps": steps, "built_s": built_s, "trained_s": trained_s,
-        "seconds": time.time() - start_s,
-        "groups": groups, "held": held, "classes": classes,
+        "groups": seed.groups, "held": seed.held, "classes": seed.classes,
         "work": [sum(multiplications(each, material.example).values()) / material.whole_macs
-                 for each in parts],
-        "parameters": [sum(each.numel() for each in part.parameters()) for part in parts],
-        "omitted": [len(cut.omitted) for cut in cuts],
+                 for each in seed.parts],
+        "parameters": [sum(each.numel() for each in part.parameters()) for part in seed.parts],
+        "omitted": seed.omitted,
         "calibrations": [vars(each) for each in combiner.calibrations],
     }  # fmt: skip
     keep_outputs(asked, material, outputs, told["seed"])
     left_out = ("calibrations", "classes", "held", "lost_workers")
     seen = {key: value for key, value in told["parts"].items() if key not in left_out}
     say(f"parts {json.dumps(seen)}")
-    return parts
 
 
 def keep_outputs(
@@ -245,17 +342,9 @@ def keep_outputs(
     np.savez_compressed(path_of(asked, seed).with_suffix(".outputs.npz"), **arrays)
 
 
-def built(material: Material, cut: Any) -> torch.nn.Module:
-    part = build_part(material.net, material.structure, material.example, cut)
+def built(material: Material, planned: Any) -> torch.nn.Module:
+    part = build_part(material.net, material.structure, material.example, planned)
     return part.to(material.request.device)
-
-
-def retrained(
-    material: Material, parts: list[torch.nn.Module], classes: Any, what: str, **changed: Any
-) -> int:
-    recipe = replace(material.request.retraining, **changed)
-    return train_parts(parts, classes, material.net, material.splits.train, recipe,
-                       material.splits.augment, lambda *far: tell(what, *far))  # fmt: skip
 
 
 def said_by(parts: list[torch.nn.Module], data: Any) -> list[np.ndarray]:
@@ -271,35 +360,33 @@ def combined(material: Material, classes: Any, outputs: list[np.ndarray]) -> Com
     return calibrated(plain, outputs, material.splits.validation.labels.cpu().numpy())
 
 
-def controls(asked: argparse.Namespace, material: Material, told: dict[str, Any]) -> None:
-    """Ordinary pruning at equal work: one net with all the steps, and many averaged."""
+def control(asked: argparse.Namespace, seed: Seed) -> None:
+    """Ordinary pruning at equal work: one net with the steps of all parts."""
+    material, told = seed.material, seed.told
     everything = tuple(range(material.splits.num_classes))
-    cut = cut_to(material, everything, max(told["parts"]["work"]) * material.whole_macs)
-    steps, test = told["parts"]["steps"], material.splits.test
-    labels = test.labels.cpu().numpy()
-    kinds = (("one", 1, asked.parts * steps), ("averaged", asked.parts, steps))
-    for name, count, each_steps in kinds:
-        if time.time() + 20 > asked.until:
-            say(f"no time for the control {name}")
+    net = built(material, cut_to(material, everything,
+                                 max(told["parts"]["work"]) * material.whole_macs))  # fmt: skip
+    steps = asked.parts * told["parts"]["steps"]
+    splits = material.splits
+    with turn():
+        limit_s = left_s(asked, asked.control_limit)
+        if limit_s < 10:
+            say("no time for the control")
             return
-        nets = [built(material, cut) for _ in range(count)]
-        for number, net in enumerate(nets[1:]):
-            # Each another net: the head is drawn anew, which is all that chance can differ in.
-            torch.manual_seed(number)
-            torch.nn.init.normal_(net.get_submodule(material.structure.head).weight, std=0.05)
-        limit_s = min(asked.control_limit, left_s(asked))
-        made = retrained(material, nets, [everything] * count, f"control {name}",
-                         steps=each_steps, limit_s=limit_s)  # fmt: skip
-        scores = np.mean([each[:, 1:] for each in said_by(nets, test)], axis=0)
-        told[f"control_{name}"] = {"test": accuracy(scores, labels), "nets": count,
-                                   "steps_each": made, "asked_steps_each": each_steps}  # fmt: skip
-        say(f"control {name} {told[f'control_{name}']}")
-        write(asked, told, ".controls.json")
+        recipe = recipe_of(asked, told["seed"], steps=steps, limit_s=limit_s)
+        lesson = parts_lesson([net], [everything], material.net, splits.train, recipe,
+                              splits.augment)  # fmt: skip
+        made = learn([lesson], recipe, lambda *far: tell("control", *far))
+        scores = said_by([net], splits.test)[0][:, 1:]
+    told["control"] = {"test": accuracy(scores, splits.test.labels.cpu().numpy()),
+                       "steps": made, "asked_steps": steps}  # fmt: skip
+    say(f"control {told['control']}")
+    write(asked, told, ".control.json")
 
 
-def left_s(asked: argparse.Namespace) -> float:
+def left_s(asked: argparse.Namespace, limit_s: float) -> float:
     """For a training that begins now; its results must be written too."""
-    return max(asked.until - time.time() - WRITING_S, 1.0)
+    return max(min(limit_s, asked.until - time.time() - WRITING_S), 1.0)
 
 
 def path_of(asked: argparse.Namespace, seed: int) -> Path:
@@ -312,16 +399,12 @@ def write(asked: argparse.Namespace, told: dict[str, Any], suffix: str = ".whole
     path.write_text(json.dumps({"arguments": given, **told}, default=float))
 
 
-def save_folder(
-    asked: argparse.Namespace,
-    material: Material,
-    parts: list[torch.nn.Module],
-    told: dict[str, Any],
-) -> None:
+def save_folder(asked: argparse.Namespace, seed: Seed) -> None:
     """A folder that `cifar_latency.py` times and serves; without torch.export files."""
+    material, told = seed.material, seed.told
     found, files = told["parts"], {"whole.onnx": as_onnx(material.net, material.example)}
     rows = []
-    for index, part in enumerate(parts):
+    for index, part in enumerate(seed.parts):
         files[f"part-{index}.onnx"] = as_onnx(part, material.example)
         files[f"part-{index}.pt2"] = b"-"
         calibration = OddsCalibration(**found["calibrations"][index])

@@ -1,16 +1,19 @@
 """Times of the nets and parts that `cifar_gpu.py` has left, on a machine that does nothing else.
 
     python benchmarks/classes/cifar_latency.py FOLDER/vgg19-0 ... [--json FILE]
+    python benchmarks/classes/cifar_latency.py --apart vgg19 part.onnx --core 3
 
 One image, one thread: the whole net in eager torch and in ONNX Runtime and each part in ONNX
 Runtime, all in turn, so that what slows the processor down slows all of them; and, for the first
-seed, an answer of all parts over processes (median of 300, wall time).
+seed, an answer of all parts over processes (median of 300, wall time). ``--apart`` times one part
+beside an untrained net, on one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -81,6 +84,14 @@ def timed(path: Path, runs: int) -> dict[str, Any]:
     return told | served(folder, image, runs) if path.name.endswith("-0") else told
 
 
+def apart(net: str, model: str) -> dict[str, float]:
+    """A part beside its whole net."""
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    works = whole_works(getattr(cifar, net)().eval(), image)
+    times = in_turn_s([*works, partial(infer, open_session(Path(model)), image.numpy())])
+    return dict(zip(("eager_s", "whole_s", "part_s"), times, strict=True))
+
+
 def served(folder: Folder, image: np.ndarray, runs: int) -> dict[str, Any]:
     """Answers over processes."""
     answers = {}
@@ -113,10 +124,16 @@ def without_onnx_package() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--apart", nargs=2, metavar=("NET", "MODEL"))
+    parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--few", action="store_true", help="to try the script")
     parser.add_argument("--json", type=Path, default=None)
     asked = parser.parse_args()
     without_onnx_package()
+    if asked.apart is not None:
+        os.sched_setaffinity(0, [asked.core])
+        print(json.dumps(apart(*asked.apart)))
+        return
     found = []
     for path in asked.folders:
         found.append(timed(path, 5 if asked.few else 300))

@@ -2,10 +2,11 @@
 
     python benchmarks/classes/serving.py [TRIAL ...] [--kills 200] [--json FILE]
 
-Trials: fan-out, overhead, predict, kill, ray, device (`hocket split` and `hocket serve-classes` on
-a GPU, as typed). Needs the extra ``classes`` (and ``ray`` for that comparison). Parts are
-convolutions of random weights, whose time does not depend on training, in front of scores that are
-known, so that every answer can be checked. Wall time: run it on a machine with nothing else to do.
+Trials: fan-out, overhead, predict, kill, ray, fresh (one net in several processes), device (`hocket
+split` and `hocket serve-classes` on a GPU, as typed). Needs the extra ``classes`` (and ``ray`` for
+that comparison). Parts are convolutions of random weights, whose time does not depend on training,
+in front of scores that are known, so that every answer can be checked. Wall time: run it on a
+machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -170,6 +171,47 @@ def predict(sizes: list[str]) -> list[dict[str, Any]]:
     errors = np.abs([row["error"] for row in rows])
     print(f"median {np.median(errors):.1%}, worst {errors.max():.1%}, "
           f"within 10 %: {(errors <= 0.1).sum()} of {len(errors)}", flush=True)  # fmt: skip
+    return rows
+
+
+FRESH = """
+import os, sys, time, numpy
+from hocket.classes.session import infer, open_session
+os.sched_setaffinity(0, [int(sys.argv[2])])
+session, image = open_session(sys.argv[1]), numpy.zeros((1, 3, 32, 32), "float32")
+for burst in range(4):
+    spent = []
+    for _ in range(60):
+        start = time.process_time_ns()
+        infer(session, image)
+        spent.append(time.process_time_ns() - start)
+    print(numpy.quantile(spent[10:], 0.1) / 1e3)
+    time.sleep(0.2)
+"""
+HUGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824"
+HUGE_PAGES += ":glibc.malloc.top_pad=33554432"
+
+
+def fresh() -> list[dict[str, Any]]:
+    """The same net in one process after the other: how much of a time is the process's own."""
+    rows = []
+    cores = sorted(os.sched_getaffinity(0))
+    for width, depth in ((48, 8), (64, 10), (96, 12)):
+        model = as_onnx(Known(width, depth, torch.zeros(3, 64)), torch.zeros(1, *SHAPE))
+        with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+            file.write(model)
+            file.flush()
+            for number in range(8):
+                pages = HUGE_PAGES if number % 2 else ""
+                core = cores[-1 - number // 2 % 2]
+                done = subprocess.run(
+                    [sys.executable, "-c", FRESH, file.name, str(core)], stdout=subprocess.PIPE,
+                    text=True, check=True, env={**os.environ, "GLIBC_TUNABLES": pages},
+                )  # fmt: skip
+                bursts_us = [round(float(each), 1) for each in done.stdout.split()]
+                rows.append({"net": f"{width}x{depth}", "huge_pages": bool(pages), "core": core,
+                             "bursts_us": bursts_us})  # fmt: skip
+                print(rows[-1], flush=True)
     return rows
 
 
@@ -348,6 +390,7 @@ def hocket(*words: str) -> subprocess.Popen[str]:
 
 TRIALS = {
     "device": device,
+    "fresh": fresh,
     "fan-out": fan_out,
     "overhead": overhead,
     "predict": predict,

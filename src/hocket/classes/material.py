@@ -63,9 +63,16 @@ def prepared(request: SplitRequest, steps: Steps, tell: Tell) -> Material:
     given = key_of(digest_of_state(state_arrays(net)), labels, first, last)
     device = _device(request.device)
     _choose_threads(net, splits)
-    net, splits = net.to(device), _moved(splits, device)
+    net, splits = net.to(device), moved(splits, device)
     key = _train(net, splits, request, steps, given, tell)
-    example = splits.example.to(device)
+    return described(request, net, splits, steps, key, tell)
+
+
+def described(
+    request: SplitRequest, net: nn.Module, splits: Splits, steps: Steps, key: str, tell: Tell
+) -> Material:
+    """A trained net with its channels and what they are worth to each class."""
+    example = splits.example.to(next(net.parameters()).device)
     structure = structure_of(net, example, splits.num_classes)
     scores = _scores(net, structure, splits, steps, key, tell)
     return Material(request, net.eval(), splits, structure, scores, key)
@@ -150,7 +157,9 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _moved(splits: Splits, device: torch.device) -> Splits:
+def moved(splits: Splits, device: torch.device) -> Splits:
+    """All data on a device."""
+
     def move(data: Labelled) -> Labelled:
         return Labelled(data.inputs.to(device), data.labels.to(device))
 

@@ -1,4 +1,4 @@
-"""Steps of training: several nets learn from the same batches, each on its own.
+"""Steps of training: several nets learn side by side, each on its own.
 
 On a GPU the step of each net is recorded once as a CUDA graph and replayed on a stream of its own:
 small nets take longer to launch than to compute, and side by side they fill the device. Elsewhere,
@@ -202,50 +202,76 @@ def carried(work: Callable[[], object], device: torch.device) -> _CapturedWork |
         return _Written(work)
 
 
-def run_steps(
-    learners: Sequence[Learner],
-    batch: LabelledBatch,
-    refill: Callable[[], None],
-    ask_teacher: Callable[[], None] | None,
-    recipe: NetTraining,
-    on_step: OnStep,
-) -> int:
-    """Train all learners on the same batches; the number of steps that were made."""
-    device = batch.inputs.device
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """Nets that learn from the same batches."""
+
+    learners: Sequence[Learner]
+    batch: LabelledBatch
+    refill: Callable[[], None]
+    """Puts the next inputs into the batch."""
+    ask_teacher: Callable[[], None] | None
+    """Puts what a teacher says to them beside them."""
+
+
+class _Recorded:
+    """A lesson whose steps are recorded where the device allows it, on a stream of its own."""
+
+    def __init__(self, lesson: Lesson) -> None:
+        self._lesson = lesson
+        device = lesson.batch.inputs.device
+        lesson.refill()
+        ask = lesson.ask_teacher
+        self._teacher = carried(ask, device) if ask is not None else _Written(lambda: None)
+        self._teacher.start()
+        self._teacher.finish()
+        self._students = []
+        for learner in lesson.learners:
+            learner.net.train()
+            with learner.unchanged():
+                self._students.append(carried(self._one_step(learner), device))
+        self._stream = torch.cuda.Stream() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def _one_step(self, learner: Learner) -> Callable[[], None]:
+        return lambda: learner.learn(self._lesson.batch)
+
+    def step(self, rate: float) -> None:
+        """Every net learns from the next inputs and from what the teacher says to them."""
+        with torch.cuda.stream(self._stream):
+            self._lesson.refill()
+            self._teacher.start()
+            self._teacher.finish()
+            for learner, student in zip(self._lesson.learners, self._students, strict=True):
+                learner.set_rate(rate)
+                student.start()
+            for student in self._students:
+                student.finish()
+
+
+def run_steps(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -> int:
+    """Train all learners of all lessons, step by step; the number of steps that were made."""
+    is_cuda = lessons[0].batch.inputs.is_cuda
     begin_s = time.monotonic()
-    refill()
-    teacher = carried(ask_teacher, device) if ask_teacher is not None else None
-    if teacher is not None:
-        teacher.start()
-        teacher.finish()
-    students = []
-    for learner in learners:
-        learner.net.train()
-        with learner.unchanged():
-            students.append(carried(lambda mine=learner: mine.learn(batch), device))  # type: ignore[misc]
+    recorded = [_Recorded(lesson) for lesson in lessons]
     start_s = time.monotonic()
     # To record steps takes its time, too; the learning rate falls over what is left.
     left_s = max((recipe.limit_s or math.inf) - (start_s - begin_s), _LEAST_S)
     step = 0
     while step < recipe.steps:
-        if device.type == "cuda" and step % _AHEAD == 0:
+        if is_cuda and step % _AHEAD == 0:
             torch.cuda.synchronize()
         gone = max(step / recipe.steps, (time.monotonic() - start_s) / left_s)
         if step and gone >= 1:
             break
-        refill()
-        if teacher is not None:
-            teacher.start()
-            teacher.finish()
-        for learner, student in zip(learners, students, strict=True):
-            learner.set_rate(recipe.learning_rate * rate_share(gone))
-            student.start()
-        for student in students:
-            student.finish()
+        for each in recorded:
+            each.step(recipe.learning_rate * rate_share(gone))
         step += 1
         on_step(step, recipe.steps)
-    for learner in learners:
-        learner.net.eval()
+    if is_cuda:
+        torch.cuda.synchronize()
+    for lesson in lessons:
+        for learner in lesson.learners:
+            learner.net.eval()
     return step
 
 

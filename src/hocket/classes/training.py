@@ -20,6 +20,7 @@ from hocket.classes.settings import NetTraining
 from hocket.classes.stepping import (
     LabelledBatch,
     Learner,
+    Lesson,
     LossOf,
     OnStep,
     mixed_precision,
@@ -45,10 +46,18 @@ def train_whole(
 ) -> int:
     """Train a net on labels, in place; the number of steps."""
 
+    return learn([whole_lesson(net, data, recipe, augment)], recipe, on_step)
+
+
+def whole_lesson(
+    net: nn.Module, data: Labelled, recipe: NetTraining, augment: Augment | None
+) -> Lesson:
+    """A net and its labels."""
+
     def loss_of(outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
         return functional.cross_entropy(outputs, batch.labels)
 
-    return _train([net], [loss_of], None, data, recipe, _in_turn(data, recipe), augment, on_step)
+    return _lesson([net], [loss_of], None, data, recipe, _in_turn(data, recipe), augment)
 
 
 def train_part(
@@ -63,7 +72,7 @@ def train_part(
     """Train one part, in place: half of every batch are its own classes."""
     loss_of = part_loss(classes, int(data.labels.max()) + 1, recipe, data.labels.device)
     draw = _balanced(data, classes, recipe)
-    _train([part], [loss_of], teacher, data, recipe, draw, augment, on_step)
+    learn([_lesson([part], [loss_of], teacher, data, recipe, draw, augment)], recipe, on_step)
 
 
 def train_parts(
@@ -75,16 +84,26 @@ def train_parts(
     augment: Augment | None = None,
     on_step: OnStep = lambda done, total: None,
 ) -> int:
-    """Train parts side by side on the same batches, in place; the number of steps.
+    """Train parts side by side on the same batches, in place; the number of steps."""
+    lesson = parts_lesson(parts, classes, teacher, data, recipe, augment)
+    return learn([lesson], recipe, on_step)
 
-    All inputs come in turn, and the loss of a part counts its own classes for half.
-    """
+
+def parts_lesson(
+    parts: Sequence[nn.Module],
+    classes: Sequence[tuple[int, ...]],
+    teacher: nn.Module | None,
+    data: Labelled,
+    recipe: NetTraining,
+    augment: Augment | None = None,
+) -> Lesson:
+    """Parts and their teacher; all inputs come in turn, and own classes count for half."""
     counts = torch.bincount(data.labels).double()
     losses = [
         part_loss(mine, len(counts), recipe, data.labels.device, _evening(counts, mine))
         for mine in classes
     ]
-    return _train(parts, losses, teacher, data, recipe, _in_turn(data, recipe), augment, on_step)
+    return _lesson(parts, losses, teacher, data, recipe, _in_turn(data, recipe), augment)
 
 
 def _evening(counts: torch.Tensor, classes: tuple[int, ...]) -> list[float]:
@@ -200,7 +219,7 @@ def _quickest_convolutions(is_cuda: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def _train(
+def _lesson(
     nets: Sequence[nn.Module],
     losses: Sequence[LossOf],
     teacher: nn.Module | None,
@@ -208,12 +227,10 @@ def _train(
     recipe: NetTraining,
     draw: Draw,
     augment: Augment | None,
-    on_step: OnStep,
-) -> int:
+) -> Lesson:
     device = next(nets[0].parameters()).device
-    is_cuda = device.type == "cuda"
     first = draw()
-    form = torch.channels_last if is_cuda and data.inputs.ndim == 4 else torch.contiguous_format
+    form = _form_of(nets[0], data.inputs)
     inputs = data.inputs[first].to(device, memory_format=form)
     for net in nets:
         net.to(memory_format=form)  # type: ignore[call-overload]
@@ -233,17 +250,27 @@ def _train(
         with torch.no_grad(), mixed_precision(device):
             batch.opinions.copy_(asked(batch.inputs))
 
+    learners = [Learner(net, loss_of, recipe) for net, loss_of in zip(nets, losses, strict=True)]
+    return Lesson(learners, batch, refill, ask_teacher if asked is not None else None)
+
+
+def _form_of(net: nn.Module, inputs: torch.Tensor) -> torch.memory_format:
+    """Of images on a GPU: channels beside each other, as its convolutions want them."""
+    is_cuda = next(net.parameters()).device.type == "cuda"
+    return torch.channels_last if is_cuda and inputs.ndim == 4 else torch.contiguous_format
+
+
+def learn(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -> int:
+    """Nets of all lessons side by side, in place; the number of steps."""
+    device = lessons[0].batch.inputs.device
+    is_cuda = device.type == "cuda"
     draws = torch.random.fork_rng(devices=[device] if is_cuda else [])
     with draws, _quickest_convolutions(is_cuda):
         torch.manual_seed(recipe.seed)
-        learners = [
-            Learner(net, loss_of, recipe) for net, loss_of in zip(nets, losses, strict=True)
-        ]
-        steps = run_steps(
-            learners, batch, refill, ask_teacher if asked is not None else None, recipe, on_step
-        )
-    for net in nets:
-        net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        steps = run_steps(lessons, recipe, on_step)
+    for lesson in lessons:
+        for learner in lesson.learners:
+            learner.net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return steps
 
 
