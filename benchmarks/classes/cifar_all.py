@@ -122,6 +122,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("CIFAR_CACHE", str(work / "cache"))
     os.environ["GPU_TURN"] = str(work / "turn")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if asked.toy:
         os.environ["CIFAR_FEW"] = "40"
     decode()
