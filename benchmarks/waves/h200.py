@@ -1,25 +1,25 @@
 """Two waves on one GPU beside eager, compiled and captured steps, and a larger batch.
 
-    PYTHONPATH=src python benchmarks/waves/h200.py [--cap 8] [--only TEXT] [--steps 100] [--pairs]
+    PYTHONPATH=src python benchmarks/waves/h200.py [--cap 8] [--only TEXT] [--steps 50]
     PYTHONPATH=src python benchmarks/waves/h200.py --toy      # on a processor, small
 
-Three tables. With ``--pairs``, rows of kernels on two streams, to judge the model of shares by.
-Every workload under one cap of memory, predicted from the times of its single ops: eager, compiled,
-compiled with CUDA graphs, one lane and two lanes of ours (replayed as one CUDA graph, as planned
-and both from the start; asked for op by op on two streams), and the whole or twice the batch at
-once: samples per second, the share of time in which kernels run, the peak, and predicted against
-measured. Losses of two lanes beside accumulation over many steps with deterministic kernels: the
-same bits. A system that fails says why in its row.
+Every workload under one cap of memory, predicted from the times of its single ops: the whole batch,
+one lane and two lanes of ours, replayed as one CUDA graph (as planned, and with at most 1.3 times
+the memory of one wave), eager, and twice the batch at once: samples per second, the share of time
+in which kernels run, the peak beside the planned one, and predicted against measured. Losses of two
+lanes beside accumulation over 100 steps with deterministic kernels: the same bits. A system that
+fails says why in its row. `all_rows.py` runs all workloads, `compiled_lanes.py` has the compiled
+systems, `pairs.py` pairs of kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import math
 import os
-import statistics
 import sys
-import time
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,137 +27,98 @@ from typing import Any, NamedTuple
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
+from timing import GIB, Turns, start_counting, timed
 from torch import nn
-from workloads import TOYS, WORKLOADS, Workload
+from workloads import TOYS, WORKLOADS, Workload, adamw, plain_step
 
 from hocket.api import make_problem
 from hocket.api.planned import find_cluster
 from hocket.api.waves import waves_of
-from hocket.capture.loss import ChosenLoss
 from hocket.capture.perform import draw_seed
+from hocket.capture.program import Program
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.measure import profile_program
 from hocket.cost.profile import Profile, merge_profiles
 from hocket.cost.roofline import Launches
+from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes
-from hocket.planners.waves.search import WaveFit
+from hocket.planners.waves.search import WaveFit, WaveWay
+from hocket.runtime.sessions import waves as sessions
 from hocket.runtime.sessions.waves import waved_loop
-from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.lane_graph import LaneGraph
+from hocket.runtime.train.recorded import Kind, Recipe
+from hocket.runtime.train.replayed_waves import make_waves
 from hocket.runtime.train.update import planned_update
-from hocket.simulate import simulate
 from hocket.training import prepare
 
-GIB = 2**30
-_WARM = 3
-_PROFILE_S = 12.0
+_PROFILE_S = 4.0
 """For the ops of one size of batch."""
 
 
-class Row(NamedTuple):
-    """What a system did."""
-
-    samples_per_s: float
-    busy: float
-    """Share of the time in which kernels ran; 0 on a processor."""
-    peak_bytes: int
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of all rows."""
-    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+LEAN_TIMES = 1.3
+"""What two waves may hold, in times of one, in the lean rows."""
+HEAD = (
+    "| workload | system | samples/s | spread | kernels run | peak | memory "
+    "| predicted / measured |\n|---|---|---|---|---|---|---|---|"
+)
 
 
-# ── timing ───────────────────────────────────────────────────────────────────────────────────────
+class System(NamedTuple):
+    """A way to train, and what was predicted of it."""
 
-
-def timed(step: Callable[[], Any], samples: int, device: torch.device, steps: int) -> Row:
-    """Steps of a system in five rows without a wait inside: the median row."""
-    for _ in range(_WARM):
-        step()
-    _settle(device)
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(max(1, steps // 5)):
-            step()
-        _settle(device)
-        seconds.append((time.perf_counter() - start) / max(1, steps // 5))
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
-    return Row(samples / statistics.median(seconds), busy_share(step, device), peak)
-
-
-def busy_share(step: Callable[[], Any], device: torch.device) -> float:
-    """The share of a step in which at least one kernel runs."""
-    if device.type != "cuda":
-        return 0.0
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        start = time.perf_counter()
-        step()
-        _settle(device)
-        took_us = (time.perf_counter() - start) * 1e6
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-    )
-    covered, end = 0.0, 0.0
-    for begin, finish in spans:
-        covered += max(0.0, finish - max(begin, end))
-        end = max(end, finish)
-    return covered / took_us
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    make: Callable[[], Callable[[], Any]]
+    way: WaveWay
 
 
 # ── systems ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def plain_step(model: nn.Module, batch: dict[str, torch.Tensor], **options: Any) -> Any:
-    """A step of plain PyTorch, compiled where there are options."""
-    optimizer, loss_of = adamw(model), ChosenLoss(None)
-    run = torch.compile(model, **options) if options else model
+class TracedOnce(Recipe):
+    """A recipe that records a size of batch once: all systems of a workload have one program."""
 
-    def step() -> torch.Tensor:
-        loss = loss_of(run(**batch))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+    def trace(self, model: nn.Module, batch: Any, kind: Kind) -> tuple[Graph, Program]:
+        """As recorded before."""
+        key = kind, len(next(iter(batch.values())))
+        if key not in _TRACED:
+            _TRACED[key] = super().trace(model, batch, kind)
+        return _TRACED[key]
 
-    return step
+
+_TRACED: dict[Any, tuple[Graph, Program]] = {}
 
 
 class Case:
     """A workload on a device, with its plan of waves."""
 
-    def __init__(self, build: Workload, samples: int, device: torch.device, cap: int) -> None:
+    def __init__(
+        self, build: Workload, samples: int, device: torch.device, cap: int, turns: Turns
+    ) -> None:
         torch.manual_seed(0)
         self.model, batch = build(samples)
         self.samples, self.device = samples, device
+        self.told = ""
         self.on = "1xh200" if device.type == "cuda" else "1xcpu-core"
         self.batch = {name: rows.to(device) for name, rows in batch.items()}
         update = planned_update(adamw(self.model), self.model)
         graph = capture_sizes(self.model, batch, optimizer=update, device=device.type)
-        self.recipe = Recipe(loss=None, update=update, device=device.type, name="waves")
-        self.problem: Problem = make_problem(graph, self.on, profile=self._profile(samples))
+        _TRACED.clear()
+        self.recipe = TracedOnce(loss=None, update=update, device=device.type, name="waves")
+        self.problem: Problem = make_problem(graph, self.on, profile=self._profile(samples, turns))
         launches: Launches = "replayed" if device.type == "cuda" else "eager"
         self.outlook = waves_of(self.problem, memory_bytes=cap, launches=launches)
 
-    def _profile(self, samples: int) -> Profile:
+    def _profile(self, samples: int, turns: Turns) -> Profile:
         """Times of all ops of the whole batch and of one wave."""
         (kind,) = find_cluster(self.on).kinds
         found = []
         for size in (samples, samples // 2):
             batch = {name: rows[:size] for name, rows in self.batch.items()}
             graph, program = self.recipe.trace(self.fresh(), batch, "train")
-            place = self.device.type
-            found.append(profile_program(graph, program, kind, device=place, budget_s=_PROFILE_S))
+            with turns.turn():
+                found.append(profile_program(graph, program, kind, device=self.device.type,
+                                             budget_s=_PROFILE_S))  # fmt: skip
         return merge_profiles(found)
 
     def fresh(self) -> nn.Module:
@@ -174,145 +135,179 @@ class Case:
         train = prepare(model, adamw(model), self.batch, on=self.on)
         return lambda: train.step(self.batch)
 
-    def ours(self, plan: Plan, fit: WaveFit, *, replay: bool = True) -> Callable[[], Any]:
+    def ours(self, plan: Plan, fit: WaveFit, *, on_streams: bool = False) -> Callable[[], Any]:
         """A step in one lane or two."""
-        model = self.fresh()
-        train = waved_loop(fit.problem, plan, model, self.batch, self.recipe, self.device,
-                           replay=replay)  # fmt: skip
-        return lambda: train.step(self.batch)
+        model, made = self.fresh(), []
+
+        def make(programs: Any, order: Any, device: torch.device) -> Any:
+            slab_bytes = plan[Lanes].slab_bytes
+            if on_streams or device.type != "cuda":
+                made.append(make_waves(programs, order, device))
+            else:
+                made.append(LaneGraph(programs, order, device, slab_bytes))
+            return made[-1]
+
+        sessions.make_waves = make  # type: ignore[assignment]
+        train = waved_loop(fit.problem, plan, model, self.batch, self.recipe, self.device)
+
+        def step() -> Any:
+            found = train.step(self.batch)
+            if getattr(made[0], "refusal", "") and not self.told:
+                self.told = f"refused: {made[0].refusal}\n"
+            notes = getattr(made[0], "notes", None)
+            if notes is not None and hasattr(notes, "edges"):
+                self.told = self.told or f"{len(notes.edges)} waits of {len(notes.lane)} calls\n"
+            return found
+
+        return step
 
 
-def systems(case: Case) -> dict[str, Callable[[], Callable[[], Any]]]:
-    """Ways to train, by name, made when they are measured."""
+def systems(case: Case) -> dict[str, System]:
+    """Ways to train, by name, the most telling first; made when they are measured."""
     fit = case.outlook.fit
     asked = case.outlook.other or fit
-    found: dict[str, Callable[[], Callable[[], Any]]] = {
-        "eager": case.plain,
-        "whole batch, replayed": case.whole,
-        "one lane, replayed": lambda: case.ours(one_lane(planned(fit), fit), fit),
-        "two lanes, replayed": lambda: case.ours(planned(fit), fit),
-        "two lanes from the start": lambda: case.ours(together(fit), fit),
-        "two lanes, op by op": lambda: case.ours(planned(asked), asked, replay=False),
+    quick, thin = quickest(fit), lean(fit)
+    found = {
+        "whole batch, replayed": System(case.whole, fit.plain),
+        "one lane, replayed": System(lambda: case.ours(one_lane(fit), fit), fit.accumulated),
+        "two lanes": System(lambda: case.ours(fit.plan_of(quick), fit), quick),
+        "two lanes, lean": System(lambda: case.ours(fit.plan_of(thin), fit), thin),
     }
     if case.device.type == "cuda":
-        found |= {
-            "compiled + CUDA graphs": lambda: case.plain(mode="reduce-overhead"),
-            "compiled": lambda: case.plain(mode="default"),
-        }
+        found["two lanes on two streams"] = System(
+            lambda: case.ours(fit.plan_of(quick), fit, on_streams=True), quick
+        )
+        found["two lanes on two streams, lean"] = System(
+            lambda: case.ours(fit.plan_of(thin), fit, on_streams=True), thin
+        )
+    found["eager"] = System(case.plain, asked.plain)
     return found
 
 
-def planned(fit: WaveFit) -> Plan:
-    """The plan of two lanes, also where it does not pay."""
-    return fit.plan_of(fit.chosen or fit.leanest)
+def quickest(fit: WaveFit) -> WaveWay:
+    """Two lanes as they are planned, also where they do not pay."""
+    return fit.chosen or fit.leanest
 
 
-def together(fit: WaveFit) -> Plan:
-    """Both waves begin at once."""
-    return planned(fit).having(Lanes(lead=0))
+def lean(fit: WaveFit) -> WaveWay:
+    """The quickest two lanes that hold at most 1.3 times what one wave holds."""
+    most = LEAN_TIMES * fit.one_wave_bytes
+    fitting = [w for w in fit.tried if w.peak_bytes <= most and w.step_s < fit.accumulated.step_s]
+    return min(fitting, key=lambda way: way.step_s, default=fit.leanest)
 
 
-def one_lane(plan: Plan, fit: WaveFit) -> Plan:
+def one_lane(fit: WaveFit) -> Plan:
     """The same microbatches, the second wave after the first."""
     passes = int((fit.problem.graph.op_phase != 2).sum())
-    return plan.having(Lanes(lead=passes))
+    return fit.plan_of(quickest(fit)).having(Lanes(lead=passes))
 
 
-def rows(case: Case, steps: int) -> None:
+def one_row(
+    name: str, label: str, make: Callable[[], Callable[[], Any]], samples: int,
+    device: torch.device, steps: int, turns: Turns, way: WaveWay | None,
+) -> None:  # fmt: skip
+    """A line of a system; one that fails says why."""
+    if turns.left_s < 0:
+        print(f"| {name} | {label} | no time left | | | | | |", flush=True)
+        return
+    try:
+        start_counting(device)
+        step = make()
+        with turns.turn():
+            row = timed(step, samples, device, steps)
+    # One system that cannot run must not hide the others.
+    except Exception as error:
+        traceback.print_exc()
+        print(f"| {name} | {label} | {type(error).__name__}: {str(error)[:150]} | | | | | |",
+              flush=True)  # fmt: skip
+        return
+    ratio = "" if way is None else f"{way.samples_per_s / row.samples_per_s:.2f}"
+    peaks = (
+        ""
+        if way is None
+        else f", {(row.peak_bytes - row.scratch_bytes) / way.peak_bytes:.3f} of plan"
+    )
+    print(
+        f"| {name} | {label} | {row.samples_per_s:,.1f} | {row.spread:.2f} | {row.busy:.0%} | "
+        f"{row.peak_bytes / GIB:.3f} GiB{peaks} | reserved {row.reserved_bytes / GIB:.3f}, cuBLAS "
+        f"{row.scratch_bytes / GIB:.3f} | {ratio} |",
+        flush=True,
+    )  # fmt: skip
+
+
+def rows(name: str, case: Case, steps: int, turns: Turns) -> None:
     """A line per system."""
-    fit = case.outlook.fit
-    asked = case.outlook.other or fit
-    predicted = {
-        "eager": asked.plain.samples_per_s,
-        "whole batch, replayed": fit.plain.samples_per_s,
-        "one lane, replayed": fit.accumulated.samples_per_s,
-        "two lanes, replayed": (fit.chosen or fit.leanest).samples_per_s,
-        "two lanes from the start": case.samples / simulate(fit.problem, together(fit)).makespan_s,
-        "two lanes, op by op": (asked.chosen or asked.leanest).samples_per_s,
-    }
-    for name, make in systems(case).items():
-        if case.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            row = timed(make(), case.samples, case.device, steps)
-        # One system that cannot run must not hide the others.
-        except Exception as error:
-            print(f"|  | {name} | {type(error).__name__}: {str(error)[:60]} | | | |", flush=True)
-            continue
-        told = predicted.get(name)
-        ratio = "" if told is None else f"{told / row.samples_per_s:.2f}"
-        print(
-            f"|  | {name} | {row.samples_per_s:,.1f} | {row.busy:.0%} | "
-            f"{row.peak_bytes / GIB:.2f} GiB | {ratio} |",
-            flush=True,
-        )
+    for label, system in systems(case).items():
+        one_row(name, label, system.make, case.samples, case.device, steps, turns, system.way)
+        print(case.told, end="", flush=True)
+        case.told = ""
 
 
 # ── bits ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def same_losses(case: Case, steps: int) -> int:
-    """Of so many steps, those whose loss in two lanes is the same bits as one after the other."""
+def bits(name: str, case: Case, steps: int, turns: Turns) -> None:
+    """Steps whose loss in two lanes is the same bits as one after the other."""
+    if turns.left_s < 0:
+        return
     fit = case.outlook.fit
-    plan = planned(fit)
-    losses = []
-    for chosen in (plan, one_lane(plan, fit)):
-        step = case.ours(chosen, fit)
-        found = []
-        for number in range(1, steps + 1):
-            torch.manual_seed(draw_seed(0, number, 0))
-            found.append(step().item())
-        losses.append(found)
-    return sum(a == b for a, b in zip(*losses, strict=True))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    plans = {"one lane": one_lane(fit), "two lanes": fit.plan_of(quickest(fit)),
+             "lean": fit.plan_of(lean(fit))}  # fmt: skip
+    losses: dict[str, list[float]] = {}
+    for label, plan in plans.items():
+        try:
+            step = case.ours(plan, fit)
+            with turns.turn():
+                found = []
+                for number in range(1, steps + 1):
+                    torch.manual_seed(draw_seed(0, number, 0))
+                    found.append(step())
+                losses[label] = [float(loss) for loss in found]
+        # Losses of the others are worth knowing.
+        except Exception as error:
+            print(f"| {name} | losses, {label} | {type(error).__name__}: {str(error)[:150]} | |",
+                  flush=True)  # fmt: skip
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.deterministic = False
+    first = losses.pop("one lane", [])
+    for label, others in losses.items():
+        same = sum(a == b for a, b in zip(first, others, strict=True))
+        print(f"| {name} | same bits, {label} | {same} of {steps} steps, last loss "
+              f"{others[-1]:.6f} | | | | | |", flush=True)  # fmt: skip
 
 
-# ── pairs of kernels ─────────────────────────────────────────────────────────────────────────────
-
-PAIRS = {
-    "small product": lambda: (torch.randn(256, 256, device="cuda"),) * 2,
-    "large product": lambda: (torch.randn(8192, 8192, device="cuda"),) * 2,
-}
-"""Operands of products that ask for little and for all of the device."""
+# ── one workload ─────────────────────────────────────────────────────────────────────────────────
 
 
-def pairs() -> None:
-    """How much longer two rows of kernels take on two streams than one row alone."""
-    print("| pair | alone | together | pace of each |")
-    print("|---|---|---|---|")
-    for first, one in PAIRS.items():
-        for second, two in PAIRS.items():
-            repeats = 20 if "large product" in (first, second) else 200
-            alone = max(_row_s([one()], repeats), _row_s([two()], repeats))
-            both = _row_s([one(), two()], repeats)
-            print(f"| {first} + {second} | {alone * 1e3:.2f} ms | {both * 1e3:.2f} ms | "
-                  f"{alone / both:.2f} |", flush=True)  # fmt: skip
+def larger(build: Workload, samples: int, device: torch.device) -> Callable[[], Any]:
+    """A step of plain PyTorch with more samples."""
+    torch.manual_seed(0)
+    model, batch = build(samples)
+    return plain_step(model.to(device), {n: rows.to(device) for n, rows in batch.items()})
 
 
-def _row_s(operands: list[tuple[torch.Tensor, ...]], repeats: int) -> float:
-    """Seconds of a captured row of products on a stream for each pair of operands."""
-    streams = [torch.cuda.Stream() for _ in operands]
-    for stream, (left, right) in zip(streams, operands, strict=True):
-        # Libraries make what they need for a stream at its first use, which no graph may hold.
-        with torch.cuda.stream(stream):
-            torch.mm(left, right)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        here = torch.cuda.current_stream()
-        for stream, (left, right) in zip(streams, operands, strict=True):
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
-                for _ in range(repeats):
-                    torch.mm(left, right)
-        for stream in streams:
-            here.wait_stream(stream)
-    graph.replay()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    graph.replay()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+def compare(name: str, build: Workload, samples: int, options: argparse.Namespace) -> None:
+    """All rows of a workload."""
+    device = torch.device("cpu" if options.toy else "cuda")
+    turns = Turns(options.lock, options.until)
+    cap = int(options.cap * GIB)
+    case = Case(build, samples, device, cap, turns)
+    fit = case.outlook.fit
+    gain = "nothing else fits" if fit.gain is None else f"{fit.gain:.2f} x"
+    for label, way in (("planned", quickest(fit)), ("lean", lean(fit))):
+        over = way.peak_bytes / fit.one_wave_bytes
+        slab = fit.plan_of(way)[Lanes].slab_bytes
+        print(f"| {name} | {label}: predicted gain {gain} | {way.samples_per_s:,.1f} | | | | "
+              f"{way.peak_bytes / GIB:.3f} GiB planned, {over:.2f} x one wave "
+              f"({fit.one_wave_bytes / GIB:.3f}), slab {slab / GIB:.3f} | |",
+              flush=True)  # fmt: skip
+    rows(name, case, options.steps, turns)
+    bits(name, case, options.losses, turns)
+    more = {"eager, twice the batch": (2 * samples, lambda: larger(build, 2 * samples, device))}
+    for label, (count, make) in more.items():
+        one_row(name, label, make, count, device, options.steps, turns, None)
 
 
 def main() -> int:
@@ -321,42 +316,21 @@ def main() -> int:
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--cap", type=float, default=8.0, help="GiB")
     parser.add_argument("--only", default="")
-    parser.add_argument("--pairs", action="store_true", help="pairs of kernels, too")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--losses", type=int, default=100, help="steps whose losses are compared")
+    parser.add_argument("--lock", default="", help="file of who has the GPU")
+    parser.add_argument("--until", type=float, default=math.inf, help="begin nothing after (epoch)")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if not options.toy and not torch.cuda.is_available():
         sys.exit("no CUDA device here: use --toy")
-    device = torch.device("cpu" if options.toy else "cuda")
-    cap, steps = int(options.cap * GIB), 3 if options.toy else options.steps
-    if device.type == "cuda":
+    if not options.toy:
         total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(cap / total)
-        if options.pairs:
-            pairs()
-    print("| workload | system | samples/s | kernels run | peak | predicted / measured |")
-    print("|---|---|---|---|---|---|")
+        torch.cuda.set_per_process_memory_fraction(options.cap * GIB / total)
+    print(HEAD, flush=True)
     for name, (build, samples) in (TOYS if options.toy else WORKLOADS).items():
-        if options.only not in name:
-            continue
-        case = Case(build, samples, device, cap)
-        fit = case.outlook.fit
-        gain = "nothing else fits" if fit.gain is None else f"{fit.gain:.2f} x"
-        lane = fit.chosen or fit.leanest
-        over = lane.peak_bytes / fit.accumulated.peak_bytes
-        print(f"| {name} | predicted gain {gain} | | | {lane.peak_bytes / GIB:.2f} GiB planned, "
-              f"{over:.2f} x one wave | |", flush=True)  # fmt: skip
-        rows(case, steps)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        same = same_losses(case, steps)
-        torch.use_deterministic_algorithms(False)
-        print(f"|  | same bits | {same} of {steps} steps | | | |", flush=True)
-        torch.manual_seed(0)
-        model, batch = build(2 * samples)
-        larger = plain_step(model.to(device), {n: rows.to(device) for n, rows in batch.items()})
-        row = timed(larger, 2 * samples, device, steps)
-        print(f"|  | eager, twice the batch | {row.samples_per_s:,.1f} | {row.busy:.0%} | "
-              f"{row.peak_bytes / GIB:.2f} GiB | |", flush=True)  # fmt: skip
+        if options.only in name:
+            compare(name, build, samples, options)
     return 0
 
 

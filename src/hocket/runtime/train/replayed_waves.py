@@ -24,6 +24,9 @@ from hocket.runtime.train.waves import Wave, WaveOrder, Waves
 class ReplayedWaves(Waves):
     """Waves on one CUDA device, launched as a whole."""
 
+    keeps = False
+    """Whether the captured graph is changed before it is made ready."""
+
     def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
         super().__init__(programs, order, device)
         self.refusal = ""
@@ -67,11 +70,10 @@ class ReplayedWaves(Waves):
         ]
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=self.keeps)
         tensors = self._programs.tensors
         try:
-            with torch.cuda.graph(graph):
-                self._outcomes = super().carry(static, step)
+            self._outcomes = self._captured(graph, static, step)
         # A kernel that cannot be captured is no failure: waves go on op by op.
         except Exception as error:
             self.refusal = one_line(error)
@@ -81,6 +83,12 @@ class ReplayedWaves(Waves):
             self._lent = {name: t.grad for name, t in tensors.items() if t.grad is not None}
         for tensor in tensors.values():
             tensor.grad = None
+
+    def _captured(
+        self, graph: torch.cuda.CUDAGraph, waves: Sequence[Wave], step: int
+    ) -> list[Carried]:
+        with torch.cuda.graph(graph):
+            return Waves.carry(self, waves, step)
 
 
 def make_waves(programs: Programs, order: WaveOrder, device: torch.device) -> Waves:

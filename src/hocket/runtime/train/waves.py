@@ -153,7 +153,7 @@ class Waves:
                     own.begin(sums.read_by(wave, recorded, given), step, weight)
                 for awaited in self._order.waits.get(at, ()):
                     lane.wait(events[awaited])
-                own.run(op)
+                self._run(own, op, wave % NUM_LANES)
                 if at in self._awaited:
                     events[at] = lane.event()
                 for parameter, gradient in own.made_at.get(op, ()):
@@ -163,6 +163,9 @@ class Waves:
                     outcomes[wave] = _outcome(recorded, own)
                     sums.end(wave, lane)
         return [outcomes[wave] for wave in range(len(waves))]
+
+    def _run(self, own: WaveStep, op: int, lane: int) -> None:
+        own.run(op)
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Updates wait for all waves."""

@@ -1,0 +1,101 @@
+"""Which calls of two lanes may not overtake each other, when all were captured on one stream.
+
+Memory of one CUDA stream is never lent to another, so two lanes on two streams hold what each of
+them holds at most, whenever that is. Captured on one stream in the planned order, one lane is given
+what the other has dropped, and no more is held than planned. Afterwards the lanes are taken apart
+again: a call waits for the one before it in its lane, for what it was told to wait for, and for the
+call after which the memory that it was given was free. A lane passes its waits in order, so of
+several only the latest counts, and only where it is later than all before. O(blocks²), numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import LongArray
+
+_ROUNDED_BYTES = 512
+"""To which PyTorch's allocator rounds."""
+NEVER = np.iinfo(np.int64).max
+
+
+class Blocks(NamedTuple):
+    """Memory that calls were given, in the order in which they were."""
+
+    start: LongArray
+    stop: LongArray
+    given_to: LongArray
+    """The call that was given it."""
+    dropped_by: LongArray
+    """The call after which it was free; `NEVER` where it stayed."""
+
+
+class Edge(NamedTuple):
+    """A call that waits for one of the other lane."""
+
+    awaited: int
+    waiting: int
+
+
+def blocks_of(
+    trace: Sequence[Mapping[str, Any]], stream: int, marks: int, num_calls: int
+) -> Blocks:
+    """What the allocator's own record says of the calls of a stream.
+
+    Before each call something was allocated on the stream ``marks``; of a longer record the last
+    calls count.
+    """
+    begins = [at for at, entry in enumerate(trace) if _is(entry, "alloc", marks)]
+    if len(begins) < num_calls:
+        raise ValueError(f"{len(begins)} of {num_calls} calls are in the allocator's record")
+    call = -1
+    rows: list[list[int]] = []
+    living: dict[int, int] = {}
+    for entry in trace[begins[-num_calls] :]:
+        if _is(entry, "alloc", marks):
+            call += 1
+        elif _is(entry, "alloc", stream):
+            living[entry["addr"]] = len(rows)
+            size = -(-max(entry["size"], 1) // _ROUNDED_BYTES) * _ROUNDED_BYTES
+            rows.append([entry["addr"], entry["addr"] + size, call, NEVER])
+        elif _is(entry, "free_completed", stream) and entry["addr"] in living:
+            rows[living.pop(entry["addr"])][3] = call
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    return Blocks(*table.T)
+
+
+def _is(entry: Mapping[str, Any], action: str, stream: int) -> bool:
+    return bool(entry["action"] == action and entry["stream"] == stream)
+
+
+def lane_edges(
+    lane: Sequence[int], told: Iterable[Edge], blocks: Blocks, works: Sequence[bool]
+) -> list[Edge]:
+    """Waits between lanes, of calls that put something on the device (``works``).
+
+    ``lane`` is that of each call, in the order of the capture.
+    """
+    lanes, does = np.asarray(lane), np.asarray(works, dtype=np.bool_)
+    need = np.full(len(lanes), -1, dtype=np.int64)
+    for awaited, waiting in told:
+        if lanes[awaited] != lanes[waiting]:
+            need[waiting] = max(need[waiting], awaited)
+    dropped_in = lanes[np.minimum(blocks.dropped_by, len(lanes) - 1)] if len(lanes) else lanes
+    for row, call in enumerate(blocks.given_to.tolist()):
+        start, stop, before = blocks.start[:row], blocks.stop[:row], blocks.dropped_by[:row]
+        lay_there = (start < blocks.stop[row]) & (stop > blocks.start[row]) & (before <= call)
+        from_other = lay_there & (dropped_in[:row] != lanes[call])
+        need[call] = max(need[call], int(before[from_other].max(initial=-1)))
+    found = []
+    for one in np.unique(lanes).tolist():
+        own, others = np.flatnonzero(lanes == one), np.flatnonzero((lanes != one) & does)
+        needed = np.maximum.accumulate(need[own])
+        # What puts nothing on the device is over with the call before it.
+        number = np.searchsorted(others, needed, "right") - 1
+        own, number = own[does[own]], number[does[own]]
+        grows = np.flatnonzero(np.diff(number, prepend=-1) > 0)
+        found += [Edge(int(others[number[at]]), int(own[at])) for at in grows]
+    return sorted(found)
