@@ -33,7 +33,7 @@ from hocket.classes.artefact import Folder, read_folder, write_folder
 from hocket.classes.codes import cyclic_code
 from hocket.classes.combine import OddsCalibration
 from hocket.classes.exported import as_onnx
-from hocket.classes.rehearsal import rehearsed
+from hocket.classes.rehearsal import outlook_of
 from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.classes.serving.on_device import DeviceFrontEnd
@@ -161,8 +161,8 @@ def predict(sizes: list[str]) -> list[dict[str, Any]]:
         for count in (1, 2, 3, 4):
             with tempfile.TemporaryDirectory() as path:
                 folder = made_folder(Path(path), width, depth, count)
-            outlook = rehearsed(folder)
             with FrontEnd(folder) as front_end:
+                outlook = outlook_of(front_end)
                 measured_s = float(np.median(times_s(front_end, 200, 0.001)))
             rows.append({"net": f"{width}x{depth}", "parts": count,
                          "predicted_us": outlook.answer_s * 1e6, "measured_us": measured_s * 1e6,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from hocket.classes.artefact import read_folder
-from hocket.classes.rehearsal import rehearsed
+from hocket.classes.rehearsal import LatencyOutlook, rehearsed
 from hocket.classes.serving.front_end import ServeOptions
 from hocket.classes.serving.serve import serve, token_in
 
 __all__ = [
+    "LatencyOutlook",
     "ServeOptions",
     "read_folder",
     "rehearsed",

@@ -1,9 +1,9 @@
 """How long an answer will take on this machine, measured in pieces before anything is served.
 
-Every part computes in a worker of its own, on the core that it will have, again and again and after
-a short rest as between requests; only its own time counts, and what parts take from each other is
-in it. A round is over when every group has the copies that an answer waits for. Reaching the
-workers is timed apart, with as many workers that compute nothing.
+The workers that will serve compute again and again, after a short rest as between requests; only
+the time of each part counts, and what parts take from each other is in it. A round is over when
+every group has the copies that an answer waits for. Reaching the workers is timed apart, by asking
+them for no computing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import InputFileError
 from hocket.classes.artefact import Folder
-from hocket.classes.combine import OddsCalibration
-from hocket.classes.serving.front_end import START_S, FrontEnd, ServeOptions, cores_of
+from hocket.classes.serving.front_end import FrontEnd, ServeOptions, cores_of
 from hocket.classes.session import INPUT, OUTPUT, open_session
 from hocket.classes.table import PartTable
 
@@ -46,17 +45,39 @@ class LatencyOutlook:
 
 
 def rehearsed(folder: Folder, options: ServeOptions | None = None) -> LatencyOutlook:
-    """The median time of an answer."""
-    options = options or ServeOptions()
-    for index, model in enumerate(folder.models):
-        open_part(model, folder.table, index)
-    spent_s = _rounds_s(folder, options)
-    overhead_s = _reaching_s(folder, options)
-    cores, quorum = cores_of(folder.table, options), options.quorum or folder.table.quorum
-    busy_s = float(np.median([enough_s(folder.table, quorum, cores, each) for each in spent_s]))
+    """The median time of an answer, by workers that are started for it."""
+    check_parts(folder)
+    with FrontEnd(folder, replace(options or ServeOptions(), restarts=False)) as front_end:
+        return outlook_of(front_end)
+
+
+def outlook_of(front_end: FrontEnd) -> LatencyOutlook:
+    """The median time of an answer of workers that were started."""
+    table, options = front_end.table, front_end.options
+    example = np.zeros(table.input_shape, dtype=table.input_dtype)
+    spent_s = np.array([each for _, each in _probes(front_end, example)])
+    overhead_s = float(np.median([took_s for took_s, _ in _probes(front_end, None)]))
+    cores, quorum = cores_of(table, options), options.quorum or table.quorum
+    busy_s = float(np.median([enough_s(table, quorum, cores, each) for each in spent_s]))
     part_s = tuple(float(each) for each in np.median(spent_s, axis=0))
     num_cores = len(options.cores or os.sched_getaffinity(0))
     return LatencyOutlook(part_s, overhead_s, num_cores, busy_s + overhead_s)
+
+
+def _probes(
+    front_end: FrontEnd, inputs: np.ndarray[Any, Any] | None
+) -> list[tuple[float, FloatArray]]:
+    found = []
+    for _ in range(_WARM_UPS + _RUNS):
+        time.sleep(_REST_S)
+        found.append(front_end.probe(inputs))
+    return found[_WARM_UPS:]
+
+
+def check_parts(folder: Folder) -> None:
+    """Raise `InputFileError` for a part that takes or gives anything else than its table says."""
+    for index, model in enumerate(folder.models):
+        open_part(model, folder.table, index)
 
 
 def enough_s(
@@ -72,17 +93,6 @@ def enough_s(
         for group in groups:
             by_group[group].append(end_s)
     return max(sorted(each)[min(quorum, len(each)) - 1] for each in by_group)
-
-
-def _rounds_s(folder: Folder, options: ServeOptions) -> FloatArray:
-    """``[round, part]``: seconds that every worker computes."""
-    everyone = replace(options, quorum=folder.table.redundancy, restarts=False, deadline_s=START_S)
-    example = np.zeros(folder.table.input_shape, dtype=folder.table.input_dtype)
-    with FrontEnd(folder, everyone) as front_end:
-        for _ in range(_WARM_UPS + _RUNS):
-            time.sleep(_REST_S)
-            front_end.predict(example)
-        return front_end.compute_s(_RUNS)
 
 
 def open_part(model: bytes, table: PartTable, index: int) -> Any:
@@ -102,29 +112,3 @@ def open_part(model: bytes, table: PartTable, index: int) -> Any:
             where=part.onnx,
         )
     return session
-
-
-def _reaching_s(folder: Folder, options: ServeOptions) -> float:
-    """Median of an answer of workers that compute nothing."""
-    parts = tuple(
-        replace(part, classes=(index,), calibration=OddsCalibration())
-        for index, part in enumerate(folder.table.parts)
-    )
-    names = tuple(map(str, range(len(parts))))
-    groups = tuple((index,) for index in range(len(parts)))
-    table = replace(folder.table, class_names=names, groups=groups, held=groups, parts=parts,
-                    redundancy=1)  # fmt: skip
-    empty = replace(folder, table=table, models=(b"",) * len(parts))
-    example = np.zeros(table.input_shape, dtype=table.input_dtype)
-    with FrontEnd(empty, replace(options, quorum=1, restarts=False)) as front_end:
-        return _median_s(lambda: front_end.predict(example))
-
-
-def _median_s(run: Any) -> float:
-    spent: Sequence[int] = []
-    for _ in range(_RUNS):
-        time.sleep(_REST_S)
-        start = time.perf_counter_ns()
-        run()
-        spent = [*spent, time.perf_counter_ns() - start]
-    return float(np.median(spent)) * 1e-9

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hocket.cli.output import emit, json_option, say
+
+if TYPE_CHECKING:
+    from hocket.api.serving import LatencyOutlook
 
 _DEADLINE, _SPIN = "1s", "0s"
 
@@ -67,7 +70,7 @@ def command(
 
     for package in ("onnxruntime", "fastapi", "uvicorn"):
         require(package, "hocket serve-classes")
-    from hocket.api.serving import read_folder, rehearsed
+    from hocket.api.serving import ServeOptions, read_folder, rehearsed
 
     try:
         deadline_s, spin_s = parse_seconds(deadline), parse_seconds(spin)
@@ -77,31 +80,32 @@ def command(
         require("torch", "hocket serve-classes --device")
     if on_ray:
         require("ray", "hocket serve-classes --ray")
-    has_workers = device is None and not on_ray
     if only_predict + on_ray + (device is not None) > 1:
         raise UsageError(
             "--predict, --device and --ray are three different things", hint="take one"
         )
     _refuse_unused(deadline, spin, quorum, is_on_device=device is not None, on_ray=on_ray)
+    options = ServeOptions(deadline_s=deadline_s, spin_s=spin_s, quorum=quorum)
     opened = read_folder(folder)
     prediction: dict[str, Any] | None = None
-    if has_workers:
-        outlook = rehearsed(opened)
+
+    def foretell(outlook: LatencyOutlook) -> None:
+        nonlocal prediction
         prediction = outlook.to_data()
         say(
             f"an answer will take about {format_seconds(outlook.answer_s)} on {outlook.cores} "
             f"cores: {format_seconds(max(outlook.part_s))} for the slowest part, "
             f"{format_seconds(outlook.overhead_s)} to reach {len(outlook.part_s)} workers"
         )
+
     if only_predict:
-        assert prediction is not None
-        if as_json:
+        foretell(rehearsed(opened, options))
+        if as_json and prediction is not None:
             emit(prediction)
         return
-    from hocket.api.serving import ServeOptions, serve, token_in
+    from hocket.api.serving import serve, token_in
 
     token = token_in(token_file)
-    options = ServeOptions(deadline_s=deadline_s, spin_s=spin_s, quorum=quorum)
 
     def tell(url: str) -> None:
         if as_json:
@@ -111,4 +115,4 @@ def command(
             say(f"token: {token_file or token}; POST {url}/v1/predict; Ctrl-C ends it")
 
     serve(opened, options, host=host, port=port, token=token, on_ready=tell,
-          device=device, on_ray=on_ray)  # fmt: skip
+          on_outlook=foretell, device=device, on_ray=on_ray)  # fmt: skip

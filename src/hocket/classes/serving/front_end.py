@@ -26,7 +26,7 @@ from hocket.classes.combine import Combiner, probabilities
 from hocket.classes.outlook import places_on
 from hocket.classes.serving.link import WorkerLink, WorkerSpec
 from hocket.classes.serving.metrics import Metrics, metrics_of
-from hocket.classes.serving.wire import SLOTS, InputLayout, set_finished
+from hocket.classes.serving.wire import NO_SLOT, SLOTS, InputLayout, set_finished
 from hocket.classes.table import PartTable
 
 _WATCH_S = 0.05
@@ -66,6 +66,16 @@ class Answer:
     def probabilities(self) -> FloatArray:
         """Of all classes."""
         return probabilities(self.scores)
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """When a worker's answer came."""
+
+    spent_ns: int
+    """Of computing."""
+    after_ns: int
+    """Since the request."""
 
 
 class Answering(Protocol):
@@ -245,34 +255,63 @@ class FrontEnd:
         """An input as the parts take it; raises `UsageError` for anything else."""
         return self._layout.checked(inputs)
 
+    def probe(self, inputs: np.ndarray[Any, Any] | None) -> tuple[float, FloatArray]:
+        """Seconds until every worker has answered, and those that each has computed.
+
+        Without an input they answer at once. It is not counted in `metrics`.
+        """
+        checked = None if inputs is None else self.checked(inputs)
+        with self._lock:
+            start_ns, _, replies = self._replies(checked, START_S, self._table.redundancy)
+            took_s = (time.perf_counter_ns() - start_ns) * 1e-9
+        if len(replies) < len(self._links):
+            raise RunError("a worker did not answer", hint="its part may need more memory")
+        spent = [replies[index].spent_ns for index in range(len(self._links))]
+        return took_s, np.array(spent, dtype=float) * 1e-9
+
     def _answer(self, inputs: np.ndarray[Any, Any], limit_s: float) -> Answer:
+        start_ns, answers, replies = self._replies(inputs, limit_s, self._quorum)
+        senseless = sum(answers[index] is None for index in replies)
+        answer = answer_from(self._combiner, answers, senseless, start_ns)
+        self._times_ns = [*self._times_ns[-4095:], round(answer.took_s * 1e9)]
+        for index, reply in replies.items():
+            counts = self._links[index].counts
+            counts.answered += 1
+            counts.compute_ns.append(reply.spent_ns)
+            counts.round_trip_ns.append(reply.after_ns)
+        return answer
+
+    def _replies(
+        self, inputs: np.ndarray[Any, Any] | None, limit_s: float, quorum: int
+    ) -> tuple[int, list[FloatArray | None], dict[int, _Reply]]:
+        """Ask all workers; when that was, and what came until every group had its copies."""
         start_ns = time.perf_counter_ns()
         self._number += 1
-        number, slot = self._number, self._number % SLOTS
-        self._slots[slot][...] = inputs
+        number, slot = self._number, self._number % SLOTS if inputs is not None else NO_SLOT
+        if inputs is not None:
+            self._slots[slot][...] = inputs
         asked = {link.spec.index for link in self._links if link.send(number, slot)}
         answers: list[FloatArray | None] = [None] * len(self._links)
-        senseless: set[int] = set()
+        replies: dict[int, _Reply] = {}
         until_ns = start_ns + int(limit_s * 1e9)
-        while not is_enough(self._table, self._quorum, answers, asked):
+        while not is_enough(self._table, quorum, answers, asked):
             left_s = (until_ns - time.perf_counter_ns()) * 1e-9
             if left_s <= 0:
                 break
             for link, (of, spent_ns, outputs) in self._hear(left_s):
                 if of != number:
                     continue
+                index = link.spec.index
+                replies[index] = _Reply(spent_ns, time.perf_counter_ns() - start_ns)
                 if np.isfinite(outputs).all():
-                    answers[link.spec.index] = outputs
-                else:
-                    senseless.add(link.spec.index)
-                link.counts.answered += 1
-                link.counts.compute_ns.append(spent_ns)
-                link.counts.round_trip_ns.append(time.perf_counter_ns() - start_ns)
-            asked = {index for index in asked - senseless if self._links[index].is_alive}
+                    answers[index] = outputs
+            asked = {
+                index
+                for index in asked
+                if self._links[index].is_alive and not (index in replies and answers[index] is None)
+            }
         set_finished(self._memory, number)
-        answer = answer_from(self._combiner, answers, len(senseless), start_ns)
-        self._times_ns = [*self._times_ns[-4095:], round(answer.took_s * 1e9)]
-        return answer
+        return start_ns, answers, replies
 
     def _hear(self, timeout_s: float) -> list[tuple[WorkerLink, tuple[int, int, FloatArray]]]:
         """Messages that came; deaths and late answers are noted."""
@@ -304,13 +343,6 @@ class FrontEnd:
     def num_alive(self) -> int:
         """Workers that can be asked."""
         return sum(link.is_alive for link in self._links)
-
-    def compute_s(self, last: int) -> FloatArray:
-        """``[request, part]``: how long each worker has computed for the last requests."""
-        found = [list(link.counts.compute_ns)[-last:] for link in self._links]
-        if min(map(len, found)) < last:
-            raise RunError("a worker did not answer", hint="its part may need more memory")
-        return np.array(found, dtype=float).T * 1e-9
 
     def metrics(self) -> Metrics:
         """Times and losses so far."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hocket.base.errors import UsageError
 from hocket.base.regular import read_regular
 from hocket.classes.artefact import Folder
+from hocket.classes.rehearsal import LatencyOutlook, check_parts, outlook_of
 from hocket.classes.serving.app import make_app
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.service.serve import QuietServer, is_loopback, listening_socket, server_config
@@ -29,12 +30,14 @@ def serve(
     port: int,
     token: str,
     on_ready: Callable[[str], None],
+    on_outlook: Callable[[LatencyOutlook], None] = lambda outlook: None,
     device: str | None = None,
     on_ray: bool = False,
 ) -> None:
     """Serve a folder until SIGTERM or SIGINT; ``on_ready`` is told the address.
 
     Parts are served by worker processes, all on one ``device`` such as ``cuda``, or by Ray Serve.
+    ``on_outlook`` is told how long answers of worker processes will take, before they are asked.
     """
     if not is_loopback(host):
         raise UsageError(
@@ -58,6 +61,8 @@ def serve(
     with listener, front_end_of(folder, options, device) as front_end:
         address = listener.getsockname()
         shown = f"[{host}]" if ":" in host else host
+        if isinstance(front_end, FrontEnd):
+            on_outlook(outlook_of(front_end))
         app = make_app(front_end, token, (host,))
         server = QuietServer(server_config(app), lambda: on_ready(f"http://{shown}:{address[1]}"))
         server.serve_on(listener)
@@ -68,6 +73,7 @@ def front_end_of(
 ) -> FrontEnd | DeviceFrontEnd:
     """What answers: worker processes, or parts on a device, which need torch."""
     if device is None:
+        check_parts(folder)
         return FrontEnd(folder, options)
     from hocket.classes.serving.on_device import DeviceFrontEnd
 
