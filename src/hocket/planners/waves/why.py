@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.graph.graph import Phase, Stream
+from hocket.base.units import format_bytes, format_percent
+from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.search import WaveFit, WaveWay
@@ -47,16 +47,12 @@ def what_changes(fit: WaveFit) -> str | None:
     way = fit.chosen or fit.leanest
     if way.lanes is None or way.lanes.changes == "step":
         return None
-    graph, costs = fit.problem.graph, fit.problem.costs
-    row = int(costs.device_row[workers(fit.problem)[0]])
-    update_s = float(costs.op_s[row, graph.op_phase == Phase.OPTIMIZER].sum())
     num_waves = len(way.shares.replicas[0].microbatches)
     return (
         "parameters change after every wave, by the mean of its gradients and those of the wave "
         "before: a wave is computed with parameters that are one change old, each lane holds its "
-        f"own, and a step has {num_waves} updates instead of one, which takes "
-        f"{format_seconds((num_waves - 1) * update_s)} more than the table says; "
-        "results are not those of accumulation"
+        f"own, and a step has {num_waves} updates instead of one; results are not those of "
+        "accumulation"
     )
 
 

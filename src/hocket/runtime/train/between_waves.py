@@ -61,6 +61,17 @@ class BetweenWaves(Waves):
         whole = sum(wave.weight for wave in waves)
         return super().carry([wave._replace(weight=whole) for wave in waves], step)
 
+    def state(self) -> dict[str, Any]:
+        """Parameters of each lane and gradients of the last wave; empty before the first step."""
+        return {} if self._changing is None else self._changing.state()
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Go on from these, or with the parameters as they are where there are none."""
+        self._changing = None
+        if state:
+            self._changing = _Changes(self._programs)
+            self._changing.take(state)
+
     def _sums(self) -> GradientSums:
         assert self._optimizer is not None, "it was expected"
         if self._changing is None:
@@ -88,8 +99,23 @@ class _Changes(GradientSums):
         self._versions: list[int] = []
         """Of the parameters, after it."""
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to hold; empty where others have changed parameters meanwhile."""
+        self.forget_what_others_changed()
+        own = [dict(each) for each in self._own if each is not None]
+        return {"own": own, "before": dict(self._before)} if len(own) == NUM_LANES else {}
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state, with parameters as they were then."""
+        self._own = [self._here(each) for each in state["own"]]
+        self._before = self._here(state["before"])
+        self._versions = self._versions_now()
+
+    def _here(self, kept: Mapping[str, torch.Tensor]) -> Gradients:
+        return {n: kept[n].to(self._tensors[n].device, copy=True) for n in kept}
+
     def forget_what_others_changed(self) -> None:
-        """Lanes begin anew after a checkpoint was loaded, or after a step without lanes."""
+        """Lanes begin anew after other parameters were loaded, or after a step without lanes."""
         if self._versions != self._versions_now():
             self._own, self._before = [None] * NUM_LANES, {}
 

@@ -90,3 +90,14 @@ class HoldsParts(Protocol):
 
     def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
         """Load this rank's part of such a state."""
+
+
+@runtime_checkable
+class KeepsLanes(Protocol):
+    """A carrier whose lanes keep something from one step to the next."""
+
+    def lanes_state(self) -> dict[str, Any]:
+        """What they keep; empty where they keep nothing."""
+
+    def take_lanes(self, state: Mapping[str, Any]) -> None:
+        """Go on from what they kept, or anew where that is nothing."""

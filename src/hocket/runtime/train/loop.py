@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hocket.runtime.train.batches import Padding
-from hocket.runtime.train.carrier import Carrier, HoldsParts, Timings
+from hocket.runtime.train.carrier import Carrier, HoldsParts, KeepsLanes, Timings
 from hocket.runtime.train.checkpoint import State, refitted_optimizer, require_same_model
 from hocket.runtime.train.watch import Watch, likely_cause
 
@@ -157,10 +157,12 @@ class TrainingLoop:
         if isinstance(self._carrier, HoldsParts):
             return self._carrier.gathered(self.optimizer, pending=pending)
         self._carrier.gather(self.optimizer)
+        lanes = self._carrier.lanes_state() if isinstance(self._carrier, KeepsLanes) else {}
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "gradients": self._gradients() if pending else {},
+            **({"lanes": lanes} if lanes else {}),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -184,6 +186,8 @@ class TrainingLoop:
         for name, parameter in self.model.named_parameters():
             if name in state["gradients"]:
                 parameter.grad = state["gradients"][name].to(parameter.device, copy=True)
+        if isinstance(self._carrier, KeepsLanes):
+            self._carrier.take_lanes(state.get("lanes", {}))
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         named = self.model.named_parameters()

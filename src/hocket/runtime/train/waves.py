@@ -175,6 +175,13 @@ class Waves:
         """Whether the optimizer has used the gradients of the waves that were carried."""
         return False
 
+    def state(self) -> dict[str, Any]:
+        """What lanes keep from step to step: nothing, where parameters change once per step."""
+        return {}
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Go on from what lanes kept."""
+
     def _sums(self) -> GradientSums:
         return GradientSums(self._programs.tensors)
 

@@ -111,3 +111,12 @@ def _hold_changes(graph: Graph, own: ReplicaCopy, sheet: Sheet) -> None:
     held = sheet.add_tensors(names, bytes=parameters, role=Role.BUFFER)
     ops = own.passes[0].op[pass_order(graph)]
     sheet.add_reads(np.repeat(ops[ops >= 0][:1], len(held)), held)
+
+
+def updated(problem: Problem, own: ReplicaCopy, lanes: Lanes | None) -> Problem:
+    """The problem with updates that take as long as all of a step, where every wave makes one."""
+    if lanes is None or lanes.changes == "step":
+        return problem
+    op_s = problem.costs.op_s.copy()
+    op_s[:, problem.graph.op_phase == Phase.OPTIMIZER] *= len(own.passes)
+    return replace(problem, op_costs=replace(problem.costs, op_s=op_s))

@@ -28,7 +28,7 @@ from hocket.plan.sections.lanes import NUM_LANES
 from hocket.simulate.shares.copies import Pass, ReplicaCopy
 from hocket.simulate.shares.exchange import exchange_alike
 from hocket.simulate.shares.joined import join_parts
-from hocket.simulate.shares.lanes import circle, hold_back, in_lane
+from hocket.simulate.shares.lanes import circle, hold_back, in_lane, updated
 from hocket.simulate.shares.matrices import one_part, regions_of
 from hocket.simulate.shares.memory import (
     copies_in,
@@ -104,7 +104,7 @@ def unfold(
     )  # fmt: skip
     for index, own in enumerate(copies):
         num_sharing = num_hosted[_host(problem, own.replica.devices[0])]
-        _update(problem, own, done.get(index), num_sharing, sheet)
+        _update(updated(problem, own, lanes), own, done.get(index), num_sharing, sheet)
     try:
         unfolded = sheet.graph(graph.name, {**graph.meta, "unfolded": True})
     except InputFileError:

@@ -119,6 +119,15 @@ class AccumulatedAlone(Accumulated):
         """Have everything here."""
         self._whole.gather(optimizer)
 
+    def lanes_state(self) -> dict[str, Any]:
+        """What two lanes keep from step to step; see `KeepsLanes`."""
+        return {} if self._waves is None else self._waves.state()
+
+    def take_lanes(self, state: Mapping[str, Any]) -> None:
+        """Go on from what they kept."""
+        if self._waves is not None:
+            self._waves.take(state)
+
 
 def _whole(parts: Sequence[Carried], shares: Sequence[float], rows: Sequence[int]) -> Carried:
     """What came out of all microbatches: the mean loss, means of numbers, rows one below another.
