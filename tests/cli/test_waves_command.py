@@ -57,6 +57,19 @@ def test_waves_that_do_not_pay_say_why(graph_file):
     assert {"lead", "step_s", "peak_bytes"} <= told["starts"][0].keys()
 
 
+def test_lean_waves_hold_little_more_than_one(graph_file):
+    command = ("waves", graph_file, "--on", "1xv100-16g", "--waves", 4, "--json")
+    quick, lean = (json.loads(run(*command, *more).stdout) for more in ((), ("--lean",)))
+    by_name = {way["name"]: way for way in quick["ways"]}
+    little = 1.25 * quick["one_wave_bytes"]
+    assert by_name["tick-tock"]["peak_bytes"] > little
+    assert by_name["tick-tock, lean"]["peak_bytes"] <= little
+    assert lean["budget_bytes"] == round(little)
+    assert lean["ways"][-1]["name"] == "tick-tock"
+    assert lean["ways"][-1]["peak_bytes"] <= little
+    assert lean["ways"][-1]["step_s"] <= by_name["tick-tock, lean"]["step_s"]
+
+
 def test_waves_that_do_not_fit_end_with_4(graph_file):
     result = run("waves", graph_file, "--on", "1xv100-16g", "--memory", "1MiB", "--json")
     assert result.exit_code == 4

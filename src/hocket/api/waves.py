@@ -45,12 +45,14 @@ def waves_of(
     num_waves: int = 2,
     launches: Launches = "replayed",
     changes: Changes = "step",
+    lean: bool = False,
 ) -> WaveOutlook:
     """What two waves of a training step gain on a cluster, and their plan.
 
     ``memory_bytes`` is what each device may hold, by default what it has; ``launches`` says whether
     a captured graph is replayed, as on GPUs by default, or the host issues op by op. Parameters
     change after every step, or after every wave as published, which is no accumulation any more.
+    Where waves are to be ``lean``, both hold at most 1.25 times what one holds.
     """
     if all(kind.is_cpu for kind in problem.cluster.kinds):
         launches, tried = LAUNCHES[0], LAUNCHES[:1]
@@ -62,6 +64,7 @@ def waves_of(
             num_waves=num_waves,
             budget_bytes=memory_bytes,
             changes=changes,
+            lean=lean,
         )
         for name in tried
     }

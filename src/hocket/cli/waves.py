@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     help="After what parameters change: after each wave, as published, results differ.",
 )  # fmt: skip
 @click.option(
+    "--lean", is_flag=True, help="Let both waves hold at most 1.25 times what one holds.",
+)  # fmt: skip
+@click.option(
     "--partitions", is_flag=True,
     help="Cut the model into as many partitions as devices; waves take them in turn.",
 )  # fmt: skip
@@ -71,6 +74,7 @@ def command(
     num_waves: int,
     launches: str,
     changes: str,
+    lean: bool,
     partitions: bool,
     output: Path | None,
     profile: Path | None,
@@ -104,6 +108,7 @@ def command(
             num_waves=num_waves,
             launches=next(name for name in LAUNCHES if name == launches),
             changes=next(name for name in CHANGES if name == changes),
+            lean=lean,
         )
     if not as_json:
         console().print(view.waves_table(outlook))

@@ -38,7 +38,8 @@ PLANNER = "waves"
 _FIRST_TRIES = 17
 """Starts over the whole of the first wave, its two ends among them."""
 LEAN = 1.25
-"""Times what one wave holds: what two are tried with, beside the budget."""
+"""Times what one wave holds: what two hold at most where they are to be lean. Half a period apart
+they hold as much where a backward pass takes twice as long as a forward pass."""
 _FINER = 3
 """How often the distance between tries is halved around the best."""
 
@@ -93,6 +94,13 @@ class WaveFit:
     def chosen(self) -> WaveWay | None:
         """The shortest step within the budget; None where no two waves fit."""
         fitting = [way for way in self._overlapping if way.peak_bytes <= self.budget_bytes]
+        return min(fitting, key=lambda way: (way.step_s, way.peak_bytes), default=None)
+
+    @cached_property
+    def lean(self) -> WaveWay | None:
+        """The shortest step that holds at most `LEAN` times one wave; None where none does."""
+        most = min(round(LEAN * self.one_wave_bytes), self.budget_bytes)
+        fitting = [way for way in self._overlapping if way.peak_bytes <= most]
         return min(fitting, key=lambda way: (way.step_s, way.peak_bytes), default=None)
 
     @property
@@ -157,12 +165,13 @@ def fit_waves(
     num_waves: int = NUM_LANES,
     budget_bytes: int | None = None,
     changes: Changes = "step",
+    lean: bool = False,
 ) -> WaveFit:
     """Search the start of the second wave; every device takes an equal share of the batch.
 
-    ``budget_bytes`` are those of each device, by default what it has; ``changes`` says after what
-    parameters change. Raises `UsageError` for a
-    batch that cannot be shared out so.
+    ``budget_bytes`` are those of each device, by default what it has, and where waves are to be
+    ``lean`` no more than `LEAN` times what one wave holds; ``changes`` says after what parameters
+    change. Raises `UsageError` for a batch that cannot be shared out so.
     """
     shares = even_shares(problem, num_waves)
     if changes == "wave" and len(shares.replicas) > 1:
@@ -176,9 +185,12 @@ def fit_waves(
     )
     budget_bytes = budget_bytes or int(problem.memory_bytes[workers(problem)].min())
     accumulated = simulated(problem, "one after the other", shares)
+    little = round(LEAN * accumulated.peak_bytes)
+    if lean:
+        budget_bytes = min(budget_bytes, little)
     tried = _search(problem, shares, budget_bytes, changes)
     aligned = tried[0]
-    for most in (budget_bytes, round(LEAN * accumulated.peak_bytes)):
+    for most in sorted({budget_bytes, little}):
         if most < aligned.peak_bytes:
             tried += within(problem, accumulated, most, changes)
     return WaveFit(
