@@ -26,6 +26,7 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import torch
 from budget_case import Case
+from gpu_mixes import mix_row, mixed_section
 from gpu_models import (
     DEVICE,
     DeepResNet,
@@ -112,6 +113,21 @@ def main_model(run: Run) -> None:
         under_budget(run, f"hocket {cap / GIB:g} GiB", run.gpt("cpu"), batch, cap, explain=True)
 
 
+def mixes(run: Run) -> None:
+    """The large model with some of its blocks updated on the device; all in one size of chunks."""
+    build, batch = run.gpt("cpu"), word_batch(run.sizes)
+    case = Case(build(), batch, forward, on="auto", device=torch.device(DEVICE))
+    case.model = case.model.to("meta")
+    clear()
+    chunks = 16 if DEVICE == "cuda" else 2
+    for share, resident in ((0.4, 0), (0.25, 0), (0.4, 1), (0.5, 0), (0.0, 0)):
+        if run.book.left_s < 25 and DEVICE == "cuda":
+            break
+        section = mixed_section(case, round(share * run.layers), chunks, resident)
+        row = mix_row(case, build, section, run.caps[0])
+        run.book.add("mix", {"visiting": round(share * run.layers), "resident": resident, **row})
+
+
 def pairs(run: Run) -> None:
     """Twenty pairs of model and budget: kept, and as predicted."""
     width, layers, sizes = run.small
@@ -134,7 +150,7 @@ def pairs(run: Run) -> None:
             counted = case.counted(kept)
             row = {"budget": budget, "predicted": kept.peak_bytes, "counted": counted}
             run.book.add("pair", {"model": name, **row, "predicted_s": kept.step_s,
-                                  "kept": counted <= budget})  # fmt: skip
+                                  "step_s": case.step_s, "kept": counted <= budget})  # fmt: skip
 
 
 def losses(run: Run) -> None:
@@ -256,6 +272,7 @@ PARTS: dict[str, tuple[Callable[[Run], None], float]] = {
     "rates": (rates, 10),
     "uncapped": (uncapped, 20),
     "main": (main_model, 80),
+    "mixes": (mixes, 60),
     "pairs": (pairs, 15),
     "losses": (losses, 25),
     "knob": (knob, 60),

@@ -14,6 +14,7 @@ from hocket.graph.graph import Phase, Role, Stream
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
 from hocket.simulate.engine import simulate
+from hocket.simulate.rewriting.homes import NUM_BERTHS
 from hocket.simulate.rewriting.rewrite import rewrite
 from hocket.simulate.rewriting.step import budgeted, carried_out, moved_bytes
 from hocket.simulate.verify import verify
@@ -154,14 +155,17 @@ def test_streamed_parameters_come_twice_and_gradients_leave_once():
     assert Role.OPTIMIZER_STATE not in done.graph.tensor_role
 
 
-def test_a_parameter_of_neighbouring_blocks_is_there_for_each_of_them():
+def test_a_parameter_of_several_blocks_stays_and_is_updated_on_the_host():
     first, second = (GRAPH.tensor_names.index(name) for name in ("w0", "w1"))
     reader = np.repeat(np.arange(GRAPH.num_ops), np.diff(GRAPH.read_ptr))
     shared = (GRAPH.reads == second) & (GRAPH.op_phase[reader] != Phase.OPTIMIZER)
     graph = replace(GRAPH, reads=np.where(shared, first, GRAPH.reads).astype(GRAPH.reads.dtype))
     done = rewrite(graph, _all(graph, parameters="streamed", update="host"))
-    fetches = [name for name in done.graph.tensor_names if name.partition("@")[0] == "w0"]
-    assert len(fetches) == 4
+    names = done.graph.tensor_names
+    assert [name for name in names if name.partition("@")[0] == "w0"] == ["w0"]
+    assert done.graph.tensor_role[names.index("w0")] == Role.PARAMETER
+    updates = done.graph.op_stream[done.graph.op_phase == Phase.OPTIMIZER]
+    assert set(updates.tolist()) == {Stream.HOST}
 
 
 def test_parameters_that_are_only_rounded_are_copied_rounded():
@@ -196,8 +200,10 @@ def test_parameters_that_are_only_rounded_are_copied_rounded():
 
 def test_streamed_parameters_updated_on_the_device_take_their_state_along():
     done = rewrite(GRAPH, _all(GRAPH, parameters="streamed", update="device"))
-    assert moved_bytes(done) == (5 * 12 * MIB, 5 * (4 + 12) * MIB)
+    assert moved_bytes(done) == (5 * 12 * MIB, 5 * (4 + 4 + 12) * MIB)
     assert not (done.graph.op_stream == Stream.HOST).any()
+    berths = done.graph.tensor_names.index("berths")
+    assert done.graph.tensor_bytes[berths] == NUM_BERTHS * 12 * MIB
 
 
 def test_parameters_updated_on_the_host_return_behind_all_that_is_fetched():

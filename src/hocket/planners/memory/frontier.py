@@ -9,8 +9,9 @@ slower than full recompute or full offload where these fit. O(levels Â· (blocksÂ
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,14 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
 from hocket.planners.memory.linear import solve
-from hocket.planners.memory.numbers import BlockNumbers, measure
+from hocket.planners.memory.numbers import (
+    HOST_UPDATE,
+    RESIDENT,
+    STREAMED,
+    VISITING,
+    BlockNumbers,
+    measure,
+)
 from hocket.planners.memory.rounding import rounded
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.needs import Uses, find_uses
@@ -32,13 +40,23 @@ NUM_LEVELS = 32
 FEWEST_LEVELS = 12
 NUM_ALL_LEVELS_OPS = 6000
 """Steps of more ops get fewer levels, because each is written down op by op."""
-TURNS = ((False, 1.0), (True, 0.0), (False, 0.0), (True, 1.0))
-"""Whether all parameters stay on the device, and what part of the copies under way is to have room:
-how the simulator will find them is not known before, so both ends are tried."""
+ON_DEVICE, ON_HOST, ANYWHERE = (
+    (RESIDENT,), (RESIDENT, HOST_UPDATE, STREAMED), (RESIDENT, HOST_UPDATE, STREAMED, VISITING)
+)  # fmt: skip
+TURNS = (
+    (ANYWHERE, 1.0), (ON_DEVICE, 0.0), (ANYWHERE, 0.0),
+    (ON_HOST, 1.0), (ON_DEVICE, 1.0), (ON_HOST, 0.0),
+)  # fmt: skip
+"""Homes that parameters may have, and what part of the copies under way is to have room: how the
+simulator will find them is not known before, so both ends are tried. Where not all parameters have
+room on the device, any home takes its turn."""
+NEAR = 1.03
+"""Budgets within this ratio of each other are not worth a plan each."""
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Into how many chunks the loss may be cut."""
-LARGEST_TAIL = 0.25
-"""The loss is cut into chunks until the last block works in no more than this part of a budget."""
+LARGEST_TAIL, SMALL_TAIL = 0.25, 0.15
+"""The loss is cut into chunks until the last block works in no more than this part of a budget; the
+second where plans are sought between others."""
 PREFETCH = 1
 PLAIN, IN_BACKWARD = "plain", "update in backward"
 FULL_RECOMPUTE, FULL_OFFLOAD = "full recompute", "offload everything"
@@ -128,14 +146,43 @@ def find_frontier(
     most = plans[PLAIN].peak_bytes
     least = min(fitted.peak_bytes for fitted in plans.values())
     seen = {fitted.memory for fitted in plans.values()}
+    tried: list[float] = []
     for number, budget in enumerate(np.geomspace(max(least, 1) * 0.9, most, num_levels)):
         fitted = maker.solved(f"level {number}", float(budget), seen, *TURNS[number % len(TURNS)])
         if fitted is not None:
             seen.add(fitted.memory)
             plans[fitted.name] = fitted
+    for number in range(num_levels // 4):
+        gap = _steepest(plans.values(), tried)
+        if gap is None:
+            break
+        tried.append(gap)
+        for part in (1.0, 0.0):
+            name = f"between {number}, {part:g}"
+            fitted = maker.solved(name, gap, seen, ANYWHERE, part, SMALL_TAIL)
+            if fitted is not None:
+                seen.add(fitted.memory)
+                plans[fitted.name] = fitted
     kept = [fitted for fitted in plans.values() if maker.fits_host(fitted)]
     seconds = time.perf_counter() - started
     return Frontier(problem, plan, tuple(kept), maker.uses, maker.numbers, seconds)
+
+
+def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
+    """A budget between two neighbours of the best plans that was not tried yet, where fewer bytes
+    cost the most time; None where all are near each other."""
+    found: list[Fitted] = []
+    for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.rank)):
+        if not found or plan.step_s < found[-1].step_s:
+            found.append(plan)
+    gaps = []
+    for lean, fast in itertools.pairwise(found):
+        ratio = fast.peak_bytes / lean.peak_bytes
+        middle = lean.peak_bytes * ratio**0.5
+        is_new = all(not NEAR**-1 < middle / other < NEAR for other in tried)
+        if ratio > NEAR**2 and is_new:
+            gaps.append((lean.step_s - fast.step_s, middle))
+    return max(gaps)[1] if gaps else None
 
 
 def leanest_bytes(problem: Problem, plan: Plan) -> int:
@@ -209,16 +256,19 @@ class _Maker:
         )  # fmt: skip
 
     def solved(
-        self, name: str, budget_bytes: float, seen: set[Memory | None], is_resident: bool,
-        in_flight: float,
+        self, name: str, budget_bytes: float, seen: set[Memory | None], homes: tuple[int, ...],
+        in_flight: float, tail: float = LARGEST_TAIL,
     ) -> Fitted | None:  # fmt: skip
         """What the linear program gives for a budget, unless it was seen or nothing keeps it."""
-        chunks = self._chunks(budget_bytes)
+        chunks = self._chunks(tail * budget_bytes)
         work, seconds = self._tail(chunks)
-        shares = solve(
-            self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
-            host_bytes=self.host_bytes, is_resident=is_resident, in_flight=in_flight,
-        )  # fmt: skip
+        for allowed in dict.fromkeys((homes, ANYWHERE)):
+            shares = solve(
+                self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
+                host_bytes=self.host_bytes, homes=allowed, in_flight=in_flight,
+            )  # fmt: skip
+            if shares is not None:
+                break
         if shares is None:
             return None
         memory = rounded(
@@ -227,8 +277,8 @@ class _Maker:
         )  # fmt: skip
         return None if memory in seen else self._judged(name, memory)
 
-    def _chunks(self, budget_bytes: float) -> int:
-        fits = (n for n in CHUNKS if self._tail(n)[0] <= LARGEST_TAIL * budget_bytes)
+    def _chunks(self, tail_bytes: float) -> int:
+        fits = (n for n in CHUNKS if self._tail(n)[0] <= tail_bytes)
         return next(fits, CHUNKS[-1])
 
     def _tail(self, chunks: int) -> tuple[float, float]:

@@ -10,12 +10,13 @@ as in OFFMATE, 2024, and POET, 2022, with overlap). Sparse, about 25 blocks colu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.planners.memory.numbers import HOMES, RESIDENT, WAYS, BlockNumbers
+from hocket.planners.memory.numbers import HOMES, VISITING, WAYS, BlockNumbers
 
 _TINY = 1e-9
 """Seconds that a moved byte costs at least in the objective, so that nothing moves for nothing."""
@@ -92,21 +93,22 @@ def solve(
     tail_work: float,
     tail_s: float,
     host_bytes: float,
-    is_resident: bool = False,
+    homes: Sequence[int] = tuple(range(len(HOMES))),
     in_flight: float = 1.0,
 ) -> ProgramShares | None:
     """The best shares within a budget; None where no shares keep it.
 
     ``tail_work`` and ``tail_s`` are bytes and seconds of both passes of the last block, which is
-    kept whole: they depend on the chunks of the loss. With ``is_resident`` all parameters are on
-    the device and updated there. ``in_flight`` is the part of what is copied for neighbouring
-    passes that a pass is to have room for: all of it where copies come early or late, nothing where
-    each byte comes when another leaves.
+    kept whole: they depend on the chunks of the loss. ``homes`` are those that parameters may have;
+    room for state that comes to the device is kept where it may. ``in_flight`` is the part of what
+    is copied for neighbouring passes that a pass is to have room for: all of it where copies come
+    early or late, nothing where each byte comes when another leaves.
     """
     program = _Program(numbers, prefetch)
     program.add_passes(tail_s)
-    program.add_memory(budget_bytes, tail_work, host_bytes, in_flight)
-    return program.solved(is_resident=is_resident)
+    room = budget_bytes - numbers.base_bytes - numbers.berths_bytes * (VISITING in homes)
+    program.add_memory(room, tail_work, host_bytes, in_flight)
+    return program.solved(homes)
 
 
 class _Program:
@@ -197,7 +199,11 @@ class _Program:
         numbers, end, last = self.numbers, self.end, self.count - 1
         rate = 1 / numbers.link.in_bps
         takes = self._share(numbers.moved, self.way, block, rate)
-        takes += self._share(numbers.fetched + numbers.visiting, self.home, block, rate)
+        takes += self._share(numbers.fetched, self.home, block, rate)
+        # State comes beside the backward pass of its block, and is waited for after the next one.
+        late = block + 1 + self.ahead
+        if late <= last:
+            takes += self._share(numbers.visiting, self.home, late, rate)
         if block == last:
             self._after(end["fetch"][block], end["parameters"][last], takes)
         else:
@@ -214,6 +220,12 @@ class _Program:
         before = end["gradients"][block + 1] if block < last else end["out"][last]
         self._after(end["gradients"][block], before, out)
         self._after(end["gradients"][block], end["backward"][block], out)
+        rate = 1 / numbers.link.in_bps
+        # Behind all that is fetched for passes come those of the first blocks.
+        behind = [term for each in range(block, min(self.ahead, last) + 1)
+                  for term in self._share(numbers.visiting, self.home, each, rate)]  # fmt: skip
+        self._after(end["gradients"][block], end["fetch"][max(0, block - 1 - self.ahead)],
+                    [*behind, *out])  # fmt: skip
         self._after(end["host"][block], end["gradients"][block], update)
         if block < last:
             self._after(end["host"][block], end["host"][block + 1], update)
@@ -231,10 +243,10 @@ class _Program:
     # ── bytes ────────────────────────────────────────────────────────────────────────────────────
 
     def add_memory(
-        self, budget_bytes: float, tail_work: float, host_bytes: float, in_flight: float
+        self, room: float, tail_work: float, host_bytes: float, in_flight: float
     ) -> None:
         """One row per pass, and one for the host; sizes in units that keep HiGHS exact."""
-        numbers, unit = self.numbers, max(budget_bytes, 1.0)
+        numbers, unit = self.numbers, max(room, 1.0)
         at_home = [
             term
             for block in range(self.count)
@@ -247,12 +259,10 @@ class _Program:
             backward = tail_work if is_last else float(numbers.backward_work[block])
             coming = self._window(numbers.fetched, self.home, block, block + self.ahead, unit)
             leaving = self._window(numbers.moved, self.way, block - 1 - self.ahead, block - 1, unit)
-            room = budget_bytes - numbers.base_bytes
             copied = [(column, value * in_flight) for column, value in (*coming, *leaving)]
             self._row([*at_home, *left, *copied], (room - forward) / unit)
             early = self._window(numbers.moved, self.way, block - self.ahead, block - 1, unit)
             early += self._window(numbers.fetched, self.home, block - self.ahead, block, unit)
-            early += self._window(numbers.visiting, self.home, block, block, unit)
             early += self._window(
                 numbers.gradients, self.home, block + 1, block + 1 + self.ahead, unit
             )
@@ -285,7 +295,7 @@ class _Program:
 
     # ── solving ──────────────────────────────────────────────────────────────────────────────────
 
-    def solved(self, *, is_resident: bool) -> ProgramShares | None:
+    def solved(self, homes: Sequence[int]) -> ProgramShares | None:
         from scipy.optimize import linprog
         from scipy.sparse import coo_array
 
@@ -309,8 +319,9 @@ class _Program:
         bounds[:, 1] = np.inf
         # The last block is kept: what it makes is needed at once.
         bounds[self.way[-1, 1:], 1] = 0.0
-        if is_resident:
-            bounds[self.home[:, RESIDENT + 1 :], 1] = 0.0
+        for home in range(len(HOMES)):
+            if home not in homes:
+                bounds[self.home[:, home], 1] = 0.0
         found = linprog(
             cost, A_ub=upper, b_ub=np.array(self._limits), A_eq=equal, b_eq=np.ones(2 * count),
             bounds=bounds, method="highs",

@@ -8,6 +8,7 @@ among them. O(ops + reads) and O(ops²) only in what one block makes again.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,12 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
 from hocket.planners.memory.work import find_work, needed_last
-from hocket.simulate.rewriting.homes import host_update_bytes, parameter_reads, visiting_bytes
+from hocket.simulate.rewriting.homes import (
+    host_update_bytes,
+    parameter_reads,
+    visiting_bytes,
+    visiting_pieces,
+)
 from hocket.simulate.rewriting.needs import SMALLEST_MOVED, Uses
 
 WAYS = ("kept", "offloaded", "recomputed", "recomputed from the host", "cheap again")
@@ -62,6 +68,8 @@ class BlockNumbers:
     """[block, home]: seconds of updates on the device."""
     host_traffic: FloatArray
     """[block, home]: bytes that updates on the host read and write."""
+    berths_bytes: float
+    """Room on the device for state that comes for updates, wherever any does."""
     base_bytes: float
     """What is on the device in any case: batch, buffers, parameters that are nobody's."""
     tail_s: FloatArray
@@ -100,6 +108,7 @@ def measure(problem: Problem, uses: Uses, device: int = 0) -> BlockNumbers:
         tail_inner=work.inner[work.tail],
         launch_s=problem.cluster.devices[device].kind.launch_s,
         host_update_bps=problem.cluster.host_update_bps,
+        berths_bytes=homes.berths_bytes,
         base_bytes=_base_bytes(graph, homes.owned),
         link=host_route(problem.cluster, problem.cluster.devices[device]),
         stay=ways.stay,
@@ -195,6 +204,7 @@ class _Homes:
     update_s: FloatArray
     host_traffic: FloatArray
     owned: frozenset[int]
+    berths_bytes: float
 
 
 def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
@@ -228,28 +238,32 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
             away = (STREAMED, VISITING)
             tables["home"][block, away] -= size
             tables["fetched"][block, away] += copied[root]
+    visiting: dict[int, list[int]] = defaultdict(list)
     for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
         block, reads = int(blocks.block_of[op]), graph.reads_of(op)
         role = graph.tensor_role[reads]
         state = reads[role == Role.OPTIMIZER_STATE]
         owned.update(state.tolist())
         tables["home"][block, RESIDENT] += graph.tensor_bytes[state].sum()
-        at_home = (HOST_UPDATE, STREAMED)
+        parameters = np.unique(graph.root_of[reads[role == Role.PARAMETER]])
+        is_shared = any(len(readers.get(root, ())) != 1 for root in parameters.tolist())
+        # What several blocks read stays, and the host updates it.
+        at_home = (HOST_UPDATE, STREAMED, VISITING) if is_shared else (HOST_UPDATE, STREAMED)
         gradient = reads[(role == Role.GRADIENT) | (role == Role.ACTIVATION)]
         tables["gradients"][block, at_home] += graph.tensor_bytes[gradient].sum()
         tables["host_traffic"][block, at_home] += host_update_bytes(graph, op, copied)
-        tables["returned"][block, HOST_UPDATE] += copied[reads[role == Role.PARAMETER]].sum()
-        tables["update_s"][block, (RESIDENT, VISITING)] += op_s[op]
-        parameters = np.unique(graph.root_of[reads[role == Role.PARAMETER]])
-        state_bytes = float(graph.tensor_bytes[state].sum())
-        if any(len(readers.get(root, ())) != 1 for root in parameters.tolist()):
-            # What several blocks read stays, and its state with it.
-            tables["home"][block, VISITING] += state_bytes
+        back = at_home if is_shared else (HOST_UPDATE,)
+        tables["returned"][block, back] += copied[reads[role == Role.PARAMETER]].sum()
+        tables["update_s"][block, RESIDENT] += op_s[op]
+        if is_shared:
             continue
+        visiting[block].append(op)
+        state_bytes = float(graph.tensor_bytes[state].sum())
         arriving, leaving = visiting_bytes(graph, parameters, copied)
         tables["visiting"][block, VISITING] += state_bytes + arriving
         tables["gradients"][block, VISITING] += state_bytes + leaving
-    return _Homes(**tables, owned=frozenset(owned))
+    _, berths_bytes = visiting_pieces(graph, visiting, copied)
+    return _Homes(**tables, owned=frozenset(owned), berths_bytes=float(berths_bytes))
 
 
 def _base_bytes(graph: Graph, owned: frozenset[int]) -> float:

@@ -17,7 +17,14 @@ import torch
 from torch import nn
 
 from hocket.plan.sections.memory import MemoryBlock
-from hocket.runtime.memory.copies import CopyEngines, aligned, host_buffer, looking
+from hocket.runtime.memory.copies import (
+    DONE,
+    CopyEngines,
+    Ticket,
+    aligned,
+    host_buffer,
+    looking,
+)
 from hocket.runtime.memory.ledger import on_host
 
 
@@ -32,11 +39,15 @@ class Place:
     start: int
     num_bytes: int
 
-    def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The parameter as it lies in a buffer of bytes."""
-        return looking(
-            buffer, self.dtype, self.shape, self.stride, self.start // self.dtype.itemsize
-        )
+    def of(self, buffer: torch.Tensor, origin: int = 0) -> torch.Tensor:
+        """The parameter as it lies in a buffer of bytes that begins with those at ``origin``."""
+        offset = (self.start - origin) // self.dtype.itemsize
+        return looking(buffer, self.dtype, self.shape, self.stride, offset)
+
+
+def span_of(places: Sequence[Place]) -> slice:
+    """The bytes from the first to the last of neighbours."""
+    return slice(places[0].start, places[-1].start + places[-1].num_bytes)
 
 
 @dataclass(frozen=True)
@@ -94,7 +105,9 @@ class Block:
     resident: torch.Tensor | None = None
     """The device's lasting copy, where only the update is on the host."""
     updated: threading.Event = field(default_factory=_set_event)
-    """Whether no update of it is under way."""
+    """Whether no update of it is under way on the host."""
+    returned: Ticket = DONE
+    """Of what an update on the device sends home."""
     num_open: int = 0
     """Visits of the forward pass whose backward pass is still to come."""
     pending: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)

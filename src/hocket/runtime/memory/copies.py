@@ -9,7 +9,8 @@ of the same kind, copies are done when they are asked for, and everything else i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -132,20 +133,27 @@ class CopyEngines:
         """Copy to the host what the computation was told to make."""
         return self._copy(pairs, self._out, self.mark())
 
-    def fetch(self, pairs: Sequence[Pair], after: Ticket | None = None) -> Ticket:
-        """Copy to the device, when the computation has come to a mark, by default to this one."""
-        return self._copy(pairs, self._in, self.mark() if after is None else after)
+    def fetch(self, pairs: Sequence[Pair], *after: Ticket) -> Ticket:
+        """Copy to the device, after what is told; else when the computation has come to here."""
+        return self._copy(pairs, self._in, *(after or (self.mark(),)))
+
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """What is asked here the device does beside the computation, in turn with what is sent."""
+        with nullcontext() if self._out is None else torch.cuda.stream(self._out):
+            yield
 
     @torch.no_grad()
     def _copy(
-        self, pairs: Sequence[Pair], stream: torch.cuda.Stream | None, after: Ticket
+        self, pairs: Sequence[Pair], stream: torch.cuda.Stream | None, *after: Ticket
     ) -> Ticket:
         if stream is None:
             for target, source in pairs:
                 target.copy_(source)
             return DONE
         with torch.cuda.stream(stream):
-            after.wait()
+            for ticket in after:
+                ticket.wait()
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
             return Ticket(stream.record_event())

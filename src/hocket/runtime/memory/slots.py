@@ -70,7 +70,9 @@ class Slots:
         assert block.copied is not None
         num_bytes = block.copied_layout.num_bytes
         slot.block = block
-        slot.ticket = self._engines.fetch([(slot.buffer[:num_bytes], block.copied)], slot.left)
+        slot.ticket = self._engines.fetch(
+            [(slot.buffer[:num_bytes], block.copied)], slot.left, block.returned
+        )
         self._touch(slot)
         return slot
 
@@ -82,11 +84,6 @@ class Slots:
         """The computation has used a block."""
         if slot := self.find(block):
             slot.left = self._engines.mark()
-
-    def keep_until(self, block: Block, ticket: Ticket) -> None:
-        """A copy reads what the buffer of a block holds."""
-        if slot := self.find(block):
-            slot.left = ticket
 
     def forget(self, block: Block) -> None:
         """Its parameters have changed at home."""

@@ -1,27 +1,37 @@
 """Updates on the device of blocks that are at home on the host: their state comes and goes.
 
 The host's cores update as fast as its memory lets them, while the way to the device has time to
-spare. A block with streamed parameters and its update on the device sends no gradients: when its
-backward pass begins, its optimizer's state and its parameters in full are fetched, the device
-updates them, and they go home with their rounded twin beside the next block's backward pass. State
-lies side by side in one buffer of the host, so that one copy brings it. The host updates in its
-place where there is no state yet, or where gradients wait for others at home.
+spare. A block with streamed parameters and its update on the device sends no gradients: from the
+beginning of its backward pass on, its parameters in full and its optimizer's state come in pieces,
+are changed when the gradients are whole, and go home with their rounded twin. Pieces take turns in
+a few berths of the device that are as large as the largest of them, so what is held does not depend
+on the bus. All of it runs beside the computation, which waits for nothing but the gradients that it
+wants to drop. The host updates in its place where there is no state yet, or where gradients wait
+for others at home.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from hocket.runtime.memory.blocks import Block
-from hocket.runtime.memory.copies import CopyEngines, Pair, Ticket, aligned, host_buffer, looking
+from hocket.runtime.memory.blocks import Block, Place, span_of
+from hocket.runtime.memory.copies import (
+    DONE,
+    CopyEngines,
+    Pair,
+    Ticket,
+    aligned,
+    host_buffer,
+    looking,
+)
 from hocket.runtime.memory.ledger import on_host
-from hocket.runtime.memory.slots import Slots
 from hocket.runtime.memory.updates import has_fused_kernels, part_of
+from hocket.simulate.rewriting.homes import NUM_BERTHS, runs_within
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +44,48 @@ class _Entry:
     """As it lies in the host's buffer."""
     start: int
 
-    def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The tensor as it lies in another buffer of the same layout."""
+    @property
+    def stop(self) -> int:
+        """Where the next one may begin."""
+        return self.start + aligned(self.value.numel() * self.value.dtype.itemsize)
+
+    def of(self, buffer: torch.Tensor, origin: int) -> torch.Tensor:
+        """The tensor as it lies in another buffer that begins with what is at ``origin`` here."""
         own = self.value
-        offset = self.start // own.dtype.itemsize
+        offset = (self.start - origin) // own.dtype.itemsize
         return looking(buffer, own.dtype, own.shape, own.stride(), offset)
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Neighbouring parameters of a block and their state, which come and go together."""
+
+    places: tuple[Place, ...]
+    """In the block's home."""
+    copied: tuple[Place, ...]
+    """In what is copied of it."""
+    entries: tuple[_Entry, ...]
+    """In the buffer of its state."""
+
+    @property
+    def home(self) -> slice:
+        """Its bytes of the block's home."""
+        return span_of(self.places)
+
+    @property
+    def state(self) -> slice:
+        """Its bytes of the block's state."""
+        return slice(self.entries[0].start, self.entries[-1].stop)
+
+    @property
+    def state_start(self) -> int:
+        """Where its state lies in a berth: behind the parameters."""
+        return aligned(self.home.stop - self.home.start)
+
+    @property
+    def num_bytes(self) -> int:
+        """That come and go."""
+        return self.state_start + self.entries[-1].stop - self.entries[0].start
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,140 +101,202 @@ class _BlockState:
 
 
 @dataclass(eq=False)
-class _Guest:
-    """What has been fetched for the update of a block."""
+class _Berth:
+    """Room on the device for one piece."""
 
-    state: _BlockState
-    state_here: torch.Tensor
-    ticket: Ticket
-    parameters_here: torch.Tensor | None
-    """None where the block's own buffer on the device has them in full."""
+    buffer: torch.Tensor
+    came: Ticket = DONE
+    left: Ticket = DONE
 
 
 @dataclass(frozen=True)
-class ReturnedBlock:
-    """Copies on their way home, and what must not be dropped before they have ended."""
+class ChangedBlock:
+    """An update under way: when it has used the gradients, and when all is at home."""
 
-    ticket: Ticket
-    sources: list[torch.Tensor]
+    changed: Ticket
+    returned: Ticket
 
 
 class Visitors:
     """Brings state to the device, updates there, and sends it home."""
 
     def __init__(
-        self, engines: CopyEngines, slots: Slots, step: Callable[[torch.optim.Optimizer], None]
+        self,
+        blocks: Sequence[Block],
+        engines: CopyEngines,
+        step: Callable[[torch.optim.Optimizer], None],
     ) -> None:
-        """``step`` does a step of an optimizer on the device."""
-        self._engines, self._slots, self._step = engines, slots, step
+        """``engines`` are for nobody else; ``step`` does a step of an optimizer on the device."""
+        self._blocks = [block for block in blocks if block.is_updated_here]
+        self._engines, self._step = engines, step
         self._states: dict[Block, _BlockState] = {}
-        self._guests: dict[Block, _Guest] = {}
+        self._pieces: dict[Block, list[_Piece]] = {}
+        self._berths: list[_Berth] = []
+        self._turn = 0
+        self._rounding = self._room(0)
+        """Gradients of a piece in full, and after its update the rounded twin of its parameters."""
+        self._invited: dict[Block, list[_Berth]] = {}
+
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have room for whatever has state by now."""
+        for block in self._blocks:
+            self._find_pieces(block, optimizer)
 
     def invite(self, block: Block, optimizer: torch.optim.Optimizer | None) -> None:
         """Start to bring what an update of a block needs; nothing where the host will do it."""
         if not block.is_updated_here or optimizer is None or block.pending:
             return
-        state = self._state(block, optimizer)
-        if state is None:
-            return
-        assert block.home is not None
-        state_here = self._room(state.buffer.numel())
-        pairs: list[Pair] = [(state_here, state.buffer)]
-        parameters_here = None
-        if block.copied is not block.home:
-            parameters_here = self._room(block.home_layout.num_bytes)
-            pairs.append((parameters_here, block.home))
-        ticket = self._engines.fetch(pairs)
-        self._guests[block] = _Guest(state, state_here, ticket, parameters_here)
+        self.forget()
+        pieces = self._find_pieces(block, optimizer)
+        if pieces:
+            coming = pieces[: len(self._berths)]
+            self._invited[block] = [self._fetch(block, piece) for piece in coming]
 
     def forget(self) -> None:
         """What was fetched for updates that never came is dropped."""
-        for block in list(self._guests):
-            self._leave(block)
+        for berths in self._invited.values():
+            for berth in berths:
+                berth.left = berth.came
+        self._invited.clear()
 
     def update(
         self,
         block: Block,
         optimizer: torch.optim.Optimizer | None,
         gradients: Mapping[nn.Parameter, torch.Tensor],
-    ) -> ReturnedBlock | None:
+    ) -> ChangedBlock | None:
         """Update a block by gradients that are on the device; None where the host has to."""
-        guest = self._leave(block)
-        if guest is None or optimizer is None or not self._has_state(guest.state, gradients):
+        berths = self._invited.get(block)
+        if berths is None or optimizer is None or not self._has_state(block, gradients):
+            self.forget()
             return None
-        parameters_here = self._parameters_here(block, guest)
-        with torch.no_grad():
-            self._change(block, optimizer, guest, parameters_here, gradients)
-            pairs = self._home_pairs(block, guest, parameters_here)
-        ticket = self._engines.send(pairs)
-        if guest.parameters_here is None:
-            self._slots.keep_until(block, ticket)
-        return ReturnedBlock(ticket, [source for _, source in pairs])
+        del self._invited[block]
+        whole, changed = self._engines.mark(), DONE
+        with torch.no_grad(), self._engines.leaving():
+            whole.wait()
+            for number, piece in enumerate(self._pieces[block]):
+                is_here = number < len(berths)
+                berth = berths[number] if is_here else self._fetch(block, piece)
+                berth.came.wait()
+                self._change(block, optimizer, piece, berth, gradients)
+                changed = self._engines.mark()
+                self._send(block, piece, berth)
+        return ChangedBlock(changed, berth.left)
 
-    def _leave(self, block: Block) -> _Guest | None:
-        guest = self._guests.pop(block, None)
-        if guest is not None:
-            guest.ticket.wait()
-        return guest
+    # ── one piece ────────────────────────────────────────────────────────────────────────────
 
-    def _room(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self._engines.device)
+    def _fetch(self, block: Block, piece: _Piece) -> _Berth:
+        berth = self._berths[self._turn]
+        self._turn = (self._turn + 1) % len(self._berths)
+        berth.came = self._engines.fetch(self._pairs(block, piece, berth), berth.left)
+        return berth
 
-    def _parameters_here(self, block: Block, guest: _Guest) -> torch.Tensor:
-        if guest.parameters_here is not None:
-            return guest.parameters_here
-        slot = self._slots.find(block)
-        assert slot is not None, "a block has its buffer until its backward pass is over"
-        return slot.buffer[: block.home_layout.num_bytes]
+    def _pairs(self, block: Block, piece: _Piece, berth: _Berth) -> list[Pair]:
+        """Bytes of a berth and where they are at home."""
+        assert block.home is not None
+        split, state = piece.state_start, self._states[block].buffer[piece.state]
+        home = block.home[piece.home]
+        return [
+            (berth.buffer[: home.numel()], home),
+            (berth.buffer[split : split + state.numel()], state),
+        ]
 
     def _change(
         self,
         block: Block,
         optimizer: torch.optim.Optimizer,
-        guest: _Guest,
-        parameters_here: torch.Tensor,
+        piece: _Piece,
+        berth: _Berth,
         gradients: Mapping[nn.Parameter, torch.Tensor],
     ) -> None:
         """One step of the person's optimizer on what is here."""
-        places = {place.parameter: place for place in block.home_layout.places}
         here: dict[nn.Parameter, nn.Parameter] = {}
-        for parameter, gradient in gradients.items():
-            place = places[parameter]
-            here[parameter] = nn.Parameter(place.of(parameters_here), requires_grad=False)
-            here[parameter].grad = gradient.to(place.dtype)
+        for place in piece.places:
+            gradient = gradients.get(place.parameter)
+            if gradient is None:
+                continue
+            twin = nn.Parameter(place.of(berth.buffer, piece.home.start), requires_grad=False)
+            if gradient.dtype != place.dtype:
+                gradient = place.of(self._rounding, piece.home.start).copy_(gradient)
+            twin.grad = gradient
+            here[place.parameter] = twin
         part = part_of(optimizer, here, fused=self._engines.is_real)
         visiting: dict[nn.Parameter, dict[str, torch.Tensor]] = {p: {} for p in here}
-        for entry in guest.state.entries:
+        origin = piece.state.start - piece.state_start
+        for entry in piece.entries:
             if entry.parameter in visiting:
-                visiting[entry.parameter][entry.key] = entry.of(guest.state_here)
+                visiting[entry.parameter][entry.key] = entry.of(berth.buffer, origin)
         for parameter, twin in here.items():
             part.state[twin] = {**optimizer.state[parameter], **visiting[parameter]}
         self._step(part)
         for parameter, twin in here.items():
             _take_over(part.state[twin], visiting[parameter], optimizer.state[parameter])
 
-    def _home_pairs(self, block: Block, guest: _Guest, parameters_here: torch.Tensor) -> list[Pair]:
-        """Where each buffer goes."""
-        assert block.home is not None
+    def _send(self, block: Block, piece: _Piece, berth: _Berth) -> None:
+        """Everything home, as the last thing that is done with a berth."""
         assert block.copied is not None
-        pairs: list[Pair] = [
-            (block.home, parameters_here), (guest.state.buffer, guest.state_here),
-        ]  # fmt: skip
+        pairs = [(home, here) for here, home in self._pairs(block, piece, berth)]
         if block.copied is not block.home:
-            rounded_here = self._room(block.copied_layout.num_bytes)
-            targets = [place.of(rounded_here) for place in block.copied_layout.places]
-            sources = [place.of(parameters_here) for place in block.home_layout.places]
-            torch._foreach_copy_(targets, sources)
-            pairs.append((block.copied, rounded_here))
-        return pairs
+            copied = span_of(piece.copied)
+            rounded = [place.of(self._rounding, copied.start) for place in piece.copied]
+            changed = [place.of(berth.buffer, piece.home.start) for place in piece.places]
+            torch._foreach_copy_(rounded, changed)
+            pairs.append((block.copied[copied], self._rounding[: copied.stop - copied.start]))
+        for target, source in pairs:
+            target.copy_(source, non_blocking=True)
+        berth.left = self._engines.mark()
 
     # ── state at home ────────────────────────────────────────────────────────────────────────
+
+    def _find_pieces(self, block: Block, optimizer: torch.optim.Optimizer) -> list[_Piece]:
+        """The block's pieces, with berths that have room for them; none where state is missing."""
+        state = self._state(block, optimizer)
+        if state is None:
+            return []
+        if block not in self._pieces:
+            self._pieces[block] = self._cut(block, state)
+            self._have_berths(self._pieces[block], are_rounded=block.copied is not block.home)
+        return self._pieces[block]
+
+    def _cut(self, block: Block, state: _BlockState) -> list[_Piece]:
+        """Neighbours together, up to the largest parameter of any block."""
+        largest = max(place.num_bytes for b in self._blocks for place in b.home_layout.places)
+        places, copied = block.home_layout.places, block.copied_layout.places
+        pieces = []
+        for start, stop in runs_within([place.num_bytes for place in places], largest):
+            mine = {place.parameter for place in places[start:stop]}
+            entries = tuple(entry for entry in state.entries if entry.parameter in mine)
+            if entries:
+                pieces.append(_Piece(places[start:stop], copied[start:stop], entries))
+        return pieces
+
+    def _have_berths(self, pieces: Sequence[_Piece], *, are_rounded: bool) -> None:
+        """Make room where the berths that there are have too little."""
+        num_bytes = max(piece.num_bytes for piece in pieces)
+        if not self._berths or self._berths[0].buffer.numel() < num_bytes:
+            self._settle()
+            self._berths = []
+            self._berths = [_Berth(self._room(num_bytes)) for _ in range(NUM_BERTHS)]
+            self._turn = 0
+        rounding_bytes = max(piece.state_start for piece in pieces) if are_rounded else 0
+        if self._rounding.numel() < rounding_bytes:
+            self._settle()
+            self._rounding = self._room(rounding_bytes)
+
+    def _settle(self) -> None:
+        """Wait until nothing is under way."""
+        for berth in self._berths:
+            berth.left.synchronize()
+
+    def _room(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._engines.device)
 
     def _state(self, block: Block, optimizer: torch.optim.Optimizer) -> _BlockState | None:
         """The block's state in one buffer; None where a parameter that is trained has none yet."""
         found = self._states.get(block)
         if found is not None and found.is_of(optimizer):
             return found
+        self._pieces.pop(block, None)
         # Counters of steps are read by the host, but for kernels that want them where they are.
         travels = self._engines.is_real and has_fused_kernels(optimizer)
         values = [
@@ -220,10 +329,8 @@ class Visitors:
                 start += size
         return _BlockState(buffer, tuple(entries))
 
-    def _has_state(
-        self, state: _BlockState, gradients: Mapping[nn.Parameter, torch.Tensor]
-    ) -> bool:
-        having = {entry.parameter for entry in state.entries}
+    def _has_state(self, block: Block, gradients: Mapping[nn.Parameter, torch.Tensor]) -> bool:
+        having = {entry.parameter for entry in self._states[block].entries}
         return all(parameter in having for parameter in gradients)
 
 

@@ -134,6 +134,7 @@ class Visits:
         """Have what is copied of a block be what its parameters are now."""
         self.updates.wait(block)
         if block.is_changed:
+            block.returned.synchronize()
             block.look_home()
             block.round()
             block.is_stale = True

@@ -94,7 +94,8 @@ class Budgeted:
         self._sent = _Sent()
         settle_parameters(model, self.blocks, self._engines, rounded or {})
         self._slots = self._make_slots()
-        self._visitors = Visitors(self._engines, self._slots, self._step_here)
+        own = CopyEngines(device, is_real=self._engines.is_real)
+        self._visitors = Visitors(self.blocks, own, self._step_here)
         stays = frozenset(tensor.untyped_storage()._cdata for tensor in self.lasting)
         self._visits = Visits(
             self._engines, self._slots, self._pool, self._updates, stays,
@@ -151,7 +152,7 @@ class Budgeted:
             if block.home is None:
                 here += block.parameters
                 continue
-            self._updates.wait(block)
+            self._wait(block)
             gradients = {p: p.grad for p in block.parameters if p.grad is not None}
             for parameter in gradients:
                 parameter.grad = None
@@ -207,10 +208,10 @@ class Budgeted:
         for parameter in found:
             parameter.grad = None
         block.look_home()
-        returned = self._visitors.update(block, self._optimizer, found)
-        if returned is not None:
-            self._keep_until_sent(returned.ticket, returned.sources)
-            self._updates.ask(block, lambda: None, returned.ticket)
+        update = self._visitors.update(block, self._optimizer, found)
+        if update is not None:
+            self._keep_until_sent(update.changed, list(found.values()))
+            block.returned = update.returned
             self._slots.forget(block)
             return
         landing = block.landing if block.landing is not None and not block.pending else None
@@ -314,6 +315,7 @@ class Budgeted:
                     self._really_step(part_of(optimizer, block.twins))
                     for twin in block.twins.values():
                         twin.grad = None
+        self._visitors.prepare(optimizer)
 
     def _finish_step(self) -> None:
         self._finish_block(self.blocks[-1])
@@ -325,11 +327,16 @@ class Budgeted:
     def _settle(self) -> None:
         """Have parameters and gradients at home, with nothing under way."""
         for block in self.blocks:
-            self._updates.wait(block)
+            self._wait(block)
             block.look_home()
             for parameter, gradient in block.pending.items():
                 parameter.grad = gradient
             block.pending = {}
+
+    def _wait(self, block: Block) -> None:
+        """Until a block is at home with all updates done."""
+        self._updates.wait(block)
+        block.returned.synchronize()
 
     # ── setting up ───────────────────────────────────────────────────────────────────────────
 

@@ -126,6 +126,15 @@ class Emitter:
         self._ops[new] = self._ops[new]._replace(stream=int(Stream.HOST), num_bytes=num_bytes)
         return self._control(new)
 
+    def beside(self, op: int) -> int:
+        """An update on the device beside the computation, in turn with what is sent; returns what
+        tells of its end."""
+        new = self._like(op, "", self._reads_now(op), 1, is_again=False)
+        self._ops[new] = self._ops[new]._replace(stream=int(Stream.COPY_OUT))
+        for tensor in self.graph.made_by(op):
+            self.tensor(tensor, producer=new, num_bytes=self._bytes[tensor])
+        return self._control(new)
+
     def chunk(self, op: int, region: Region, chunk: int, count: int, *, tells: bool) -> int | None:
         """A part of an op; what leaves the region is made whole and added to by later chunks."""
         if op in region.once:
@@ -158,18 +167,20 @@ class Emitter:
 
     def fetch(
         self, name: str, tensors: Sequence[int], sizes: LongArray, *, reads: Iterable[int],
-        beside: int,
-    ) -> None:  # fmt: skip
+        beside: int, is_held: bool = True,
+    ) -> list[int]:  # fmt: skip
         """A copy from the host that stands for the storages of these tensors from now on; how many
-        bytes each has is in ``sizes``, by its number."""
+        bytes each has is in ``sizes``, by its number, and held unless they lie in what lasts.
+        Returns what it made."""
         phase = Phase(int(self.graph.op_phase[beside]))
         num_bytes = int(sizes[list(tensors)].sum())
         new = self._copy(name, Stream.COPY_IN, num_bytes, reads, beside, phase)
         for tensor in tensors:
             root = self._root[tensor]
             self._fetched[root] = self._add_tensor(
-                self._name(root), int(sizes[root]), new, _ACTIVATION, -1
+                self._name(root), int(sizes[root]) * is_held, new, _ACTIVATION, -1
             )
+        return [self._fetched[self._root[tensor]] for tensor in tensors]
 
     def tensor(
         self, tensor: int, *, producer: int, num_bytes: int, alias_of: int | None = None
@@ -187,6 +198,10 @@ class Emitter:
                 role = _ACTIVATION
         new = self._add_tensor(self._name(tensor), num_bytes, producer, role, alias_of)
         self.now[tensor] = self._latest[self._root[tensor]] = new
+
+    def lasting(self, name: str, num_bytes: int) -> int:
+        """Room on the device that is there all the time."""
+        return self._add_tensor(name, num_bytes, -1, int(Role.BUFFER), -1)
 
     def finished(self, name: str) -> tuple[Graph, IntArray, FloatArray, LongArray, IntArray]:
         """The graph, and the columns of `Rewritten` beside it."""

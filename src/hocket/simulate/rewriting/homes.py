@@ -7,6 +7,7 @@ rounded twin beside it, which half the bytes bring, and which its update writes 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,9 @@ from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.needs import Uses
 
 _BACKWARD = int(Phase.BACKWARD)
+NUM_BERTHS = 3
+"""Pieces of state that are on the device at once for updates there: one comes, one is changed, one
+goes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +33,12 @@ class ParameterHomes:
     """``forward`` and ``backward``: per block, streamed parameters that it reads."""
     updates: list[list[int]]
     """Per block: ops that update its parameters."""
+    host_updates: frozenset[int]
+    """Those of them that the host does."""
+    visits: dict[int, list[list[int]]]
+    """Per block: those of them whose state comes to the device, in pieces."""
+    berths_bytes: int
+    """Room on the device for such pieces."""
     copied: LongArray
     """Per tensor: the bytes that bring it from the host."""
 
@@ -45,11 +55,50 @@ def host_update_bytes(graph: Graph, op: int, copied: LongArray) -> int:
 
 def visiting_bytes(graph: Graph, roots: IntArray, copied: LongArray) -> tuple[int, int]:
     """What an update on the device of parameters that are at home on the host brings of them and
-    sends: those that were copied rounded come in full, and go home with their rounded twin."""
+    sends: they come in full, and go home with the rounded twin where there is one."""
     whole, copies = graph.tensor_bytes[roots], copied[roots]
-    is_rounded = copies < whole
-    arriving = np.where(is_rounded, whole, 0)
-    return int(arriving.sum()), int((whole + np.where(is_rounded, copies, 0)).sum())
+    twins = np.where(copies < whole, copies, 0)
+    return int(whole.sum()), int((whole + twins).sum())
+
+
+def runs_within(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Neighbours that together are no more than ``most``, as starts and stops; what is larger
+    stands alone."""
+    runs: list[tuple[int, int]] = []
+    total = 0
+    for number, size in enumerate(sizes):
+        if runs and total + size <= most:
+            runs[-1] = (runs[-1][0], number + 1)
+            total += size
+        else:
+            runs.append((number, number + 1))
+            total = size
+    return runs
+
+
+def visiting_pieces(
+    graph: Graph, updates: Mapping[int, Sequence[int]], copied: LongArray
+) -> tuple[dict[int, list[list[int]]], int]:
+    """Updates of neighbouring parameters together, up to the largest, and the room on the device
+    that they take turns in: parameters in full, state, and once, where parameters are copied
+    rounded, gradients in full."""
+    whole, rounding, state = {}, {}, {}
+    for op in (op for ops in updates.values() for op in ops):
+        reads = graph.reads_of(op)
+        roots = np.unique(graph.root_of[reads[graph.tensor_role[reads] == Role.PARAMETER]])
+        whole[op] = int(graph.tensor_bytes[roots].sum())
+        rounding[op] = whole[op] if (copied[roots] < graph.tensor_bytes[roots]).any() else 0
+        is_state = graph.tensor_role[reads] == Role.OPTIMIZER_STATE
+        state[op] = int(graph.tensor_bytes[reads[is_state]].sum())
+    largest = max(whole.values(), default=0)
+    pieces = {
+        block: [list(ops[a:b]) for a, b in runs_within([whole[op] for op in ops], largest)]
+        for block, ops in updates.items()
+    }
+    runs = [piece for of_block in pieces.values() for piece in of_block]
+    sizes = [sum(whole[op] + state[op] for op in piece) for piece in runs]
+    once = [sum(rounding[op] for op in piece) for piece in runs]
+    return pieces, NUM_BERTHS * max(sizes, default=0) + max(once, default=0)
 
 
 def parameter_reads(
@@ -73,29 +122,47 @@ def parameter_reads(
 def find_homes(
     graph: Graph, memory: Memory, uses: Uses, again: tuple[tuple[int, ...], ...]
 ) -> ParameterHomes:
-    """A parameter that several blocks read is streamed where all of them stream theirs."""
+    """A parameter that several blocks read stays on the device; it is updated on the host where
+    all of them are at home there."""
     forward, backward = parameter_reads(uses, again)
     readers: dict[int, set[int]] = defaultdict(set)
     for reads in (forward, backward):
         for block, roots in enumerate(reads):
             for root in roots:
                 readers[root].add(block)
+    policies = memory.blocks
     streamed = {
         root
-        for root, blocks in readers.items()
-        if all(memory.blocks[block].parameters == "streamed" for block in blocks)
+        for root, (block, *others) in readers.items()
+        if not others and policies[block].parameters == "streamed"
     }
-    on_host, updates = set(streamed), list[list[int]]([] for _ in memory.blocks)
+    at_home = [p.update == "host" or p.parameters == "streamed" for p in policies]
+    on_host, updates = set(streamed), list[list[int]]([] for _ in policies)
+    host_updates: set[int] = set()
+    visiting: dict[int, list[int]] = defaultdict(list)
     for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
         block = int(uses.blocks.block_of[op])
         updates[block].append(op)
         read = graph.reads_of(op)
         roles = graph.tensor_role[read]
         parameters = graph.root_of[read[roles == Role.PARAMETER]].tolist()
-        if memory.blocks[block].update == "host" or any(root in streamed for root in parameters):
+        of = {each for root in parameters for each in readers.get(root, ())} or {block}
+        is_away = any(root in streamed for root in parameters)
+        is_guest = is_away and policies[block].update == "device"
+        is_home = policies[block].update == "host" if len(of) == 1 else all(at_home[b] for b in of)
+        if is_home:
+            host_updates.add(op)
+        if is_guest:
+            visiting[block].append(op)
+        if is_home or is_guest:
             on_host.update(read[roles == Role.OPTIMIZER_STATE].tolist())
     kept = {
         "forward": [sorted(roots & streamed) for roots in forward],
         "backward": [sorted(roots & streamed) for roots in backward],
     }
-    return ParameterHomes(frozenset(on_host), kept, updates, uses.copied_bytes)
+    visits, berths_bytes = visiting_pieces(graph, visiting, uses.copied_bytes)
+    return ParameterHomes(
+        on_host=frozenset(on_host), streamed_reads=kept, updates=updates,
+        host_updates=frozenset(host_updates), visits=visits, berths_bytes=berths_bytes,
+        copied=uses.copied_bytes,
+    )  # fmt: skip

@@ -24,7 +24,12 @@ from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import Region, find_region
 from hocket.simulate.rewriting.emit import Emitter
-from hocket.simulate.rewriting.homes import ParameterHomes, find_homes, host_update_bytes
+from hocket.simulate.rewriting.homes import (
+    NUM_BERTHS,
+    ParameterHomes,
+    find_homes,
+    host_update_bytes,
+)
 from hocket.simulate.rewriting.needs import Uses, find_needs, find_uses
 
 
@@ -71,6 +76,12 @@ class _Rewriter:
         self.returns: list[tuple[str, int, list[int], int]] = []
         """Parameters that the host has updated and the device keeps: name, bytes, what they wait
         for, and an op beside which they are."""
+        self.visitors: list[tuple[list[int], int]] = []
+        """Pieces of state, and their blocks, that are still to come to the device."""
+        self.room: list[int] = []
+        """What stands for the berths of state that comes to the device."""
+        self.berths: list[int] = []
+        """Control tensors of state that went home after updates on the device."""
         self.region: Region | None = None
         if memory.loss_chunks > 1:
             self.region = find_region(graph, uses.blocks)
@@ -107,6 +118,8 @@ class _Rewriter:
             self._in_chunks(last)
         for block in range(top, -1, -1):
             self._fetch_backward(block - self.ahead)
+            # Behind what the next pass wants, because they wait for others to leave.
+            self._update_visitors(len(self.visitors))
             self._backward(block)
         self._update_rest()
         return Rewritten(*self.out.finished(f"{self.graph.name} within its budget"))
@@ -116,6 +129,8 @@ class _Rewriter:
         for tensor in np.flatnonzero(graph.tensor_producer < 0).tolist():
             if tensor not in self.homes.on_host:
                 self.out.tensor(tensor, producer=-1, num_bytes=int(graph.tensor_bytes[tensor]))
+        if self.homes.berths_bytes:
+            self.room = [self.out.lasting("berths", self.homes.berths_bytes)]
 
     # ── the forward pass ─────────────────────────────────────────────────────────────────────────
 
@@ -233,12 +248,21 @@ class _Rewriter:
         """Updates of the block's parameters, as soon as their gradients are there."""
         ready = [op for op in self.homes.updates[block] if self._has_gradients(op)]
         self.homes.updates[block] = [op for op in self.homes.updates[block] if op not in ready]
-        on_host = [op for op in ready if self.memory.blocks[block].update == "host"]
+        on_host = [op for op in ready if op in self.homes.host_updates]
+        pieces = self.homes.visits.get(block, ())
+        elsewhere = {*on_host, *(op for piece in pieces for op in piece)}
         for op in ready:
-            if op not in on_host:
-                self._update_on_device(op, block)
+            if op not in elsewhere:
+                self.out.op(op)
+        self.visitors += [(piece, block) for piece in pieces if piece[0] in ready]
+        self._update_visitors(NUM_BERTHS)
         if on_host:
             self._update_on_host(on_host, block)
+
+    def _at_home(self, op: int) -> list[int]:
+        """What an update reads that is at home on the host."""
+        root = self.graph.root_of
+        return [t for t in self.graph.reads_of(op).tolist() if int(root[t]) in self.homes.on_host]
 
     def _has_gradients(self, op: int) -> bool:
         graph = self.graph
@@ -251,32 +275,37 @@ class _Rewriter:
         """What waited for gradients of other blocks, such as shared parameters."""
         for block in range(self.num_blocks - 1, -1, -1):
             self._update(block)
+        self._update_visitors(len(self.visitors))
         # Last of all, because nothing of this step waits for them, and what it fetches must not.
         for name, size, updated, beside in self.returns:
             self.out.copy(name, Stream.COPY_IN, size, reads=updated, beside=beside)
 
-    def _update_on_device(self, op: int, block: int) -> None:
-        graph, name = self.graph, self.graph.op_names[op]
-        visiting = [
-            tensor
-            for tensor in graph.reads_of(op).tolist()
-            if int(graph.root_of[tensor]) in self.homes.on_host
-        ]
-        is_rounded = self.homes.copied < graph.tensor_bytes
-        away = [t for t in visiting if is_rounded[graph.root_of[t]] or not self.out.has(t)]
-        if away:
-            told = self.done.get(("backward", block + 1))
-            waits = [] if told is None else [told]
-            self.out.fetch(f"{name}@fetch", away, graph.tensor_bytes, reads=waits, beside=op)
-        told = self.out.op(op, tells=bool(visiting))
-        if told is not None:
-            size = int(graph.tensor_bytes[visiting].sum())
-            # Those that are copied rounded go home with their rounded twin.
-            size += int(sum(self.homes.copied[t] for t in visiting if is_rounded[t]))
-            reads = [told, *map(self.out.stands_for, visiting)]
-            sent = self.out.copy(f"{name}@return", Stream.COPY_OUT, size, reads=reads, beside=op)
-            self.sent["backward", block].append(sent)
-            self.out.forget(away)
+    def _update_visitors(self, most: int) -> None:
+        """Updates of the next pieces of state that come to the device."""
+        for piece, block in self.visitors[:most]:
+            self._update_visitor(piece, block)
+        del self.visitors[:most]
+
+    def _update_visitor(self, ops: list[int], block: int) -> None:
+        """State and parameters in full come in a piece, when an earlier one has left its berth, are
+        changed beside the computation, and go home, rounded parameters with their twin."""
+        graph, copied, name = self.graph, self.homes.copied, self.graph.op_names[ops[0]]
+        visiting = list(dict.fromkeys(t for op in ops for t in self._at_home(op)))
+        told = self.done.get(("backward", block + 1))
+        waits = [*self.room] if told is None else [*self.room, told]
+        if len(self.berths) >= NUM_BERTHS:
+            waits.append(self.berths[-NUM_BERTHS])
+        here = self.out.fetch(
+            f"{name}@fetch", visiting, graph.tensor_bytes, reads=waits, beside=ops[0], is_held=False
+        )
+        changed = [self.out.beside(op) for op in ops]
+        size = int(graph.tensor_bytes[visiting].sum())
+        size += sum(int(copied[t]) for t in visiting if copied[t] < graph.tensor_bytes[t])
+        self.sent["backward", block].append(changed[-1])
+        self.berths.append(self.out.copy(
+            f"{name}@return", Stream.COPY_OUT, size, reads=[*changed, *here], beside=ops[0]
+        ))  # fmt: skip
+        self.out.forget(visiting)
 
     def _update_on_host(self, ops: list[int], block: int) -> None:
         graph, name = self.graph, self.blocks.names[block]
