@@ -33,6 +33,7 @@ from hocket.classes.artefact import Folder, read_folder, write_folder
 from hocket.classes.codes import cyclic_code
 from hocket.classes.combine import OddsCalibration
 from hocket.classes.exported import as_onnx
+from hocket.classes.outlook import FanOut, answer_s
 from hocket.classes.rehearsal import outlook_of
 from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
@@ -155,22 +156,30 @@ def overhead() -> list[dict[str, Any]]:
 
 
 def predict(sizes: list[str]) -> list[dict[str, Any]]:
-    """Predicted against measured, 20 nets and numbers of parts."""
+    """Predicted against measured, 20 nets and numbers of parts.
+
+    By a rehearsal of the workers (`serve-classes`), and by the time of a part alone (`split`).
+    """
     rows = []
     for width, depth in (map(int, size.split("x")) for size in sizes):
         for count in (1, 2, 3, 4):
             with tempfile.TemporaryDirectory() as path:
                 folder = made_folder(Path(path), width, depth, count)
+            alone_s = latency_s(open_session(folder.models[0]), np.zeros((1, *SHAPE), np.float32))
+            planned_s = answer_s([alone_s] * count, len(os.sched_getaffinity(0)), FanOut())
             with FrontEnd(folder) as front_end:
                 outlook = outlook_of(front_end)
                 measured_s = float(np.median(times_s(front_end, 200, 0.001)))
             rows.append({"net": f"{width}x{depth}", "parts": count,
                          "predicted_us": outlook.answer_s * 1e6, "measured_us": measured_s * 1e6,
-                         "error": outlook.answer_s / measured_s - 1})  # fmt: skip
+                         "planned_us": planned_s * 1e6,
+                         "error": outlook.answer_s / measured_s - 1,
+                         "planned_error": planned_s / measured_s - 1})  # fmt: skip
             print(rows[-1], flush=True)
-    errors = np.abs([row["error"] for row in rows])
-    print(f"median {np.median(errors):.1%}, worst {errors.max():.1%}, "
-          f"within 10 %: {(errors <= 0.1).sum()} of {len(errors)}", flush=True)  # fmt: skip
+    for name in ("error", "planned_error"):
+        errors = np.abs([row[name] for row in rows])
+        print(f"{name}: median {np.median(errors):.1%}, worst {errors.max():.1%}, "
+              f"within 10 %: {(errors <= 0.1).sum()} of {len(errors)}", flush=True)  # fmt: skip
     return rows
 
 

@@ -1,16 +1,15 @@
-"""How long an answer will take on this machine, measured in pieces before anything is served.
+"""How long an answer will take on this machine, rehearsed before anything is served.
 
-The workers that will serve compute again and again, after a short rest as between requests; only
-the time of each part counts, and what parts take from each other is in it. A round is over when
-every group has the copies that an answer waits for. Reaching the workers is timed apart, by asking
-them for no computing.
+The workers that will serve are asked again and again, all of them, after a short rest as between
+requests. An answer will be there when every group has the copies that it waits for, which the
+arrivals of all workers tell; what it takes beyond the slowest of their parts is the cost of
+reaching processes, and of parts that wait for each other where cores are few.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import InputFileError
 from hocket.classes.artefact import Folder
-from hocket.classes.serving.front_end import FrontEnd, ServeOptions, cores_of
+from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.classes.session import INPUT, OUTPUT, open_session
 from hocket.classes.table import PartTable
 
@@ -36,6 +35,7 @@ class LatencyOutlook:
 
     part_s: tuple[float, ...]
     overhead_s: float
+    """Beyond the slowest part."""
     cores: int
     answer_s: float
 
@@ -55,23 +55,17 @@ def outlook_of(front_end: FrontEnd) -> LatencyOutlook:
     """The median time of an answer of workers that were started."""
     table, options = front_end.table, front_end.options
     example = np.zeros(table.input_shape, dtype=table.input_dtype)
-    spent_s = np.array([each for _, each in _probes(front_end, example)])
-    overhead_s = float(np.median([took_s for took_s, _ in _probes(front_end, None)]))
-    cores, quorum = cores_of(table, options), options.quorum or table.quorum
-    busy_s = float(np.median([enough_s(table, quorum, cores, each) for each in spent_s]))
-    part_s = tuple(float(each) for each in np.median(spent_s, axis=0))
-    num_cores = len(options.cores or os.sched_getaffinity(0))
-    return LatencyOutlook(part_s, overhead_s, num_cores, busy_s + overhead_s)
-
-
-def _probes(
-    front_end: FrontEnd, inputs: np.ndarray[Any, Any] | None
-) -> list[tuple[float, FloatArray]]:
-    found = []
+    rounds = []
     for _ in range(_WARM_UPS + _RUNS):
         time.sleep(_REST_S)
-        found.append(front_end.probe(inputs))
-    return found[_WARM_UPS:]
+        rounds.append(front_end.rehearse(example))
+    quorum = options.quorum or table.quorum
+    spent_s = 1e-9 * np.array([[each.spent_ns for each in made] for made in rounds[_WARM_UPS:]])
+    after_s = 1e-9 * np.array([[each.after_ns for each in made] for made in rounds[_WARM_UPS:]])
+    answer_s = float(np.median([enough_s(table, quorum, each) for each in after_s]))
+    part_s = tuple(float(each) for each in np.median(spent_s, axis=0))
+    cores = len(options.cores or os.sched_getaffinity(0))
+    return LatencyOutlook(part_s, max(answer_s - max(part_s), 0.0), cores, answer_s)
 
 
 def check_parts(folder: Folder) -> None:
@@ -80,18 +74,12 @@ def check_parts(folder: Folder) -> None:
         open_part(model, folder.table, index)
 
 
-def enough_s(
-    table: PartTable, quorum: int, cores: Sequence[int | None], spent_s: FloatArray
-) -> float:
-    """When every group has its copies, where parts on one core follow each other."""
-    ends_s, busy_s = [], dict.fromkeys(cores, 0.0)
-    for core, each in zip(cores, spent_s, strict=True):
-        busy_s[core] += float(each)
-        ends_s.append(busy_s[core])
+def enough_s(table: PartTable, quorum: int, after_s: FloatArray) -> float:
+    """When every group has its copies, where each worker answers after some time."""
     by_group: list[list[float]] = [[] for _ in table.groups]
-    for groups, end_s in zip(table.held, ends_s, strict=True):
+    for groups, each_s in zip(table.held, after_s, strict=True):
         for group in groups:
-            by_group[group].append(end_s)
+            by_group[group].append(float(each_s))
     return max(sorted(each)[min(quorum, len(each)) - 1] for each in by_group)
 
 

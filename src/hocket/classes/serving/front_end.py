@@ -26,7 +26,7 @@ from hocket.classes.combine import Combiner, probabilities
 from hocket.classes.outlook import places_on
 from hocket.classes.serving.link import WorkerLink, WorkerSpec
 from hocket.classes.serving.metrics import Metrics, metrics_of
-from hocket.classes.serving.wire import NO_SLOT, SLOTS, InputLayout, set_finished
+from hocket.classes.serving.wire import SLOTS, InputLayout, set_finished
 from hocket.classes.table import PartTable
 
 _WATCH_S = 0.05
@@ -69,7 +69,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class _Reply:
+class Reply:
     """When a worker's answer came."""
 
     spent_ns: int
@@ -255,19 +255,14 @@ class FrontEnd:
         """An input as the parts take it; raises `UsageError` for anything else."""
         return self._layout.checked(inputs)
 
-    def probe(self, inputs: np.ndarray[Any, Any] | None) -> tuple[float, FloatArray]:
-        """Seconds until every worker has answered, and those that each has computed.
-
-        Without an input they answer at once. It is not counted in `metrics`.
-        """
-        checked = None if inputs is None else self.checked(inputs)
+    def rehearse(self, inputs: np.ndarray[Any, Any]) -> list[Reply]:
+        """What every worker does with an input; it is not counted in `metrics`."""
+        checked = self.checked(inputs)
         with self._lock:
-            start_ns, _, replies = self._replies(checked, START_S, self._table.redundancy)
-            took_s = (time.perf_counter_ns() - start_ns) * 1e-9
+            _, _, replies = self._replies(checked, START_S, self._table.redundancy)
         if len(replies) < len(self._links):
             raise RunError("a worker did not answer", hint="its part may need more memory")
-        spent = [replies[index].spent_ns for index in range(len(self._links))]
-        return took_s, np.array(spent, dtype=float) * 1e-9
+        return [replies[index] for index in range(len(self._links))]
 
     def _answer(self, inputs: np.ndarray[Any, Any], limit_s: float) -> Answer:
         start_ns, answers, replies = self._replies(inputs, limit_s, self._quorum)
@@ -282,17 +277,16 @@ class FrontEnd:
         return answer
 
     def _replies(
-        self, inputs: np.ndarray[Any, Any] | None, limit_s: float, quorum: int
-    ) -> tuple[int, list[FloatArray | None], dict[int, _Reply]]:
+        self, inputs: np.ndarray[Any, Any], limit_s: float, quorum: int
+    ) -> tuple[int, list[FloatArray | None], dict[int, Reply]]:
         """Ask all workers; when that was, and what came until every group had its copies."""
         start_ns = time.perf_counter_ns()
         self._number += 1
-        number, slot = self._number, self._number % SLOTS if inputs is not None else NO_SLOT
-        if inputs is not None:
-            self._slots[slot][...] = inputs
+        number, slot = self._number, self._number % SLOTS
+        self._slots[slot][...] = inputs
         asked = {link.spec.index for link in self._links if link.send(number, slot)}
         answers: list[FloatArray | None] = [None] * len(self._links)
-        replies: dict[int, _Reply] = {}
+        replies: dict[int, Reply] = {}
         until_ns = start_ns + int(limit_s * 1e9)
         while not is_enough(self._table, quorum, answers, asked):
             left_s = (until_ns - time.perf_counter_ns()) * 1e-9
@@ -302,7 +296,7 @@ class FrontEnd:
                 if of != number:
                     continue
                 index = link.spec.index
-                replies[index] = _Reply(spent_ns, time.perf_counter_ns() - start_ns)
+                replies[index] = Reply(spent_ns, time.perf_counter_ns() - start_ns)
                 if np.isfinite(outputs).all():
                     answers[index] = outputs
             asked = {

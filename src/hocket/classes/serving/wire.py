@@ -23,8 +23,6 @@ _ALIGN_BYTES = 64
 _FINISHED = struct.Struct("<Q")
 WAKE = struct.Struct("<QI")
 """Number of a request and its slot."""
-NO_SLOT = 0xFFFF_FFFF
-"""Instead of a slot: answer without computing, so that the cost of reaching workers is seen."""
 ANSWER = struct.Struct("<QQ")
 """Number of a request and the nanoseconds of computing; the outputs follow as float32."""
 READY = 0

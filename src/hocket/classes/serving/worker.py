@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.classes.serving.wire import ANSWER, NO_SLOT, READY, WAKE, InputLayout, finished
+from hocket.classes.serving.wire import ANSWER, READY, WAKE, InputLayout, finished
 from hocket.classes.session import infer, open_session
 
 Compute = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
@@ -40,7 +40,7 @@ def main(spec: dict[str, Any]) -> None:
         outputs = compute(np.zeros_like(slots[0]))
     with socket.socket(fileno=spec["socket"]) as channel:
         channel.send(ANSWER.pack(READY, 0) + _raw(outputs))
-        _answer(channel, compute, memory, slots, spec["spin_s"], _raw(outputs))
+        _answer(channel, compute, memory, slots, spec["spin_s"])
 
 
 def _answer(
@@ -49,9 +49,7 @@ def _answer(
     memory: mmap.mmap,
     slots: list[np.ndarray[Any, Any]],
     spin_s: float,
-    known: bytes,
 ) -> None:
-    """Answer until the socket is closed; ``known`` are outputs for who asks for no computing."""
     while True:
         message = _next(channel, spin_s)
         if not message:
@@ -60,9 +58,6 @@ def _answer(
         if number <= finished(memory):
             # Late already: an empty answer, so that the front end knows that the slot is free.
             channel.send(ANSWER.pack(number, 0))
-            continue
-        if slot == NO_SLOT:
-            channel.send(ANSWER.pack(number, 0) + known)
             continue
         start = time.perf_counter_ns()
         outputs = compute(slots[slot])
