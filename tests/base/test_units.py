@@ -60,6 +60,9 @@ def test_formats_are_short():
     assert units.format_bytes(27.1 * 2**30) == "27.1 GiB"
     assert units.format_seconds(0.412) == "412 ms"
     assert units.format_seconds(0) == "0 s"
+    assert [units.format_seconds(s, 0.593) for s in (0.593, 1.31, 12.3)] == [
+        "593 ms", "1310 ms", "12300 ms",
+    ]  # fmt: skip
     assert units.format_seconds(float("inf")) == "∞"
     assert units.format_rate(25e9, "B/s") == "25 GB/s"
     assert [units.format_count(n) for n in (0, 9.54, 231.84, 6236.0, 1.25e6)] == [

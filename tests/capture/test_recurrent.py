@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hocket.capture.model import capture_program
+from hocket.capture.model import capture, capture_program
 from hocket.capture.recurrent import know_recurrent_layers
+from hocket.graph.graph import Phase
 
 MODES = {"LSTM": 2, "GRU": 3}
 
@@ -30,6 +31,20 @@ def test_gradients_of_a_recurrent_layer_have_the_shapes_of_what_they_are_of(name
     assert [gradient.shape for gradient in found] == [tensor.shape for tensor in wanted]
     assert reserve.numel() > 0
     assert buffer.numel() == sum(weight.numel() for weight in weights)
+
+
+def test_all_that_a_library_runs_in_one_call_shares_a_device():
+    net = torch.nn.ModuleDict({"head": torch.nn.Linear(5, 5), "words": torch.nn.GRU(5, 7)})
+
+    def forward(net, rows):
+        return net["words"](net["head"](rows))[0].mean()
+
+    graph = capture(net, torch.randn(3, 2, 5), forward=forward)
+    inside = (graph.op_module == graph.modules.index("words")) & (graph.op_phase != Phase.OPTIMIZER)
+    assert inside.sum() > 20
+    (group,) = set(graph.group[inside].tolist())
+    assert group >= 0
+    assert group not in graph.group[graph.op_module == graph.modules.index("head")]
 
 
 def test_a_recurrent_layer_is_recorded_the_same_each_time():

@@ -21,7 +21,7 @@ from hocket.plan.sections import Memory, Priority, Replica, Shares
 from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
 from hocket.planners.communication.priority import with_priority
-from hocket.planners.goal import num_devices
+from hocket.planners.goal import goal_values, num_devices
 from hocket.planners.memory.frontier import leanest_bytes
 from hocket.planners.placement.devices import workers
 from hocket.planners.whole import compare
@@ -39,6 +39,7 @@ from hocket.simulate.shares.matrices import degrees_of, one_part, regions_of
 from hocket.simulate.verify import violations
 from hocket.view.shared import whole_table
 from hocket.view.table import plain
+from hocket.view.variants import variants_table
 
 
 class Stack(nn.Module):
@@ -367,6 +368,33 @@ def test_money_buys_what_it_pays_for(graph):
         assert 0 < sum(kind.price_per_hour for kind in added) <= 0.6
     steps = [variant.step_s for variant in found]
     assert steps == sorted(steps)
+
+
+@pytest.mark.usefixtures("unplaced")
+def test_changes_are_ranked_and_told_by_what_is_wanted(graph):
+    problem = problem_on(graph, "1xt4")
+    found = compare_changes(problem, ("1xh100-80g", "1xh200"), goal="memory")
+    assert [v.change for v in found] == ["1xh200", "1xh100-80g"]  # as fast, and roomier
+    told = {
+        goal: plain(variants_table(compare_whole(problem, goal), found, goal)).splitlines()[-1]
+        for goal in ("time", "memory")
+    }
+    assert "1xh200 helps most: its fullest device" in told["memory"]
+    assert "times as fast" in told["time"]
+
+
+def test_money_counts_where_all_prices_are_known_and_device_time_elsewhere(graph):
+    tried = [
+        (problem, compare_whole(problem).winner)
+        for problem in (problem_on(graph, "1xt4"), problem_on(graph, "1xa100-40g"))
+    ]
+    steps = [winner.step_s for _, winner in tried]
+    prices = [problem.cluster.price_per_hour for problem, _ in tried]
+    assert all(prices)
+    assert goal_values(tried, "cost") == pytest.approx(np.multiply(steps, prices))
+    free = problem_on(graph, "1xrtx2080")
+    tried.append((free, compare_whole(free).winner))
+    assert goal_values(tried, "cost")[:2] == pytest.approx(steps)
 
 
 @pytest.mark.parametrize("change", ["-h100-80g", "-3xt4", "+1xnothing", "+1xdgx1-v100", "-"])

@@ -179,15 +179,17 @@ def auto(
     headroom_bytes: int | None = None,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
+    goal: Goal = "time",
+    must: Sequence[str] = (),
     check: bool = True,
 ) -> Planned:
     """Capture a model's training step and plan it on a cluster: who takes which samples, and how.
 
     ``loss``, ``forward`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the
     whole batch of a step. The best way may take a process per device (`hocket launch`);
-    ``planners="auto"`` places single ops instead, which one process carries out. With ``check`` it
-    is tried at toy size whether parts of a batch train as the whole does; where they do not, the
-    batch is not shared out.
+    ``planners="auto"`` places single ops instead, which one process carries out. ``goal`` and
+    ``must`` are as `plan_graph` takes them. With ``check`` it is tried at toy size whether parts of
+    a batch train as the whole does; where they do not, the batch is not shared out.
     """
     from hocket.capture.sizes import capture_sizes, trying_samples
     from hocket.runtime.rebuild import ModelSource
@@ -197,7 +199,7 @@ def auto(
         graph = trying_samples(graph, model, batch, loss=loss, forward=forward)
     planned = plan_graph(
         graph, on, planners=planners, headroom_bytes=headroom_bytes, profile=profile,
-        calibration=calibration,
+        calibration=calibration, goal=goal, must=must,
     )  # fmt: skip
     # Only `hocket.prepare` knows how a model is applied by a function.
     return planned if forward else replace(planned, source=ModelSource(model, batch, loss))
@@ -212,6 +214,7 @@ def plan_graph(
     objective: Objective = "latency",
     contiguous: bool = False,
     goal: Goal = "time",
+    must: Sequence[str] = (),
     headroom_bytes: int | None = None,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
@@ -220,9 +223,10 @@ def plan_graph(
 
     Graphs that do not know what grows with their batch are placed op by op, as they are; so are all
     with ``planners="auto"``. ``goal`` says what is best: the shortest step, the step that costs
-    least, or the one that leaves most memory free.
+    least, or the one that leaves most memory free. ``must`` are limits that it keeps, such as
+    ``("fit 8GiB", "devices 2")``.
     """
-    from hocket.api.planners import compare_ways
+    from hocket.api.planners import compare_ways, parse_must
     from hocket.planners.goal import GOALS
 
     names = (planners,) if isinstance(planners, str) else planners
@@ -232,7 +236,7 @@ def plan_graph(
     )  # fmt: skip
     if goal not in GOALS:
         raise unknown_name("goal", str(goal), GOALS)
-    return best_of(compare_ways(problem, names, goal))
+    return best_of(compare_ways(problem, names, goal, parse_must(must)))
 
 
 def best_of(comparison: Comparison) -> Planned:

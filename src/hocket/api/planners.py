@@ -16,7 +16,7 @@ from hocket.planners.registry import FURTHER
 from hocket.planners.whole.compare import can_share, compare_whole
 from hocket.planners.whole.divided import compare_divided as compare_degrees
 from hocket.planners.whole.must import ANYTHING, Must, parse_dollars, parse_must
-from hocket.planners.whole.variants import ChangedCluster, what_if, within
+from hocket.planners.whole.variants import ChangedCluster, best_first, what_if, within
 
 __all__ = [
     "FURTHER",
@@ -66,6 +66,7 @@ def compare_changes(
 ) -> list[ChangedCluster]:
     """What changes of the cluster would bring, and the best that so much money per hour buys.
 
+    What is best by the goal comes first.
     The same planners are asked as for the cluster that is there: else these would differ, too.
     """
 
@@ -74,8 +75,8 @@ def compare_changes(
 
     found = what_if(problem, changes, compared)
     if dollars_per_hour is not None and can_share(problem):
-        found += within(problem, dollars_per_hour, compared)
-    return sorted(found, key=lambda v: (v.step_s is None, v.step_s or 0.0))
+        found += within(problem, dollars_per_hour, compared, goal)
+    return best_first(found, goal)
 
 
 def compare_divided(

@@ -103,12 +103,16 @@ def format_bytes(size_bytes: float) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def format_seconds(duration_s: float) -> str:
-    """Seconds with three significant digits in s, ms, µs or ns."""
+def format_seconds(duration_s: float, beside_s: float | None = None) -> str:
+    """Seconds with three significant digits in s, ms, µs or ns.
+
+    In a column all stand in the unit of one of them, ``beside_s``.
+    """
     if math.isinf(duration_s):
         return "∞"
+    telling_s = abs(duration_s if beside_s is None else beside_s)
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(duration_s) >= scale or (unit == "s" and duration_s == 0):
+        if telling_s >= scale or (unit == "s" and telling_s == 0):
             return f"{_three_digits(duration_s / scale)} {unit}"
     return f"{_three_digits(duration_s / 1e-9)} ns"
 

@@ -26,7 +26,7 @@ def graph_of(program: Program, name: str, meta: Mapping[str, Any]) -> Graph:
         flops=[call.cost.flops for call in calls],
         bytes_touched=[call.cost.bytes_touched for call in calls],
         partner=[call.partner for call in calls],
-        group=_groups(program),
+        group=_groups(program, meta.get("recurrent", ())),
         rng_order=[int(drawn[i]) if call.draws else -1 for i, call in enumerate(calls)],
         module=[call.module for call in calls],
         signature=[call.cost.signature for call in calls],
@@ -92,11 +92,12 @@ def _tensor_bytes(program: Program, tensor: int) -> int:
     return spec.layout.size_bytes if spec.alias_of >= 0 else spec.storage_bytes
 
 
-def _groups(program: Program) -> list[int]:
+def _groups(program: Program, fused: Iterable[str]) -> list[int]:
     """One group per parameter: its update and the first op that computes with it.
 
     Views on the way to that op belong to it. So do ops that share memory which is written in
-    place; groups that share an op are one group.
+    place, and all ops of a module that is ``fused``: a library runs it in one call on one device.
+    Groups that share an op are one group.
     """
     updates = {
         program.tensors[call.args[0].number].storage: index
@@ -121,7 +122,7 @@ def _groups(program: Program) -> list[int]:
                 leader[second] = first
                 if not call.is_view:
                     del waiting[storage]
-    for ops in sharing_ops(program):
+    for ops in (*sharing_ops(program), *_inside(program, fused)):
         for op in ops[1:]:
             first, second = sorted((find(ops[0]), find(op)))
             leader[second] = first
@@ -129,3 +130,12 @@ def _groups(program: Program) -> list[int]:
     members = np.bincount(roots, minlength=len(roots)) if roots else np.zeros(0, dtype=np.int64)
     number: dict[int, int] = {}
     return [number.setdefault(root, len(number)) if members[root] > 1 else -1 for root in roots]
+
+
+def _inside(program: Program, modules: Iterable[str]) -> list[list[int]]:
+    """Ops of forward and backward passes through each of some modules that has any."""
+    found: dict[str, list[int]] = {module: [] for module in modules}
+    for op, call in enumerate(program.calls):
+        if call.module in found and call.phase != Phase.OPTIMIZER:
+            found[call.module].append(op)
+    return [ops for ops in found.values() if ops]

@@ -134,7 +134,7 @@ def _trace(
             hint=remedy(model),
         ) from error
     program = _linked(recording, optimizer)
-    return graph_of(program, name, {}), program, 0
+    return graph_of(program, name, _recurrent_layers(model, options["device"])), program, 0
 
 
 def _trace_repeated(
@@ -158,7 +158,8 @@ def _trace_repeated(
             recording = expand(recording, run, sources)
         num_stamped = len(recording.calls) - num_recorded
         program = _linked(recording, optimizer)
-        return graph_of(program, name, {}), program, num_stamped
+        fused = _recurrent_layers(model, options["device"])
+        return graph_of(program, name, fused), program, num_stamped
     except Exception as error:
         _LOGGER.debug("recording all blocks of %s: %r", name, error)
         return None

@@ -218,7 +218,7 @@ def command(
         if changes or money is not None:
             variants = compare_changes(problem, changes, money, wanted, must, planners)
     if not as_json:
-        _print(comparison, variants, is_short=not shows_all and not planners)
+        _print(comparison, variants, wanted, is_short=not shows_all and not planners)
     try:
         planned = best_of(comparison)
     except NoFeasiblePlanError as error:
@@ -243,7 +243,11 @@ def _money(text: str | None) -> float | None:
 
 
 def _print(
-    comparison: Comparison, variants: Sequence[ChangedCluster] | None, *, is_short: bool
+    comparison: Comparison,
+    variants: Sequence[ChangedCluster] | None,
+    goal: Goal,
+    *,
+    is_short: bool,
 ) -> None:
     from hocket.api.planners import FURTHER
     from hocket.view.compared import elsewhere
@@ -258,7 +262,7 @@ def _print(
     if other := elsewhere(comparison):
         say(other)
     if variants is not None:
-        console().print(variants_table(comparison, variants))
+        console().print(variants_table(comparison, variants, goal))
 
 
 def _data(

@@ -80,6 +80,11 @@ class Comparison:
         return None if self.chosen is None else self.candidates[self.chosen]
 
     @property
+    def least_step_s(self) -> float | None:
+        """The shortest step of all candidates that fit; in its unit the others are told."""
+        return min((c.step_s for c in self.candidates if c.step_s is not None), default=None)
+
+    @property
     def gap(self) -> float | None:
         """How much longer the winner is than the bound, as a share of the winner."""
         value_s = self.winner.value_s if self.winner is not None else None

@@ -27,7 +27,9 @@ WORTHWHILE = 1.5
 
 def ranked(problem: Problem, tried: Sequence[Candidate], goal: Goal) -> list[int]:
     """Positions of the candidates that fit, the wanted one first."""
-    values = {i: _value(problem, c, tried, goal) for i, c in enumerate(tried) if _fits(c)}
+    fitting = [i for i, candidate in enumerate(tried) if _fits(candidate)]
+    found = goal_values([(problem, tried[i]) for i in fitting], goal)
+    values = dict(zip(fitting, found, strict=True))
     best = min(values.values(), default=0.0)
     tied = [i for i in values if values[i] <= best * (1 + TIED)]
     rest = [i for i in values if i not in tied]
@@ -71,7 +73,7 @@ def merit_told(problem: Problem, best: Candidate, others: Sequence[Candidate], g
     """What the chosen candidate has before the next one, by what the goal makes small."""
     assert best.value_s is not None
     assert others[0].value_s is not None
-    mine, next_one = (_value(problem, c, [best, *others], goal) for c in (best, others[0]))
+    mine, next_one, *_ = goal_values([(problem, c) for c in (best, *others)], goal)
     less = 1 - mine / (next_one or mine or 1.0)
     name, gain = others[0].planner, format_percent(less)
     longer = best.value_s / others[0].value_s - 1 if others[0].value_s else 0.0
@@ -80,7 +82,7 @@ def merit_told(problem: Problem, best: Candidate, others: Sequence[Candidate], g
         told = f"its fullest device is {format_percent(mine)} full"
         return f"{told}, where {name} fills {format_percent(next_one)}{price}"
     if goal == "cost":
-        thing = "money" if _all_priced(problem, [best, *others]) else "device time"
+        thing = "money" if is_priced([(problem, c) for c in (best, *others)]) else "device time"
         told = f"{gain} less" if less > 0 else "no more"
         return f"its steps take {told} {thing} than {name}{price}"
     return (
@@ -114,27 +116,37 @@ def dollars_per_million(problem: Problem, candidate: Candidate) -> float | None:
     return hourly / _SECONDS_PER_HOUR * _SAMPLES_PRICED / samples_per_s(problem, candidate.step_s)
 
 
+def goal_values(tried: Sequence[tuple[Problem, Candidate]], goal: Goal) -> list[float]:
+    """What the goal makes small: the step or load, what it costs, or the fullest device's share.
+
+    All candidates fit; each is one of its own problem, so that clusters are compared alike.
+    """
+    if goal == "cost" and is_priced(tried):
+        return [_price(problem, c.timeline) * (c.value_s or 0.0) for problem, c in tried]
+    if goal == "cost":
+        return [_device_s(candidate) for _, candidate in tried]
+    if goal == "memory":
+        return [_fullest(problem, candidate) for problem, candidate in tried]
+    return [candidate.value_s or 0.0 for _, candidate in tried]
+
+
+def is_priced(tried: Sequence[tuple[Problem, Candidate]]) -> bool:
+    """Whether money can be compared: else device time is."""
+    return all(
+        price_per_hour(problem, candidate.timeline) is not None
+        for problem, candidate in tried
+        if candidate.timeline is not None
+    )
+
+
+def _fullest(problem: Problem, candidate: Candidate) -> float:
+    """The share of its memory that the fullest device holds."""
+    assert candidate.timeline is not None
+    return float((candidate.timeline.peak_bytes / problem.memory_bytes).max())
+
+
 def _fits(candidate: Candidate) -> bool:
     return candidate.value_s is not None and candidate.timeline is not None
-
-
-def _value(problem: Problem, candidate: Candidate, tried: Sequence[Candidate], goal: Goal) -> float:
-    """What the goal makes small: the step or load, what it costs, or the fullest device's share."""
-    assert candidate.value_s is not None
-    if goal == "time":
-        return candidate.value_s
-    if goal == "memory":
-        assert candidate.timeline is not None
-        return float((candidate.timeline.peak_bytes / problem.memory_bytes).max())
-    if not _all_priced(problem, tried):
-        return num_devices(candidate) * candidate.value_s  # device seconds
-    return _price(problem, candidate.timeline) * candidate.value_s
-
-
-def _all_priced(problem: Problem, tried: Sequence[Candidate]) -> bool:
-    """Whether money can be compared: else device time is."""
-    timelines = [candidate.timeline for candidate in tried if candidate.timeline is not None]
-    return all(price_per_hour(problem, timeline) is not None for timeline in timelines)
 
 
 def _thrift(problem: Problem, candidate: Candidate) -> tuple[int, float, int]:

@@ -12,6 +12,8 @@ from hocket.planners.communication.collective import CollectivePlan, Offer
 from hocket.planners.communication.priority import PropagationChoice
 
 MAX_NAMES = 8
+_TELLING = 1.005
+"""Ratios below this would be told as 1.00."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,14 @@ def why(plan: CollectivePlan) -> str:
         if best.rate_bps == plan.chosen.rate_bps:
             return f"{name} has the same rate as {best.name} with fewer trees"
         gain = float(plan.chosen.rate_bps / best.rate_bps)
+        if gain < _TELLING:
+            return f"{name} has about the rate of {best.name}, the next"
         return f"{name} has {gain:.2f} times the rate of {best.name}, the next"
     best = min(others, key=lambda offer: offer.times.time_s(plan.size_bytes or 0))
     gain = best.times.time_s(plan.size_bytes) / plan.chosen.times.time_s(plan.size_bytes)
     size = format_bytes(plan.size_bytes)
+    if gain < _TELLING:
+        return f"{name} is as fast as {best.name}, the next, for {size}"
     return f"{name} is {gain:.2f} times as fast as {best.name}, the next, for {size}"
 
 

@@ -94,7 +94,7 @@ def candidates(comparison: Comparison | None) -> str:
         ColumnHead("Reason", "wide"),
     ]
     rows = [
-        _candidate(comparison.problem, candidate, index == comparison.chosen)
+        _candidate(comparison, candidate, index == comparison.chosen)
         for index, candidate in enumerate(comparison.candidates)
     ]
     if all(row[4] == "–" for row in rows):
@@ -107,7 +107,8 @@ def candidates(comparison: Comparison | None) -> str:
     return section("candidates", "Candidates", table(heads, rows, classes), why)
 
 
-def _candidate(problem: Problem, candidate: Candidate, chosen: bool) -> list[Cell]:
+def _candidate(comparison: Comparison, candidate: Candidate, chosen: bool) -> list[Cell]:
+    problem, least_s = comparison.problem, comparison.least_step_s
     memory: Cell = "–"
     hourly = "–"
     if candidate.timeline is not None:
@@ -121,7 +122,7 @@ def _candidate(problem: Problem, candidate: Candidate, chosen: bool) -> list[Cel
         price = price_per_hour(problem, candidate.timeline)
         hourly = dollars(price) if price is not None else "–"
     tick = '✔<span class="visually-hidden"> chosen</span>' if chosen else ""
-    step = format_seconds(candidate.step_s) if candidate.step_s is not None else "–"
+    step = "–" if candidate.step_s is None else format_seconds(candidate.step_s, least_s)
     reason = inert(candidate.reason, LONGEST_SENTENCE)
     return [Html(tick), inert(candidate.planner), step, memory, hourly, reason]
 

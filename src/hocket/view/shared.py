@@ -112,7 +112,7 @@ def whole_table(comparison: Comparison) -> RenderableType:
     """The winner in words, a line per way, why it won and what bounds it."""
     problem = comparison.problem
     rows = [
-        _cells(problem, candidate, index == comparison.chosen)
+        _cells(problem, candidate, index == comparison.chosen, comparison.least_step_s)
         for index, candidate in enumerate(comparison.candidates)
     ]
     columns = [
@@ -206,12 +206,14 @@ def _why(comparison: Comparison) -> list[Text]:
     return lines
 
 
-def _cells(problem: Problem, candidate: Candidate, chosen: bool) -> list[Text]:
+def _cells(
+    problem: Problem, candidate: Candidate, chosen: bool, least_s: float | None
+) -> list[Text]:
     style = "bold" if chosen else "" if candidate.feasible else "dim"
     step_s, timeline = candidate.step_s, candidate.timeline
     cells = ["✔" if chosen else "", inert(candidate.planner), "–", "", "", "", "", ""]
     if step_s:
-        cells[2] = format_seconds(step_s)
+        cells[2] = format_seconds(step_s, least_s)
         cells[3] = format_count(samples_per_s(problem, step_s))
         cells[4] = money_text(problem, candidate)
     if timeline is not None:

@@ -53,7 +53,13 @@ def candidate_table(comparison: Comparison, hidden: Collection[str] = ()) -> Ren
         default=None,
     )
     lines = [
-        _candidate_cells(problem, comparison.candidates[index], index == comparison.chosen, alone_s)
+        _candidate_cells(
+            problem,
+            comparison.candidates[index],
+            index == comparison.chosen,
+            alone_s,
+            comparison.least_step_s,
+        )
         for index in kept_rows
     ]
     columns = [
@@ -103,12 +109,16 @@ def _bound_line(comparison: Comparison) -> list[Text]:
 
 
 def _candidate_cells(
-    problem: Problem, candidate: Candidate, chosen: bool, alone_s: float | None
+    problem: Problem,
+    candidate: Candidate,
+    chosen: bool,
+    alone_s: float | None,
+    least_s: float | None,
 ) -> list[Text]:
     """Cells of one line; ``alone_s`` is the shortest step on one device, where it fits."""
     style = "bold" if chosen else "" if candidate.feasible else "dim"
-    step = "–" if candidate.step_s is None else format_seconds(candidate.step_s)
-    load = "" if candidate.max_load_s is None else format_seconds(candidate.max_load_s)
+    step = "–" if candidate.step_s is None else format_seconds(candidate.step_s, least_s)
+    load = "" if candidate.max_load_s is None else format_seconds(candidate.max_load_s, least_s)
     device, hourly, per_steps, count, speed_up = "", "", "", "", ""
     memory = Text()
     if candidate.timeline is not None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hocket.base.units import format_seconds
-from hocket.planners.goal import dollars_per_million
+from hocket.base.units import format_percent, format_seconds
+from hocket.planners.goal import TIED, Goal, dollars_per_million, goal_values, is_priced
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.shared import how_of, money_text
 from hocket.view.table import Column, FittedTable
@@ -18,41 +18,64 @@ if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
     from hocket.planners.whole.variants import ChangedCluster
 
+_WORSE: dict[Goal, str] = {
+    "time": "makes a step shorter",
+    "cost": "makes a step cheaper",
+    "memory": "leaves more memory free",
+}
 
-def variants_table(comparison: Comparison, variants: Sequence[ChangedCluster]) -> RenderableType:
-    """What each change would bring, the quickest first, and what helps most."""
-    before = comparison.winner.step_s if comparison.winner is not None else None
-    rows = [_cells(variant, before) for variant in variants]
+
+def variants_table(
+    comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goal
+) -> RenderableType:
+    """What each change would bring, in their order, and what helps most."""
+    steps = [v.step_s for v in variants if v.step_s is not None]
+    rows = [_cells(variant, comparison, min(steps, default=None)) for variant in variants]
     columns = (
         Column(title="change", is_name=True),
         Column(title="step", align="right"),
         Column(title="speed", align="right"),
         Column(title="$ per M samples", align="right", rank=1),
+        Column(title="fullest", align="right", rank=3),
         Column(title="by", is_name=True, rank=2),
     )
-    return Group(FittedTable(columns=columns, rows=rows), Text(_told(variants, before)))
+    told = Text(_told(comparison, variants, goal))
+    return Group(FittedTable(columns=columns, rows=rows), told)
 
 
-def _cells(variant: ChangedCluster, before: float | None) -> list[Text]:
-    winner, step_s = variant.comparison.winner, variant.step_s
+def _cells(variant: ChangedCluster, comparison: Comparison, least_s: float | None) -> list[Text]:
+    winner, step_s, problem = variant.comparison.winner, variant.step_s, variant.comparison.problem
     if winner is None or not step_s:
-        return [Text(text, style="dim") for text in (variant.change, "–", "", "", "nothing fits")]
-    speed = "" if before is None else f"{before / step_s:.2f}x"
-    cells = (variant.change, format_seconds(step_s), speed,
-             money_text(variant.comparison.problem, winner), how_of(winner))  # fmt: skip
+        empty = (variant.change, "–", "", "", "", "nothing fits")
+        return [Text(text, style="dim") for text in empty]
+    before_s = comparison.winner.step_s if comparison.winner is not None else None
+    speed = "" if before_s is None else f"{before_s / step_s:.2f}x"
+    (share,) = goal_values([(problem, winner)], "memory")
+    cells = (variant.change, format_seconds(step_s, least_s), speed, money_text(problem, winner),
+             format_percent(share), how_of(winner))  # fmt: skip
     return [Text(inert(cell, LONGEST_SENTENCE)) for cell in cells]
 
 
-def _told(variants: Sequence[ChangedCluster], before: float | None) -> str:
-    best = next((v for v in variants if v.step_s is not None), None)
-    if best is None or best.step_s is None:
+def _told(comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goal) -> str:
+    """Which change helps most towards the goal, and how much."""
+    best = next((v for v in variants if v.comparison.winner is not None), None)
+    if best is None or best.comparison.winner is None:
         return "nothing of this fits, or the money buys nothing"
     change = inert(best.change)
-    if before is None:
-        return f"{change} helps most: it fits, {format_seconds(best.step_s)} per step"
-    if best.step_s >= before:
-        return "none of this makes a step shorter"
-    return f"{change} helps most: {before / best.step_s:.2f} times as fast"
+    if comparison.winner is None:
+        return f"{change} helps most: it fits, {format_seconds(best.step_s or 0.0)} per step"
+    both = [(best.comparison.problem, best.comparison.winner),
+            (comparison.problem, comparison.winner)]  # fmt: skip
+    after, before = goal_values(both, goal)
+    if after >= before * (1 - TIED):
+        return f"none of this {_WORSE[goal]}"
+    if goal == "time":
+        return f"{change} helps most: {before / after:.2f} times as fast"
+    if goal == "memory":
+        told = f"its fullest device is {format_percent(after)} full"
+        return f"{change} helps most: {told}, not {format_percent(before)}"
+    thing = "money" if is_priced(both) else "device time"
+    return f"{change} helps most: steps take {format_percent(1 - after / before)} less {thing}"
 
 
 def variants_data(variants: Sequence[ChangedCluster]) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """What another cluster would bring: changes that are asked for, or those that a sum of money buys.
 
 Each change is a whole problem of its own. Of all that money buys (devices put in, clusters of one
-kind instead) bounds tell the most hopeful: what no sharing of the batch on these devices beats.
-Only these are planned. O(kinds) bounds.
+kind instead) bounds tell the most hopeful: what no sharing of the batch on these devices beats, or
+how much memory they have where that is wanted. Only these are planned. O(kinds) bounds.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from hocket.cost.roofline import costs_from_settings
 from hocket.hardware.changed import changed_cluster
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.kinds import preset_kinds
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Comparison
+from hocket.planners.goal import Goal, goal_values
 from hocket.planners.placement.devices import workers
 from hocket.planners.whole.bound import shares_bound
 from hocket.planners.whole.tables import tables_of
@@ -41,24 +44,42 @@ class ChangedCluster:
 def what_if(
     problem: Problem, changes: Sequence[str], compared: Callable[[Problem], Comparison]
 ) -> list[ChangedCluster]:
-    """The best way after each change, the quickest first."""
+    """The best way after each change."""
     # Made before the first is planned, so that a wrong one is told at once.
     changed = {change: on_cluster(problem, change) for change in changes}
-    found = [ChangedCluster(change, compared(other)) for change, other in changed.items()]
-    return sorted(found, key=lambda v: (v.step_s is None, v.step_s or 0.0))
+    return [ChangedCluster(change, compared(other)) for change, other in changed.items()]
+
+
+def best_first(changed: Sequence[ChangedCluster], goal: Goal) -> list[ChangedCluster]:
+    """Changes by what the goal makes small, those with which nothing fits last."""
+    winners = [(v.comparison.problem, v.comparison.winner) for v in changed]
+    fitting = [(problem, winner) for problem, winner in winners if winner is not None]
+    values = iter(goal_values(fitting, goal))
+    rank = [np.inf if winner is None else next(values) for _, winner in winners]
+    return [changed[i] for i in np.argsort(rank, kind="stable")]
 
 
 def within(
-    problem: Problem, dollars_per_hour: float, compared: Callable[[Problem], Comparison]
+    problem: Problem,
+    dollars_per_hour: float,
+    compared: Callable[[Problem], Comparison],
+    goal: Goal = "time",
 ) -> list[ChangedCluster]:
     """The best of what so much money per hour buys: devices put in, or others instead."""
-    bounds = []
-    for change, cluster in _affordable(problem.cluster, dollars_per_hour):
-        changed = _priced(problem, cluster)
-        bound = shares_bound(tables_of(changed), workers(changed).tolist())
-        bounds.append((bound.seconds, change))
-    hopeful = [change for _, change in sorted(bounds)[:_MOST_PLANNED]]
-    return what_if(problem, hopeful, compared)
+    hopes = [
+        (_hope(_priced(problem, cluster), goal), change)
+        for change, cluster in _affordable(problem.cluster, dollars_per_hour)
+    ]
+    return what_if(problem, [change for _, change in sorted(hopes)[:_MOST_PLANNED]], compared)
+
+
+def _hope(changed: Problem, goal: Goal) -> float:
+    """What the goal makes small, as little as it may become on a changed cluster, about."""
+    devices = workers(changed)
+    if goal == "memory":
+        return -float(changed.memory_bytes[devices].sum())
+    bound_s = shares_bound(tables_of(changed), devices.tolist()).seconds
+    return bound_s if goal == "time" else bound_s * changed.cluster.price_per_hour
 
 
 def on_cluster(problem: Problem, change: str) -> Problem:
