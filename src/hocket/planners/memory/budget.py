@@ -20,7 +20,7 @@ from hocket.planners.memory.frontier import CHUNKS, Fitted, Frontier, find_front
 from hocket.planners.memory.least import least_bytes
 from hocket.planners.memory.linear import bound_s
 from hocket.planners.memory.numbers import KEPT, RECOMPUTED, RESIDENT, BlockNumbers
-from hocket.planners.memory.update_order import UpdateOrders, host_update_orders
+from hocket.planners.memory.update_order import UpdateOrders
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +67,7 @@ class BudgetFit:
     @cached_property
     def update_orders(self) -> UpdateOrders | None:
         """What the order of updates on the host gains in the chosen plan; None without any."""
-        told = self.chosen or self.frontier.smallest
-        return host_update_orders(told, self.frontier.uses.blocks)
+        return (self.chosen or self.frontier.smallest).update_orders
 
     @property
     def smallest_bytes(self) -> int:

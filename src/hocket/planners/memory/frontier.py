@@ -13,6 +13,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,7 +31,9 @@ from hocket.planners.memory.numbers import (
     measure,
 )
 from hocket.planners.memory.rounding import rounded
+from hocket.planners.memory.update_order import BY_NEED, UpdateOrders, host_update_orders
 from hocket.simulate.engine import simulate
+from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.needs import Uses, find_uses
 from hocket.simulate.rewriting.step import BudgetedStep, budgeted, moved_bytes
 from hocket.simulate.timeline import Timeline
@@ -72,6 +75,7 @@ class Fitted:
     """None for the plain step."""
     step: BudgetedStep
     timeline: Timeline
+    blocks: StepBlocks
     plain_s: float
     """Time of the plain step."""
     plan_seconds: float
@@ -86,11 +90,19 @@ class Fitted:
         """Bytes that cross the way to the host in one step."""
         return 0 if self.memory is None else sum(moved_bytes(self.step.rewritten))
 
-    @property
+    @cached_property
+    def update_orders(self) -> UpdateOrders | None:
+        """What the order of updates on the host gains; None without any."""
+        return host_update_orders(self.step, self.timeline, self.blocks)
+
+    @cached_property
     def step_s(self) -> float:
-        """Time of a step. Updates on the host beside the device's work are not claimed to make a
-        step shorter than the plain one: who starts the device's work is the host, too."""
-        return max(self.timeline.makespan_s, self.plain_s)
+        """Time of a step among many: updates on the host go on beside the next forward pass. They
+        are not claimed to make a step shorter than the plain one, because who starts the device's
+        work is the host, too."""
+        orders = self.update_orders
+        taken_s = self.timeline.makespan_s if orders is None else orders.step_s[BY_NEED.name]
+        return max(min(taken_s, self.timeline.makespan_s), self.plain_s)
 
     @property
     def rank(self) -> tuple[float, int, int]:
@@ -210,8 +222,8 @@ class _Maker:
         plain = budgeted(self.problem, self.plan, nothing, uses=self.uses)
         self.plain_s = timeline.makespan_s
         yield Fitted(
-            name=PLAIN, memory=None, step=plain, timeline=timeline, plain_s=self.plain_s,
-            plan_seconds=0.0,
+            name=PLAIN, memory=None, step=plain, timeline=timeline, blocks=self.uses.blocks,
+            plain_s=self.plain_s, plan_seconds=0.0,
         )  # fmt: skip
         yield self._judged(IN_BACKWARD, nothing)
         yield self._judged(FULL_RECOMPUTE, self._all(1, activations="recomputed"))
@@ -251,8 +263,8 @@ class _Maker:
         step = budgeted(self.problem, self.plan, memory, uses=self.uses)
         timeline = simulate(step.problem, step.plan)
         return Fitted(
-            name=name, memory=memory, step=step, timeline=timeline, plain_s=self.plain_s,
-            plan_seconds=time.perf_counter() - started,
+            name=name, memory=memory, step=step, timeline=timeline, blocks=self.uses.blocks,
+            plain_s=self.plain_s, plan_seconds=time.perf_counter() - started,
         )  # fmt: skip
 
     def solved(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -39,8 +40,8 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
     where none keeps the budget.
 
     What is left behind and what is at home must fit when the forward pass ends, all that runs must
-    run, no direction carries more than its rate, and the host updates no faster than it can: sums
-    instead of a schedule.
+    run, no direction carries more than its rate, and the host updates no faster than it can, over a
+    step among many: sums instead of a schedule.
     """
     num_ways, num_homes = numbers.stay.size, numbers.home.size
     # What the last block makes is made and used then, whatever the plan.
@@ -49,13 +50,9 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
         table[-1] = 0.0
     compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
     incoming = 2 * numbers.fetched + numbers.returned + numbers.visiting
-    forward_s = float(numbers.forward_s.sum())
-    after = (numbers.gradients / numbers.link.out_bps).ravel()
     at_home = (numbers.host_traffic / numbers.host_update_bps).ravel()
     nothing = np.zeros(num_ways)
     rows = np.array([
-        # No gradient exists before the forward pass has ended.
-        [*nothing, *after, -1.0],
         [*nothing, *at_home, -1.0],
         [*again.ravel(), *numbers.update_s.ravel(), -1.0],
         [*(moved / numbers.link.in_bps).ravel(), *(incoming / numbers.link.in_bps).ravel(), -1.0],
@@ -79,7 +76,7 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
     cost = np.zeros(len(columns) + 1)
     cost[-1] = 1.0
     found = linprog(
-        cost, A_ub=rows, b_ub=[-forward_s, -forward_s, -compute_s, 0.0, 0.0, room],
+        cost, A_ub=rows, b_ub=[0.0, -compute_s, 0.0, 0.0, room],
         A_eq=one_each.tocsr(), b_eq=np.ones(2 * numbers.num_blocks), method="highs",
     )  # fmt: skip
     return None if found.x is None or found.status != 0 else float(found.x[-1])
@@ -171,8 +168,15 @@ class _Program:
             self._after(end["backward"][block], end["fetch"][block], takes, own_s)
             self._add_fetch(block)
             self._add_update(block)
-        for name in ("backward", "gradients", "host", "fetch", "returned"):
+        for name in ("backward", "gradients", "fetch"):
             self._after(self.step, end[name][0], [])
+        # Updates on the host go on beside the next forward pass.
+        forward_s = float(numbers.forward_s[:-1].sum())
+        for name in ("host", "returned"):
+            self._after(self.step, end[name][0], [], -forward_s)
+        traffic_s = numbers.host_traffic / numbers.host_update_bps
+        shares = (self._share(traffic_s, self.home, block) for block in range(self.count))
+        self._after(self.step, None, list(chain.from_iterable(shares)))
 
     def _add_forward(self) -> None:
         end, numbers, link = self.end, self.numbers, self.numbers.link

@@ -4,8 +4,8 @@ The backward pass makes the gradients of the last blocks first, and the next for
 first blocks first. Gradients go down, the host updates, parameters come up: three stations, of
 which the slowest is the channel of `simulate/gradients.py` and the others what a block waits in
 addition. The executor takes the lowest block that has come and lets the forward pass wait block by
-block (`runtime/memory/updates.py`); what that gains over waiting for all is said here.
-O(blocks log blocks).
+block (`runtime/memory/updates.py`), so that updates go on beside it: what a step among many takes
+then, and what that gains over waiting for all, is said here. O(ops + blocks log blocks).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.graph.graph import Phase, Stream
-from hocket.planners.memory.frontier import Fitted
 from hocket.simulate.gradients import (
     GradientChannel,
     GradientOrder,
@@ -26,6 +25,7 @@ from hocket.simulate.gradients import (
 )
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.step import BudgetedStep
+from hocket.simulate.timeline import Timeline
 
 AFTER_BACKWARD = GradientOrder("after the backward pass", False, crosses=False, overlaps=False)
 AS_THEY_COME = GradientOrder("as gradients come", by_priority=False, crosses=False)
@@ -33,6 +33,7 @@ BY_NEED = GradientOrder("by need", by_priority=True, crosses=True)
 _STATIONS = (Stream.COPY_OUT, Stream.HOST, Stream.COPY_IN)
 _UPDATED = ("gradients", "parameters", "fetch-forward")
 """Ends of the names of copies that an update and the pass after it wait for."""
+_RETURNED = "@parameters"
 _NANO = 1e9
 
 
@@ -50,14 +51,16 @@ class UpdateOrders:
         return self.step_s[AS_THEY_COME.name] / self.step_s[BY_NEED.name]
 
 
-def host_update_orders(fitted: Fitted, blocks: StepBlocks) -> UpdateOrders | None:
-    """The orders of a plan's updates on the host; None where it has none there."""
-    if fitted.memory is None:
+def host_update_orders(
+    step: BudgetedStep, timeline: Timeline, blocks: StepBlocks
+) -> UpdateOrders | None:
+    """The orders of a step's updates on the host; None where it has none there."""
+    if not (step.rewritten.graph.op_stream == Stream.HOST).any():
         return None
-    spent_s, passes_s = _seconds(fitted.step, blocks)
+    spent_s, passes_s = _seconds(step, blocks)
     is_updated = spent_s[1] > 0
-    if not is_updated.any():
-        return None
+    # Passes with their share of what they wait for beside updates on the host.
+    passes_s *= max(1.0, _without_host_s(step, timeline) / max(float(passes_s.sum()), 1e-12))
     slowest = int(np.argmax(spent_s[:, is_updated].sum(axis=1)))
     others_s = np.delete(spent_s[:, is_updated], slowest, axis=0).sum(axis=0)
     layers = [
@@ -72,6 +75,13 @@ def host_update_orders(fitted: Fitted, blocks: StepBlocks) -> UpdateOrders | Non
     return UpdateOrders(
         {how.name: step_s(layers, channel, how) for how in orders}, lower_bound_s(layers, channel)
     )
+
+
+def _without_host_s(step: BudgetedStep, timeline: Timeline) -> float:
+    """When all has ended that does not wait for an update on the host."""
+    graph = step.rewritten.graph
+    waits = np.array([name.endswith(_RETURNED) for name in graph.op_names])
+    return float(timeline.op_end_s[(graph.op_stream != Stream.HOST) & ~waits].max(initial=0.0))
 
 
 def _seconds(step: BudgetedStep, blocks: StepBlocks) -> tuple[FloatArray, FloatArray]:

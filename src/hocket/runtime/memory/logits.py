@@ -2,7 +2,8 @@
 
 The last layer returns a stand-in that knows its input. What people do to logits before the loss
 (rounding, reshaping, leaving out the last position) is done to the stand-in; ``cross_entropy`` of
-it goes through the rows in pieces, each made again in the backward pass. Anything else makes the
+it goes through the rows in pieces, each made again in the backward pass (`pieces`, and for layers
+that do more than multiply PyTorch's checkpoints). Anything else makes the
 logits whole, so that a model which does something else with them gets what it expects.
 """
 
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from hocket.base.errors import UsageError
+from hocket.runtime.memory.pieces import summed_cross_entropy
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 Within = Callable[[Callable[[], torch.Tensor]], torch.Tensor]
@@ -30,6 +32,8 @@ class LazyLogits(torch.Tensor):
     rows: torch.Tensor
     """Input of the layer."""
     head: Head
+    layer: nn.Linear | None
+    """The layer itself, where it is nothing but linear."""
     within: Within
     num_chunks: int
 
@@ -38,6 +42,7 @@ class LazyLogits(torch.Tensor):
         cls: Any,
         rows: torch.Tensor,
         head: Head,
+        layer: nn.Linear | None,
         within: Within,
         num_chunks: int,
         num_classes: int,
@@ -47,14 +52,16 @@ class LazyLogits(torch.Tensor):
         made: LazyLogits = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=rows.device
         )
-        made.rows, made.head, made.within, made.num_chunks = rows, head, within, num_chunks
+        made.rows, made.head, made.layer = rows, head, layer
+        made.within, made.num_chunks = within, num_chunks
         return made
 
     def like(self, rows: torch.Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
         """The same for other rows, or in another type."""
         return LazyLogits(
-            rows, self.head, self.within, self.num_chunks, self.shape[-1], dtype or self.dtype
-        )
+            rows, self.head, self.layer, self.within, self.num_chunks, self.shape[-1],
+            dtype or self.dtype,
+        )  # fmt: skip
 
     def whole(self) -> torch.Tensor:
         """The logits themselves."""
@@ -137,13 +144,19 @@ def _cross_entropy(
         made = logits.head(rows).to(logits.dtype)
         return functional.cross_entropy(made, labels, ignore_index=ignore_index, reduction="sum")
 
-    def loss() -> torch.Tensor:
+    def summed() -> torch.Tensor:
+        if logits.layer is not None:
+            return summed_cross_entropy(
+                logits.rows, logits.layer.weight, logits.layer.bias, target, dtype=logits.dtype,
+                num_pieces=logits.num_chunks, ignore_index=ignore_index,
+            )  # fmt: skip
         pieces = zip(
             logits.rows.chunk(logits.num_chunks), target.chunk(logits.num_chunks), strict=True
         )
-        total = torch.stack(
-            [checkpoint(piece, *each, use_reentrant=False) for each in pieces]
-        ).sum()
+        return torch.stack([checkpoint(piece, *each, use_reentrant=False) for each in pieces]).sum()
+
+    def loss() -> torch.Tensor:
+        total = summed()
         return total / (target != ignore_index).sum() if reduction == "mean" else total
 
     return logits.within(loss)

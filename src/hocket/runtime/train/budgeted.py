@@ -380,8 +380,10 @@ class Budgeted:
         kind = rows.device.type
         is_rounded = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if is_rounded else rows.dtype
+        is_plain = type(head).forward is nn.Linear.forward and not head._forward_hooks
         return LazyLogits(
-            rows, forward, lambda function: self._visits.visit(block, function, (), {}),
+            rows, forward, head if is_plain else None,
+            lambda function: self._visits.visit(block, function, (), {}),
             self._memory.loss_chunks, head.out_features, dtype,
         )  # fmt: skip
 

@@ -39,6 +39,8 @@ class ParameterHomes:
     """Per block: those of them whose state comes to the device, in pieces."""
     berths_bytes: int
     """Room on the device for such pieces."""
+    slots_bytes: int
+    """Room on the device that streamed parameters take turns in."""
     copied: LongArray
     """Per tensor: the bytes that bring it from the host."""
 
@@ -160,9 +162,11 @@ def find_homes(
         "forward": [sorted(roots & streamed) for roots in forward],
         "backward": [sorted(roots & streamed) for roots in backward],
     }
+    own = [int(uses.copied_bytes[sorted({*a, *b})].sum())
+           for a, b in zip(kept["forward"], kept["backward"], strict=True)]  # fmt: skip
     visits, berths_bytes = visiting_pieces(graph, visiting, uses.copied_bytes)
     return ParameterHomes(
         on_host=frozenset(on_host), streamed_reads=kept, updates=updates,
         host_updates=frozenset(host_updates), visits=visits, berths_bytes=berths_bytes,
-        copied=uses.copied_bytes,
+        slots_bytes=(1 + max(1, memory.prefetch)) * max(own, default=0), copied=uses.copied_bytes,
     )  # fmt: skip

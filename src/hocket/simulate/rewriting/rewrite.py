@@ -78,8 +78,9 @@ class _Rewriter:
         for, and an op beside which they are."""
         self.visitors: list[tuple[list[int], int]] = []
         """Pieces of state, and their blocks, that are still to come to the device."""
-        self.room: list[int] = []
-        """What stands for the berths of state that comes to the device."""
+        self.room: dict[str, list[int]] = {}
+        """What stands for the ``berths`` of state that comes to the device, and for the ``slots``
+        of streamed parameters."""
         self.berths: list[int] = []
         """Control tensors of state that went home after updates on the device."""
         self.region: Region | None = None
@@ -129,8 +130,8 @@ class _Rewriter:
         for tensor in np.flatnonzero(graph.tensor_producer < 0).tolist():
             if tensor not in self.homes.on_host:
                 self.out.tensor(tensor, producer=-1, num_bytes=int(graph.tensor_bytes[tensor]))
-        if self.homes.berths_bytes:
-            self.room = [self.out.lasting("berths", self.homes.berths_bytes)]
+        for name, size in (("berths", self.homes.berths_bytes), ("slots", self.homes.slots_bytes)):
+            self.room[name] = [self.out.lasting(name, size)] if size else []
 
     # ── the forward pass ─────────────────────────────────────────────────────────────────────────
 
@@ -201,7 +202,7 @@ class _Rewriter:
         self.brought[phase, block] = roots
         self.out.fetch(
             f"{self.blocks.names[block]}@fetch-{phase}", roots, self.homes.copied,
-            reads=self._trigger(phase, block), beside=op,
+            reads=[*self._trigger(phase, block), *self.room["slots"]], beside=op, is_held=False,
         )  # fmt: skip
 
     def _trigger(self, phase: str, block: int) -> list[int]:
@@ -292,7 +293,7 @@ class _Rewriter:
         graph, copied, name = self.graph, self.homes.copied, self.graph.op_names[ops[0]]
         visiting = list(dict.fromkeys(t for op in ops for t in self._at_home(op)))
         told = self.done.get(("backward", block + 1))
-        waits = [*self.room] if told is None else [*self.room, told]
+        waits = self.room["berths"] + ([] if told is None else [told])
         if len(self.berths) >= NUM_BERTHS:
             waits.append(self.berths[-NUM_BERTHS])
         here = self.out.fetch(
