@@ -1,6 +1,8 @@
 """What pages say of commands and examples can be understood and is there."""
 
+import importlib
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -66,6 +68,29 @@ def test_files_that_pages_name_in_examples_are_there():
     for page in PAGES:
         for name in re.findall(r"examples/[\w./*-]*[\w*]", page.read_text(encoding="utf-8")):
             assert any(ROOT.glob(name)), f"{page.name} names {name}"
+
+
+def test_benchmarks_and_tests_that_pages_name_are_there():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(r"(?:benchmarks|tests)/[\w./-]*\.(?:py|md)\b", text):
+            assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_what_pages_import_is_there():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for module, names in re.findall(r"^ *from (hocket[\w.]*) import ([\w, ]+)", text, re.M):
+            for name in names.split(","):
+                found = getattr(importlib.import_module(module), name.strip(), None)
+                assert found is not None, f"{page.name} imports {name} from {module}"
+
+
+def test_commands_in_the_middle_of_a_sentence_exist():
+    for page in PAGES:
+        for typed in re.findall(r"`(hocket [^`]+)`", page.read_text(encoding="utf-8")):
+            words = shlex.split(typed.replace("…", ""))[1:]
+            assert unknown_word(words) is None, f"{page.name}: {typed}"
 
 
 def test_links_between_pages_lead_somewhere():
