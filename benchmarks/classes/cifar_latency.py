@@ -27,8 +27,8 @@ from safetensors import safe_open
 
 from hocket.classes.artefact import Folder, read_folder
 from hocket.classes.exported import as_onnx
-from hocket.classes.rehearsal import outlook_of
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.classes.serving.rehearsal import outlook_of
 from hocket.classes.session import infer, open_session
 
 

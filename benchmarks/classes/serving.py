@@ -34,10 +34,10 @@ from hocket.classes.codes import cyclic_code
 from hocket.classes.combine import OddsCalibration
 from hocket.classes.exported import as_onnx
 from hocket.classes.outlook import FanOut, answer_s
-from hocket.classes.rehearsal import outlook_of
 from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.classes.serving.on_device import DeviceFrontEnd
+from hocket.classes.serving.rehearsal import outlook_of
 from hocket.classes.session import infer, latency_s, open_session
 from hocket.classes.table import PartTable, ServedPart, Whole
 

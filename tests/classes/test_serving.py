@@ -12,10 +12,10 @@ from classes.small import NUM_CLASSES, SHAPE, small_folder, whole_scores
 from fastapi.testclient import TestClient
 
 from hocket.base.errors import RunError, UsageError
-from hocket.classes.rehearsal import enough_s, rehearsed
 from hocket.classes.serving.app import answer_body, make_app, max_body_bytes
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions, answer_from
 from hocket.classes.serving.link import WorkerLink
+from hocket.classes.serving.rehearsal import enough_s, rehearsed
 
 TOKEN = "a-token-of-many-characters"
 RAW = "application/octet-stream"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hocket.classes.artefact import read_folder
-from hocket.classes.rehearsal import LatencyOutlook, rehearsed
 from hocket.classes.serving.front_end import ServeOptions
+from hocket.classes.serving.rehearsal import LatencyOutlook, rehearsed
 from hocket.classes.serving.serve import serve, token_in
 
 __all__ = [

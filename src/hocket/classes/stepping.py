@@ -214,7 +214,7 @@ class Lesson:
     """Puts what a teacher says to them beside them."""
 
 
-class _Recorded:
+class _RecordedLesson:
     """A lesson whose steps are recorded where the device allows it, on a stream of its own."""
 
     def __init__(self, lesson: Lesson) -> None:
@@ -252,7 +252,7 @@ def run_steps(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -
     """Train all learners of all lessons, step by step; the number of steps that were made."""
     is_cuda = lessons[0].batch.inputs.is_cuda
     begin_s = time.monotonic()
-    recorded = [_Recorded(lesson) for lesson in lessons]
+    recorded = [_RecordedLesson(lesson) for lesson in lessons]
     start_s = time.monotonic()
     # To record steps takes its time, too; the learning rate falls over what is left.
     left_s = max((recipe.limit_s or math.inf) - (start_s - begin_s), _LEAST_S)

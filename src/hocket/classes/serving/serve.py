@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from hocket.base.errors import UsageError
 from hocket.base.regular import read_regular
 from hocket.classes.artefact import Folder
-from hocket.classes.rehearsal import LatencyOutlook, check_parts, outlook_of
 from hocket.classes.serving.app import make_app
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.classes.serving.rehearsal import LatencyOutlook, check_parts, outlook_of
 from hocket.service.serve import QuietServer, is_loopback, listening_socket, server_config
 
 if TYPE_CHECKING:
