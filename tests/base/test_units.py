@@ -11,6 +11,7 @@ from hocket.base import units
         (units.parse_bytes, "16GiB", 16 * 2**30),
         (units.parse_bytes, "12 GB", 12_000_000_000),
         (units.parse_bytes, "1.5KiB", 1536),
+        (units.parse_bytes, "0", 0),
         (units.parse_bandwidth, "25GB/s", 25e9),
         (units.parse_bandwidth, "100Gbit/s", 12.5e9),
         (units.parse_seconds, "134us", 134e-6),

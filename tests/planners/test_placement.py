@@ -308,6 +308,15 @@ def test_one_device_shows_the_smallest_shortage_where_nothing_fits():
     assert "the largest device" in comparison.why
 
 
+def test_devices_that_their_headroom_fills_are_told_so():
+    cluster = make_problem(_training_chain(2).build(), "2xt4").cluster
+    small = tuple(replace(device, memory_bytes=100 * 2**20) for device in cluster.devices)
+    problem = make_problem(_training_chain(2).build(), replace(cluster, devices=small))
+    comparison = compare(problem, ["m-topo", "m-etf"])
+    assert comparison.winner is None
+    assert "has 0 B beside a headroom of 100.0 MiB" in comparison.why
+
+
 def test_bottleneck_of_the_winner_is_part_of_the_reason():
     problem = make_problem(generate("transformer", 400, 1), "2xv100-16g")
     comparison = compare(problem)

@@ -31,6 +31,7 @@ GIB = 2**30
         (0, 8 * GIB, "0.0 of 8.0 GiB"),
         (12, 500, "12 of 500 B"),
         (5, 0, "5 of 0 B"),
+        (239 * 2**20, 0, "239.0 MiB of 0 B"),
     ],
 )
 def test_of_capacity_uses_one_unit_where_it_can(used, capacity, expected):

@@ -44,9 +44,9 @@ def _scaled(value: Fraction, unit: str, base: str) -> Fraction | None:
 
 
 def parse_bytes(text: str) -> int:
-    """``'16GiB'`` or ``'12 GB'`` as bytes."""
+    """``'16GiB'`` or ``'12 GB'`` as bytes; nothing at all needs no unit."""
     value, unit = _split(text)
-    scaled = _scaled(value, unit, "B")
+    scaled = _scaled(value, unit, "B") if unit or value else value
     if scaled is None:
         raise ValueError(f"{text!r} is not a size; write it like '16GiB' or '12GB'")
     return round(scaled)

@@ -13,10 +13,10 @@ def of_capacity(used_bytes: int, capacity_bytes: int) -> str:
     capacity = format_bytes(capacity_bytes)
     number, unit = capacity.split(" ")
     used = used_bytes / 1024 ** _UNITS.index(unit)
+    if used < 0.05 <= used_bytes or (unit == "B" and used >= 1024):
+        return f"{format_bytes(used_bytes)} of {capacity}"
     if unit == "B":
         return f"{used_bytes} of {capacity}"
-    if used < 0.05 <= used_bytes:
-        return f"{format_bytes(used_bytes)} of {capacity}"
     return f"{used:.1f} of {number} {unit}"
 
 

@@ -34,7 +34,7 @@ def m_topo(problem: Problem, plan: Plan) -> Plan:
     walk = unit_of[order[anchor[unit_of[order]] == order]]
     walk = walk[device_of_unit[walk] < 0]
     memory = problem.memory_bytes[devices]
-    caps = np.floor(need[walk].sum() * (memory / memory.sum())) + need[walk].max(initial=0)
+    caps = np.floor(need[walk].sum() * (memory / max(1, memory.sum()))) + need[walk].max(initial=0)
     turn, stuck = _fill(need[walk], caps, runnable(problem, unit_of)[devices][:, walk])
     if stuck >= 0:
         raise NoFeasiblePlanError(

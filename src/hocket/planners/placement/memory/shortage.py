@@ -72,12 +72,14 @@ def _too_large(problem: Problem) -> Shortage | None:
     ops = np.flatnonzero(tie_of == largest)
     together = " with what must sit with it" if len(ops) > 1 else ""
     name = problem.cluster.device_names[device]
+    headroom = problem.cluster.devices[device].memory_bytes - int(memory[device])
+    beside = f" beside a headroom of {format_bytes(headroom)}" if headroom else ""
     need = _rounded_up(int(needs[largest]))
     return Shortage(
         name,
         lacking,
         f"op {graph.op_names[ops[0]]!r}{together} needs {format_bytes(int(needs[largest]))}, "
-        f"the largest device, {name}, has {format_bytes(int(memory[device]))}",
+        f"the largest device, {name}, has {format_bytes(int(memory[device]))}{beside}",
         f"nothing smaller than a device with {format_bytes(need)} free can help",
     )
 
