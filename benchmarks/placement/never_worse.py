@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/placement/never_worse.py rows.jsonl            # all, half an hour
     .venv/bin/python benchmarks/placement/never_worse.py rows.jsonl --most 5   # five more of them
     .venv/bin/python benchmarks/placement/never_worse.py rows.jsonl --table    # what is there
+    .venv/bin/python benchmarks/placement/never_worse.py fresh.jsonl --seed 5  # generated anew
 
 Problems that no other table here uses: generated graphs of other seeds, fork-joins with heavy
 tensors, public graphs on other clusters, small captured models. Each is planned by ``auto``, by
@@ -68,15 +69,15 @@ def fork_join(num_ops: int, seed: int) -> Graph:
     return builder.build()
 
 
-def problems() -> Iterator[tuple[str, Problem]]:
-    """All of them, with their names."""
+def problems(seed: int) -> Iterator[tuple[str, Problem]]:
+    """All of them, with their names; ``seed`` is of those that are generated."""
     clusters = ("4xv100-16g", "1xv100-32g+2xt4", "rtx2080x4", "2xa100-40g", "8xv100-16g")
     for size in (12, 60, 400, 1_500):
         for index, on in enumerate(clusters):
             for family in ("layered", "series-parallel", "gnmt") + ("transformer",) * (size >= 60):
-                graph = generate(family, size, 1_000 + index)
+                graph = generate(family, size, 1_000 + 100 * seed + index)
                 yield f"{family}-{graph.num_ops}, {on}", make_problem(graph, on)
-            yield f"fork-join-{size}, {on}", make_problem(fork_join(size, index), on)
+            yield f"fork-join-{size}, {on}", make_problem(fork_join(size, 100 * seed + index), on)
     for name in ("densenet121", "squeezenet1_0", "resnet18", "resnet101"):
         path = suite.PROFILES / "image_classification" / "profiles" / name / "graph.txt"
         for on in ("rtx2080x4", "1xv100-32g+2xt4") if path.exists() else ():
@@ -158,12 +159,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("rows", type=Path)
     parser.add_argument("--most", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     text = options.rows.read_text() if options.rows.exists() else ""
     rows = [json.loads(line) for line in text.splitlines()]
     left = 0 if options.table else options.most
-    for seed, (name, problem) in enumerate(problems()):
+    for seed, (name, problem) in enumerate(problems(options.seed)):
         if left == 0:
             break
         if any(row["name"] == name for row in rows):

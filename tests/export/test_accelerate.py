@@ -13,9 +13,13 @@ from torch import nn
 from hocket.api import make_problem, plan_graph
 from hocket.base.errors import UsageError
 from hocket.capture import capture
+from hocket.capture.sizes import capture_sizes
 from hocket.export.accelerate import device_map
 from hocket.graph.generators.chain import chain
+from hocket.plan.files import write_plan
 from hocket.plan.plan import Plan
+from hocket.plan.sections import Replica, Shares
+from hocket.planners.candidates import empty_plan
 
 
 class Net(nn.Module):
@@ -98,3 +102,15 @@ def test_the_command_writes_the_map_and_refuses_the_other_kind_of_plan(tmp_path,
     refused = hocket("export", "plan.json", "--to", "megatron", cwd=tmp_path, expect=2)
     assert "is a placement" in refused.stderr
     assert "--to accelerate" in refused.stderr
+
+
+def test_what_no_other_program_can_say_is_told_alike_for_all_of_them(tmp_path):
+    graph = capture_sizes(nn.Linear(4, 2), torch.zeros(4, 4))
+    problem = make_problem(graph, "1xt4")
+    replica = Replica(devices=problem.cluster.device_names, microbatches=(3, 1))
+    plan = empty_plan(problem, "shares").having(Shares(replicas=(replica,)))
+    write_plan(tmp_path / "plan.json", problem, plan)
+    for target in ("accelerate", "megatron"):
+        refused = hocket("export", "plan.json", "--to", target, cwd=tmp_path, expect=2)
+        assert "shares a captured step over its devices" in refused.stderr
+        assert "hocket run carries it out" in refused.stderr

@@ -83,6 +83,9 @@ def test_a_job_file_that_makes_no_sense_is_refused_before_anything_is_sent(fleet
     fleet.state.mkdir()
     fleet.type("submit", str(path), code=3)
     assert "did you mean 'gang'" in fleet.said
+    path.write_text('name = "x"\ncommand = ["true"]\ngang = 2\ngangs = [1, 2]\n')
+    fleet.type("submit", str(path), code=3)
+    assert "a gang or gangs, not both" in fleet.said
 
 
 def test_no_service_is_told_in_one_sentence(fleet, monkeypatch):

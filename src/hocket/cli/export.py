@@ -10,6 +10,7 @@ import click
 from hocket.cli.output import emit, json_option, say
 
 if TYPE_CHECKING:
+    from hocket.base.errors import UsageError
     from hocket.export.accelerate import DeviceMap
 
 
@@ -56,13 +57,15 @@ def command(plan_file: Path, target: str, output: Path | None, as_json: bool) ->
 
 def _device_map(plan_file: Path) -> DeviceMap:
     from hocket.api.exports import device_map
-    from hocket.api.plans import Placement
+    from hocket.api.plans import PlacedDivision, Placement
     from hocket.base.errors import UsageError
     from hocket.base.units import format_percent
     from hocket.cli.sources import load_plan
 
     saved = load_plan(plan_file, None)
     if saved.plan.get(Placement) is None:
+        if saved.plan.get(PlacedDivision) is None:
+            raise _only_run(plan_file)
         raise UsageError(
             "a device_map places modules; a parallel plan divides them",
             hint="export it --to megatron, torchtitan, deepspeed or torch",
@@ -78,17 +81,30 @@ def _device_map(plan_file: Path) -> DeviceMap:
 
 def _parallel(plan_file: Path, target: str) -> dict[str, str]:
     from hocket.api.exports import export_plan
-    from hocket.api.plans import DividedTraining, PlacedDivision
+    from hocket.api.plans import DividedTraining, PlacedDivision, Placement
     from hocket.base.errors import UsageError
     from hocket.cli.sources import load_plan
 
     saved = load_plan(plan_file, None)
     if saved.plan.get(PlacedDivision) is None:
+        if saved.plan.get(Placement) is None:
+            raise _only_run(plan_file)
         raise UsageError(
             f"{target} takes parallel plans, and {str(plan_file)!r} is a placement",
             hint="export it --to accelerate, or plan with hocket parallel",
         )
     return export_plan(DividedTraining(saved.problem, saved.plan), target)
+
+
+def _only_run(plan_file: Path) -> UsageError:
+    """Of a plan that shares the samples or the memory of a captured step over its devices."""
+    from hocket.base.errors import UsageError
+
+    return UsageError(
+        f"{str(plan_file)!r} shares a captured step over its devices, which no other program says",
+        hint="hocket run carries it out; to export, plan with --planner auto (for accelerate) or "
+        "with hocket parallel (for the others)",
+    )
 
 
 def _write(folder: Path, files: dict[str, str]) -> dict[str, str]:

@@ -117,5 +117,9 @@ def read_spec(path: str | Path) -> JobSpec:
     data = read_bounded(path, MAX_FILE_BYTES, lambda head: b"\x00" not in head, "TOML")
     with located(str(path)):
         content = parse_toml(data)
+        if "gang" in content and "gangs" in content:
+            raise InputFileError(
+                "a job has a gang or gangs, not both", hint="leave out gang: gangs are tried"
+            )
     hint = "docs/how-to/fleet_service.md shows a job file"
     return checked(JobSpec, content, str(path), hint=hint)

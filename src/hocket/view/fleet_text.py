@@ -84,6 +84,7 @@ def remarks(runs: Sequence[FleetRun]) -> list[str]:
     unfinished = max(run.figures()["num_unfinished"] for run in runs)
     if unfinished:
         lines.append(f"{_jobs(unfinished)} ended without finishing")
+    lines.append("cost: busy hours of devices at their --prices (1 where none is given)")
     cpu = ", ".join(f"{run.policy} {run.cpu_seconds:.1f} s" for run in runs)
     return [*lines, f"simulated in CPU time: {cpu}"]
 
