@@ -45,11 +45,9 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes
 from hocket.planners.waves.search import WaveFit, WaveWay
-from hocket.runtime.sessions import waves as sessions
 from hocket.runtime.sessions.waves import waved_loop
-from hocket.runtime.train.lane_graph import LaneGraph
 from hocket.runtime.train.recorded import Kind, Recipe
-from hocket.runtime.train.replayed_waves import make_waves
+from hocket.runtime.train.replayed_waves import ReplayedWaves
 from hocket.runtime.train.update import planned_update
 from hocket.training import prepare
 
@@ -57,8 +55,6 @@ _PROFILE_S = 4.0
 """For the ops of one size of batch."""
 
 
-LEAN_TIMES = 1.3
-"""What two waves may hold, in times of one, in the lean rows."""
 HEAD = (
     "| workload | system | samples/s | spread | kernels run | peak | memory "
     "| predicted / measured |\n|---|---|---|---|---|---|---|---|"
@@ -135,28 +131,17 @@ class Case:
         train = prepare(model, adamw(model), self.batch, on=self.on)
         return lambda: train.step(self.batch)
 
-    def ours(self, plan: Plan, fit: WaveFit, *, on_streams: bool = False) -> Callable[[], Any]:
+    def ours(self, plan: Plan, fit: WaveFit) -> Callable[[], Any]:
         """A step in one lane or two."""
-        model, made = self.fresh(), []
-
-        def make(programs: Any, order: Any, device: torch.device) -> Any:
-            slab_bytes = plan[Lanes].slab_bytes
-            if on_streams or device.type != "cuda":
-                made.append(make_waves(programs, order, device))
-            else:
-                made.append(LaneGraph(programs, order, device, slab_bytes))
-            return made[-1]
-
-        sessions.make_waves = make  # type: ignore[assignment]
+        model = self.fresh()
         train = waved_loop(fit.problem, plan, model, self.batch, self.recipe, self.device)
+        waves = train._carrier._waves
 
         def step() -> Any:
             found = train.step(self.batch)
-            if getattr(made[0], "refusal", "") and not self.told:
-                self.told = f"refused: {made[0].refusal}\n"
-            notes = getattr(made[0], "notes", None)
-            if notes is not None and hasattr(notes, "edges"):
-                self.told = self.told or f"{len(notes.edges)} waits of {len(notes.lane)} calls\n"
+            if isinstance(waves, ReplayedWaves):
+                notes = waves.notes
+                self.told = waves.refusal or f"{notes.num_waits} waits of {len(notes.lane)} calls"
             return found
 
         return step
@@ -165,22 +150,13 @@ class Case:
 def systems(case: Case) -> dict[str, System]:
     """Ways to train, by name, the most telling first; made when they are measured."""
     fit = case.outlook.fit
-    asked = case.outlook.other or fit
     quick, thin = quickest(fit), lean(fit)
     found = {
-        "whole batch, replayed": System(case.whole, fit.plain),
-        "one lane, replayed": System(lambda: case.ours(one_lane(fit), fit), fit.accumulated),
         "two lanes": System(lambda: case.ours(fit.plan_of(quick), fit), quick),
+        "whole batch, replayed": System(case.whole, fit.plain),
         "two lanes, lean": System(lambda: case.ours(fit.plan_of(thin), fit), thin),
+        "one lane, replayed": System(lambda: case.ours(one_lane(fit), fit), fit.accumulated),
     }
-    if case.device.type == "cuda":
-        found["two lanes on two streams"] = System(
-            lambda: case.ours(fit.plan_of(quick), fit, on_streams=True), quick
-        )
-        found["two lanes on two streams, lean"] = System(
-            lambda: case.ours(fit.plan_of(thin), fit, on_streams=True), thin
-        )
-    found["eager"] = System(case.plain, asked.plain)
     return found
 
 
@@ -190,10 +166,8 @@ def quickest(fit: WaveFit) -> WaveWay:
 
 
 def lean(fit: WaveFit) -> WaveWay:
-    """The quickest two lanes that hold at most 1.3 times what one wave holds."""
-    most = LEAN_TIMES * fit.one_wave_bytes
-    fitting = [w for w in fit.tried if w.peak_bytes <= most and w.step_s < fit.accumulated.step_s]
-    return min(fitting, key=lambda way: way.step_s, default=fit.leanest)
+    """The quickest two lanes that hold little more than one wave."""
+    return fit.lean or fit.leanest
 
 
 def one_lane(fit: WaveFit) -> Plan:
@@ -239,7 +213,8 @@ def rows(name: str, case: Case, steps: int, turns: Turns) -> None:
     """A line per system."""
     for label, system in systems(case).items():
         one_row(name, label, system.make, case.samples, case.device, steps, turns, system.way)
-        print(case.told, end="", flush=True)
+        if case.told:
+            print(f"| {name} | {label} | {case.told} | | | | | |", flush=True)
         case.told = ""
 
 
@@ -304,10 +279,12 @@ def compare(name: str, build: Workload, samples: int, options: argparse.Namespac
               f"({fit.one_wave_bytes / GIB:.3f}), slab {slab / GIB:.3f} | |",
               flush=True)  # fmt: skip
     rows(name, case, options.steps, turns)
-    bits(name, case, options.losses, turns)
-    more = {"eager, twice the batch": (2 * samples, lambda: larger(build, 2 * samples, device))}
-    for label, (count, make) in more.items():
-        one_row(name, label, make, count, device, options.steps, turns, None)
+    if options.losses:
+        bits(name, case, options.losses, turns)
+    asked = case.outlook.other or fit
+    one_row(name, "eager", case.plain, samples, device, options.steps, turns, asked.plain)
+    one_row(name, "eager, twice the batch", lambda: larger(build, 2 * samples, device),
+            2 * samples, device, options.steps, turns, None)  # fmt: skip
 
 
 def main() -> int:

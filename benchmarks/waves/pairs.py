@@ -76,7 +76,7 @@ class Kernel:
     """A kernel with its time alone, and the share of the device that it is thought to ask for."""
 
     def __init__(self, module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        graph, program = capture_program(module, given, device="cuda")
+        graph, program = capture_program(module, given, optimizer=None, device="cuda")
         (kind,) = find_cluster("1xh200").kinds
         profile = profile_program(graph, program, kind, device="cuda", budget_s=1.0)
         problem = make_problem(graph, "1xh200", profile=profile)

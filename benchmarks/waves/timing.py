@@ -7,6 +7,7 @@ much longer than a GPU), and only one of them has the GPU while it measures.
 from __future__ import annotations
 
 import fcntl
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -114,7 +115,8 @@ def settle(device: torch.device) -> None:
 
 
 def start_counting(device: torch.device) -> None:
-    """Peaks are those from now on."""
+    """Peaks are those from now on, without what rows before have left behind."""
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -52,3 +52,25 @@ def test_a_recurrent_layer_is_recorded_the_same_each_time():
     kept = {"forward": lambda layer, rows: layer(rows)[0].mean(), "repeat": False}
     first, again = (capture_program(layer, batch, **kept)[0] for _ in range(2))
     assert first.op_names == again.op_names
+
+
+class LooksAtStorage(torch.nn.Module):
+    """As cuDNN's layers find out whether their weights are one buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(6))
+
+    def forward(self, rows):
+        buffer = torch.empty(0).set_(self.weight.detach().untyped_storage())
+        return (rows * self.weight).mean() + buffer[:3].sum()
+
+
+def test_a_look_at_a_storage_is_a_view_of_what_lies_there():
+    graph, _ = capture_program(LooksAtStorage(), torch.randn(3, 6), repeat=False)
+    assert not any("set_" in graph.kind_of(op) for op in range(graph.num_ops))
+    assert all(text.isprintable() for text in graph.signatures)
+    looked = [op for op in range(graph.num_ops) if "slice" in graph.kind_of(op)]
+    weight = next(t for t in range(graph.num_tensors) if graph.tensor_names[t] == "weight")
+    read = graph.reads[graph.read_ptr[looked[0]] : graph.read_ptr[looked[0] + 1]]
+    assert graph.root_of[read].tolist() == [weight]

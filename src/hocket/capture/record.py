@@ -64,7 +64,9 @@ def _facts(function: Any) -> _OpFacts:
         if arg.alias_info is not None and arg.alias_info.is_write
     ]  # fmt: skip
     return _OpFacts(
-        ignored=function.namespace == "prim",
+        # A tensor that is made to look at a storage is a view of what is known to lie there: so
+        # cuDNN's layers see whether their weights are one buffer.
+        ignored=str(function).startswith(("prim.", "aten.set_.source_Storage")),
         write_args=tuple(position for position, arg in written if not arg.kwarg_only),
         write_kwargs=tuple(arg.name for _, arg in written),
         draws=torch.Tag.nondeterministic_seeded in function.tags,

@@ -32,6 +32,7 @@ from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
 from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like
 from hocket.runtime.train.replay import ReplayedStep
+from hocket.runtime.train.replayed_update import ReplayedUpdate
 from hocket.runtime.train.weight import Weight
 
 
@@ -72,13 +73,16 @@ class Programs:
         are_real = all(kinds[d].kind.is_cpu == (devices[d].type == "cpu") for d in used)
         self.predicted_s = self.first.predicted.makespan_s if are_real else None
         self._recorded = {self._key("train", self._planned): self.first}
+        self._update = recipe.make_update
+        if recipe.calls_optimizer and replay and {d.type for d in devices} == {"cuda"}:
+            self._update = ReplayedUpdate()
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Gradients are used when all are there."""
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer."""
-        self._recipe.make_update(optimizer)
+        self._update(optimizer)
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """Forward and backward at once."""

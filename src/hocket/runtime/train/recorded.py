@@ -61,6 +61,11 @@ class Recipe:
     make_update: Callable[[torch.optim.Optimizer], None] = _step
     """How a step of the person's optimizer is made."""
 
+    @property
+    def calls_optimizer(self) -> bool:
+        """Whether an update is a call of ``optimizer.step()`` and nothing else."""
+        return self.make_update is _step
+
     def trace(self, model: nn.Module, batch: Any, kind: Kind) -> tuple[Graph, Program]:
         """The step on a batch as it is settled; neither model nor batch nor draws are changed."""
         forward, update = self.forward, self.update if kind == "train" else None

@@ -1,34 +1,40 @@
-"""Replay two waves as one CUDA graph: lanes fork and join inside it, the host asks once.
+"""Replay two waves as one CUDA graph in which lanes run side by side in one memory.
 
 Two rows of small kernels leave a device idle while the host asks for them one by one, so that two
-streams gain little; a graph has both rows before it starts. The first steps run op by op, so that
-libraries choose their kernels. Then the same calls are made once more while CUDA only notes them.
+streams gain little; a graph has both rows before it starts. The calls of both lanes are captured on
+one stream in the planned order and made two rows of the graph afterwards (`lane_notes`), so no more
+is held than planned. Libraries keep scratch memory of their own for each thread, so the second
+lane's calls are asked for by a second thread. The first steps run call by call in the same order,
+so that libraries choose their kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from hocket.base.errors import one_line
+from hocket.plan.sections.lanes import NUM_LANES
 from hocket.runtime.train.between_waves import BetweenWaves
 from hocket.runtime.train.carrier import Carried
+from hocket.runtime.train.lane_notes import NotedLane, Notes
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.replay import NUM_WARM, StaticInputs
-from hocket.runtime.train.waves import Wave, WaveOrder, Waves
+from hocket.runtime.train.waves import Wave, WaveOrder, Waves, WaveStep
 
 
 class ReplayedWaves(Waves):
     """Waves on one CUDA device, launched as a whole."""
 
-    keeps = False
-    """Whether the captured graph is changed before it is made ready."""
-
     def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
         super().__init__(programs, order, device)
+        self.notes = Notes(device)
+        self._lanes = [NotedLane(device, self.notes, which) for which in range(NUM_LANES)]
+        self._beside = ThreadPoolExecutor(1, initializer=_enter, initargs=(self.notes.stream,))
         self.refusal = ""
         """Why waves are not replayed; empty where they are or will be."""
         self._num_eager = 0
@@ -45,13 +51,13 @@ class ReplayedWaves(Waves):
         is_pending = any(tensor.grad is not None for tensor in tensors)
         if self.refusal or is_pending or self._num_eager < NUM_WARM:
             self._num_eager += 1
-            return super().carry(waves, step)
+            return self._call_by_call(waves, step)
         origin = (*(w.recorded for w in waves), *(tensor.data_ptr() for tensor in tensors))
         if self._graph is None or origin != self._captured_from:
             self._capture(waves, step)
             self._captured_from = origin
         if self._graph is None:
-            return super().carry(waves, step)
+            return self._call_by_call(waves, step)
         for inputs, scale, wave in zip(self._inputs, self._scales, waves, strict=True):
             inputs.refill(wave.given)
             scale.fill_(wave.weight)
@@ -59,6 +65,21 @@ class ReplayedWaves(Waves):
         for name, gradient in self._lent.items():
             self._programs.tensors[name].grad = gradient
         return [Carried(each.loss.clone(), tree_map(_own, each.outputs)) for each in self._outcomes]
+
+    def _call_by_call(self, waves: Sequence[Wave], step: int) -> list[Carried]:
+        """On the stream that is captured later, for which libraries make what they need."""
+        here = torch.cuda.current_stream(self._device)
+        self.notes.stream.wait_stream(here)
+        with torch.cuda.stream(self.notes.stream):
+            found = super().carry(waves, step)
+        here.wait_stream(self.notes.stream)
+        return found
+
+    def _run(self, own: WaveStep, op: int, lane: int) -> None:
+        if lane:
+            self._beside.submit(_recorded, own, op).result()
+        else:
+            own.run(op)
 
     def _capture(self, waves: Sequence[Wave], step: int) -> None:
         self._graph, self._outcomes, self._lent = None, [], {}
@@ -70,10 +91,11 @@ class ReplayedWaves(Waves):
         ]
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph(keep_graph=self.keeps)
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         tensors = self._programs.tensors
         try:
-            self._outcomes = self._captured(graph, static, step)
+            with self.notes.capture(graph, self._order.slab_bytes):
+                self._outcomes = super().carry(static, step)
         # A kernel that cannot be captured is no failure: waves go on op by op.
         except Exception as error:
             self.refusal = one_line(error)
@@ -83,12 +105,6 @@ class ReplayedWaves(Waves):
             self._lent = {name: t.grad for name, t in tensors.items() if t.grad is not None}
         for tensor in tensors.values():
             tensor.grad = None
-
-    def _captured(
-        self, graph: torch.cuda.CUDAGraph, waves: Sequence[Wave], step: int
-    ) -> list[Carried]:
-        with torch.cuda.graph(graph):
-            return Waves.carry(self, waves, step)
 
 
 def make_waves(programs: Programs, order: WaveOrder, device: torch.device) -> Waves:
@@ -102,3 +118,14 @@ def make_waves(programs: Programs, order: WaveOrder, device: torch.device) -> Wa
 def _own(value: Any) -> Any:
     """A copy of a tensor that the next replay overwrites."""
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _enter(stream: torch.cuda.Stream) -> None:
+    """A thread that asks for calls of a stream."""
+    torch.cuda.set_device(stream.device)
+    torch.cuda.set_stream(stream)
+
+
+def _recorded(own: WaveStep, op: int) -> None:
+    with own.as_recorded():
+        own.run(op)

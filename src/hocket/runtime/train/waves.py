@@ -1,17 +1,16 @@
 """Microbatches in two lanes: the calls of recorded steps in turns, in the order of a plan.
 
 Every wave is a recorded step with slots of its own; parameters and buffers are the same. Calls are
-asked for in the order in which the simulator saw them start, so that on a processor no more is held
-than planned. On a CUDA device each lane is a stream, and events hold one back where it has to wait
-for the other. Gradients are added as soon as they are there, in the order of the waves, and numbers
-are drawn in that order: the result is that of accumulation, to the bit.
+asked for one by one in the order in which the simulator saw them start, so that no more is held
+than planned; a CUDA graph makes two lanes of them (`replayed_waves`). Gradients are added as soon
+as they are there, in the order of the waves, and numbers are drawn in that order: the result is
+that of accumulation, to the bit.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from hocket.graph.graph import Phase
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Shares
 from hocket.plan.sections.lanes import NUM_LANES, Changes
-from hocket.runtime.lanes import Lane, new_lane
+from hocket.runtime.lanes import Lane
 from hocket.runtime.setup import Setup
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.carry import CarriedStep, Given
@@ -47,6 +46,8 @@ class WaveOrder(NamedTuple):
     """What an op waits for in the other lane."""
     num_ops: int
     """Of the graph, updates included."""
+    slab_bytes: int = 0
+    """What the planned addresses of both lanes take; 0 where none are planned."""
     changes: Changes = "step"
     """After what parameters change."""
 
@@ -63,7 +64,7 @@ def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0)
         key = wait.wave, wait.op
         waits[key] = (*waits.get(key, ()), (wait.on_wave, wait.on_op))
     sequence = zip(wave[order].tolist(), op[order].tolist(), strict=True)
-    return WaveOrder(tuple(sequence), waits, problem.graph.num_ops, lanes.changes)
+    return WaveOrder(tuple(sequence), waits, problem.graph.num_ops, lanes.slab_bytes, lanes.changes)
 
 
 class Wave(NamedTuple):
@@ -114,7 +115,7 @@ class Waves:
 
     def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
         self._programs, self._order, self._device = programs, order, device
-        self._lanes = [new_lane(device) for _ in range(NUM_LANES)]
+        self._lanes = [Lane(device) for _ in range(NUM_LANES)]
         self._awaited = {awaited for waits in order.waits.values() for awaited in waits}
         self._first = {wave: op for wave, op in reversed(order.sequence)}
         self._last = dict(order.sequence)
@@ -142,7 +143,7 @@ class Waves:
         sums = self._sums()
         events: dict[WaveOp, Any] = {}
         outcomes: dict[int, Carried] = {}
-        with self._on_lanes(), self._step(waves[0].recorded, 0).as_recorded():
+        with self._step(waves[0].recorded, 0).as_recorded():
             for at in self._order.sequence:
                 wave, op = at
                 recorded, given, weight = waves[wave]
@@ -200,22 +201,6 @@ class Waves:
                 5,
             )
         self._has_warned = True
-
-    @contextmanager
-    def _on_lanes(self) -> Iterator[None]:
-        """Lanes begin after all that was asked for before; what is asked for next, after them."""
-        if self._device.type != "cuda":
-            yield
-            return
-        here = torch.cuda.current_stream(self._device)
-        for lane in self._lanes:
-            lane.wait(here.record_event())
-        try:
-            yield
-        finally:
-            torch.cuda.set_stream(here)
-            for lane in self._lanes:
-                here.wait_event(lane.event())
 
 
 class GradientSums:

@@ -1,16 +1,14 @@
-"""Replay two waves as one CUDA graph whose lanes share memory: one stream, taken apart afterwards.
+"""Two lanes captured on one stream: what is asked for is noted, then the graph is taken apart.
 
-The calls of both lanes are captured on one stream in the planned order, so that one lane is given
-the memory that the other has dropped, and no more is held than planned. In the graph each lane is
-then a row of its own, which waits for the other where it has to (`lane_edges`). Libraries keep
-scratch memory of their own for each thread, so the calls of the second lane are asked for by a
-second thread. The first steps run op by op in the same order, so that libraries choose kernels.
+One stream, so that one lane is given the memory that the other has dropped. The allocator's own
+record says who was given what: before each call a mark is put into it, by a byte of another stream.
+In the graph each lane is a row of its own afterwards, which waits for the other where it has to
+(`lane_edges`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -19,7 +17,6 @@ import torch
 
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.runtime.lanes import Lane
-from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.graph_nodes import (
     Nodes,
     arrows_of,
@@ -29,9 +26,6 @@ from hocket.runtime.train.graph_nodes import (
     new_arrows,
 )
 from hocket.runtime.train.lane_edges import Edge, blocks_of, lane_edges
-from hocket.runtime.train.programs import Programs
-from hocket.runtime.train.replayed_waves import ReplayedWaves
-from hocket.runtime.train.waves import Wave, WaveOrder, Waves, WaveStep
 
 _MAX_ENTRIES = 2_000_000
 """Of the allocator's record."""
@@ -45,6 +39,8 @@ class Notes:
         self.lane: list[int] = []
         """Of each call."""
         self.told: list[Edge] = []
+        self.num_waits = 0
+        """Of one lane for the other, in the graph."""
         self._device = device
         self._marks = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._ends: list[Nodes] = []
@@ -97,8 +93,8 @@ class Notes:
         works = [bool(last) for last in calls.last]
         streams = self.stream.cuda_stream, self._marks.cuda_stream
         blocks = blocks_of(trace, *streams, len(self.lane))
-        self.edges = lane_edges(self.lane, self.told, blocks, works)
-        pairs: list[tuple[int, int]] = [*self.edges]
+        pairs: list[tuple[int, int]] = [*lane_edges(self.lane, self.told, blocks, works)]
+        self.num_waits = len(pairs)
         for lane in range(NUM_LANES):
             own = [at for at, here in enumerate(self.lane) if here == lane and works[at]]
             pairs += pairwise(own)
@@ -125,49 +121,3 @@ class NotedLane(Lane):
     def event(self) -> int:
         """The call that was asked for last."""
         return len(self._notes.lane) - 1
-
-
-class LaneGraph(ReplayedWaves):
-    """Waves on one CUDA device, in one graph and one memory."""
-
-    keeps = True
-
-    def __init__(
-        self, programs: Programs, order: WaveOrder, device: torch.device, slab_bytes: int = 0
-    ) -> None:
-        super().__init__(programs, order, device)
-        self.notes, self._slab_bytes = Notes(device), slab_bytes
-        self._lanes = [NotedLane(device, self.notes, which) for which in range(NUM_LANES)]
-        self._beside = ThreadPoolExecutor(1, initializer=self._enter_thread)
-
-    def _enter_thread(self) -> None:
-        torch.cuda.set_device(self._device)
-        torch.cuda.set_stream(self.notes.stream)
-
-    def _run(self, own: WaveStep, op: int, lane: int) -> None:
-        if lane:
-            self._beside.submit(_recorded, own, op).result()
-        else:
-            own.run(op)
-
-    @contextmanager
-    def _on_lanes(self) -> Iterator[None]:
-        here = torch.cuda.current_stream(self._device)
-        if here == self.notes.stream:
-            yield
-            return
-        self.notes.stream.wait_stream(here)
-        with torch.cuda.stream(self.notes.stream):
-            yield
-        here.wait_stream(self.notes.stream)
-
-    def _captured(
-        self, graph: torch.cuda.CUDAGraph, waves: Sequence[Wave], step: int
-    ) -> list[Carried]:
-        with self.notes.capture(graph, self._slab_bytes):
-            return Waves.carry(self, waves, step)
-
-
-def _recorded(own: WaveStep, op: int) -> None:
-    with own.as_recorded():
-        own.run(op)

@@ -1,0 +1,106 @@
+"""Updates that are replayed are those that would be called."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.runtime.train.replayed_update import ReplayedUpdate
+
+
+class Captures:
+    """Stands in for CUDA graphs: what is captured is not run, a replay runs it."""
+
+    def __init__(self):
+        self.num_captured = self.num_replayed = 0
+
+    def __call__(self, run):
+        self.num_captured += 1
+
+        def replay():
+            self.num_replayed += 1
+            run()
+
+        return replay
+
+
+def trained(update, make, steps, *, between=lambda step, optimizer: None, lend=True):
+    """Parameters after some steps, with gradients that stay where they are."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = make(model.parameters())
+    gradients = {p: torch.empty_like(p) for p in model.parameters()}
+    for step in range(steps):
+        between(step, optimizer)
+        for number, parameter in enumerate(model.parameters()):
+            if not lend:
+                gradients[parameter] = torch.empty_like(parameter)
+            parameter.grad = gradients[parameter].fill_(step + number)
+        update(optimizer)
+    return [p.detach() for p in model.parameters()], optimizer
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=0.1, fused=True)
+
+
+def check(make, steps, num_captured, num_replayed, **options):
+    captures = Captures()
+    found, _ = trained(ReplayedUpdate(captures), make, steps, **options)
+    wanted, _ = trained(lambda optimizer: optimizer.step(), make, steps, **options)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert (captures.num_captured, captures.num_replayed) == (num_captured, num_replayed)
+
+
+def test_updates_are_replayed_once_they_repeat():
+    # Of the first step there are no states yet.
+    check(adamw, 8, 1, 5)
+    check(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True), 8, 1, 5)
+
+
+def test_a_changed_setting_is_called_and_captured_anew():
+    def schedule(step, optimizer):
+        optimizer.param_groups[0]["lr"] = 0.1 if step < 5 else 0.01
+
+    check(adamw, 9, 2, 4, between=schedule)
+    check(adamw, 9, 0, 0, between=lambda n, o: o.param_groups[0].update(lr=0.1 / (n + 1)))
+
+
+def test_states_that_were_loaded_are_seen():
+    def load(step, optimizer):
+        if step == 5:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    check(adamw, 10, 2, 5, between=load)
+
+
+@pytest.mark.parametrize("make", [
+    lambda p: torch.optim.AdamW(p, lr=0.1),
+    lambda p: torch.optim.RMSprop(p, lr=0.1),
+    lambda p: type("Own", (torch.optim.AdamW,), {})(p, lr=0.1, fused=True),
+])  # fmt: skip
+def test_optimizers_that_keep_something_on_the_host_are_called(make):
+    check(make, 6, 0, 0)
+
+
+def test_who_looks_on_is_not_left_out():
+    seen = []
+
+    def hook(step, optimizer):
+        if step == 4:
+            optimizer.register_step_post_hook(lambda *_: seen.append(step))
+
+    check(adamw, 7, 1, 1, between=hook)
+    assert len(seen) == 2 * 3
+
+
+def test_what_cannot_be_captured_is_called():
+    def refuse(run):
+        raise RuntimeError("no graphs here")
+
+    update = ReplayedUpdate(refuse)
+    found, _ = trained(update, adamw, 6)
+    wanted, _ = trained(lambda optimizer: optimizer.step(), adamw, 6)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert "no graphs here" in update.refusal
