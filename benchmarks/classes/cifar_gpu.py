@@ -37,7 +37,7 @@ from cifar_latency import without_onnx_package
 
 from hocket.classes.artefact import write_folder
 from hocket.classes.calibrate import calibrated
-from hocket.classes.codes import cyclic_code
+from hocket.classes.codes import cyclic_code, held_classes
 from hocket.classes.combine import Combiner, OddsCalibration, accuracy
 from hocket.classes.cut import build_part
 from hocket.classes.exported import as_onnx
@@ -285,8 +285,7 @@ def parts_of(asked: argparse.Namespace, material: Material) -> tuple[Any, Any, A
     """Groups, what each part holds, its classes."""
     groups = chosen_groups(material, WholeTimes(0.0, 0.0), 16)
     held = cyclic_code(len(groups), asked.redundancy)
-    classes = [tuple(sorted(each for g in mine for each in groups[g])) for mine in held]
-    return groups, held, classes
+    return groups, held, held_classes(groups, held)
 
 
 def cut(asked: argparse.Namespace, seed: Seed, share: float) -> None:

@@ -79,6 +79,13 @@ def cyclic_code(num_parts: int, redundancy: int) -> tuple[tuple[int, ...], ...]:
     )
 
 
+def held_classes(
+    groups: Sequence[Sequence[int]], held: Sequence[Sequence[int]]
+) -> list[tuple[int, ...]]:
+    """The classes of each worker, from the groups that it holds."""
+    return [tuple(sorted(each for group in mine for each in groups[group])) for mine in held]
+
+
 @dataclass(frozen=True)
 class Losses:
     """What becomes of the groups when some workers are lost."""

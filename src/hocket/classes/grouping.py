@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hocket.classes.codes import cyclic_code, held_classes
 from hocket.classes.fit import WholeTimes, cut_to, group_work, part_latency_s
 from hocket.classes.groups import Groups, balanced_groups, even_sizes, evened
 from hocket.classes.material import Material
@@ -29,8 +30,8 @@ def chosen_groups(material: Material, whole: WholeTimes, cores: int) -> Groups:
 
 
 def _counts(material: Material) -> range:
-    # A code of redundancy r needs r (r - 1) + 1 parts; without one, one part is no split.
-    least = max(2, material.request.redundancy * (material.request.redundancy - 1) + 1)
+    # With as many copies as parts every part would have all classes.
+    least = material.request.redundancy + 1
     return range(least, max(least, min(material.splits.num_classes, _MOST_PARTS)) + 1)
 
 
@@ -43,7 +44,8 @@ def _groups(material: Material, count: int) -> Groups:
 def _predicted_s(material: Material, whole: WholeTimes, groups: Groups, cores: int) -> float:
     """An answer when every part has the work that its classes need; time linear in work."""
     work_of = group_work(material)
-    small = part_latency_s(material, cut_to(material, groups[0], 0.1 * material.whole_macs))
+    classes = held_classes(groups, cyclic_code(len(groups), material.request.redundancy))
+    small = part_latency_s(material, cut_to(material, classes[0], 0.1 * material.whole_macs))
     slope_s = max(whole.latency_s - small, 0.0) / 0.9
-    part_s = [small + slope_s * (work_of(group) / material.whole_macs - 0.1) for group in groups]
+    part_s = [small + slope_s * (work_of(mine) / material.whole_macs - 0.1) for mine in classes]
     return answer_s(part_s, cores, FanOut())

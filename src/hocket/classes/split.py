@@ -19,7 +19,7 @@ from hocket.base.atomic import write_atomically
 from hocket.base.jsonfile import dump_json
 from hocket.classes.artefact import write_folder
 from hocket.classes.calibrate import calibrated
-from hocket.classes.codes import cyclic_code
+from hocket.classes.codes import cyclic_code, held_classes
 from hocket.classes.combine import Combiner, OddsCalibration, accuracy
 from hocket.classes.cut import PartCut
 from hocket.classes.exported import as_exported, as_onnx
@@ -86,7 +86,7 @@ def split(
     whole = whole_times(material)
     groups = chosen_groups(material, whole, cores)
     held = cyclic_code(len(groups), request.redundancy)
-    classes = [tuple(sorted(each for g in mine for each in groups[g])) for mine in held]
+    classes = held_classes(groups, held)
     budgets = fitted_budgets(material, whole, classes, tell)
     whole_scores = outputs_of(material.net, material.splits.validation.inputs).numpy()
     labels = material.splits.validation.labels.cpu().numpy()
