@@ -29,36 +29,50 @@ import cifar
 
 HERE = Path(__file__).parent
 START_S = time.time()
-CALM_S = 50.0
+CALM_S = 42.0
 """Of the limit, for timings after all training."""
-SGD = ["--batch", "256", "--rate", "0.15", "--retrain", "12000"]
+IDLE_S = 45.0
+"""Of the limit, when the GPU waits for images, starts and results."""
+SGD = ["--batch", "256", "--rate", "0.15", "--retrain", "20000"]
+SMALL_BATCH = ["--batch", "128", "--rate", "0.1", "--retrain", "40000"]
 ADAMW = ["--optimizer", "adamw", "--decay", "0.05", "--rate", "1e-3", "--retrain", "12000"]
-NETS = {
-    # 18 times as fast as eager torch; ten parts, so that any two of ten workers may die.
-    "vgg19": [*SGD, "--parts", "10", "--redundancy", "5", "--ratio", "4", "--eager-ratio", "20",
-              "--first-share", "0.075", "--train", "7000", "--kernels", "1"],
-    "resnet56": [*SGD, "--parts", "5", "--redundancy", "4", "--ratio", "2.55",
-                 "--eager-ratio", "6.3", "--first-share", "0.35", "--train", "5000",
-                 "--train-rate", "0.05", "--kernels", "4"],
-    "vit": [*ADAMW, "--parts", "5", "--redundancy", "4", "--work", "0.085", "--train", "6000",
-            "--train-rate", "1e-3"],
-}  # fmt: skip
+VGG19 = [*SGD, "--train", "7000"]
+RESNET56 = ["--train", "5000", "--train-rate", "0.05"]
+VIT = [*ADAMW, "--work", "0.085", "--train", "6000", "--train-rate", "1e-3"]
+COMPILED = ["--alike", "--compile"]
+THREE = ["--seeds", "0", "1", "2"]
 PLANS = {
-    "split": {
-        "vgg19": ["--seeds", "0", "1", "2", "--train-limit", "55", "--retrain-limit", "95"],
-        "resnet56": ["--seeds", "0", "1", "2", "--train-limit", "30", "--retrain-limit", "130"],
-        "vit": ["--seeds", "0", "--train-limit", "25", "--retrain-limit", "45"],
+    # Ten parts of VGG-19, so that any two of ten workers may die.
+    "ten": {
+        "vgg19": ((0.14, 0.25), [*VGG19, *THREE, "--parts", "10", "--redundancy", "5",
+                                 "--ratio", "4", "--eager-ratio", "20",
+                                 "--first-share", "0.075", "--kernels", "1"]),
+        "resnet56": ((0.08, 0.34), [*SGD, *RESNET56, *THREE, "--parts", "5", "--redundancy", "4",
+                                    "--ratio", "2.55", "--eager-ratio", "6.3",
+                                    "--first-share", "0.35", "--kernels", "4"]),
+        "vit": ((0.07, 0.12), [*VIT, "--seeds", "0", "--parts", "5", "--redundancy", "4"]),
+    },
+    "five": {
+        "vgg19": ((0.25, 0.3), [*VGG19, *COMPILED, *THREE, "--parts", "5", "--redundancy", "3",
+                                "--work", "0.084", "--kernels", "1"]),
+        "resnet56": ((0.0, 0.45), [*SMALL_BATCH, *RESNET56, *COMPILED, *THREE, "--parts", "5",
+                                   "--redundancy", "3", "--work", "0.345", "--kernels", "4"]),
     },
     "controls": {
-        "vgg19": ["--seeds", "0", "--train-limit", "15", "--retrain-limit", "20", "--control"],
-        "resnet56": ["--seeds", "0", "--retrain-limit", "40", "--control"],
+        "vgg19": ((0.15, 0.35), [*VGG19, "--compile", "--seeds", "0", "--work", "0.084",
+                                 "--control-steps", "25000"]),
+        "resnet56": ((0.0, 0.5), [*SMALL_BATCH, *RESNET56, "--compile", "--seeds", "0",
+                                  "--work", "0.345", "--control-steps", "40000"]),
     },
-}
-"""Seconds on the GPU; they must add up to less than the limit."""
-SERVING_AFTER_S = {"device": 60.0, "fresh": 130.0, "predict": 130.0, "kill": 130.0,
-                   "overhead": 130.0, "fan-out": 130.0}  # fmt: skip
-"""When each trial may begin: timings not before the nets have fitted their parts."""
-TOY = ["--device", "cpu", "--batch", "8", "--train", "2", "--retrain", "2", "--work", "0.1"]
+}  # fmt: skip
+"""For each net the shares of the time on the GPU, of the nets and of the parts, and its options."""
+NETS = ("vgg19", "resnet56", "vit")
+SERVING_AFTER_S = {"ten": 130.0, "five": 0.0}
+"""When timings may begin in a plan: not before the nets have fitted their parts."""
+TRIALS = {"ten": ("device", "fresh", "predict", "kill", "overhead", "fan-out"),
+          "five": ("predict", "overhead", "fan-out")}  # fmt: skip
+TOY = ["--device", "cpu", "--batch", "8", "--train", "2", "--retrain", "2", "--work", "0.1",
+       "--control-steps", "0", "--no-compile"]  # fmt: skip
 MOST_RETURNED_BYTES = 15 << 20
 SMALL_NETS = ("resnet56", "vit")
 
@@ -112,8 +126,8 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=500.0)
-    parser.add_argument("--nets", nargs="+", choices=tuple(NETS), default=list(NETS))
-    parser.add_argument("--plan", choices=tuple(PLANS), default="split")
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser.add_argument("--plan", choices=tuple(PLANS), default="five")
     parser.add_argument("--wholes", type=Path, default=None, help="weights of an earlier run")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
@@ -128,7 +142,7 @@ def main() -> None:
     decode()
     until_s = START_S + asked.seconds - CALM_S
     rows = training_rows(asked, work, until_s)
-    serving = [serving_row(work)] if asked.plan == "split" and not asked.toy else []
+    serving = [serving_row(asked.plan, work)] if asked.plan in TRIALS and not asked.toy else []
     if not run_rows([*rows, *serving], rows, work, asked.out, until_s):
         raise SystemExit(f"a training failed: {asked.out / 'log.txt'}")
     run_rows([calm_row(asked, work)], [], work, asked.out, START_S + asked.seconds - 3)
@@ -146,27 +160,32 @@ def decode() -> None:
 
 
 def training_rows(asked: argparse.Namespace, work: Path, until_s: float) -> list[Row]:
-    """One process for each net, on a core or two of its own where there are enough."""
+    """One process for each net, on the first cores where there are enough."""
     rows, cores = [], os.cpu_count() or 1
-    for place, (net, plan) in enumerate(PLANS[asked.plan].items()):
+    gpu_s = asked.seconds - CALM_S - IDLE_S
+    for place, (net, (shares, options)) in enumerate(PLANS[asked.plan].items()):
         if net not in asked.nets:
             continue
+        limits = ("--train-limit", str(shares[0] * gpu_s), "--retrain-limit",
+                  str(shares[1] * gpu_s))  # fmt: skip
         command = [str(HERE / "cifar_gpu.py"), "--net", net, "--out", str(work),
-                   "--until", str(until_s), *NETS[net], *plan]  # fmt: skip
+                   "--until", str(until_s), *options, *limits]  # fmt: skip
         command += TOY if asked.toy else []
         if asked.wholes is not None:
             command += ["--wholes", str(asked.wholes)]
-        mine = {2 * place % cores, (2 * place + 1) % cores}
         # The first net has its turn first: the others wait for as long as it takes to start.
-        rows.append(Row(net, [(2.0 * place, command)], work / f"{net}.log", mine))
+        rows.append(
+            Row(net, [(2.0 * place, command)], work / f"{net}.log", set(range(min(6, cores))))
+        )
     return rows
 
 
-def serving_row(work: Path) -> Row:
+def serving_row(plan: str, work: Path) -> Row:
     commands = [
-        (after_s, [str(HERE / "serving.py"), name, "--json", str(work / f"serving-{name}.json")])
-        for name, after_s in SERVING_AFTER_S.items()
-    ]
+        (SERVING_AFTER_S[plan],
+         [str(HERE / "serving.py"), name, "--json", str(work / f"serving-{name}.json")])
+        for name in TRIALS[plan]
+    ]  # fmt: skip
     cores = set(range(6, os.cpu_count() or 1)) or set(range(os.cpu_count() or 1))
     return Row("serving", commands, work / "serving.log", cores)
 

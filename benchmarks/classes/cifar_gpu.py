@@ -7,16 +7,19 @@ trained side by side (or read from ``--wholes``, where an earlier run has left t
 work with which a part is ``--ratio`` times as fast as the net in the same runtime and
 ``--eager-ratio`` times as fast as in eager torch is found by processes that time all three in turn
 (or given by ``--work``); the classes are divided among ``--parts`` by a code of ``--redundancy``;
-the parts of all seeds are cut, retrained side by side and calibrated. Processes that share a GPU
-train in turn (``GPU_TURN`` names a file to lock): what is not training runs beside it.
-Control (``--control``, after the split of the first seed): one 10-way net cut to the work of the
-largest part, with as many steps as all parts together. ``FOLDER/NET-SEED.*.json`` has all numbers
-and ``NET-SEED.outputs.npz`` what every part said to validation and test images.
+the parts of all seeds are cut, retrained side by side and calibrated. With ``--alike`` all parts
+have the widths that all classes together want, so that one compiled step serves all of them
+(``--compile``). Processes that share a GPU train in turn (``GPU_TURN`` names a file to lock): what
+is not training runs beside it. ``--control-steps N`` makes only the control, of the first seed: one
+10-way net cut to ``--work``, with as many steps as all parts of a split had together.
+``FOLDER/NET-SEED.*.json`` has all numbers and ``NET-SEED.outputs.npz`` what every part said to
+validation and test images.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import fcntl
 import json
 import os
@@ -39,7 +42,7 @@ from hocket.classes.artefact import write_folder
 from hocket.classes.calibrate import calibrated
 from hocket.classes.codes import cyclic_code, held_classes
 from hocket.classes.combine import Combiner, OddsCalibration, accuracy
-from hocket.classes.cut import build_part
+from hocket.classes.cut import PartCut, best_units, build_part
 from hocket.classes.exported import as_onnx
 from hocket.classes.fit import WholeTimes, cut_to
 from hocket.classes.grouping import chosen_groups
@@ -105,18 +108,19 @@ def main() -> None:
         # Steps that are not recorded take several times as long: not worth a GPU.
         warnings.filterwarnings("error", message="steps cannot be recorded")
     seeds = trained(asked)
+    if asked.control_steps:
+        control(asked, seeds[0])
+        return
     share = asked.work or fitted_share(asked, seeds[0])
+    shape = alike_shape(seeds[0], share) if asked.alike else None
     for seed in seeds:
-        cut(asked, seed, share)
+        cut(asked, seed, share, shape)
         write(asked, seed.told)
     say(f"parts with {share:.3f} of the work are made")
+    compile_first(asked, seeds[0])
     with turn():
         start_s = time.time()
-        made = learn(
-            [lesson_of(asked, seed) for seed in seeds],
-            recipe_of(asked, seeds[0].told["seed"], limit_s=left_s(asked, asked.retrain_limit)),
-            lambda *far: tell("retrain parts", *far),
-        )
+        made = retrained(asked, seeds)
         trained_s = time.time() - start_s
         outputs = [
             {name: said_by(seed.parts, data) for name, data in splits_of(seed.material)}
@@ -127,8 +131,6 @@ def main() -> None:
         judge(asked, seed, said)
         write(asked, seed.told, ".split.json")
         save_folder(asked, seed)
-    if asked.control:
-        control(asked, seeds[0])
 
 
 def arguments() -> argparse.Namespace:
@@ -146,8 +148,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--retrain", type=int, default=5000)
     parser.add_argument("--retrain-limit", type=float, default=1e9)
     parser.add_argument("--rate", type=float, default=0.1)
-    parser.add_argument("--control", action="store_true", help="of the first seed")
-    parser.add_argument("--control-limit", type=float, default=1e9)
+    parser.add_argument("--control-steps", type=int, default=0)
+    parser.add_argument("--alike", action="store_true")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--first-share", type=float, default=0.2, help="that the fit tries")
     parser.add_argument("--kernels", type=int, default=3, help="tried for each convolution")
     parser.add_argument("--wholes", type=Path, default=None, help="folder with NET-SEED.npz")
@@ -166,7 +169,7 @@ def recipe_of(asked: argparse.Namespace, seed: int, **changed: Any) -> NetTraini
     usual = NetTraining(
         steps=asked.retrain, batch=asked.batch, seed=seed,
         learning_rate=asked.rate, weight_decay=asked.decay, optimizer=asked.optimizer,
-        soft_weight=asked.soft, temperature=asked.temperature,
+        soft_weight=asked.soft, temperature=asked.temperature, compiled=asked.compile,
     )  # fmt: skip
     return replace(usual, **changed)
 
@@ -179,7 +182,7 @@ def trained(asked: argparse.Namespace) -> list[Seed]:
     nets = [load_net(f"{spec}:{asked.net}", seed).to(device) for seed in asked.seeds]
     recipes = [
         recipe_of(asked, seed, steps=asked.train, learning_rate=asked.train_rate,
-                  limit_s=asked.train_limit)
+                  limit_s=asked.train_limit, compiled=False)
         for seed in asked.seeds
     ]  # fmt: skip
     known = [load_whole(asked, seed, net) for seed, net in zip(asked.seeds, nets, strict=True)]
@@ -288,13 +291,49 @@ def parts_of(asked: argparse.Namespace, material: Material) -> tuple[Any, Any, A
     return groups, held, held_classes(groups, held)
 
 
-def cut(asked: argparse.Namespace, seed: Seed, share: float) -> None:
+def alike_shape(seed: Seed, share: float) -> PartCut:
+    """What is cut for all classes together."""
+    material = seed.material
+    everything = tuple(range(material.splits.num_classes))
+    return cut_to(material, everything, share * material.whole_macs)
+
+
+def cut(asked: argparse.Namespace, seed: Seed, share: float, shape: PartCut | None) -> None:
     """The parts of a seed."""
     material = seed.material
     seed.groups, seed.held, seed.classes = parts_of(asked, material)
-    cuts = [cut_to(material, mine, share * material.whole_macs) for mine in seed.classes]
+    if shape is None:
+        cuts = [cut_to(material, mine, share * material.whole_macs) for mine in seed.classes]
+    else:
+        widths = [len(kept) for kept in shape.kept]
+        cuts = [
+            PartCut(mine, best_units(material.scores.of_group(mine), widths), shape.omitted)
+            for mine in seed.classes
+        ]
     seed.omitted = [len(each.omitted) for each in cuts]
     seed.parts = [built(material, each) for each in cuts]
+
+
+def compile_first(asked: argparse.Namespace, seed: Seed) -> None:
+    """What is compiled for one part serves all; others may train meanwhile."""
+    if not asked.compile:
+        return
+    first = replace(seed, parts=copy.deepcopy(seed.parts[:1]), classes=seed.classes[:1])
+    try:
+        learn([lesson_of(asked, first)], recipe_of(asked, 0, steps=2), lambda *far: None)
+        say("compiled")
+    except Exception as error:
+        say(f"not compiled: {type(error).__name__}: {str(error)[:500]}")
+        asked.compile = False
+
+
+def retrained(asked: argparse.Namespace, seeds: list[Seed]) -> int:
+    """All parts of all seeds; the steps that were made."""
+    recipe = recipe_of(
+        asked, seeds[0].told["seed"], limit_s=left_s(asked, asked.retrain_limit)
+    )  # fmt: skip
+    return learn([lesson_of(asked, seed) for seed in seeds], recipe,
+                 lambda *far: tell("retrain parts", *far))  # fmt: skip
 
 
 def lesson_of(asked: argparse.Namespace, seed: Seed) -> Any:
@@ -363,22 +402,18 @@ def control(asked: argparse.Namespace, seed: Seed) -> None:
     """Ordinary pruning at equal work: one net with the steps of all parts."""
     material, told = seed.material, seed.told
     everything = tuple(range(material.splits.num_classes))
-    net = built(material, cut_to(material, everything,
-                                 max(told["parts"]["work"]) * material.whole_macs))  # fmt: skip
-    steps = asked.parts * told["parts"]["steps"]
+    net = built(material, cut_to(material, everything, asked.work * material.whole_macs))
     splits = material.splits
+    seed.parts, seed.classes = [net], [everything]
+    compile_first(asked, seed)
     with turn():
-        limit_s = left_s(asked, asked.control_limit)
-        if limit_s < 10:
-            say("no time for the control")
-            return
-        recipe = recipe_of(asked, told["seed"], steps=steps, limit_s=limit_s)
-        lesson = parts_lesson([net], [everything], material.net, splits.train, recipe,
-                              splits.augment)  # fmt: skip
-        made = learn([lesson], recipe, lambda *far: tell("control", *far))
+        recipe = recipe_of(asked, told["seed"], steps=asked.control_steps,
+                           limit_s=left_s(asked, asked.retrain_limit))  # fmt: skip
+        made = learn([lesson_of(asked, seed)], recipe, lambda *far: tell("control", *far))
         scores = said_by([net], splits.test)[0][:, 1:]
-    told["control"] = {"test": accuracy(scores, splits.test.labels.cpu().numpy()),
-                       "steps": made, "asked_steps": steps}  # fmt: skip
+    work = sum(multiplications(net, material.example).values()) / material.whole_macs
+    told["control"] = {"test": accuracy(scores, splits.test.labels.cpu().numpy()), "work": work,
+                       "steps": made, "asked_steps": asked.control_steps}  # fmt: skip
     say(f"control {told['control']}")
     write(asked, told, ".control.json")
 

@@ -31,6 +31,8 @@ class NetTraining:
     soft_weight: float = 0.7
     """Share of the whole net's opinion in the loss of a part; 0 for labels alone."""
     temperature: float = 2.0
+    compiled: bool = False
+    """By `torch.compile`, once for each shape of a part: worth its time in long trainings."""
     seed: int = 0
 
 

@@ -54,6 +54,9 @@ class Learner:
 
     def __init__(self, net: nn.Module, loss_of: LossOf, recipe: NetTraining) -> None:
         self.net, self._loss_of = net, loss_of
+        self._forward: Callable[[torch.Tensor], torch.Tensor] = (
+            torch.compile(net) if recipe.compiled else net
+        )
         self._device = next(net.parameters()).device
         self._parameters = [each for each in net.parameters() if each.requires_grad]
         self._optimizer: MomentumDescent | torch.optim.AdamW = (
@@ -65,7 +68,7 @@ class Learner:
     def learn(self, batch: LabelledBatch) -> None:
         """One step."""
         with mixed_precision(self._device):
-            outputs = self.net(batch.inputs)
+            outputs = self._forward(batch.inputs)
         self._loss_of(outputs.float(), batch).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._parameters, _LARGEST_NORM)
         self._optimizer.step()

@@ -1,6 +1,6 @@
 """Training of the whole net, and of each part on its own.
 
-A part learns "others" and its classes (cross-entropy), where its classes count for half; the whole
+A part learns "others" and its classes (cross-entropy), which count for half at least; the whole
 net's opinion, with all other classes added up, is a soft target beside the labels (Hinton et al.,
 "Distilling the knowledge in a neural network", 2015). Parts never communicate; parts that are
 trained together see the same batches, so that the whole net is asked once for all of them.
@@ -97,7 +97,7 @@ def parts_lesson(
     recipe: NetTraining,
     augment: Augment | None = None,
 ) -> Lesson:
-    """Parts and their teacher; all inputs come in turn, and own classes count for half."""
+    """Parts and their teacher; all inputs come in turn, and own classes count for half at least."""
     counts = torch.bincount(data.labels).double()
     losses = [
         part_loss(mine, len(counts), recipe, data.labels.device, _evening(counts, mine))
@@ -107,14 +107,18 @@ def parts_lesson(
 
 
 def _evening(counts: torch.Tensor, classes: tuple[int, ...]) -> list[float]:
-    """The weight of "others" and of each class with which a part's classes count for half."""
+    """The weight of "others" and of each class with which a part's classes count for half.
+
+    Where they are half of the data and more, all inputs count alike: to make up for few others
+    would waste what many others of them tell.
+    """
     own = [float(counts[each]) for each in classes]
     total = float(counts.sum())
     others = total - sum(own)
-    half = total / 2 if others else total
-    return [half / others if others else 0.0] + [
-        half / len(own) / each if each else 0.0 for each in own
-    ]
+    if sum(own) >= others:
+        return [1.0] * (1 + len(own))
+    half = total / 2
+    return [half / others] + [half / len(own) / each if each else 0.0 for each in own]
 
 
 def part_loss(

@@ -42,6 +42,8 @@ from hocket.cli.output import console, emit, json_option, say
               help="The highest of training; default: 0.05 for sgd, 0.001 for adamw.")  # fmt: skip
 @click.option("--limit", default=None,
               help="Of each training, such as 10min; its rate falls sooner then.")  # fmt: skip
+@click.option("--compile", "compiled", is_flag=True,
+              help="Train by torch.compile; worth it for trainings of minutes.")  # fmt: skip
 @click.option("--soft-targets", type=click.FloatRange(0, 1), default=0.7, show_default=True,
               help="Weight of the whole net's opinion in retraining.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(0, 20), default=4, show_default=True,
@@ -115,6 +117,7 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         learning_rate=rate if asked["learning_rate"] is None else asked["learning_rate"],
         weight_decay=decay,
         soft_weight=asked["soft_targets"],
+        compiled=asked["compiled"],
         seed=asked["seed"],
     )
     return SplitRequest(
