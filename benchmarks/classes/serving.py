@@ -35,6 +35,7 @@ from hocket.classes.combine import OddsCalibration
 from hocket.classes.exported import as_onnx
 from hocket.classes.outlook import FanOut, answer_s
 from hocket.classes.serving.client import ClassesClient
+from hocket.classes.serving.cores import siblings_of
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.classes.serving.on_device import DeviceFrontEnd
 from hocket.classes.serving.rehearsal import outlook_of
@@ -429,7 +430,10 @@ def main() -> None:
     asked = parser.parse_args()
     without_onnx_package()
     torch.set_num_threads(1)
-    found = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    threads = sorted({siblings_of(core) for core in os.sched_getaffinity(0)})
+    machine = platform.processor() or platform.machine()
+    found = {"machine": machine, "cores": os.cpu_count(), "threads": threads}
+    print(found, flush=True)
     for name in asked.trials:
         print(f"── {name}", flush=True)
         more = {"kill": [asked.kills], "predict": [asked.sizes]}.get(name, [])

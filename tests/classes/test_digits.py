@@ -53,7 +53,7 @@ def path(tmp_path_factory):
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def validation(path):
     return json.loads((path / "validation.json").read_text())
 

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from hocket.base.errors import RunError, UsageError
 from hocket.classes.serving.app import answer_body, make_app, max_body_bytes
+from hocket.classes.serving.cores import apart, cores_for, siblings_of
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions, answer_from
 from hocket.classes.serving.link import WorkerLink
 from hocket.classes.serving.rehearsal import enough_s, rehearsed
@@ -259,6 +260,26 @@ def test_the_prediction_names_its_pieces(folder):
 def test_an_answer_is_predicted_for_when_every_group_has_its_copies(folder, quorum, expected_s):
     # With one copy nobody waits for the slowest, whose groups others hold.
     assert enough_s(folder.table, quorum, np.array([1.0, 2.0, 5.0])) == expected_s
+
+
+def test_workers_get_physical_cores_of_their_own_first():
+    def pairs(core):
+        return (core // 2 * 2, core // 2 * 2 + 1)
+
+    def far(core):
+        return (core % 4, core % 4 + 4)
+
+    assert apart({0, 1, 2, 3, 5}, pairs) == [0, 2, 5, 1, 3]
+    assert apart(set(range(8)), far) == list(range(8))
+    assert all(core in siblings_of(core) for core in os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("part_s", "expected"),
+    [([1.0, 1.0], [3, 5]), ([1.0, 4.0, 2.0], [5, 3, 5]), ([0.0, 0.0, 0.0], [3, 5, 3])],
+)
+def test_long_parts_go_to_the_least_loaded_cores(part_s, expected):
+    assert cores_for(part_s, (3, 5)) == expected
 
 
 def test_a_rehearsal_is_not_counted(folder):

@@ -23,7 +23,7 @@ from hocket.base.errors import RunError
 from hocket.base.units import format_seconds
 from hocket.classes.artefact import Folder
 from hocket.classes.combine import Combiner, probabilities
-from hocket.classes.outlook import places_on
+from hocket.classes.serving.cores import cores_for
 from hocket.classes.serving.link import WorkerLink, WorkerSpec
 from hocket.classes.serving.metrics import Metrics, metrics_of
 from hocket.classes.serving.wire import SLOTS, InputLayout, set_finished
@@ -132,19 +132,6 @@ def is_enough(
     return all(have >= min(quorum, could) for have, could in zip(has, may, strict=True))
 
 
-def cores_of(table: PartTable, options: ServeOptions) -> list[int | None]:
-    """A core for each part; where there are fewer, the longest go to the least loaded."""
-    given = options.cores
-    cores = sorted(os.sched_getaffinity(0)) if given is None else list(given)
-    count = len(table.parts)
-    # The first core is the front end's where there are enough.
-    mine = cores[1:] if given is None and len(cores) > count else cores
-    if not mine:
-        return [None] * count
-    places = places_on([part.latency_s for part in table.parts], len(mine))
-    return [mine[place] for place in places]
-
-
 class FrontEnd:
     """Workers for all parts of a folder; use it as a context."""
 
@@ -163,12 +150,13 @@ class FrontEnd:
         self._stop = threading.Event()
         self._events = select.epoll()
         self._times_ns: list[int] = []
+        part_s = [part.latency_s for part in folder.table.parts]
+        cores = cores_for(part_s, self.options.cores)
         self._links = [
             WorkerLink(WorkerSpec(index, model, 1 + len(part.classes), self._layout,
                                   self._descriptor, core, self.options.spin_s), self._forget)
             for index, (model, part, core) in enumerate(
-                zip(folder.models, folder.table.parts, cores_of(folder.table, self.options),
-                    strict=True)
+                zip(folder.models, folder.table.parts, cores, strict=True)
             )
         ]  # fmt: skip
         self._by_descriptor: dict[int, WorkerLink] = {}
