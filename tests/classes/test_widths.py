@@ -1,9 +1,13 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.classes import split
 from hocket.classes.combine import Combiner, OddsCalibration
+from hocket.classes.cut import PartCut
 from hocket.classes.give_back import blame, larger_budgets
 from hocket.classes.outlook import FanOut, answer_s, finish_s, places_on, verdict
 from hocket.classes.widths import (
@@ -172,3 +176,16 @@ def test_an_answer_takes_the_slowest_part_where_every_worker_has_a_core():
     assert not small.pays
     assert "too small" in small.why
     assert "only 2 cores for 5 workers" in verdict(1e-5, 1e-4, [5e5] * 5, 1e6, 2).why
+
+
+def test_rounds_that_would_change_no_part_are_left_out(monkeypatch):
+    def cut_to(material, classes, budget):
+        return PartCut(classes, ((0,) if budget < 25 else (0, 1),))
+
+    monkeypatch.setattr(split, "cut_to", cut_to)
+    cuts, counts = [cut_to(None, (each,), 10) for each in (0, 1)], np.array([3.0, 0.0])
+    material = SimpleNamespace(whole_macs=100.0)
+    assert split._budgets_that_change(material, cuts, (10.0, 10.0), counts) == (
+        pytest.approx(10 * 1.4**3), 10.0,
+    )  # fmt: skip
+    assert split._budgets_that_change(material, cuts, (10.0, 10.0), 0 * counts) is None

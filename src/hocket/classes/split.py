@@ -129,9 +129,25 @@ def _rounds(
         if now.accuracy >= needed - 1e-12:
             break
         blamed = blame(now.combiner, now.scores, whole_scores, labels)
-        macs = larger_budgets(macs, blamed, material.whole_macs)
+        macs = _budgets_that_change(material, now.cuts, macs, blamed)
     assert best is not None
     return best, stages
+
+
+def _budgets_that_change(
+    material: Material, cuts: Sequence[PartCut], macs: Sequence[float], blamed: FloatArray
+) -> tuple[float, ...] | None:
+    """Larger budgets with which some part has more channels; None where none can have.
+
+    Below the floors of widths, and between two of them, a larger budget may change nothing.
+    """
+    larger = larger_budgets(macs, blamed, material.whole_macs)
+    while larger is not None and all(
+        cut_to(material, cut.classes, budget) == cut
+        for cut, budget in zip(cuts, larger, strict=True)
+    ):
+        larger = larger_budgets(larger, blamed, material.whole_macs)
+    return larger
 
 
 def _round(

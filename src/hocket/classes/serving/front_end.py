@@ -69,7 +69,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Reply:
+class WorkerReply:
     """When a worker's answer came."""
 
     spent_ns: int
@@ -243,7 +243,7 @@ class FrontEnd:
         """An input as the parts take it; raises `UsageError` for anything else."""
         return self._layout.checked(inputs)
 
-    def rehearse(self, inputs: np.ndarray[Any, Any]) -> list[Reply]:
+    def rehearse(self, inputs: np.ndarray[Any, Any]) -> list[WorkerReply]:
         """What every worker does with an input; it is not counted in `metrics`."""
         checked = self.checked(inputs)
         with self._lock:
@@ -266,7 +266,7 @@ class FrontEnd:
 
     def _replies(
         self, inputs: np.ndarray[Any, Any], limit_s: float, quorum: int
-    ) -> tuple[int, list[FloatArray | None], dict[int, Reply]]:
+    ) -> tuple[int, list[FloatArray | None], dict[int, WorkerReply]]:
         """Ask all workers; when that was, and what came until every group had its copies."""
         start_ns = time.perf_counter_ns()
         self._number += 1
@@ -274,7 +274,7 @@ class FrontEnd:
         self._slots[slot][...] = inputs
         asked = {link.spec.index for link in self._links if link.send(number, slot)}
         answers: list[FloatArray | None] = [None] * len(self._links)
-        replies: dict[int, Reply] = {}
+        replies: dict[int, WorkerReply] = {}
         until_ns = start_ns + int(limit_s * 1e9)
         while not is_enough(self._table, quorum, answers, asked):
             left_s = (until_ns - time.perf_counter_ns()) * 1e-9
@@ -284,7 +284,7 @@ class FrontEnd:
                 if of != number:
                     continue
                 index = link.spec.index
-                replies[index] = Reply(spent_ns, time.perf_counter_ns() - start_ns)
+                replies[index] = WorkerReply(spent_ns, time.perf_counter_ns() - start_ns)
                 if np.isfinite(outputs).all():
                     answers[index] = outputs
             asked = {
