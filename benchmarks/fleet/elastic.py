@@ -6,7 +6,8 @@ Gavel's traces run on its physical cluster (8 V100, 16 P100, 24 K80) and on its 
 each), with the throughputs that it measured for gangs of 1, 2, 4 and 8. Pollux's workloads run on
 16 servers of four T4, with the step times that it measured: a job keeps its global batch, so fewer
 devices take larger parts of it, one after another where they do not fit. A stop costs 60 s. Prints
-average completion times and how much sooner jobs end.
+average completion times, how much sooner jobs end, and what no choice of sizes can beat: each job
+alone on the fleet with the gang that is quickest.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ GAVEL = {
 POLLUX = tuple(f"workload-{number}" for number in range(1, 5))
 SERVERS = {1: "1", 2: "2", 3: "3", 4: "4", 8: "44", 12: "444", 16: "4444"}
 """Devices per server of each gang, as Pollux writes placements."""
+MANY_SERVERS = {24: "6", 32: "8", 48: "12", 64: "16"}
+"""Servers of larger gangs, which Pollux timed apart from small ones."""
 
 
 def main() -> None:
@@ -66,10 +69,14 @@ def _compare(name: str, trace: Trace, table: Throughputs, fleet: dict[str, int])
     for speeds in (None, elastic_speeds(work, table)):
         figures = simulate(work, devices, RULES, elastic=speeds).figures()
         found.append(figures["average_jct_s"] / 3600.0)
-    gain = 1.0 - found[1] / found[0]
+    gain, count = 1.0 - found[1] / found[0], np.array(list(fleet.values()))
+    least_s = [
+        steps / speeds.on(count).max()
+        for steps, speeds in zip(work.total_steps, elastic_speeds(work, table), strict=True)
+    ]
     print(
         f"{name}: {len(trace)} jobs, {found[0]:.2f} h with fixed gangs, {found[1]:.2f} h with "
-        f"elastic ones: {gain:.0%} sooner",
+        f"elastic ones: {gain:.0%} sooner; {np.mean(least_s) / 3600:.2f} h if each were alone",
         flush=True,
     )
     return gain
@@ -79,12 +86,12 @@ def pollux_table(folder: Path, name: str, trace: Trace) -> Throughputs:
     """Steps of a job's global batch per second on some T4, from the measured parts of a batch."""
     with (folder / "workloads" / f"{name}.csv").open() as file:
         batches = {row["application"]: int(row["batch_size"]) for row in csv.DictReader(file)}
-    gangs = sorted({*SERVERS, *trace.gang.tolist()})
+    gangs = sorted({*SERVERS, *MANY_SERVERS, *trace.gang.tolist()})
     profiles, speeds = [], []
     for job_type in dict.fromkeys(trace.job_types):
-        measured = _measured(folder / "traces" / job_type / "placements.csv")
-        known = {gang: _step_s(measured[text], batches[job_type] / gang)
-                 for gang, text in SERVERS.items()}  # fmt: skip
+        measured = _measured(folder / "traces" / job_type)
+        known = {gang: _step_s(measured[text, gang], batches[job_type] / gang)
+                 for gang, text in (SERVERS | MANY_SERVERS).items()}  # fmt: skip
         for gang in gangs:
             step_s = float(np.exp(np.interp(
                 np.log(gang), np.log(list(known)), np.log(list(known.values()))
@@ -98,14 +105,17 @@ def pollux_table(folder: Path, name: str, trace: Trace) -> Throughputs:
     )  # fmt: skip
 
 
-def _measured(path: Path) -> dict[str, list[tuple[int, float, float]]]:
-    """By placement: samples on each device, seconds of a step, and of its exchange."""
-    found: dict[str, list[tuple[int, float, float]]] = {}
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            entry = int(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"])
-            found.setdefault(row["placement"], []).append(entry)
-    return {placement: sorted(rows) for placement, rows in found.items()}
+def _measured(folder: Path) -> dict[tuple[str, int], list[tuple[int, float, float]]]:
+    """By servers and gang: samples on each device, seconds of a step, and of its exchange."""
+    found: dict[tuple[str, int], list[tuple[int, float, float]]] = {}
+    for name in ("placements.csv", "scalability.csv"):
+        with (folder / name).open() as file:
+            for row in csv.DictReader(file):
+                entry = int(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"])
+                where = row.get("placement") or row["num_nodes"]
+                gang = int(row.get("num_replicas") or sum(map(int, where)))
+                found.setdefault((where, gang), []).append(entry)
+    return {where: sorted(rows) for where, rows in found.items()}
 
 
 def _step_s(rows: list[tuple[int, float, float]], samples: float) -> float:

@@ -74,6 +74,18 @@ def test_a_job_grows_only_where_that_is_worth_a_stop_and_shrinks_for_others():
     assert set(choose_gangs(both, four, 60.0).values()) == {Chosen(2, 0)}
 
 
+def test_of_jobs_that_scale_alike_the_shorter_gets_more():
+    scales = GangSpeeds(gangs=(1, 2, 3, 4), steps_per_s=np.array([[1.0], [1.7], [2.3], [2.8]]))
+    jobs = [
+        ElasticJob(number=number, left_steps=steps, speeds=scales, now=None)
+        for number, steps in enumerate((1e3, 1e4, 1e5))
+    ]
+    found = choose_gangs(jobs, np.array([6]), 0.0)
+    assert [found[number].gang for number in range(3)] == [3, 2, 1]
+    alike = [ElasticJob(number=n, left_steps=1e3, speeds=scales, now=None) for n in range(3)]
+    assert {gang for gang, _ in choose_gangs(alike, np.array([6]), 0.0).values()} == {2}
+
+
 def test_kinds_without_enough_devices_or_memory_do_not_count():
     large = GangSpeeds(gangs=GANGS, steps_per_s=np.array([[0.0, 0.0], [0.0, 2.0], [6.0, 3.0]]))
     waiting = ElasticJob(number=0, left_steps=1.0, speeds=large, now=None)

@@ -239,6 +239,15 @@ def test_the_bound_holds_for_every_way(unequal):
     assert all(way.step_s >= bound for way in shared_ways(unequal, budget))
 
 
+def test_pipelines_are_tried_in_both_orders_of_their_devices(unequal):
+    budget = Budget(unequal)
+    shared_ways(unequal, budget)
+    tried = {
+        replica.devices for shares, _ in budget.seen for replica in shares.replicas if replica.cuts
+    }
+    assert any(devices[::-1] in tried for devices in tried)
+
+
 def test_one_device_that_holds_the_batch_is_one_row(graph):
     problem = problem_on(graph, "1xt4")
     alone = compare_whole(problem)

@@ -145,11 +145,15 @@ class Sheet:
         readers, reads = np.concatenate(self._readers), np.concatenate(self._reads)
         by_reader = np.argsort(readers, kind="stable")
         read_ptr = pointers(np.bincount(readers, minlength=self.num_ops))
-        names = self._told(self._op_names, self.num_ops)
+        names = self._names(self._op_names, np.arange(self.num_ops, dtype=np.int32))
         return topological_order(names, producer, read_ptr, reads[by_reader])
 
-    def _told(self, pieces: list[NamesOnDemand], count: int) -> list[str]:
-        return list(chain.from_iterable(pieces)) if self.is_named else [""] * count
+    def _names(self, pieces: list[NamesOnDemand], order: NDArray[Any]) -> tuple[str, ...]:
+        """Names of ops or tensors in an order; empty ones where none are wanted."""
+        if not self.is_named:
+            return ("",) * len(order)
+        told = list(chain.from_iterable(pieces))
+        return tuple(map(told.__getitem__, order.tolist()))
 
     def graph(self, name: str, meta: dict[str, Any]) -> Graph:
         """The graph of all that was added."""
@@ -164,11 +168,9 @@ class Sheet:
             alias[tensors] = bases
         alias = alias[order]
         unknown = np.full(self.num_ops, -1, dtype=np.int32)
-        op_names = self._told(self._op_names, self.num_ops)
-        tensor_names = self._told(self._tensor_names, self.num_tensors)
         return Graph(
             name=name,
-            op_names=tuple(map(op_names.__getitem__, self._order.tolist())),
+            op_names=self._names(self._op_names, self._order),
             kinds=tuple(self.kinds),
             op_kind=self.column("kind").astype(np.int32),
             modules=self.modules,
@@ -184,7 +186,7 @@ class Sheet:
             group=unknown.copy(),
             rng_order=unknown.copy(),
             op_stream=self.column("stream").astype(np.int8),
-            tensor_names=tuple(map(tensor_names.__getitem__, order.tolist())),
+            tensor_names=self._names(self._tensor_names, order),
             tensor_bytes=columns["bytes"][order].astype(np.int64),
             tensor_role=columns["role"][order].astype(np.int8),
             tensor_producer=producer[order],
