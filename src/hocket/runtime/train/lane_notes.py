@@ -63,12 +63,14 @@ class Notes:
     def capture(self, graph: torch.cuda.CUDAGraph, slab_bytes: int) -> Iterator[None]:
         """Capture what is asked for; the graph has its lanes afterwards and is ready."""
         self.lane, self.told, self._ends = [], [], []
-        self._mark()
+        # As long as one mark is there, others find memory beside it; a capture must not ask for it.
+        held = self._mark()
         torch.cuda.memory._record_memory_history(
             "all", context=None, stacks="python", max_entries=_MAX_ENTRIES
         )
         try:
-            with torch.cuda.graph(graph, stream=self.stream):
+            # What another thread asks for meanwhile is no concern of this capture.
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="relaxed"):
                 if slab_bytes:
                     # All that calls are given is cut from it.
                     torch.UntypedStorage(slab_bytes, device=self._device)  # type: ignore[no-untyped-call]
@@ -81,11 +83,12 @@ class Notes:
             trace = torch.cuda.memory._snapshot(self._device)["device_traces"]
         finally:
             torch.cuda.memory._record_memory_history(None)
+            del held
         self._take_apart(graph, trace[self._device.index or 0])
 
-    def _mark(self) -> None:
+    def _mark(self) -> torch.UntypedStorage:
         with torch.cuda.stream(self._marks):
-            torch.UntypedStorage(1, device=self._device)  # type: ignore[no-untyped-call]
+            return torch.UntypedStorage(1, device=self._device)  # type: ignore[no-untyped-call]
 
     def _take_apart(self, graph: torch.cuda.CUDAGraph, trace: list[Any]) -> None:
         raw = graph.raw_cuda_graph()
