@@ -57,7 +57,12 @@ def test_a_deadline_gives_what_has_come_and_wrong_inputs_are_refused(folder):
 
 @pytest.mark.parametrize(
     ("token", "body", "status"),
-    [("wrong", b"", 401), (TOKEN, b'{"input": ["1"]}', 422), (TOKEN, b" " * 10**7, 422)],
+    [
+        ("wrong", b"", 401),
+        (TOKEN, b"{", 400),
+        (TOKEN, b'{"input": ["1"]}', 422),
+        (TOKEN, b" " * 10**7, 413),
+    ],
 )
 def test_requests_need_the_token_and_one_input(folder, token, body, status):
     async def stream():

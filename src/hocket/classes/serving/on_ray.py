@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.base.errors import HocketError, MissingExtraError, RunError, UsageError
+from hocket.base.errors import HocketError, MissingExtraError, RunError
 from hocket.classes.artefact import Folder
 from hocket.classes.serving.app import answer_body, inputs_of, max_body_bytes
 from hocket.classes.serving.front_end import Answer, ServeOptions, answer_from, is_enough
@@ -26,6 +26,7 @@ from hocket.classes.serving.wire import InputLayout
 from hocket.classes.session import infer, open_session
 from hocket.classes.table import PartTable
 from hocket.service.credentials import bearer
+from hocket.service.rest.problems import RefusedError
 
 NAME = "hocket-classes"
 
@@ -86,7 +87,8 @@ class RayFrontEnd:
         async for part in request.stream():
             body += part
             if len(body) > limit:
-                raise UsageError(f"more than {limit:,} bytes", hint="send one input at a time")
+                raise RefusedError(413, f"more than {limit:,} bytes",
+                                   hint="send one input at a time")  # fmt: skip
         return body
 
     async def __call__(self, request: Any) -> Any:
@@ -99,13 +101,14 @@ class RayFrontEnd:
             return JSONResponse({"detail": "this needs the token"}, 401)
         try:
             if request.method != "POST":
-                raise UsageError("send an input by POST")
+                raise RefusedError(405, "send an input by POST")
             body = await self._body(request)
             answer = await self.predict(inputs_of(body, request, self._table))
             if answer.label < 0:
                 return JSONResponse({"detail": "no part gave finite scores in time"}, 503)
         except HocketError as error:
-            return JSONResponse({"detail": error.message, "hint": error.hint}, 422)
+            status = error.status if isinstance(error, RefusedError) else 422
+            return JSONResponse({"detail": error.message, "hint": error.hint}, status)
         return answer_body(answer, self._table.class_names, 5).model_dump()
 
 
