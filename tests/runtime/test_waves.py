@@ -23,7 +23,10 @@ from hocket.planners.waves.why import reasons
 from hocket.runtime.memory.copies import CopyEngines
 from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import ModelSource
+from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.train.divided.turns import Partitions, turn_slots
+from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.update import planned_update
 from hocket.runtime.train.waves import wave_order
 from hocket.simulate.shares.lanes import pass_order
 from hocket.simulate.verify import verify
@@ -97,6 +100,23 @@ def test_whenever_the_second_wave_begins_losses_are_the_same(case, start):
     source = ModelSource(model, batch, None)
     result = run_plan(fit.problem, plan, RunOptions(steps=3, threads=1), source=source)
     assert list(result.losses) == accumulated(case)[0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(case):
+    model, batch, fit = case
+    whole = len(pass_order(fit.problem.graph))
+    losses = []
+    for lead in (0, whole):
+        plan, own = fit.plan_of(fit.aligned).having(Lanes(lead=lead)), copy.deepcopy(model)
+        update = planned_update(torch.optim.AdamW(own.parameters(), lr=1e-3, fused=True), own)
+        recipe = Recipe(loss=None, update=update, device="cuda", name="waves")
+        device = torch.device("cuda")
+        train = waved_loop(fit.problem, plan, own, batch.to(device), recipe, device)
+        torch.manual_seed(0)
+        losses.append([train.step(batch.to(device)).item() for _ in range(8)])
+        assert not train._carrier._waves.refusal
+    assert losses[0] == losses[1]
 
 
 def between_waves(case, num_waves=4, steps=3):

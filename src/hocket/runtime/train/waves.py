@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class WaveOrder(NamedTuple):
 
     sequence: tuple[WaveOp, ...]
     waits: Mapping[WaveOp, tuple[WaveOp, ...]]
-    """What an op waits for in the other lane."""
+    """What an op waits for in the other lane so that results are those of accumulation."""
     num_ops: int
     """Of the graph, updates included."""
     slab_bytes: int = 0
@@ -60,7 +61,9 @@ def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0)
     number = passes[wave, op]
     order = np.lexsort((number, timeline.op_start_s[number]))
     waits: dict[WaveOp, tuple[WaveOp, ...]] = {}
-    for wait in lane_waits(problem.graph, lanes, len(passes)):
+    # Waits for room are kept by the order: memory is given out in it, whatever runs beside what.
+    needed = replace(lanes, lead=0, waits=())
+    for wait in lane_waits(problem.graph, needed, len(passes)):
         key = wait.wave, wait.op
         waits[key] = (*waits.get(key, ()), (wait.on_wave, wait.on_op))
     sequence = zip(wave[order].tolist(), op[order].tolist(), strict=True)
