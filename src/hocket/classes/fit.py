@@ -37,6 +37,10 @@ class WholeTimes:
     latency_s: float
     eager_s: float
 
+    def quicker(self, other: WholeTimes) -> WholeTimes:
+        """The shorter of two times each."""
+        return WholeTimes(min(self.latency_s, other.latency_s), min(self.eager_s, other.eager_s))
+
 
 @dataclass(frozen=True)
 class Budgets:
