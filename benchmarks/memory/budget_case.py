@@ -22,6 +22,7 @@ from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import FULL_RECOMPUTE, Frontier, find_frontier
 from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.memory.logits import has_last_layer
 from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget, fitted
@@ -52,7 +53,9 @@ class Case:
         self.graph, program = self.recipe.trace(self.model, self.batch, "train")
         self.rounded = rounded_parameters(program)
         planned = plan_graph(self.graph, find_cluster(self.on), planners=ONE_DEVICE)
-        self.frontier: Frontier = find_frontier(planned.problem, planned.plan)
+        self.frontier: Frontier = find_frontier(
+            planned.problem, planned.plan, in_chunks=has_last_layer(self.model)
+        )
         self.rehearsed: dict[Any, int] = {}
         self.step_s = 0.0
         """Of the fastest step that was counted last, but for the first two."""

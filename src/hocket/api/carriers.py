@@ -25,9 +25,10 @@ from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory
-from hocket.planners.memory.budget import keep_budget
+from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.executors import choose
+from hocket.runtime.memory.logits import has_last_layer
 from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.rebuild import require_same
@@ -121,7 +122,7 @@ def budgeted_carrier(
         )  # fmt: skip
 
     planned = plan_graph(graph, find_cluster(on), planners=ONE_DEVICE)
-    frontier = keep_budget(planned.problem, planned.plan, budget_bytes).frontier
+    frontier = find_frontier(planned.problem, planned.plan, in_chunks=has_last_layer(model))
     found = fitted(budget_bytes, frontier, rehearse)
     return Budgeted(model, batch, recipe, found, device, graph=graph, rounded=rounded)
 

@@ -147,13 +147,15 @@ def find_frontier(
     *,
     host_bytes: float = float("inf"),
     num_levels: int | None = None,
+    in_chunks: bool = True,
 ) -> Frontier:
-    """Plans of a step that is placed on one device, from the fastest to the leanest."""
+    """Plans of a step that is placed on one device, from the fastest to the leanest; ``in_chunks``
+    says whether its loss can be made in chunks."""
     started = time.perf_counter()
     if num_levels is None:
         fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(problem.graph.num_ops, 1)
         num_levels = min(NUM_LEVELS, max(FEWEST_LEVELS, fewer))
-    maker = _Maker(problem, plan, host_bytes)
+    maker = _Maker(problem, plan, host_bytes, CHUNKS if in_chunks else CHUNKS[:1])
     plans = {fitted.name: fitted for fitted in maker.usual()}
     most = plans[PLAIN].peak_bytes
     least = min(fitted.peak_bytes for fitted in plans.values())
@@ -182,10 +184,10 @@ def find_frontier(
 
 def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
     """A budget between two neighbours of the best plans that was not tried yet, where fewer bytes
-    cost the most time; None where all are near each other."""
+    cost the most time, else the most bytes to move; None where all are near each other."""
     found: list[Fitted] = []
     for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.rank)):
-        if not found or plan.step_s < found[-1].step_s:
+        if not found or plan.rank < found[-1].rank:
             found.append(plan)
     gaps = []
     for lean, fast in itertools.pairwise(found):
@@ -193,22 +195,24 @@ def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
         middle = lean.peak_bytes * ratio**0.5
         is_new = all(not NEAR**-1 < middle / other < NEAR for other in tried)
         if ratio > NEAR**2 and is_new:
-            gaps.append((lean.step_s - fast.step_s, middle))
-    return max(gaps)[1] if gaps else None
+            gaps.append((lean.step_s - fast.step_s, lean.moved_bytes - fast.moved_bytes, middle))
+    return max(gaps)[-1] if gaps else None
 
 
 def leanest_bytes(problem: Problem, plan: Plan) -> int:
     """The fewest bytes that a plan of this step is known to need, without looking at its time."""
-    maker = _Maker(problem, plan, float("inf"))
+    maker = _Maker(problem, plan, float("inf"), CHUNKS)
     return min(fitted.peak_bytes for fitted in maker.leanest())
 
 
 class _Maker:
     """Makes plans and has them simulated; what they share is found once."""
 
-    def __init__(self, problem: Problem, plan: Plan, host_bytes: float) -> None:
+    def __init__(
+        self, problem: Problem, plan: Plan, host_bytes: float, chunks: tuple[int, ...]
+    ) -> None:
         self.problem, self.plan = problem, plan
-        self.host_bytes = host_bytes
+        self.host_bytes, self.chunks = host_bytes, chunks
         self.uses: Uses = find_uses(problem.graph, cut_step(problem.graph))
         device = int(plan.device_of[0]) if plan.device_of is not None else 0
         self.numbers: BlockNumbers = measure(problem, self.uses, device)
@@ -236,7 +240,7 @@ class _Maker:
 
     def leanest(self) -> Iterator[Fitted]:
         """Everything away that can be away."""
-        for chunks in (1, CHUNKS[-1]):
+        for chunks in dict.fromkeys((1, self.chunks[-1])):
             yield self._judged(f"leanest, {chunks} chunks", self._all(
                 chunks, activations="recomputed", checkpoint="offloaded", parameters="streamed",
                 update="host"))  # fmt: skip
@@ -290,8 +294,8 @@ class _Maker:
         return None if memory in seen else self._judged(name, memory)
 
     def _chunks(self, tail_bytes: float) -> int:
-        fits = (n for n in CHUNKS if self._tail(n)[0] <= tail_bytes)
-        return next(fits, CHUNKS[-1])
+        fits = (n for n in self.chunks if self._tail(n)[0] <= tail_bytes)
+        return next(fits, self.chunks[-1])
 
     def _tail(self, chunks: int) -> tuple[float, float]:
         """Bytes and seconds of the last block in chunks."""

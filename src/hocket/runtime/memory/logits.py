@@ -176,13 +176,22 @@ _PLAIN = frozenset({torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, tor
                     torch.Tensor.is_floating_point, torch.Tensor.__repr__})  # fmt: skip
 
 
-def last_layer(model: nn.Module) -> nn.Linear:
-    """The last layer of a language model."""
+def _last_linear(model: nn.Module) -> nn.Module | None:
     found = None
     if callable(named := getattr(model, "get_output_embeddings", None)):
         found = named()
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    found = found if found is not None else linear[-1] if linear else None
+    return found if found is not None else linear[-1] if linear else None
+
+
+def has_last_layer(model: nn.Module) -> bool:
+    """Whether there is a layer that logits can be made of in pieces."""
+    return isinstance(_last_linear(model), nn.Linear)
+
+
+def last_layer(model: nn.Module) -> nn.Linear:
+    """The last layer of a language model."""
+    found = _last_linear(model)
     if not isinstance(found, nn.Linear):
         raise UsageError(
             f"{type(model).__name__} has no last nn.Linear to make logits of in pieces",

@@ -9,6 +9,7 @@ a longer step, and no plan is slower than full recompute where that keeps the bu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from hocket.base.errors import NoFeasiblePlanError
@@ -35,7 +36,9 @@ def fitted(budget_bytes: int, frontier: Frontier, rehearse: Callable[[Memory], i
     plain = Memory(budget_bytes=(budget_bytes,), blocks=())
     peaks: list[int] = []
     for plan in _worth_a_rehearsal(frontier, budget_bytes):
-        section = plan.memory or plain
+        section = (
+            plain if plan.memory is None else replace(plan.memory, budget_bytes=(budget_bytes,))
+        )
         peaks.append(rehearse(section))
         if peaks[-1] <= budget_bytes:
             return KeptBudget(section, peaks[-1], plan.step_s)
