@@ -22,6 +22,7 @@ from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture import CaptureWarning, capture
 from hocket.graph import Phase
 from hocket.plan.sections import Memory, MemoryBlock
+from hocket.runtime.memory import travel
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import Ticket
 from hocket.runtime.memory.ledger import Ledger
@@ -146,6 +147,27 @@ def test_visiting_state_is_that_of_the_optimizer_whatever_it_does_with_it(accumu
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(optimizer.state[p]["mean"], plain.state[q]["mean"])
         assert optimizer.state[p]["count"] == plain.state[q]["count"] == 8 // accumulate
+
+
+def test_state_of_large_parameters_visits_in_parts(monkeypatch):
+    monkeypatch.setattr(travel, "PIECE_BYTES", 1 << 11)
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    twin, optimizer = copy.deepcopy(model), adamw(model)
+    section = uniform(model, 0, parameters="streamed", update="device")
+    train = loop_of(model, optimizer, section, batches[0], forward)
+    plain = adamw(twin)
+    torch.manual_seed(1)
+    ours = [train.step(batch).item() for batch in batches * 2]
+    torch.manual_seed(1)
+    assert ours == plain_steps(twin, plain, batches * 2, forward=forward)
+    pieces = [piece for each in train._carrier._visitors._pieces.values() for piece in each]
+    assert any(part.elements is not None for piece in pieces for part in piece.parts)
+    train.state_dict()
+    assert_same_state(model, twin)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        for key, value in plain.state[q].items():
+            assert torch.equal(optimizer.state[p][key], value)
 
 
 @pytest.mark.parametrize("parameters", ["resident", "streamed"])

@@ -114,6 +114,23 @@ class Ticket:
 DONE = Ticket(None)
 
 
+class Lent:
+    """Tensors that something beside the computation reads: they are dropped when it has ended."""
+
+    def __init__(self) -> None:
+        self._ticket, self._tensors = DONE, list[torch.Tensor]()
+
+    def take_back(self) -> None:
+        """Have the computation wait for the end before it takes their place."""
+        self._ticket.wait()
+        self._ticket, self._tensors = DONE, []
+
+    def lend(self, tensors: Sequence[torch.Tensor], ticket: Ticket) -> None:
+        """Others in place of those before."""
+        self.take_back()
+        self._ticket, self._tensors = ticket, list(tensors)
+
+
 class CopyEngines:
     """Both directions between a device and the host."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from hocket.capture.model import CaptureWarning
 from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph
 from hocket.runtime.memory.blocks import Block, settle_parameters
-from hocket.runtime.memory.copies import DONE, CopyEngines, HostPool, Ticket
+from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
 from hocket.runtime.memory.ledger import on_host
 from hocket.runtime.memory.logits import LazyLogits, last_layer
 from hocket.runtime.memory.parts import blocks_of
@@ -48,14 +47,6 @@ from hocket.runtime.train.returned import single_number, without_cache
 from hocket.runtime.train.weight import Weight
 
 Gradients = dict[nn.Parameter, torch.Tensor]
-
-
-@dataclass(eq=False)
-class _Sent:
-    """Gradients that are on their way to the host."""
-
-    ticket: Ticket = DONE
-    gradients: list[torch.Tensor] = field(default_factory=list)
 
 
 class Budgeted:
@@ -91,7 +82,8 @@ class Budgeted:
         self._optimizer: torch.optim.Optimizer | None = None
         """Whose updates are done as gradients come."""
         self._is_own_loop = False
-        self._sent = _Sent()
+        self._sent, self._used = Lent(), Lent()
+        """Gradients on their way to the host, and those that updates on the device read."""
         settle_parameters(model, self.blocks, self._engines, rounded or {})
         self._slots = self._make_slots()
         own = CopyEngines(device, is_real=self._engines.is_real)
@@ -210,7 +202,7 @@ class Budgeted:
         block.look_home()
         update = self._visitors.update(block, self._optimizer, found)
         if update is not None:
-            self._keep_until_sent(update.changed, list(found.values()))
+            self._used.lend(list(found.values()), update.changed)
             block.returned = update.returned
             self._slots.forget(block)
             return
@@ -222,16 +214,11 @@ class Budgeted:
         # In the parameters' own type, as autograd would have it after rounding.
         sources = [gradient.to(places[p].dtype) for p, gradient in found.items()]
         ticket = self._engines.send(list(zip([places[p] for p in found], sources, strict=True)))
-        self._keep_until_sent(ticket, sources)
+        self._sent.lend(sources, ticket)
         landed = {p: places[p] for p in found}
         part = None if self._optimizer is None else self._part(self._optimizer, block)
         self._updates.ask(block, partial(self._land, block, landing, landed, part), ticket)
         self._slots.forget(block)
-
-    def _keep_until_sent(self, ticket: Ticket, sources: list[torch.Tensor]) -> None:
-        """What copies read goes when they have ended, before the computation takes its place."""
-        self._sent.ticket.wait()
-        self._sent = _Sent(ticket, sources)
 
     def _part(self, optimizer: torch.optim.Optimizer, block: Block) -> torch.optim.Optimizer:
         return part_of(optimizer, block.twins, fused=self._engines.is_real)
@@ -319,8 +306,8 @@ class Budgeted:
 
     def _finish_step(self) -> None:
         self._finish_block(self.blocks[-1])
-        self._sent.ticket.wait()
-        self._sent = _Sent()
+        self._sent.take_back()
+        self._used.take_back()
         if self._is_own_loop:
             self._settle()
 

@@ -18,9 +18,10 @@ from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.needs import Uses
 
 _BACKWARD = int(Phase.BACKWARD)
-NUM_BERTHS = 3
-"""Pieces of state that are on the device at once for updates there: one comes, one is changed, one
-goes."""
+NUM_BERTHS = 4
+"""Pieces of state that are on the device at once for updates there: some come, some go."""
+PIECE_BYTES = 2**26
+"""Of parameters in such a piece."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +82,8 @@ def runs_within(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
 def visiting_pieces(
     graph: Graph, updates: Mapping[int, Sequence[int]], copied: LongArray
 ) -> tuple[dict[int, list[list[int]]], int]:
-    """Updates of neighbouring parameters together, up to the largest, and the room on the device
-    that they take turns in: parameters in full, state, and once, where parameters are copied
+    """Updates of neighbouring parameters together, and the room on the device that they take turns
+    in, large ones in parts: parameters in full, state, and once, where parameters are copied
     rounded, gradients in full."""
     whole, rounding, state = {}, {}, {}
     for op in (op for ops in updates.values() for op in ops):
@@ -92,15 +93,16 @@ def visiting_pieces(
         rounding[op] = whole[op] if (copied[roots] < graph.tensor_bytes[roots]).any() else 0
         is_state = graph.tensor_role[reads] == Role.OPTIMIZER_STATE
         state[op] = int(graph.tensor_bytes[reads[is_state]].sum())
-    largest = max(whole.values(), default=0)
     pieces = {
-        block: [list(ops[a:b]) for a, b in runs_within([whole[op] for op in ops], largest)]
+        block: [list(ops[a:b]) for a, b in runs_within([whole[op] for op in ops], PIECE_BYTES)]
         for block, ops in updates.items()
     }
-    runs = [piece for of_block in pieces.values() for piece in of_block]
-    sizes = [sum(whole[op] + state[op] for op in piece) for piece in runs]
-    once = [sum(rounding[op] for op in piece) for piece in runs]
-    return pieces, NUM_BERTHS * max(sizes, default=0) + max(once, default=0)
+    room = once = 0
+    for ops in (ops for of_block in pieces.values() for ops in of_block):
+        parts = max(1, -(-sum(whole[op] for op in ops) // PIECE_BYTES))
+        room = max(room, -(-sum(whole[op] + state[op] for op in ops) // parts))
+        once = max(once, -(-sum(rounding[op] for op in ops) // parts))
+    return pieces, NUM_BERTHS * room + once
 
 
 def parameter_reads(

@@ -26,6 +26,7 @@ from hocket.simulate.rewriting.chunks import Region, find_region
 from hocket.simulate.rewriting.emit import Emitter
 from hocket.simulate.rewriting.homes import (
     NUM_BERTHS,
+    PIECE_BYTES,
     ParameterHomes,
     find_homes,
     host_update_bytes,
@@ -76,13 +77,18 @@ class _Rewriter:
         self.returns: list[tuple[str, int, list[int], int]] = []
         """Parameters that the host has updated and the device keeps: name, bytes, what they wait
         for, and an op beside which they are."""
+        self.changed: list[int] = []
+        """What tells that the last such block is changed."""
+        self.gates: dict[int, list[int]] = {}
+        """What the backward pass of a block waits for besides."""
         self.visitors: list[tuple[list[int], int]] = []
         """Pieces of state, and their blocks, that are still to come to the device."""
         self.room: dict[str, list[int]] = {}
         """What stands for the ``berths`` of state that comes to the device, and for the ``slots``
         of streamed parameters."""
-        self.berths: list[int] = []
-        """Control tensors of state that went home after updates on the device."""
+        self.berths: list[tuple[int, int]] = []
+        """Control tensors of state that went home after updates on the device, and the bytes of
+        its parameters."""
         self.region: Region | None = None
         if memory.loss_chunks > 1:
             self.region = find_region(graph, uses.blocks)
@@ -170,7 +176,7 @@ class _Rewriter:
 
     def _backward(self, block: int) -> None:
         again, ops = self.needs.again[block], self.backward[block]
-        held_back = list(self.sent["backward", block + 1 + self.ahead])
+        held_back = [*self.sent["backward", block + 1 + self.ahead], *self.gates.pop(block, ())]
         # Without the wait, a block whose input never left would be made again much too early.
         before = self.done.get(("backward", block + 1))
         for number, op in enumerate(again):
@@ -255,6 +261,9 @@ class _Rewriter:
         for op in ready:
             if op not in elsewhere:
                 self.out.op(op)
+        if pieces and pieces[0][0] in ready:
+            # Gradients of one such block wait beside the computation, until the next is over.
+            self.gates[block - 1] = self.changed
         self.visitors += [(piece, block) for piece in pieces if piece[0] in ready]
         self._update_visitors(NUM_BERTHS)
         if on_host:
@@ -294,19 +303,29 @@ class _Rewriter:
         visiting = list(dict.fromkeys(t for op in ops for t in self._at_home(op)))
         told = self.done.get(("backward", block + 1))
         waits = self.room["berths"] + ([] if told is None else [told])
-        if len(self.berths) >= NUM_BERTHS:
-            waits.append(self.berths[-NUM_BERTHS])
+        waits += self._berth_left()
         here = self.out.fetch(
             f"{name}@fetch", visiting, graph.tensor_bytes, reads=waits, beside=ops[0], is_held=False
         )
         changed = [self.out.beside(op) for op in ops]
         size = int(graph.tensor_bytes[visiting].sum())
         size += sum(int(copied[t]) for t in visiting if copied[t] < graph.tensor_bytes[t])
-        self.sent["backward", block].append(changed[-1])
-        self.berths.append(self.out.copy(
+        self.changed = changed[-1:]
+        left = self.out.copy(
             f"{name}@return", Stream.COPY_OUT, size, reads=[*changed, *here], beside=ops[0]
-        ))  # fmt: skip
+        )
+        self.berths.append((left, sum(int(graph.tensor_bytes[t]) for t in visiting
+                                      if graph.tensor_role[t] == Role.PARAMETER)))  # fmt: skip
         self.out.forget(visiting)
+
+    def _berth_left(self) -> list[int]:
+        """What tells that there is room for another piece of state."""
+        taken = 0
+        for count, (left, num_bytes) in enumerate(reversed(self.berths), 1):
+            taken += max(1, -(-num_bytes // PIECE_BYTES))
+            if taken >= NUM_BERTHS or count == NUM_BERTHS:
+                return [left]
+        return []
 
     def _update_on_host(self, ops: list[int], block: int) -> None:
         graph, name = self.graph, self.blocks.names[block]
