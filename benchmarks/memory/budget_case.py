@@ -84,19 +84,25 @@ class Case:
         assert plain is not None
         return np.linspace(leanest, plain, count).astype(int).tolist()
 
+    def loop(
+        self, model: Any, kept: KeptBudget, optimizer: Any = None, **options: Any
+    ) -> TrainingLoop:
+        """A model in training under a plan."""
+        carrier = Budgeted(
+            model, self.batch, self.recipe, kept, self.device, graph=self.graph,
+            rounded=self.rounded,
+        )  # fmt: skip
+        return TrainingLoop(model, optimizer or adamw(model), carrier, LoopOptions(**options))
+
     def counted(self, kept: KeptBudget) -> int:
         """The most that two steps held."""
         model = copy.deepcopy(self.model)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        carrier = Budgeted(
-            model, self.batch, self.recipe, kept, self.device, graph=self.graph,
-            rounded=self.rounded,
-        )  # fmt: skip
-        train = TrainingLoop(model, adamw(model), carrier, LoopOptions())
+        train = self.loop(model, kept)
         ledger = Ledger()
         with ledger:
-            ledger.hold(carrier.lasting)
+            ledger.hold(train._carrier.lasting)
             batch = dict(self.batch) if hasattr(self.batch, "keys") else self.batch
             ledger.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
             took = [self._timed(train) for _ in range(2 if self.device.type == "cpu" else 6)]

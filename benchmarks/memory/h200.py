@@ -16,8 +16,9 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ from gpu_systems import (
     saved_on_cpu,
 )
 
+from hocket.planners.memory.frontier import FULL_RECOMPUTE
+from hocket.runtime.train.fitting import KeptBudget
+
 RESERVES = (0.3 / 8, 1 / 8)
 """Of a cap, left to the gaps of the allocator; the second where the first is too little."""
 
@@ -67,6 +71,8 @@ class Run:
     small: tuple[int, int, Sizes]
     """Width, depth and batch of a GPT for many budgets and many steps."""
     replays: dict[str, Any]
+    case: list[Case] = field(default_factory=list)
+    """The plans of the large model, once they are made."""
 
     def gpt(self, home: str, **changes: Any) -> Callable[[], Any]:
         """How the large model is made."""
@@ -113,19 +119,33 @@ def main_model(run: Run) -> None:
         under_budget(run, f"hocket {cap / GIB:g} GiB", run.gpt("cpu"), batch, cap, explain=True)
 
 
-def mixes(run: Run) -> None:
-    """The large model with some of its blocks updated on the device; all in one size of chunks."""
+def chosen(run: Run) -> None:
+    """The large model as it is chosen for each cap, then with given mixes of updates."""
     build, batch = run.gpt("cpu"), word_batch(run.sizes)
     case = Case(build(), batch, forward, on="auto", device=torch.device(DEVICE))
-    case.model = case.model.to("meta")
-    clear()
+    run.case[:] = [case]
+    cluster = case.frontier.problem.cluster
+    run.book.add("planned", {"seconds": case.frontier.plan_seconds,
+                             "host_update_gbps": cluster.host_update_bps / 1e9})  # fmt: skip
+    for cap in run.caps:
+        case.model = case.model or build()
+        kept = case.chosen(int(cap * (1 - RESERVES[0])))
+        row = mix_row(case, build, kept.section, cap)
+        run.book.add(f"chosen {cap / GIB:g} GiB", {"predicted_s": kept.step_s, **row})
+
+
+def mixes(run: Run) -> None:
+    """The large model with given mixes of updates."""
+    if not run.case:
+        chosen(run)
     chunks = 16 if DEVICE == "cuda" else 2
-    for share, resident in ((0.4, 0), (0.25, 0), (0.4, 1), (0.5, 0), (0.0, 0)):
-        if run.book.left_s < 25 and DEVICE == "cuda":
+    for share, is_first_here in ((1 / 3, True), (1 / 4, True), (1 / 3, False), (0.0, False)):
+        if run.book.left_s < 50 and DEVICE == "cuda":
             break
-        section = mixed_section(case, round(share * run.layers), chunks, resident)
-        row = mix_row(case, build, section, run.caps[0])
-        run.book.add("mix", {"visiting": round(share * run.layers), "resident": resident, **row})
+        count = round(share * run.layers)
+        section = mixed_section(run.case[0], count, chunks, is_first_here=is_first_here)
+        row = mix_row(run.case[0], run.gpt("cpu"), section, run.caps[0])
+        run.book.add("mix", {"visiting": count, "embedding_here": is_first_here, **row})
 
 
 def pairs(run: Run) -> None:
@@ -156,34 +176,47 @@ def pairs(run: Run) -> None:
 def losses(run: Run) -> None:
     """A hundred steps beside plain PyTorch, with clipping by norm in both, in two types.
 
-    What plain PyTorch itself changes by adding up the same samples in two parts stands beside it.
+    Once with every block recomputed, where no sum is made in another order, once within half of the
+    memory: loss in chunks, updates on the host. Beside it: what plain PyTorch itself changes from
+    run to run, and by adding up the same samples in two parts.
     """
-    import hocket
-
     width, layers, sizes = run.small
     batch = word_batch(sizes)
     for name, loss_of in (("float32", plain_forward), ("bfloat16 autocast", forward)):
         theirs = plain_losses(gpt(width, layers, sizes, DEVICE), batch, loss_of, 1)
-        peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 2**27
+        peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 2**20
         clear()
-        halves = plain_losses(gpt(width, layers, sizes, DEVICE), batch, loss_of, 2)
-        clear()
-        model = gpt(width, layers, sizes, "cpu")
-        train = hocket.prepare(
-            model, adamw(model), batch, forward=loss_of, memory=peak // 2, clip_norm=1.0
-        )
-        mine = [float(train.step(batch)) for _ in range(100)]
-        chunks = train.memory.section.loss_chunks if train.memory else 1
-        del train, model
-        clear()
-        run.book.add("losses", {"in": name, "steps": 100, "loss_chunks": chunks, "last": mine[-1],
-                                "worst_relative": _worst(mine, theirs),
-                                "plain_in_two_parts": _worst(halves, theirs)})  # fmt: skip
+        row: dict[str, Any] = {"in": name, "steps": 100, "last": theirs[-1]}
+        for key, parts in (("plain_again", 1), ("plain_in_two_parts", 2)):
+            again = plain_losses(gpt(width, layers, sizes, DEVICE), batch, loss_of, parts)
+            row[key] = _worst(again, theirs)
+            clear()
+        case = Case(gpt(width, layers, sizes, "cpu"), batch, loss_of, on="auto",
+                    device=torch.device(DEVICE))  # fmt: skip
+        full = case.frontier.find(FULL_RECOMPUTE)
+        assert full is not None
+        assert full.memory is not None
+        plans = {
+            "recomputed": KeptBudget(full.memory, 0),
+            "within_half": case.chosen(max(peak // 2, case.budgets(2)[0])),
+        }
+        for key, kept in plans.items():
+            model = gpt(width, layers, sizes, "cpu")
+            train = case.loop(model, kept, adamw(model), clip_norm=1.0)
+            mine = [float(train.step(batch)) for _ in range(100)]
+            row[key] = {"worst": _worst(mine, theirs), "chunks": kept.section.loss_chunks,
+                        "same_bits": sum(a == b for a, b in zip(mine, theirs, strict=True)),
+                        "blocks": Counter(f"{b.activations}/{b.parameters}/{b.update}"
+                                          for b in kept.section.blocks)}  # fmt: skip
+            del train, model
+            clear()
+        del case
+        run.book.add("losses", row)
 
 
 def plain_losses(model: Any, batch: Any, loss_of: Any, parts: int) -> list[float]:
     """A hundred steps of plain PyTorch that adds up the gradients of so many parts."""
-    optimizer, found = adamw(model), []
+    optimizer, found = adamw(model, fused=True), []
     for _ in range(100):
         total = 0.0
         for part in zip(*(tensor.chunk(parts) for tensor in batch), strict=True):
@@ -272,7 +305,8 @@ PARTS: dict[str, tuple[Callable[[Run], None], float]] = {
     "rates": (rates, 10),
     "uncapped": (uncapped, 20),
     "main": (main_model, 80),
-    "mixes": (mixes, 60),
+    "chosen": (chosen, 90),
+    "mixes": (mixes, 50),
     "pairs": (pairs, 15),
     "losses": (losses, 25),
     "knob": (knob, 60),
