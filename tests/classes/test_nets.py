@@ -23,13 +23,15 @@ from hocket.classes.session import infer, open_session
 from hocket.classes.settings import NetTraining, SplitRequest
 from hocket.classes.sources import load_data
 from hocket.classes.split import split
-from hocket.classes.stepping import MomentumDescent, carried
+from hocket.classes.stepping import LabelledBatch, MomentumDescent, carried
 from hocket.classes.structure import multiplications, structure_of
 from hocket.classes.training import (
     Labelled,
     folded,
+    learn,
     outputs_of,
     own_labels,
+    parts_lesson,
     train_part,
     train_parts,
 )
@@ -346,6 +348,40 @@ def test_parts_learn_side_by_side_as_they_would_alone(optimizer):
     hurried = NetTraining(steps=10**9, limit_s=0.2, batch=50)
     made = train_parts(trained(groups), groups, None, Labelled(inputs, labels), hurried)
     assert 0 < made < 10**9
+
+
+def test_lessons_side_by_side_teach_what_each_would_alone():
+    data = Labelled(torch.randn(60, 10, generator=torch.Generator().manual_seed(0)),
+                    torch.arange(60) % 6)  # fmt: skip
+
+    def lesson(seed):
+        torch.manual_seed(seed)
+        teacher, part = nn.Linear(10, 6), nn.Linear(10, 3)
+        recipe = NetTraining(steps=9, batch=20, seed=seed)
+        return part, parts_lesson([part], [CLASSES], teacher, data, recipe)
+
+    recipe = NetTraining(steps=9, batch=20)
+    together, alone = [lesson(seed) for seed in (1, 2)], [lesson(seed) for seed in (1, 2)]
+    assert learn([each for _, each in together], recipe, lambda done, total: None) == 9
+    for (part, _), (other, its) in zip(together, alone, strict=True):
+        learn([its], recipe, lambda done, total: None)
+        assert torch.equal(part.weight, other.weight)
+    assert not torch.equal(together[0][0].weight, together[1][0].weight)
+
+
+@pytest.mark.parametrize(
+    ("classes", "weights"), [((0, 1, 2), [1, 1, 1, 1]), ((0, 1), [0.75, 1.5, 1.5])]
+)
+def test_the_classes_of_a_part_count_for_half_at_least(classes, weights):
+    data = Labelled(torch.zeros(60, 4), torch.arange(60) % 6)
+    recipe = NetTraining(steps=1, batch=60, soft_weight=0)
+    part = nn.Linear(4, 1 + len(classes))
+    loss_of = parts_lesson([part], [classes], None, data, recipe).learners[0]._loss_of
+    outputs = torch.zeros(1, 1 + len(classes))
+    for label, weight in zip((5, *classes), weights, strict=True):
+        batch = LabelledBatch(torch.zeros(1, 4), torch.tensor([label]), None)
+        expected = weight * np.log(1 + len(classes))
+        assert float(loss_of(outputs, batch)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
