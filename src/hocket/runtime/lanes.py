@@ -53,9 +53,6 @@ class Lane:
         """An event that is reached when all that was asked for so far is done."""
         return None
 
-    def borrow(self, tensor: torch.Tensor) -> None:
-        """What is called next reads a tensor of another lane, which may drop it before that."""
-
     def finish(self) -> None:
         """Wait until everything is done."""
 
@@ -112,10 +109,6 @@ class CudaLane(Lane):
         event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self.stream)
         return event
-
-    def borrow(self, tensor: torch.Tensor) -> None:
-        """Keep its memory until the compute stream has read it."""
-        tensor.record_stream(self.stream)
 
     def finish(self) -> None:
         """Wait until the compute stream is empty."""

@@ -94,10 +94,8 @@ class _Changes(GradientSums):
         self._made: dict[int, Gradients] = {}
         self._before: Gradients = {}
         """Gradients of the wave before."""
-        self._changed: Any = None
-        """When the last change was over."""
         self._versions: list[int] = []
-        """Of the parameters, after it."""
+        """Of the parameters, after the last change."""
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint has to hold; empty where others have changed parameters meanwhile."""
@@ -141,14 +139,11 @@ class _Changes(GradientSums):
         self._made.setdefault(wave, {})[name] = gradient
 
     @torch.no_grad()
-    def end(self, wave: int, lane: Lane) -> None:
+    def end(self, wave: int) -> None:
         """Change the parameters, and give them to the lane of the wave that is over."""
-        lane.wait(self._changed)
         made = self._made.pop(wave, {})
         for name, gradient in made.items():
             before = self._before.get(name)
-            if before is not None:
-                lane.borrow(before)
             mean = gradient if before is None else (before + gradient) / 2
             self._tensors[name].grad = mean.to(self._tensors[name].device)
         self._programs.update(self.optimizer)
@@ -158,5 +153,4 @@ class _Changes(GradientSums):
             copied.copy_(self._tensors[name])
             self._tensors[name].grad = None
         self._before = made
-        self._changed = lane.event()
         self._versions = self._versions_now()

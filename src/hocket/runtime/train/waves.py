@@ -165,7 +165,7 @@ class Waves:
                     sums.add(name, wave, own.take(gradient), lane)
                 if self._last[wave] == op:
                     outcomes[wave] = _outcome(recorded, own)
-                    sums.end(wave, lane)
+                    sums.end(wave)
         return [outcomes[wave] for wave in range(len(waves))]
 
     def _run(self, own: WaveStep, op: int, lane: int) -> None:
@@ -224,7 +224,6 @@ class GradientSums:
         while (found := self._early.pop((name, self._num_added.get(name, 0)), None)) is not None:
             gradient, made = found
             lane.wait(made)
-            lane.borrow(gradient)
             if parameter.grad is None:
                 parameter.grad = gradient.to(parameter.device)
             else:
@@ -237,7 +236,7 @@ class GradientSums:
         """What a wave that begins reads: parameters as they are."""
         return given
 
-    def end(self, wave: int, lane: Lane) -> None:
+    def end(self, wave: int) -> None:
         """A wave is over."""
 
 
