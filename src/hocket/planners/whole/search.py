@@ -35,7 +35,7 @@ from hocket.planners.whole.tables import Tables, tables_of
 from hocket.simulate.shares.exchange import BUCKET_BYTES
 from hocket.simulate.shares.prices import best_ring
 
-_STARTS = 6
+_STARTS = 4
 """Ways that are improved by small moves, each with other devices or stages."""
 _WITHIN_REACH = 1.15
 """Ways that are longer than the best by more than this are not improved."""
@@ -80,11 +80,14 @@ def shared_ways(
             best_s = min(best_s, seen.step_s or np.inf)
             families |= {family} if seen.feasible else set()
     for start in _starts(budget, must):
-        _turn_round(tables, start, budget)
         _shard(start, budget)
         _plan_exchange(tables, start, budget)
     for start in _starts(budget, must):
         _improve(tables, start, budget)
+    for start in _starts(budget, must):
+        turned = _turned_round(tables, start, budget)
+        if turned is not None and turned.step_s is not None:
+            _improve(tables, turned, budget)
     return _fitting(budget, must)
 
 
@@ -110,21 +113,26 @@ def _starts(budget: Budget, must: Must) -> list[Candidate]:
     return list(first.values())[:_STARTS]
 
 
-def _turn_round(tables: Tables, start: Candidate, budget: Budget) -> None:
-    """The same pipelines with their devices in the other order: closed forms hardly tell which."""
+def _turned_round(tables: Tables, start: Candidate, budget: Budget) -> Candidate | None:
+    """The same pipelines with their devices in the other order: closed forms hardly tell which.
+
+    None where devices are alike, or where that does not fit.
+    """
     assert start.plan is not None
     shares = start.plan[Shares]
     if not shares.is_staged or shares.tensor > 1 or not budget.is_left:
-        return
+        return None
     number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
+    if len({tables.row(number[name]) for name in shares.devices}) == 1:
+        return None
     turned = []
     for replica in shares.replicas:
         devices = tuple(number[name] for name in reversed(replica.devices))
         group = group_of(tables, devices, len(shares.replicas) > 1)
         if not np.isfinite(group.time_s[replica.num_samples]):
-            return
+            return None
         turned.append(group.replica(tables, replica.num_samples))
-    fitted(tables, replace(shares, replicas=tuple(turned)), budget)
+    return fitted(tables, replace(shares, replicas=tuple(turned)), budget)
 
 
 def _shard(start: Candidate, budget: Budget) -> None:
