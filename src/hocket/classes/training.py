@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hocket.base.errors import UsageError
 from hocket.classes.settings import NetTraining
 from hocket.classes.stepping import (
     LabelledBatch,
@@ -271,7 +272,15 @@ def learn(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -> in
     draws = torch.random.fork_rng(devices=[device] if is_cuda else [])
     with draws, _quickest_convolutions(is_cuda):
         torch.manual_seed(recipe.seed)
-        steps = run_steps(lessons, recipe, on_step)
+        try:
+            steps = run_steps(lessons, recipe, on_step)
+        except RuntimeError as error:
+            if not recipe.compiled:
+                raise
+            raise UsageError(
+                f"compiled steps fail: {str(error).strip().partition(chr(10))[0]}",
+                hint="leave out --compile",
+            ) from error
     for lesson in lessons:
         for learner in lesson.learners:
             learner.net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
