@@ -62,11 +62,14 @@ def test_fit_says_what_the_order_of_updates_on_the_host_gains(graph_file):
     )
     assert plain["host_updates"] is None
     result = run("fit", graph_file, "--on", "1xh200", "--memory", "160MiB", "--json")
-    found = json.loads(result.stdout)["host_updates"]
+    answer = json.loads(result.stdout)
+    found = answer["host_updates"]
     late_s, fifo_s, need_s = found["step_s"].values()
     assert list(found["step_s"]) == ["after the backward pass", "as gradients come", "by need"]
     assert found["bound_s"] <= need_s <= fifo_s < late_s
     assert found["gain"] == pytest.approx(fifo_s / need_s)
+    # That of a step among many, no more than that of a step alone and no less than the plain one.
+    assert answer["step_s"] == pytest.approx(max(need_s, plain["step_s"]), rel=0.01)
 
 
 def test_fit_answers_with_the_keys_that_programs_read(graph_file):

@@ -27,6 +27,7 @@ from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import Ticket
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.parts import blocks_of
+from hocket.runtime.memory.pieces import summed_cross_entropy
 from hocket.runtime.memory.uniform import block_names, uniform
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.rebuild import ModelSource
@@ -206,6 +207,47 @@ def test_clipping_and_accumulation_are_as_in_plain_pytorch(accumulate):
 def test_loss_in_chunks_differs_by_rounding_only():
     _, _, _, ours, theirs = compare(MODELS["tied"], 5, steps=12, loss_chunks=3)
     assert ours == pytest.approx(theirs, rel=2e-6)
+
+
+@pytest.mark.parametrize("num_pieces", [1, 4, 50])
+def test_gradients_of_a_loss_in_pieces_are_rounded_once(num_pieces):
+    """Those of 16-bit weights are added up in 32 bits: as near to the exact ones as one piece."""
+    torch.manual_seed(0)
+    rows, weight = torch.randn(50, 8).bfloat16(), torch.randn(30, 8).bfloat16()
+    bias, target = torch.randn(30).bfloat16(), torch.randint(30, (50,))
+    target[7] = -100
+    own = [t.clone().requires_grad_() for t in (rows, weight, bias)]
+    exact = [t.double().requires_grad_() for t in (rows, weight, bias)]
+    loss = summed_cross_entropy(
+        *own, target, num_pieces=num_pieces, dtype=torch.float32, ignore_index=-100
+    )
+    whole = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(*exact), target, reduction="sum"
+    )
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-2)
+    loss.backward()
+    whole.backward()
+    for mine, theirs in zip(own, exact, strict=True):
+        assert mine.grad.dtype == torch.bfloat16
+        error = (mine.grad.double() - theirs.grad).abs().max() / theirs.grad.abs().max()
+        assert error < 2**-7
+
+
+def test_loss_of_convolutions_stays_whole_and_the_section_says_its_budget():
+    """There is no last linear layer that logits could be made of in pieces."""
+    torch.manual_seed(0)
+    net = [torch.nn.Conv2d(3 if n == 0 else 8, 8, 3, padding=1) for n in range(4)]
+    model = torch.nn.Sequential(*net)
+    batch = torch.randn(2, 3, 32, 32), torch.randint(8, (2, 32, 32))
+
+    def forward(model, batch):
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    train = hocket.prepare(model, adamw(model), batch, forward=forward, memory=400_000, on="1xh200")
+    assert train.memory.section.loss_chunks == 1
+    assert train.memory.section.budget_bytes == (400_000,)
+    assert train.memory.peak_bytes <= 400_000
+    assert train.step(batch).isfinite()
 
 
 def test_budget_that_is_large_enough_changes_nothing():

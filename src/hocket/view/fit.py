@@ -160,12 +160,15 @@ def sentences(fit: BudgetFit) -> list[str]:
         )
     alone = fit.recompute_alone_s
     lines.append(
-        "Recomputing no more than it must, with nothing on the host, a step "
+        "With nothing on the host, and recomputing only what this budget asks for, a step "
         + ("does not fit." if alone is None else f"takes {format_seconds(alone)} at best.")
     )
     if (orders := fit.update_orders) is not None:
         times = ", ".join(f"{format_seconds(s)} {name}" for name, s in orders.step_s.items())
-        lines.append(f"Updates on the host: {times} (so they run; {orders.gain:.2f}x).")
+        lines.append(
+            f"With updates on the host a step among many takes {times} (so they run; "
+            f"{orders.gain:.2f}x)."
+        )
     largest = under_peak(told)[:NUM_TENSORS]
     if largest:
         names = ", ".join(f"{inert(h.name)} {format_bytes(h.num_bytes)}" for h in largest)
@@ -193,6 +196,9 @@ def decided(plan: Fitted) -> str:
         parts.append(f"parameters of {streamed} streamed")
     if at_home:
         parts.append(f"{at_home} updated on the host")
+    visiting = sum(block.parameters == "streamed" and block.update == "device" for block in blocks)
+    if visiting:
+        parts.append(f"{visiting} updated on the device, where their state comes to")
     if plan.memory.loss_chunks > 1:
         parts.append(f"the loss in {plan.memory.loss_chunks} chunks")
     return ", ".join(parts)
