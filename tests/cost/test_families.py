@@ -103,6 +103,7 @@ def test_family_index_points_at_the_family():
         ("aten.mm.default(bfloat16[65536,768], bfloat16[768,50304])", "matmul"),
         ("aten.mm.default(float32[65536,768], float32[768,50257])", "matmul"),
         ("aten.bmm.default(float16[12,64,33], float16[12,33,64])", "matmul_unaligned"),
+        (f"aten.mm.default(bfloat16[{'9' * 5000},9], bfloat16[8,8])", "matmul"),
         ("", "matmul"),
     ],
 )

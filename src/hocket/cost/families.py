@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 
 from hocket.base.arrays import IntArray
+from hocket.graph.signatures import tensor_shapes
 
 FAMILIES = (
     "matmul",
@@ -149,7 +150,7 @@ _PATTERNS = tuple(
         ("elementwise", r"relu|gelu|silu|sigmoid|tanh|dropout|add|mul|sub|div|activation|bias"),
     )
 )
-_HALF_SHAPE = re.compile(r"(?:bfloat16|float16)\[(\d+(?:,\d+)+)\]")
+_HALF = ("bfloat16", "float16")
 _ALIGNED_SIDE = 8
 """Elements of 16 bits that one load of a matrix unit takes."""
 _NAMESPACES = ("aten", "prims", "prim", "torch", "ops", "nn", "functional", "module", "modules")
@@ -204,8 +205,8 @@ def refine(family: IntArray, signature: IntArray, signatures: Sequence[str]) -> 
 def _is_unaligned(signature: str) -> bool:
     """Whether a 16-bit matrix of a signature has a side that 16-byte loads do not divide."""
     return any(
-        int(side) % _ALIGNED_SIDE
-        for shape in _HALF_SHAPE.findall(signature)
-        for side in shape.split(",")[-2:]
-        if int(side) > _ALIGNED_SIDE
+        side > _ALIGNED_SIDE and side % _ALIGNED_SIDE > 0
+        for shape in tensor_shapes(signature, _HALF)
+        if len(shape) > 1
+        for side in shape[-2:]
     )
