@@ -33,6 +33,8 @@ LONG = (
     "runtime/test_single.py",
     "capture/test_capture_repeat.py",
     "pages/test_readme_commands.py",
+    "pages/test_others_commands.py",
+    "pages/test_parallelism_commands.py",
     "service/test_page_in_browser.py",
     "export/test_torch_script.py",
     "service/test_local_chaos.py",
@@ -40,6 +42,11 @@ LONG = (
     "service/test_daemon_crashes.py",
     "cost/test_predict_script.py",
     "test_imports.py",
+    "runtime/collectives/test_links.py",
+    "runtime/test_memory_order.py",
+    "planners/test_hash_seeds.py",
+    "fleet/test_planned_throughputs.py",
+    "runtime/test_given_models.py",
 )
 """Few tests that take long, most of it waiting for processes. A wrong list costs only time."""
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import forked
 import torch
-from runtime.divided_ranks import CASES, PARTS, differences
+from runtime.divided_ranks import CASES, PARTS, differences, write_plans
 from runtime.small_zoo import SMALL_ZOO
 from runtime.train_loops import adamw, compare_loops, random_plan
 from runtime.train_models import USER_MODELS
@@ -78,6 +78,7 @@ def divided(steps: int) -> int:
             num_ranks *= PARTS if name == "parts" else 1
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
+            write_plans(Path(folder), [name])
             found = forked.answers(num_ranks, differences, Path(folder), [name], steps)
         worst = max(rank[name][what] for rank in found for what in ("loss", "weights", "states"))
         num_wrong += not worst < _TOLERANCE

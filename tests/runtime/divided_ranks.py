@@ -17,7 +17,7 @@ from hocket.api import make_problem
 from hocket.capture import CaptureWarning
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
-from hocket.plan.files import SavedPlan
+from hocket.plan.files import SavedPlan, write_plan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Communication, Lanes, Priority, Replica, Shares
 from hocket.planners.whole.tables import block_edges
@@ -258,6 +258,36 @@ def shared(graph, replicas, *, holds_less, parts=1, schedule="1f1b", in_turn=Fal
     return SavedPlan(problem, plan)
 
 
+def write_plans(folder, cases):
+    """Plans of the cases that are no divisions, once for all ranks."""
+    for name in cases:
+        if name not in CASES or isinstance(CASES[name][1], Division):
+            continue
+        torch.manual_seed(0)
+        model, batches, forward = CASES[name][0]()
+        update = planned_update(optimizer_of(model), model)
+        graph = capture_sizes(model, batches[0], forward=forward, optimizer=update, device="cpu")
+        saved = plan_of(name, graph)
+        write_plan(folder / f"{name}.json", saved.problem, saved.plan)
+
+
+def plan_of(name, graph):
+    """The plan of a case for a recorded step."""
+    replicas = CASES[name][1]
+    if replicas is None:  # single ops on the devices of two ranks
+        return hocket.plan_graph(graph, "2xv100-16g", planners="layer-blocks")
+    saved = shared(graph, replicas, holds_less=name in HOLDS_LESS, parts=PARTS.get(name, 1),
+                   in_turn=name == "turns",
+                   schedule="zb-h1" if name == "put-off" else "1f1b")  # fmt: skip
+    if name == "planned-sums":  # by trees over the links, which are measured when they begin
+        devices = saved.problem.cluster.device_names
+        trees = Communication("allreduce", "packed trees", devices, devices[0], ())
+        return replace(saved, plan=saved.plan.having(trees))
+    if name == "waves":  # the microbatches of each rank in two lanes
+        return replace(saved, plan=saved.plan.having(Lanes(lead=5)))
+    return saved
+
+
 def start(name, folder):
     build, division = CASES[name]
     torch.manual_seed(0)
@@ -275,20 +305,7 @@ def start(name, folder):
         model = model.to("meta")
     optimizer, plain = optimizer_of(model), optimizer_of(twin)
     if not isinstance(division, Division):
-        update = planned_update(optimizer, model)
-        graph = capture_sizes(model, batches[0], forward=forward, optimizer=update, device="cpu")
-        if division is None:  # single ops on the devices of two ranks
-            division = hocket.plan_graph(graph, "2xv100-16g", planners="layer-blocks")
-        else:
-            division = shared(graph, division, holds_less=name in HOLDS_LESS,
-                              parts=PARTS.get(name, 1), in_turn=name == "turns",
-                              schedule="zb-h1" if name == "put-off" else "1f1b")  # fmt: skip
-        if name == "planned-sums":  # by trees over the links, which are measured when they begin
-            devices = division.problem.cluster.device_names
-            trees = Communication("allreduce", "packed trees", devices, devices[0], ())
-            division = replace(division, plan=division.plan.having(trees))
-        if name == "waves":  # the microbatches of each rank in two lanes
-            division = replace(division, plan=division.plan.having(Lanes(lead=5)))
+        division = folder / f"{name}.json"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         train = hocket.prepare(

@@ -4,7 +4,7 @@ import functools
 
 import forked
 import pytest
-from runtime.divided_ranks import differences
+from runtime.divided_ranks import differences, write_plans
 
 SMALL = (
     "unequal", "owners", "sharded", "pipeline", "tied-split", "looped", "hollow", "placed",
@@ -35,6 +35,7 @@ def found(folder):
     def ranks(start):
         if start == len(STARTS) - 1:
             ranks(0)
+        write_plans(folder, STARTS[start][1])
         return forked.answers(STARTS[start][0], differences, folder, STARTS[start][1])
 
     def of(case):
