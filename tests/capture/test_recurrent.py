@@ -27,6 +27,9 @@ def test_gradients_of_a_recurrent_layer_have_the_shapes_of_what_they_are_of(name
         wanted = [x, states[0], *weights]
         found = torch.autograd.grad(output.sum() + last.sum(), wanted)
     assert output.shape == (3, 4, 14)
+    # Samples first is a view of steps first, as cuDNN writes it: who flattens it has to copy.
+    assert output.stride() == (14, 3 * 14, 1)
+    assert found[0].stride() == (5, 3 * 5, 1)
     assert last.shape == (4, 3, 7)
     assert [gradient.shape for gradient in found] == [tensor.shape for tensor in wanted]
     assert reserve.numel() > 0

@@ -17,6 +17,9 @@ from torch._subclasses.fake_impls import register_op_impl
 _KEPT = {2: 6, 3: 5}
 """Values per unit and step that an LSTM (mode 2) and a GRU (3) keep; others keep two."""
 
+_BATCH_FIRST, _BATCH_SIZES = 8, 12
+"""Places in what the backward op is given behind ``cx``."""
+
 
 @cache
 def know_recurrent_layers() -> None:
@@ -41,6 +44,8 @@ def _forward(
             rows, steps = steps, rows
         shape = list(inputs.shape[:2])
     output = inputs.new_empty([*shape, width * directions])
+    if batch_first and not len(batch_sizes):
+        output = _steps_first(output)
     hy = hx.new_empty([layers * directions, rows, width])
     cy = inputs.new_empty([0])
     if cx is not None:
@@ -59,9 +64,19 @@ def _backward(
     """Gradients of input, states and weights, as far as they are asked for."""
     wants = named.get("output_mask", rest[-1] if rest else (True,) * 4)
     has_cell = cx is not None and wants[2]
+    batch_first, batch_sizes = rest[_BATCH_FIRST], rest[_BATCH_SIZES]
+    given = torch.empty_like(inputs, memory_format=torch.contiguous_format)
+    if batch_first and not len(batch_sizes):
+        given = _steps_first(given)
     return (
-        torch.empty_like(inputs) if wants[0] else None,
+        given if wants[0] else None,
         torch.empty_like(hx) if wants[1] else None,
         torch.empty_like(cx) if has_cell else None,
         [torch.empty_like(each) for each in weight] if wants[3] else [],
     )
+
+
+def _steps_first(tensor: torch.Tensor) -> torch.Tensor:
+    """As cuDNN lays out what has samples first: step after step."""
+    rows, steps, width = tensor.shape
+    return tensor.new_empty([steps, rows, width]).transpose(0, 1)
