@@ -11,7 +11,9 @@ from torch import nn
 from hocket.api import make_problem
 from hocket.base.errors import CheckError, InputFileError
 from hocket.capture.sizes import capture_sizes
+from hocket.cost.calibrate import Calibration
 from hocket.cost.collectives import ring_all_reduce_s, ring_path
+from hocket.cost.efficiency import Efficiency, KindFit
 from hocket.graph.graph import Phase, Role, Stream
 from hocket.graph.verify import verify_graph
 from hocket.plan.files import plan_from_data, plan_to_data
@@ -84,6 +86,20 @@ def test_accumulation_takes_its_passes_and_sums_and_holds_less(problem):
     updates = problem.costs.op_s[row, ~is_pass].sum()
     assert split.makespan_s == pytest.approx(passes + sums + updates, rel=1e-9)
     assert split.peak_bytes[0] < whole.peak_bytes[0]
+
+
+def test_sums_of_gradients_are_priced_as_updates_whatever_slow_ops_a_fit_has_seen(problem):
+    kind, parts = problem.cluster.kinds[0], tuple(gradients_of(problem.graph).tolist())
+
+    def sums_s(family):
+        slow = KindFit(efficiency={family: Efficiency(0.01, 0.01)})
+        found = Calibration({kind.name: slow})
+        fitted = make_problem(problem.graph, problem.cluster, calibration=found)
+        return float(accumulate_s(fitted, parts)[0].sum())
+
+    plain_s = float(accumulate_s(problem, parts)[0].sum())
+    assert sums_s("elementwise") == pytest.approx(plain_s)
+    assert sums_s("optimizer") > 5 * plain_s
 
 
 def test_unfolded_graphs_are_legal_and_hold_every_op_once_per_microbatch(problem):
