@@ -248,6 +248,13 @@ def test_pipelines_are_tried_in_both_orders_of_their_devices(unequal):
     assert any(devices[::-1] in tried for devices in tried)
 
 
+def test_replicas_that_are_asked_for_get_a_sample_each_even_where_that_is_slower():
+    tiny = problem_on(capture_sizes(Stack((8, 8)), torch.zeros(6, 1, 8)), "1xh100-80g+2xk80")
+    assert len(shared_ways(tiny, Budget(tiny))[0].plan[Shares].replicas) == 1
+    asked = shared_ways(tiny, Budget(tiny), must=parse_must(("data 2",)))
+    assert {len(way.plan[Shares].replicas) for way in asked} == {2}
+
+
 def test_one_device_that_holds_the_batch_is_one_row(graph):
     problem = problem_on(graph, "1xt4")
     alone = compare_whole(problem)

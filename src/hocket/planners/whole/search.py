@@ -64,7 +64,8 @@ def shared_ways(
 ) -> list[Candidate]:
     """Ways of sharing the batch that were simulated, the quickest first, that keep the limits."""
     tables, devices = tables_of(problem), workers(problem).tolist()
-    estimates = sorted(_estimates(tables, devices), key=lambda e: (e.seconds, in_words(e.shares)))
+    found = _estimates(tables, devices, takes_all=must.num_replicas is not None)
+    estimates = sorted(found, key=lambda e: (e.seconds, in_words(e.shares)))
     asked = [
         e for e in estimates
         if len(e.shares.devices) <= must.num_devices and must.allows(e.shares)
@@ -174,23 +175,28 @@ def _fitting(budget: Budget, must: Must) -> list[Candidate]:
 # ── closed forms ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _estimates(tables: Tables, devices: list[int]) -> Iterator[Estimate]:
+def _estimates(tables: Tables, devices: list[int], *, takes_all: bool) -> Iterator[Estimate]:
     for structure in structures(tables, devices):
-        found = estimated(tables, structure)
+        found = estimated(tables, structure, takes_all=takes_all)
         if found is not None:
             yield found
     for divided in divided_devices(tables, devices):
         for structure in structures(divided.tables, list(divided.groups)):
-            found = estimated(divided.tables, structure)
+            found = estimated(divided.tables, structure, takes_all=takes_all)
             if found is not None:
                 yield Estimate(divided.widened(found.shares), found.seconds)
 
 
-def estimated(tables: Tables, structure: Structure) -> Estimate | None:
-    """The structure with its best shares; None where they do not fit, or some group gets none."""
+def estimated(tables: Tables, structure: Structure, *, takes_all: bool = False) -> Estimate | None:
+    """The structure with its best shares; None where they do not fit, or some group gets none.
+
+    With ``takes_all`` every group gets a sample, also where the step is longer by that.
+    """
     exchanges = len(structure) > 1
     groups = tuple(group_of(tables, devices, exchanges) for devices in structure)
     taken = shared_out(groups, tables.num_samples)
+    if taken is not None and takes_all and len(groups) <= tables.num_samples:
+        taken = _one_each(taken)
     if taken is None or not all(taken):
         return None
     replicas = tuple(
@@ -198,6 +204,15 @@ def estimated(tables: Tables, structure: Structure) -> Estimate | None:
     )
     longest_s = max(float(g.time_s[n]) for g, n in zip(groups, taken, strict=True))
     return Estimate(Shares(replicas=replicas), longest_s + _exposed_s(tables, groups, replicas))
+
+
+def _one_each(taken: tuple[int, ...]) -> tuple[int, ...]:
+    """The same number of samples, at least one of them with each."""
+    found = list(taken)
+    while 0 in found:
+        found[found.index(max(found))] -= 1
+        found[found.index(0)] += 1
+    return tuple(found)
 
 
 def _exposed_s(
