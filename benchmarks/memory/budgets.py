@@ -5,26 +5,25 @@
 
 For each zoo model one frontier of plans is made; then budgets from the smallest that fits up to the
 plain step's peak are asked for. Each chosen plan is carried into the graph and simulated anew by
-``verify``. ``--monet`` compares the chain program with published 24-hour solver runs on VGG-16.
+``verify``. ``--monet`` compares the chain program with published solver runs (`published.py`).
 Times are predictions of the cost model; seconds are processor time.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from published import published
 
 from hocket.api import make_problem
 from hocket.capture import capture, load_model
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.budget import BudgetFit
-from hocket.planners.memory.chain import Chain, schedule_chain
 from hocket.planners.memory.frontier import FULL_OFFLOAD, FULL_RECOMPUTE, PLAIN, find_frontier
 from hocket.simulate.verify import verify
 
@@ -51,7 +50,7 @@ def main() -> int:
     parser.add_argument("--monet", type=Path)
     options = parser.parse_args()
     if options.monet is not None:
-        return monet(options.monet)
+        return published(options.monet)
     print(
         "| model | ops | blocks | plain | smallest | bound | half | quarter | pairs | broken | s |"
     )
@@ -108,79 +107,6 @@ def _times(frontier: Any, peak: int, part: int) -> str:
     told = "–" if ours is None else f"{ours.step_s / plain_s:.2f}"
     usual = f"{full.step_s / plain_s:.2f}" if full.peak_bytes <= peak // part else "✗"
     return f"{told} ({usual})"
-
-
-# ── published solver runs ────────────────────────────────────────────────────────────────────────
-
-_LAYERS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-_BATCH = 176
-_PARAMETERS_AND_GRADIENTS = 2 * 138_357_544 * 4
-_PUBLISHED_MS = {10: 2506.00, 9: 2513.83, 8: 2558.28, 7: None}
-
-
-def monet(folder: Path) -> int:
-    """VGG-16, batch 176, on a P100: the chain program against Checkmate's program under Gurobi."""
-    table = json.loads((folder / "monet_zoo_costs_p100.json").read_text())["vgg16_176_normal"]
-    ms = {int(node): values[0] for node, values in table["workspace_compute"].items()}
-    chain = _vgg(ms)
-    base = float(chain.forward_s.sum() + chain.backward_s.sum())
-    image = _BATCH * 3 * 224 * 224 * 4
-    print("| GiB | published ms | ours | time over published | overhead published | ours | CPU s |")
-    print("|---|---|---|---|---|---|---|")
-    for budget, published in _PUBLISHED_MS.items():
-        started = time.process_time()
-        room = budget * GIB - _PARAMETERS_AND_GRADIENTS - image
-        found = schedule_chain(chain, room, 1000)
-        seconds = time.process_time() - started
-        if found is None or published is None:
-            told = "infeasible" if found is None else f"{found.seconds:.0f}"
-            print(f"| {budget} | {published or 'infeasible'} | {told} | | | | {seconds:.2f} |")
-            continue
-        print(
-            f"| {budget} | {published:.0f} | {found.seconds:.0f} | "
-            f"{100 * (found.seconds / published - 1):+.1f} % | "
-            f"{100 * (published / base - 1):.1f} % | {100 * (found.seconds / base - 1):.1f} % | "
-            f"{seconds:.2f} |"
-        )
-    return 0
-
-
-def _vgg(ms: dict[int, float]) -> Chain:
-    """Stages of VGG-16: convolution with its activation, pools (with 64-bit indices), classifier.
-
-    The gradient of an activation takes the place of what comes in, as profiled.
-    """
-    side, channels, node = 224, 3, 0
-    outputs: list[int] = []
-    kept: list[int] = []
-    forward: list[list[int]] = []
-    for width in _LAYERS:
-        side, channels = (side, width) if width else (side // 2, channels)
-        size = _BATCH * channels * side * side * 4
-        outputs.append(size)
-        kept.append(size if width else 3 * size)
-        forward.append([node, node + 1] if width else [node])
-        node += len(forward[-1])
-    hidden = _BATCH * 4096 * 4
-    outputs += [_BATCH * 512 * 49 * 4, hidden, hidden, _BATCH * 1000 * 4]
-    kept += [_BATCH * 512 * 49 * 4, 2 * hidden, 2 * hidden, _BATCH * 1000 * 4]
-    forward += [[31], [32, 33, 34, 35], [36, 37, 38], [39, 40]]
-    backward = [[41, 42], [43, 44, 45, 46], [47, 48, 49, 50, 51], [52]]
-    node = 53
-    for width in reversed(_LAYERS):
-        backward.append(list(range(node, node + (3 if width else 1))))
-        node += len(backward[-1])
-    output, left = np.array(outputs), np.array(kept)
-    before = np.append(0, output[:-1])
-    return Chain(
-        forward_s=np.array([sum(ms[n] for n in nodes) for nodes in forward]),
-        backward_s=np.array([sum(ms[n] for n in nodes) for nodes in backward[::-1]]),
-        output=output,
-        kept=left,
-        gradient=output,
-        forward_work=np.zeros_like(output),
-        backward_work=np.maximum(left, before) - left - before,
-    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Recompute of chains: equal to every schedule tried, replayed by an interpreter of its own."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ import pytest
 from hocket.planners.memory.chain import Chain, schedule_chain
 
 
-def random_chain(seed, count):
+def random_chain(seed, count, is_lean=False):
     rng = np.random.default_rng(seed)
     output = rng.integers(1, 6, count)
-    return Chain(
+    chain = Chain(
         forward_s=rng.integers(1, 9, count).astype(float),
         backward_s=rng.integers(1, 9, count).astype(float),
         output=output,
@@ -21,12 +22,18 @@ def random_chain(seed, count):
         forward_work=rng.integers(0, 3, count),
         backward_work=rng.integers(0, 3, count),
     )
+    if not is_lean:
+        return chain
+    kept = chain.kept + rng.integers(0, 5, count)
+    left = np.maximum(kept - rng.integers(0, 5, (2, count)), chain.output)
+    seconds = rng.integers(1, 5, (2, count)).astype(float)
+    return replace(chain, kept=kept, lean=left, lean_s=seconds)
 
 
 def replay(chain, actions):
     """Time and peak of a list of actions, and a failure where something is missing."""
     count = len(chain.forward_s)
-    outputs, whole = {-1}, set()
+    outputs, whole, lean = {-1}, set(), {}
     seconds, peak, gradient_at = 0.0, 0, count - 1
     order = []
 
@@ -35,11 +42,11 @@ def replay(chain, actions):
         alone = [stage for stage in outputs if stage >= 0 and stage not in whole]
         return (
             int(chain.gradient[gradient_at])
-            + sum(int(chain.kept[s]) for s in whole)
+            + sum(int(lean.get(s, chain.kept[s])) for s in whole)
             + sum(int(chain.output[s]) for s in alone)
         )
 
-    for what, stage in actions:
+    for what, stage, *way in actions:
         if what == "free":
             assert stage in outputs - whole
             outputs.discard(stage)
@@ -49,6 +56,8 @@ def replay(chain, actions):
             assert stage == gradient_at
             assert stage in whole or (chain.kept[stage] == chain.output[stage] and stage in outputs)
             before = int(chain.gradient[stage - 1]) if stage else 0
+            # What was not kept is made again.
+            lean.pop(stage, None)
             peak = max(peak, held() + before + int(chain.backward_work[stage]))
             seconds += chain.backward_s[stage]
             whole.discard(stage)
@@ -57,11 +66,14 @@ def replay(chain, actions):
             order.append(stage)
             continue
         seconds += chain.forward_s[stage]
-        size = chain.kept[stage] if what == "all" else chain.output[stage]
+        size = chain.kept[stage] if what in ("all", "lean") else chain.output[stage]
         peak = max(peak, held() + int(size) + int(chain.forward_work[stage]))
         outputs.add(stage)
-        if what == "all":
+        if what in ("all", "lean"):
             whole.add(stage)
+        if what == "lean":
+            lean[stage] = chain.lean[way[0], stage]
+            seconds += chain.lean_s[way[0], stage]
         if what == "drop":
             outputs.discard(stage - 1)
     assert order == list(range(count))[::-1]
@@ -78,6 +90,8 @@ def every_schedule(chain, first, last, has_output=False):
         return
     for inner in every_schedule(chain, first + 1, last, has_output):
         yield [("all", first), *inner, ("backward", first)]
+        for way in range(0 if chain.lean is None else len(chain.lean)):
+            yield [("lean", first, way), *inner, ("backward", first)]
     for at in range(first + 1, last + 1):
         run = [("checkpoint", first), *(("drop", stage) for stage in range(first + 1, at))]
         for right in every_schedule(chain, at, last, has_output):
@@ -100,6 +114,17 @@ def test_chain_is_equal_to_brute_force(seed):
             seconds, peak = replay(chain, found.actions)
             assert seconds == pytest.approx(found.seconds)
             assert peak <= budget
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chain_with_lean_ways_is_equal_to_brute_force(seed):
+    chain = random_chain(seed, 4, is_lean=True)
+    tried = [replay(chain, actions) for actions in every_schedule(chain, 0, 3)]
+    for budget in range(1, int(chain.kept.sum()) + 20):
+        best = min((seconds for seconds, peak in tried if peak <= budget), default=None)
+        found = schedule_chain(chain, budget, num_slots=budget)
+        assert (found is None) == (best is None)
+        assert found is None or found.seconds == pytest.approx(best)
 
 
 def test_chain_keeps_everything_where_there_is_room_and_rounds_upwards():

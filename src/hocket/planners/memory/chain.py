@@ -5,7 +5,8 @@ chains" (rotor), INRIA RR-9302, 2019: the least time for stages s to t in m slot
 the input of s stored, either keeps all of s and goes on behind it, or runs forward to a checkpoint
 at some j, does j to t from there, and then s to j - 1 again. One way is added: where the backward
 pass of j - 1 needs nothing but its input and its output (a convolution with its activation), the
-checkpoint may stay for it, and that stage does not run again. Optimal among such schedules.
+checkpoint may stay for it, and that stage does not run again. And a stage may be kept without what
+is cheap to make again, as in Rockmate (Zhao et al., 2023). Optimal among such schedules.
 O(stages³ · slots), compiled.
 """
 
@@ -19,13 +20,14 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels import kernel
 
-Action = tuple[Literal["all", "checkpoint", "drop", "free", "backward"], int]
-"""What is done to a stage: forward with all of it kept, with its input kept, or with its input
-dropped; its output freed; backward."""
+Action = tuple[Literal["all", "lean", "checkpoint", "drop", "free", "backward"], int]
+"""What is done to a stage: forward with all of it kept, without what is cheap to make again, with
+its input kept, or with its input dropped; its output freed; backward."""
 MOST_SLOTS = 400
 MOST_ENTRIES = 10_000_000
 """Of the table, both halves together: 12 bytes each."""
-_ALL = -1
+_ALL, _LEAN = -1, -2
+"""Further lean ways are -3, -4 and so on."""
 _NEW, _REUSED = 0, 1
 """Tables: the output of the last stage is to be made, or is there already, beside the slots."""
 
@@ -46,6 +48,11 @@ class Chain:
     """Held only while the forward pass of the stage runs."""
     backward_work: LongArray
     """Likewise; negative where the gradient takes the place of what is not needed any more."""
+    lean: LongArray | None = None
+    """[way, stage]: what is kept of ``kept`` where the rest is cheap to make again."""
+    lean_s: FloatArray | None = None
+    """[way, stage]: seconds to make that again, before the backward pass; inf where there is no
+    such way."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,16 @@ def schedule_chain(
     split = np.full((2, count, count, slots + 1), _ALL, dtype=np.int32)
     # Asked of the bytes: sizes in slots are rounded.
     suffices = np.asarray(chain.kept == chain.output, dtype=np.int64)
+    none = np.zeros((0, count))
+    lean = -(-np.asarray(none if chain.lean is None else chain.lean, dtype=np.int64) // unit)
+    lean_s = np.asarray(none if chain.lean_s is None else chain.lean_s, dtype=np.float64)
     _fill(cost, split, suffices, np.asarray(chain.forward_s, dtype=np.float64),
-          np.asarray(chain.backward_s, dtype=np.float64), *sizes)  # fmt: skip
+          np.asarray(chain.backward_s, dtype=np.float64), sizes[0], sizes[1], sizes[2], sizes[3],
+          sizes[4], lean, lean_s)  # fmt: skip
     seconds = float(cost[_NEW, 0, count - 1, slots])
     if not np.isfinite(seconds):
         return None
-    return ChainSchedule(seconds, _unfolded(split, sizes[0], sizes[1], count, slots))
+    return ChainSchedule(seconds, _unfolded(split, sizes[0], sizes[1], lean, count, slots))
 
 
 @kernel
@@ -98,9 +109,12 @@ def _fill(
     gradient: LongArray,
     forward_work: LongArray,
     backward_work: LongArray,
+    lean: LongArray,
+    lean_s: FloatArray,
 ) -> None:
-    """``cost[table, s, t, m]``, and how: keeping all of s, or twice the j of the checkpoint, plus
-    one where it then serves as the output of j - 1, for which that ``suffices``."""
+    """``cost[table, s, t, m]``, and how: keeping all of s, or what is lean of it, or twice the j of
+    the checkpoint, plus one where it then serves as the output of j - 1, for which that
+    ``suffices``."""
     count, num = cost.shape[1], cost.shape[3]
     for length in range(count):
         for first in range(count - length):
@@ -124,6 +138,14 @@ def _fill(
                         inner = cost[table, first + 1, last, room - kept[first]]
                     cost[table, first, last, room] = inner + own_s
                     split[table, first, last, room] = -1
+                for way in range(len(lean) if length > 0 else 0):
+                    left = lean[way, first]
+                    for room in range(max(ahead, back - beside, left), num):
+                        took_s = cost[table, first + 1, last, room - left] + own_s
+                        took_s += lean_s[way, first]
+                        if took_s < cost[table, first, last, room]:
+                            cost[table, first, last, room] = took_s
+                            split[table, first, last, room] = -2 - way
                 run_s = 0.0
                 most = 0
                 for at in range(first + 1, last + 1):
@@ -147,7 +169,12 @@ def _fill(
 
 
 def _unfolded(
-    split: IntArray, output: LongArray, kept: LongArray, count: int, slots: int
+    split: IntArray,
+    output: LongArray,
+    kept: LongArray,
+    lean: LongArray,
+    count: int,
+    slots: int,
 ) -> tuple[Action, ...]:
     """The actions; a stack instead of calls, because chains may be long."""
     actions: list[Action] = []
@@ -159,12 +186,13 @@ def _unfolded(
             continue
         table, first, last, room = entry
         choice = int(split[table, first, last, room])
-        if choice == _ALL:
+        if choice < 0:
             if table == _NEW or last > first:
-                actions.append(("all", first))
+                actions.append(("all" if choice == _ALL else "lean", first))
             pending.append(("backward", first))
             if last > first:
-                pending.append((table, first + 1, last, room - int(kept[first])))
+                left = int(kept[first] if choice == _ALL else lean[_LEAN - choice, first])
+                pending.append((table, first + 1, last, room - left))
             continue
         at, is_reused = divmod(choice, 2)
         actions.append(("checkpoint", first))
