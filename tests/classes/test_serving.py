@@ -4,12 +4,12 @@ import json
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
 from classes.small import NUM_CLASSES, SHAPE, small_folder, whole_scores
 from fastapi.testclient import TestClient
+from patience import wait_until
 
 from hocket.base.errors import RunError, UsageError
 from hocket.classes.serving.app import answer_body, make_app, max_body_bytes
@@ -75,7 +75,7 @@ def test_any_worker_may_be_killed_in_mid_request_without_a_lost_answer(folder):
     given = inputs(4, seed=2)
     with FrontEnd(folder, ServeOptions(deadline_s=60)) as front_end:
         for victim in range(3):
-            _wait(lambda: _restarts(front_end) == victim and front_end.num_alive == 3)  # noqa: B023
+            wait_until(lambda: _restarts(front_end) == victim and front_end.num_alive == 3)  # noqa: B023
             process = front_end.process_ids[victim]
             # Stopped, it holds its request in mid-flight; then it is killed.
             os.kill(process, signal.SIGSTOP)
@@ -85,7 +85,7 @@ def test_any_worker_may_be_killed_in_mid_request_without_a_lost_answer(folder):
             for each, answer in zip(given, answers, strict=True):
                 assert answer.missing == ()
                 assert answer.label == whole_scores(each)[0].argmax()
-        _wait(lambda: _restarts(front_end) == 3 and front_end.num_alive == 3)
+        wait_until(lambda: _restarts(front_end) == 3 and front_end.num_alive == 3)
         metrics = front_end.metrics()
         assert [worker.deaths for worker in metrics.workers] == [1, 1, 1]
         assert [worker.restarts for worker in metrics.workers] == [1, 1, 1]
@@ -109,14 +109,14 @@ def test_requests_are_answered_while_a_worker_is_being_started(front_end, monkey
     assert front_end.predict(given, 60).label == whole_scores(given)[0].argmax()
     assert front_end.num_alive == 2
     may_start.set()
-    _wait(lambda: front_end.num_alive == 3)
+    wait_until(lambda: front_end.num_alive == 3)
 
 
 def test_without_copies_the_classes_of_a_dead_worker_are_named(tmp_path):
     folder = small_folder(tmp_path, redundancy=1)
     with FrontEnd(folder, ServeOptions(deadline_s=60, restarts=False)) as front_end:
         os.kill(front_end.process_ids[1], signal.SIGKILL)
-        _wait(lambda: front_end.num_alive == 2)
+        wait_until(lambda: front_end.num_alive == 2)
         answer = front_end.predict(inputs(1)[0])
         assert answer.missing == folder.table.parts[1].classes
         assert answer.label not in answer.missing
@@ -132,7 +132,7 @@ def test_a_deadline_gives_what_has_come(tmp_path):
         answers = [front_end.predict(each, 0.5) for each in inputs(2)]
         os.kill(process, signal.SIGCONT)
         assert all(set(answer.missing) >= {0, 1} for answer in answers)
-        _wait(lambda: front_end.metrics().workers[0].late == 2)
+        wait_until(lambda: front_end.metrics().workers[0].late == 2)
         assert front_end.predict(inputs(1)[0]).missing == ()
 
 
@@ -291,13 +291,6 @@ def test_a_rehearsal_is_not_counted(folder):
 
 def _restarts(front_end):
     return sum(worker.restarts for worker in front_end.metrics().workers)
-
-
-def _wait(is_true, limit_s=60):
-    until_s = time.monotonic() + limit_s
-    while not is_true():
-        assert time.monotonic() < until_s, "waited too long"
-        time.sleep(0.02)
 
 
 def _is_there(process_id):

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import psutil
 import pytest
+from patience import wait_until
 from processes.crews import TESTS, spec
 
 from hocket.processes import crew as crew_module
@@ -25,13 +25,6 @@ def is_gone(pid):
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     return True
-
-
-def wait_until(condition, limit_s=100.0):
-    until_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def test_frames_of_any_size_go_both_ways_at_once():

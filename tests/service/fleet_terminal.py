@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.rest_service import wait_until
+from patience import wait_until
 
 import hocket.cli
 

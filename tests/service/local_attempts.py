@@ -4,8 +4,9 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
+
+from patience import wait_until
 
 from hocket.fleet.rounds.state import FleetDevice
 from hocket.processes import system
@@ -15,7 +16,6 @@ from hocket.service.executors.local import LocalExecutor
 
 NAME = AttemptName(7, 2)
 DEVICES = (FleetDevice(name="v100-0", kind="v100"), FleetDevice(name="v100-1", kind="v100"))
-PATIENCE_S = 150.0
 
 WAITS = "import time; print('ready', flush=True); time.sleep(60)"
 OBEYS = """
@@ -61,15 +61,6 @@ def assignment(tmp_path: Path, *command: str, **changes) -> Assignment:
 
 def python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-S", "-c", code)
-
-
-def wait_until(condition, what: str = "it happened"):
-    """The first true answer."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (answer := condition()):
-        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
-        time.sleep(0.01)
-    return answer
 
 
 def status_of(executor: LocalExecutor, name: AttemptName = NAME) -> Status | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patience import wait_until
 from service.fake_executor import FakeExecutor, fleet_devices
 from starlette.testclient import TestClient
 
@@ -84,15 +84,6 @@ def is_problem(answer: Any, status: int) -> dict[str, Any]:
     assert body["title"]
     assert body["detail"]
     return body
-
-
-def wait_until(look: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """What ``look`` returns once it is true."""
-    until_s = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < until_s, "waited too long"
-        time.sleep(0.02)
-    return found
 
 
 @contextmanager

@@ -125,7 +125,7 @@ class SlurmCluster:
         """Controller and nodes, until all nodes work."""
         for name in ("slurmctld", *NODES):
             self.start(name)
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 90
         while self.call("sinfo", "-h", "-t", "idle", "-o", "%D").strip() != str(len(NODES)):
             if time.monotonic() > deadline_s:
                 raise NoSlurmError(f"Slurm does not start: {self._trouble()}")

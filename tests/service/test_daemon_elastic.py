@@ -3,9 +3,10 @@
 import sys
 
 import pytest
+from patience import wait_until
 from service.daemon_rig import Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
-from service.local_attempts import DEVICES, kill_everything, wait_until
+from service.local_attempts import DEVICES, kill_everything
 
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds.state import Rules

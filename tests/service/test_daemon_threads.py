@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
+from patience import wait_until
 from service.fake_executor import FakeExecutor, fleet_devices
 
 from hocket.fleet.rounds.state import Rules
@@ -17,13 +16,6 @@ from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 
 SPEC = JobSpec(name="job", command=("python", "train.py"))
-
-
-def until(is_so: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 30.0
-    while not is_so():
-        assert time.monotonic() < deadline_s, "waited in vain"
-        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -43,7 +35,7 @@ def daemon(tmp_path, executor):
 
 def test_a_job_runs_reports_commits_and_ends(daemon, executor, tmp_path):
     record = daemon.submit(SPEC)
-    until(lambda: daemon.job(1).status == "running")
+    wait_until(lambda: daemon.job(1).status == "running")
     name = AttemptName(1, 1)
     token = executor.processes[name].assignment.environment["HOCKET_TOKEN"]
     assert daemon.report(name, token, 3.0).may_run
@@ -53,7 +45,7 @@ def test_a_job_runs_reports_commits_and_ends(daemon, executor, tmp_path):
     (tmp_path / "logs" / "1" / "attempt-1.log").write_bytes(b"printed")
     assert daemon.log(1, 1).read(2, 9) == b"inted"
     executor.exit(name, 0)
-    until(lambda: daemon.job(record.number).status == "succeeded")
+    wait_until(lambda: daemon.job(record.number).status == "succeeded")
     assert [one.number for one in daemon.jobs(status="succeeded")] == [1]
     assert daemon.attempts(1)[0].outcome == "finished"
     with pytest.raises(StaleAttemptError):
@@ -81,7 +73,7 @@ def test_many_callers_at_once_are_all_answered(daemon):
 
 
 def test_waiting_for_events_ends_with_the_next_one(daemon):
-    until(lambda: daemon.devices())
+    wait_until(lambda: daemon.devices())
     last = daemon.last_event()
     assert daemon.wait_for_events(last, 0.01) == last
     waiter = threading.Timer(0.05, daemon.submit, (SPEC,))
@@ -96,7 +88,7 @@ def test_rounds_begin_by_themselves(tmp_path):
     daemon = Daemon(store, FakeExecutor(fleet_devices(v100=1)), Rules(round_s=0.05), ("v100",))
     daemon.start()
     daemon.submit(SPEC)
-    until(lambda: daemon.state.round_number > 3)
+    wait_until(lambda: daemon.state.round_number > 3)
     daemon.close()
     assert sum(event.kind == "round" for event in daemon.events()) == daemon.state.round_number
     store.close()
@@ -107,7 +99,7 @@ def test_a_closed_daemon_refuses_and_leaves_jobs_running(tmp_path, executor):
     daemon = Daemon(store, executor, Rules(), ("v100",), poll_s=0.01)
     daemon.start()
     daemon.submit(SPEC)
-    until(executor.running)
+    wait_until(executor.running)
     daemon.close()
     with pytest.raises(UnavailableError, match="ends"):
         daemon.submit(SPEC)
@@ -122,10 +114,10 @@ def test_an_engine_that_breaks_is_asked_again(daemon, executor, caplog):
         raise ValueError("a bug")
 
     executor.on_call = broken
-    until(lambda: "a bug" in daemon.trouble)
+    wait_until(lambda: "a bug" in daemon.trouble)
     executor.on_call = None
-    until(lambda: daemon.trouble == "")
+    wait_until(lambda: daemon.trouble == "")
     daemon.submit(SPEC)
-    until(executor.running)
+    wait_until(executor.running)
     assert executor.running() == [AttemptName(1, 1)]
     assert "a bug" in caplog.text

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 from service.fleet_terminal import HOSTILE, fleet_in, job_file
-from service.rest_service import wait_until
 
 from hocket.service import client as clients
 from hocket.service.store import Store

@@ -9,8 +9,8 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import wait_until
 from service.lease_server import Saves, leaves
-from service.local_attempts import wait_until
 
 from hocket.base.errors import UsageError
 from hocket.service.lease import LEAVE, SAVE, lease

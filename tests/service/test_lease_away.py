@@ -9,9 +9,9 @@ import threading
 import time
 
 import pytest
+from patience import wait_until
 from ports import reserved_port
 from service.lease_server import Saves, leaves
-from service.local_attempts import wait_until
 
 from hocket.base.errors import RunError
 from hocket.service import lease as module

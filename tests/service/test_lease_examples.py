@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from patience import wait_until
 from service.lease_server import LeaseServer
-from service.local_attempts import wait_until
 
 from hocket.service.spec import read_spec
 

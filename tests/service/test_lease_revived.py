@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from service.local_attempts import wait_until
+from patience import wait_until
 from service.rest_server import Served
 from service.rest_service import is_problem, serving
 

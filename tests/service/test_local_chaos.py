@@ -5,6 +5,7 @@ import random
 import signal
 import time
 
+from patience import wait_until
 from service.local_attempts import (
     assignment,
     executor_in,
@@ -13,7 +14,6 @@ from service.local_attempts import (
     left_of,
     python,
     wait_for_end,
-    wait_until,
 )
 
 from hocket.processes import system

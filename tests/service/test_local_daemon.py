@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from service.local_attempts import DEVICES, kill_everything, wait_until
+from patience import wait_until
+from service.local_attempts import DEVICES, kill_everything
 
 from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import Daemon

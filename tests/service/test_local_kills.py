@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import wait_until
 from service.local_attempts import (
     NAME,
     OBEYS,
@@ -26,7 +27,6 @@ from service.local_attempts import (
     wait_for_end,
     wait_for_phase,
     wait_for_text,
-    wait_until,
 )
 
 from hocket.processes import system

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import uvicorn
+from patience import PATIENCE_S
 from service.fake_executor import FakeExecutor, fleet_devices
 from service.page_fleets import HOSTILE
 from service.rest_service import tokens_of
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.web
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 TOKEN = "a-token-that-is-long-enough-for-this"
-PATIENCE_S = 150.0
 
 
 @pytest.fixture(scope="module")

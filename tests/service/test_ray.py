@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 from service.ray_cluster import RayCluster, processes_with, ray_cluster
 
 from hocket.base.errors import RunError
@@ -35,7 +36,6 @@ pytestmark = [
 ]
 
 NUM_DEVICES = 5
-PATIENCE_S = 200.0
 OFFSETS = itertools.count(10, 10)
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
@@ -45,14 +45,6 @@ with open(os.environ["PLACE"] + "/runs", "a") as file:
     file.write(os.environ["LABEL"] + " ")
 time.sleep(0.5)
 """
-
-
-def until(condition):
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s, "it takes too long"
-        time.sleep(0.02)
-    return found
 
 
 @dataclass
@@ -90,8 +82,8 @@ class Lab:
         found = (each for each in self.engine.poll().attempts if each.name == self.name(job))
         return next(found, None)
 
-    def until(self, job: int, *phases: str) -> Status:
-        return until(
+    def wait_until(self, job: int, *phases: str) -> Status:
+        return wait_until(
             lambda: ((found := self.status(job)) and (found.phase in phases and found)) or None
         )
 
@@ -111,7 +103,9 @@ class Lab:
     def clear(self) -> None:
         for status in self.engine.poll().attempts:
             self.engine.kill(status.name)
-        until(lambda: all(each.phase in (EXITED, LOST) for each in self.engine.poll().attempts))
+        wait_until(
+            lambda: all(each.phase in (EXITED, LOST) for each in self.engine.poll().attempts)
+        )
         for status in self.engine.poll().attempts:
             self.engine.forget(status.name)
         assert self.running() == []
@@ -132,7 +126,7 @@ def cluster():
 @pytest.fixture(scope="module")
 def engine(cluster, tmp_path_factory):
     engine = RayExecutor(cluster.address, tmp_path_factory.mktemp("ray"))
-    until(lambda: len(engine.poll().devices) == NUM_DEVICES)
+    wait_until(lambda: len(engine.poll().devices) == NUM_DEVICES)
     yield engine
     engine.close()
 
@@ -198,7 +192,7 @@ def test_a_gang_fails_as_a_whole(lab):
 def test_a_device_is_reserved_until_its_attempt_has_ended(lab):
     for job in (1, 2):
         lab.start(job, SLEEP, "b/p100/0")
-    until(lambda: RUNNING in (lab.status(1).phase, lab.status(2).phase))
+    wait_until(lambda: RUNNING in (lab.status(1).phase, lab.status(2).phase))
     time.sleep(1.0)
     first, second = sorted((1, 2), key=lambda job: lab.status(job).phase != RUNNING)
     assert lab.status(second).phase == STARTING
@@ -218,7 +212,7 @@ time.sleep(600)
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
     lab.start(1, polite, "a/v100/0")
     lab.start(2, stubborn, "b/v100/0")
-    until(lambda: all("up" in lab.printed(job) for job in (1, 2)))
+    wait_until(lambda: all("up" in lab.printed(job) for job in (1, 2)))
     lab.stop(1, 60.0)
     lab.stop(2, 0.5)
     assert lab.ended(1).exit_code == 0
@@ -298,18 +292,18 @@ def test_a_killed_node_takes_its_devices_and_processes_with_it(lab, cluster):
     forks = "import subprocess\nsubprocess.Popen(['setsid', 'sleep', '600'])\n" + SLEEP
     lab.start(1, forks, "b/v100/0", "a/v100/0", processes="per-device")
     lab.start(2, SLEEP, "a/v100/1")
-    until(lambda: lab.printed(1).count("up") == 2 and "up" in lab.printed(2))
+    wait_until(lambda: lab.printed(1).count("up") == 2 and "up" in lab.printed(2))
     assert len(set(lab.folders_on_nodes()) - before) == 3
     cluster.kill("b")
     assert lab.ended(1).phase == LOST
     assert "node" in lab.status(1).detail
     assert lab.running() == ["2"]
-    until(lambda: len(lab.engine.poll().devices) == NUM_DEVICES - 3)
+    wait_until(lambda: len(lab.engine.poll().devices) == NUM_DEVICES - 3)
     assert not any(device.server == "b" for device in lab.engine.poll().devices)
     assert lab.status(2).phase == RUNNING
     # The next node of this name offers the same devices.
     cluster.add("b", v100=2, p100=1)
-    until(lambda: len(lab.engine.poll().devices) == NUM_DEVICES)
+    wait_until(lambda: len(lab.engine.poll().devices) == NUM_DEVICES)
     lab.start(3, COUNT, "b/v100/0")
     assert lab.ended(3).exit_code == 0
 
@@ -323,7 +317,7 @@ def test_what_killed_nodes_left_is_removed_by_the_next_attempt(lab, cluster):
     linked.symlink_to(lab.place)
     lab.start(1, COUNT, "a/v100/0")
     assert lab.ended(1).exit_code == 0
-    until(lambda: set(lab.folders_on_nodes()) == {mine, linked})
+    wait_until(lambda: set(lab.folders_on_nodes()) == {mine, linked})
     mine.rmdir()
     linked.unlink()
     assert list(lab.place.glob("lock*")) == []

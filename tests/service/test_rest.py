@@ -6,7 +6,8 @@ import json
 import re
 
 import pytest
-from service.rest_service import is_problem, wait_until
+from patience import wait_until
+from service.rest_service import is_problem
 
 from hocket.service.executors.executor import AttemptName
 

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import uvicorn
-from service.rest_service import TOKEN, serving, tokens_of, wait_until
+from patience import wait_until
+from service.rest_service import TOKEN, serving, tokens_of
 
 from hocket.service.daemon.assignment import LOGS
 from hocket.service.daemon.log import Log

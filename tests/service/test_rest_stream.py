@@ -9,8 +9,9 @@ import socket
 import time
 
 import pytest
+from patience import wait_until
 from service.rest_server import Served
-from service.rest_service import TOKEN, serving, wait_until
+from service.rest_service import TOKEN, serving
 
 from hocket.service.rest import prompt, stream
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from patience import PATIENCE_S
 from service.slurm_cluster import NoSlurmError, SlurmCluster
 
 from hocket.base.errors import RunError
@@ -28,7 +29,6 @@ from hocket.service.executors.slurm_commands import jobs_of
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 
-PATIENCE_S = 150.0
 T = TypeVar("T")
 
 
