@@ -44,6 +44,7 @@ from hocket.runtime.train.divided.build import DividedTask, DivisionWarning
 from hocket.runtime.train.divided.planned import carried_division, carried_plan, divides
 from hocket.runtime.train.divided.prioritised import hindrance
 from hocket.runtime.train.divided.shares import Count
+from hocket.runtime.train.forwards import let_go
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.recorded import Recipe
@@ -93,6 +94,7 @@ def prepare(
         max_shapes=max_shapes, pad=pad, replay=replay,
     )  # fmt: skip
     _require_sensible(options)
+    let_go(model)
     batch = settled(pad(batch) if pad is not None else batch)
     recipe = Recipe(
         loss=loss, forward=forward, update=planned_update(optimizer, model),

@@ -35,6 +35,11 @@ def test_quantities_are_read_as_people_write_them(parse, text, value):
         (units.parse_seconds, "10 parsecs"),
         (units.parse_flops, "3 TB/s"),
         (units.parse_bytes, ""),
+        (units.parse_bytes, "1e400GiB"),
+        (units.parse_bytes, "9e18GiB"),
+        (units.parse_seconds, "1e400s"),
+        (units.parse_bandwidth, "1e999GB/s"),
+        (units.parse_flops, "1e999TFLOP/s"),
     ],
 )
 def test_wrong_units_are_refused_with_the_text(parse, text):

@@ -530,3 +530,20 @@ def test_prepare_keeps_a_budget_or_refuses():
         hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="10KiB")
     with pytest.raises(UsageError, match="memory: 'lots' is not a number with a unit"):
         hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="lots")
+
+
+def test_a_model_is_carried_by_the_last_that_prepared_it():
+    model, batches, forward = MODELS["blocks"]()
+    twin, optimizer = copy.deepcopy(model), adamw(model)
+    lean = partial(hocket.prepare, model, optimizer, batches[0], forward=forward, memory=70_000)
+    first = lean()
+    torch.manual_seed(5)
+    ours = [first.step(batches[0]).item(), (train := lean()).step(batches[1]).item()]
+    ours += [train.step(batches[0]).item()]
+    plain = [batches[0], batches[1], batches[0]]
+    torch.manual_seed(5)
+    assert ours == plain_steps(twin, adamw(twin), plain, forward=forward)
+    train.state_dict()
+    assert_same_state(model, twin)
+    with pytest.raises(UsageError, match=r"a later hocket\.prepare carries this model"):
+        first.step(batches[0])

@@ -15,6 +15,7 @@ from runtime.train_loops import (
 )
 from runtime.train_models import USER_MODELS
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket.base.errors import UsageError
@@ -82,6 +83,53 @@ def test_a_model_that_cannot_be_recorded_trains_by_modules_and_says_what_is_lost
     assert ours == plain_steps(twin, torch.optim.SGD(twin.parameters(), lr=0.3), batches)
     assert_same_state(model, twin)
     assert "depend" in train.lost
+
+
+class MeanKept(nn.Module):
+    """Gives its buffer another tensor instead of writing into it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(6, 6)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, rows):
+        out = self.body(rows)
+        self.mean = 0.9 * self.mean + 0.1 * out.detach().mean(0)
+        return (out - self.mean).square().mean()
+
+
+class DrawnAgain(nn.Module):
+    """Its dropout is drawn again, the same, in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
+        self.out = nn.Linear(6, 2)
+
+    def forward(self, rows):
+        return self.out(checkpoint(self.body, rows, use_reentrant=False)).square().mean()
+
+
+@pytest.mark.parametrize("build", [MeanKept, DrawnAgain])
+def test_what_calls_alone_do_not_show_is_left_to_pytorch(build):
+    with pytest.warns(CaptureWarning, match="does not show all"):
+        compare_loops(lambda: (build(), [torch.randn(5, 6) for _ in range(3)], None), 3, steps=4)
+
+
+def test_hooks_of_parameters_are_part_of_the_step():
+    torch.manual_seed(0)
+    model, batches = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), torch.randn(3, 6, 4)
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        each[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+    how = {"forward": lambda net, rows: net(rows).square().mean()}
+    train = hocket.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.3), batches[0], on="2xv100-16g", **how
+    )
+    ours = [train.step(batch).item() for batch in batches]
+    assert ours == plain_steps(twin, torch.optim.SGD(twin.parameters(), lr=0.3), batches, **how)
+    assert train.lost == ""
 
 
 def test_the_loop_of_plain_pytorch_works_as_it_is():

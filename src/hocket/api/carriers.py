@@ -68,9 +68,7 @@ def placed_carrier(
     try:
         graph, program = recipe.trace(model, batch, "train")
     except UntraceableError as error:
-        return _by_modules(
-            model, model, batch, recipe, saved, on, f"{error.where}: {error.message}", alone
-        )
+        return _by_modules(model, model, batch, recipe, saved, on, _told(error), alone)
     _warn_without_loss(graph, recipe.name, depth=4)
     saved = _planned(graph, saved, on, recipe.name, is_alone=alone is not None)
     devices = _devices(saved, alone)
@@ -109,9 +107,9 @@ def budgeted_carrier(
         )
     assert budget_bytes is not None
     try:
-        graph, program = recipe.trace(model, batch, "train")
+        graph, program = recipe.trace(model, batch, "train", is_run=False)
     except UntraceableError as error:
-        reason = f"{error.where}: {error.message}"
+        reason = _told(error)
         return _leanest(model, batch, recipe, budget_bytes, device, reason)
     rounded = rounded_parameters(program)
 
@@ -125,6 +123,10 @@ def budgeted_carrier(
     frontier = find_frontier(planned.problem, planned.plan, in_chunks=has_last_layer(model))
     found = fitted(budget_bytes, frontier, rehearse)
     return Budgeted(model, batch, recipe, found, device, graph=graph, rounded=rounded)
+
+
+def _told(error: UntraceableError) -> str:
+    return f"{error.where}: {error.message}" if error.where else error.message
 
 
 def _leanest(

@@ -21,6 +21,9 @@ _SECONDS = {
     "min": Fraction(60),
     "h": Fraction(3600),
 }
+_MOST_BYTES = 2**60
+_MOST = 10**24
+"""Of anything else, in base units: more would overflow where it is computed with."""
 _QUANTITY = re.compile(
     r"\s*([0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][-+]?[0-9]{1,3})?)\s*([A-Za-zµ/]*)\s*\Z"
 )
@@ -43,13 +46,19 @@ def _scaled(value: Fraction, unit: str, base: str) -> Fraction | None:
     return None if scale is None else value * scale
 
 
+def _possible(value: Fraction, text: str, most: int) -> Fraction:
+    if value > most:
+        raise ValueError(f"{text!r} is not a quantity that there can be: it is too large")
+    return value
+
+
 def parse_bytes(text: str) -> int:
     """``'16GiB'`` or ``'12 GB'`` as bytes; nothing at all needs no unit."""
     value, unit = _split(text)
     scaled = _scaled(value, unit, "B") if unit or value else value
     if scaled is None:
         raise ValueError(f"{text!r} is not a size; write it like '16GiB' or '12GB'")
-    return round(scaled)
+    return round(_possible(scaled, text, _MOST_BYTES))
 
 
 def parse_bandwidth(text: str) -> float:
@@ -62,7 +71,7 @@ def parse_bandwidth(text: str) -> float:
         scaled = _scaled(value, unit, "B/s")
     if scaled is None:
         raise ValueError(f"{text!r} is not a bandwidth; write it like '25GB/s' or '100Gbit/s'")
-    return float(scaled)
+    return float(_possible(scaled, text, _MOST))
 
 
 def parse_seconds(text: str) -> float:
@@ -70,7 +79,7 @@ def parse_seconds(text: str) -> float:
     value, unit = _split(text)
     if unit not in _SECONDS:
         raise ValueError(f"{text!r} is not a duration; write it like '10us' or '1.5ms'")
-    return float(value * _SECONDS[unit])
+    return float(_possible(value * _SECONDS[unit], text, _MOST))
 
 
 def parse_flops(text: str) -> float:
@@ -79,7 +88,7 @@ def parse_flops(text: str) -> float:
     scaled = _scaled(value, unit, "FLOP/s")
     if scaled is None:
         raise ValueError(f"{text!r} is not a rate; write it like '312TFLOP/s'")
-    return float(scaled)
+    return float(_possible(scaled, text, _MOST))
 
 
 def whole_number(text: str, most: int) -> int | None:

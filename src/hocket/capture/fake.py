@@ -96,7 +96,11 @@ def _fake_data(sharing: list[torch.Tensor], device: str) -> list[torch.Tensor]:
 def _dressed(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
     """The fake tensor as what the original is: a parameter, or a leaf with or without gradient."""
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        twin = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        # What hooks compute of a gradient is part of the step.
+        for hook in (tensor._backward_hooks or {}).values():
+            twin.register_hook(hook)  # type: ignore[no-untyped-call]
+        return twin
     return fake.detach().requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 

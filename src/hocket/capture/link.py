@@ -145,6 +145,7 @@ class _Linker:
             },
             outputs=tuple(rank[self.current[value]] for value in self.recording.outputs),
             returned=self._returned(rank),
+            unseen=self.recording.unseen,
         )
 
     def _returned(self, rank: dict[int, int]) -> Returned | None:

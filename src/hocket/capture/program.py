@@ -67,6 +67,8 @@ class Program:
     """All that the model returned; of tensors that are not outputs, what a run kept of them."""
     repeats: Mapping[int, int] = field(default_factory=dict)
     """Calls that do once more what another did, with that one."""
+    unseen: str = ""
+    """What the step does besides its calls, so that they alone would compute something else."""
 
     @cached_property
     def draws(self) -> dict[int, int]:

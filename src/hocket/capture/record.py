@@ -81,6 +81,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.phase = Phase.FORWARD
+        self.is_seeded = False
+        """Whether the step has set PyTorch's generator."""
         self._module_names = module_names
         self._watched = watched
         self._seen: set[str] = set()
@@ -299,6 +301,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         cost: Any,
     ) -> None:
         calls = self.recording.calls
+        if draws and self.is_seeded:
+            self.recording.unseen = "it sets PyTorch's generator before it draws"
         partner = self._partner()
         module = self._path[-1] if self._path else ""
         if partner >= 0:

@@ -157,6 +157,8 @@ class Recording:
     spans: list[Span] = field(default_factory=list)
     visits: dict[str, BlockVisit] = field(default_factory=dict)
     """By path: the blocks that were left out, and the two that show what they would do."""
+    unseen: str = ""
+    """What the step does besides its calls, so that they alone would compute something else."""
 
 
 def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:

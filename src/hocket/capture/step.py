@@ -33,6 +33,7 @@ from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
 from hocket.capture.recurrent import know_recurrent_layers
 from hocket.capture.standin import put_stand_ins
+from hocket.capture.unseen import held_tensors, note_replaced, noting_seeds
 from hocket.graph import Phase, Role
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -109,7 +110,9 @@ def _record(
     put_stand_ins(model, recorder, runs)
     for name, role, tensor in sources:
         recorder.add_source(name, role, tensor)
-    with _module_hooks(recorder), torch.autograd.set_multithreading_enabled(False), recorder:
+    held = held_tensors(model)
+    single = torch.autograd.set_multithreading_enabled(False)
+    with _module_hooks(recorder), noting_seeds(recorder), single, recorder:
         with nullcontext() if training else torch.no_grad():
             output = (forward or apply_model)(model, batch)
             kept = [loss(output)] if training else tensors_of(output)
@@ -117,6 +120,7 @@ def _record(
             _run_backward(recorder, kept[0])
     if training:
         _collect_gradients(recorder, sources)
+        note_replaced(recorder, model, held)
     if not runs:
         recorder.recording.returned = _returned(recorder, output)
     kept_values = [recorder.value_of(tensor) for tensor in kept]

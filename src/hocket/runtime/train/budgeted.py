@@ -20,6 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map
 
+from hocket.base.errors import UsageError
 from hocket.capture.fake import model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.model import CaptureWarning
@@ -42,6 +43,7 @@ from hocket.runtime.memory.visits import Visits
 from hocket.runtime.train.batches import require_alike, shapes_text, signature_of
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.train.forwards import put_forward, take_away
 from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.returned import single_number, without_cache
 from hocket.runtime.train.weight import Weight
@@ -81,7 +83,7 @@ class Budgeted:
         self._is_rehearsal = is_rehearsal
         self._optimizer: torch.optim.Optimizer | None = None
         """Whose updates are done as gradients come."""
-        self._is_own_loop = False
+        self._is_own_loop = self._has_left = False
         self._sent, self._used = Lent(), Lent()
         """Gradients on their way to the host, and those that updates on the device read."""
         settle_parameters(model, self.blocks, self._engines, rounded or {})
@@ -122,6 +124,7 @@ class Budgeted:
         return outcome
 
     def _forward(self, batch: Any) -> Carried:
+        self._require_model()
         self._is_own_loop = False
         self._notice_shapes(batch)
         self._visits.begin()
@@ -171,6 +174,7 @@ class Budgeted:
     def predict(self, batch: Any) -> Any:
         """What the model returns."""
         with torch.no_grad(), in_mode(self._model, is_training=False):
+            self._require_model()
             self._visits.begin()
             self._bring_shared()
             return self._apply(batch)
@@ -181,6 +185,22 @@ class Budgeted:
         here = tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch)
         with without_cache(self._model) if torch.is_grad_enabled() else nullcontext():
             return (self._recipe.forward or apply_model)(self._model, here)
+
+    def leave(self) -> None:
+        """Have the model be as it was, for another carrier; this one trains no more."""
+        self._settle()
+        self._has_left = True
+        for block in self.blocks:
+            for parameter in block.parameters if block.home is not None else ():
+                # At home they lie in one tensor; a model's own parameters have each its memory.
+                parameter.data = parameter.data.clone()
+        take_away(module for block in self.blocks for module in block.modules.values())
+
+    def _require_model(self) -> None:
+        if self._has_left:
+            raise UsageError(
+                "a later hocket.prepare carries this model", hint="train with what it returned"
+            )
 
     # ── gradients and updates ────────────────────────────────────────────────────────────────
 
@@ -354,9 +374,9 @@ class Budgeted:
             for module in block.modules.values():
                 forward = module.forward
                 if head is not None and module is head:
-                    module.forward = partial(self._lazy, block, forward, head)  # type: ignore[method-assign]
+                    put_forward(module, self, partial(self._lazy, block, forward, head))
                 else:
-                    module.forward = partial(self._visit, block, forward)
+                    put_forward(module, self, partial(self._visit, block, forward))
 
     def _visit(self, block: Block, forward: Any, *args: Any, **kwargs: Any) -> Any:
         return self._visits.visit(block, forward, args, kwargs)

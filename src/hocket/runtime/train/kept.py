@@ -31,7 +31,7 @@ def keeping(
     options: LoopOptions,
 ) -> Budgeted:
     """What carries out on a device a memory section that was planned for the step ``planned``."""
-    graph, program = recipe.trace(model, batch, "train")
+    graph, program = recipe.trace(model, batch, "train", is_run=False)
     require_same(planned, graph, recipe.name)
     rounded = rounded_parameters(program)
     peak_bytes = rehearsed_peak_bytes(

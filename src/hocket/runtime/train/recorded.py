@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_unflatten
 from hocket.base.arrays import IntArray
 from hocket.capture.fake import all_tensors, batch_tensors
 from hocket.capture.loss import ChosenLoss, Loss
-from hocket.capture.model import capture_program
+from hocket.capture.model import UntraceableError, capture_program
 from hocket.capture.optimizer import Optimizer
 from hocket.capture.program import Program
 from hocket.capture.recording import Ref
@@ -66,8 +66,13 @@ class Recipe:
         """Whether an update is a call of ``optimizer.step()`` and nothing else."""
         return self.make_update is _step
 
-    def trace(self, model: nn.Module, batch: Any, kind: Kind) -> tuple[Graph, Program]:
-        """The step on a batch as it is settled; neither model nor batch nor draws are changed."""
+    def trace(
+        self, model: nn.Module, batch: Any, kind: Kind, *, is_run: bool = True
+    ) -> tuple[Graph, Program]:
+        """The step on a batch as it is settled; neither model nor batch nor draws are changed.
+
+        Where the program ``is_run`` in place of the model, its calls must be all that it does.
+        """
         forward, update = self.forward, self.update if kind == "train" else None
         if kind == "evaluate":
             forward = self._with_loss
@@ -76,6 +81,8 @@ class Recipe:
                 model, batch, loss=self.loss, optimizer=update, repeat=False, device=self.device,
                 forward=forward, name=self.name,
             )  # fmt: skip
+        if is_run and kind == "train" and program.unseen:
+            raise UntraceableError(f"a recorded step does not show all: {program.unseen}")
         if self.again is None or kind != "train":
             return graph, program
         return run_again(graph, program, self.again(graph, program))

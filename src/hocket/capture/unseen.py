@@ -1,0 +1,69 @@
+"""What a step does besides its calls: it gives buffers other tensors, or sets the generator.
+
+The calls alone would compute something else then: with what a buffer was before the first step, or
+with other draws where `torch.utils.checkpoint` draws the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.capture.record import Recorder
+
+HeldByName = dict[tuple[str, str], torch.Tensor]
+_SETTERS = ("set_rng_state", "manual_seed")
+
+
+def held_tensors(model: nn.Module) -> HeldByName:
+    """Buffers and tensors that are plain attributes, by the path of their module and their name."""
+    return {
+        (path, name): value
+        for path, module in model.named_modules()
+        for name, value in {**vars(module), **module._buffers}.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def note_replaced(recorder: Recorder, model: nn.Module, before: HeldByName) -> None:
+    """Note a buffer, or an attribute that the step reads, which is another tensor after the step.
+
+    An attribute that is only written, such as a loss that a module leaves there, changes nothing.
+    """
+    after = held_tensors(model)
+    read = {number for call in recorder.recording.calls for number in call.reads}
+    for (path, name), tensor in before.items():
+        if after.get((path, name)) is tensor:
+            continue
+        is_buffer = name in model.get_submodule(path)._buffers
+        if is_buffer or recorder.value_of(tensor) in read:
+            place = f"{path}.{name}" if path else name
+            recorder.recording.unseen = (
+                f"it gives {place!r} another tensor in each step; write into it instead: "
+                f"self.{name}.copy_(…)"
+            )
+
+
+@contextmanager
+def noting_seeds(recorder: Recorder) -> Iterator[None]:
+    """Have the recorder know when the step sets PyTorch's generator."""
+    before = {name: getattr(torch, name) for name in _SETTERS}
+
+    def noted(setter: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            recorder.is_seeded = True
+            return setter(*args, **kwargs)
+
+        return call
+
+    try:
+        for name, setter in before.items():
+            setattr(torch, name, noted(setter))
+        yield
+    finally:
+        for name, setter in before.items():
+            setattr(torch, name, setter)
