@@ -243,14 +243,15 @@ class FrontEnd:
         """An input as the parts take it; raises `UsageError` for anything else."""
         return self._layout.checked(inputs)
 
-    def rehearse(self, inputs: np.ndarray[Any, Any]) -> list[WorkerReply]:
-        """What every worker does with an input; it is not counted in `metrics`."""
+    def rehearse(self, inputs: np.ndarray[Any, Any]) -> tuple[float, list[WorkerReply]]:
+        """Seconds of an answer of all workers, and what each did; not counted in `metrics`."""
         checked = self.checked(inputs)
         with self._lock:
-            _, _, replies = self._replies(checked, START_S, self._table.redundancy)
+            start_ns, answers, replies = self._replies(checked, START_S, self._table.redundancy)
+            answer = answer_from(self._combiner, answers, 0, start_ns)
         if len(replies) < len(self._links):
             raise RunError("a worker did not answer", hint="its part may need more memory")
-        return [replies[index] for index in range(len(self._links))]
+        return answer.took_s, [replies[index] for index in range(len(self._links))]
 
     def _answer(self, inputs: np.ndarray[Any, Any], limit_s: float) -> Answer:
         start_ns, answers, replies = self._replies(inputs, limit_s, self._quorum)

@@ -2,8 +2,8 @@
 
 The workers that will serve are asked again and again, all of them, after a short rest as between
 requests. An answer will be there when every group has the copies that it waits for, which the
-arrivals of all workers tell; what it takes beyond the slowest of their parts is the cost of
-reaching processes, and of parts that wait for each other where cores are few.
+arrivals of all workers tell, and is combined; what it takes beyond the slowest of their parts is
+the cost of reaching processes, and of parts that wait for each other where cores are few.
 """
 
 from __future__ import annotations
@@ -59,11 +59,15 @@ def outlook_of(front_end: FrontEnd) -> LatencyOutlook:
     for _ in range(_WARM_UPS + _RUNS):
         time.sleep(_REST_S)
         rounds.append(front_end.rehearse(example))
+    took_s = np.array([each for each, _ in rounds[_WARM_UPS:]])
+    spent_s, after_s = (
+        1e-9 * np.array([[getattr(each, name) for each in made] for _, made in rounds[_WARM_UPS:]])
+        for name in ("spent_ns", "after_ns")
+    )
     quorum = options.quorum or table.quorum
-    spent_s = 1e-9 * np.array([[each.spent_ns for each in made] for made in rounds[_WARM_UPS:]])
-    after_s = 1e-9 * np.array([[each.after_ns for each in made] for made in rounds[_WARM_UPS:]])
-    answer_s = float(np.median([enough_s(table, quorum, each) for each in after_s]))
-    part_s = tuple(float(each) for each in np.median(spent_s, axis=0))
+    enough = np.median([enough_s(table, quorum, each) for each in after_s])
+    combining = np.median(took_s - after_s.max(axis=1))
+    answer_s, part_s = float(enough + combining), tuple(map(float, np.median(spent_s, axis=0)))
     cores = len(options.cores or os.sched_getaffinity(0))
     return LatencyOutlook(part_s, max(answer_s - max(part_s), 0.0), cores, answer_s)
 
