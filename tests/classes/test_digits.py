@@ -203,7 +203,7 @@ def test_more_cores_never_mean_fewer_parts(path):
         (["--parts", "many"], 2, "is no number of parts"),
         (["--target-latency", "soon"], 2, "is not a number with a unit"),
         (["--target-latency", "1us"], 4, "no answer comes within 1 µs: reaching 5 workers"),
-        (["--target-latency", "137us"], 4, "no part answers within 2 µs"),
+        (["--target-latency", "212us"], 4, "no part answers within 2 µs"),
         (["--redundancy", "6"], 2, "5 parts have no code of redundancy 6"),
     ],
 )
