@@ -45,6 +45,11 @@ def mlp():
     return model.double(), batches, class_loss
 
 
+def single():
+    model, batches, loss = mlp()
+    return model.float(), [(rows.float(), labels) for rows, labels in batches], loss
+
+
 class Residual(nn.Module):
     """A residual network in small, with batch norm."""
 
@@ -196,6 +201,7 @@ CASES = {
     "gpt2-pipeline": (gpt2, Division(pipeline=2, global_batch=8, microbatch=4)),
     "gpt2-tensor": (gpt2, Division(tensor=2, global_batch=8)),
     "qwen2-tensor": (qwen2, Division(tensor=2, global_batch=8)),
+    "single": (single, Division(data=2, global_batch=9, shares=(5, 4), zero=3)),
     "qwen2-sharded": (qwen2, Division(data=2, global_batch=8, shares=(5, 3), zero=3)),
     "opt-tensor": (opt, Division(tensor=2, global_batch=8)),
     "bert-tensor": (bert, Division(tensor=2, global_batch=8)),

@@ -17,7 +17,7 @@ FOUR = (
     "data-pipeline", "tensor-pipeline", "data-tensor", "uneven", "cut-parts", "put-off", "turns",
 )  # fmt: skip
 RESUMED = ("resume:data-pipeline", "resume:data-tensor")
-STARTS = ((2, (*SMALL, "save", "priority")), (2, NAMED), (4, (*FOUR, *RESUMED)))
+STARTS = ((2, (*SMALL, "save", "priority", "single")), (2, NAMED), (4, (*FOUR, *RESUMED)))
 """How many ranks carry out which cases, one after another; what is resumed was saved before."""
 TOLERANCE = 1e-6
 
@@ -57,6 +57,12 @@ def test_gradients_by_priority_train_as_one_process_does(found):
     for seen in found("priority"):
         assert seen.pop("crosses")
         assert max(seen.values()) < 1e-5, seen
+
+
+def test_shards_in_single_precision_train_as_one_process_does(found):
+    """PyTorch reduces these by other means than double precision, which Gloo must have."""
+    for seen in found("single"):
+        assert max(seen["loss"], seen["weights"]) < 1e-3, seen
 
 
 def test_ranks_of_a_placement_clip_in_the_numbers_of_the_model(found):

@@ -68,8 +68,10 @@ class ShardedModel(CalledModel):
         fully_shard(self._applied, mesh=axis, offload_policy=policy)
         for module in self._applied.modules():
             if isinstance(module, FSDPModule):
-                # Losses are weighted by their share, so gradients are summed and not averaged.
+                # Losses are weighted by their share, so gradients are summed and not averaged: by a
+                # plain sum, since Gloo has none that multiplies, which single precision would get.
                 module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
         after = dict(model.named_parameters())
         for group in optimizer.param_groups:
             group["params"] = [after[before[id(parameter)]] for parameter in group["params"]]
