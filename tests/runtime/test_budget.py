@@ -24,7 +24,7 @@ from hocket.graph import Phase
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory import travel
 from hocket.runtime.memory.blocks import Block
-from hocket.runtime.memory.copies import Ticket
+from hocket.runtime.memory.copies import CopyEngines, Ticket
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.parts import blocks_of
 from hocket.runtime.memory.pieces import summed_cross_entropy
@@ -169,6 +169,36 @@ def test_state_of_large_parameters_visits_in_parts(monkeypatch):
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         for key, value in plain.state[q].items():
             assert torch.equal(optimizer.state[p][key], value)
+
+
+class Noting(CopyEngines):
+    """Tells each mark from the others, and what copies to the device waited for."""
+
+    def __init__(self):
+        super().__init__(CPU, is_real=False)
+        self.waited = []
+
+    def mark(self):
+        return Ticket(None)
+
+    def fetch(self, pairs, *after):
+        self.waited.append(after)
+        return super().fetch(pairs, *after)
+
+
+def test_state_is_fetched_only_after_the_last_update_has_come_home():
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    section = uniform(model, 0, parameters="streamed", update="device")
+    train = loop_of(model, adamw(model), section, batches[0], forward)
+    train.step(batches[0])
+    engines = train._carrier._visitors._engines = Noting()
+    train.step(batches[0])
+    returned = {block.returned for block in train._carrier.blocks}
+    engines.waited.clear()
+    train.step(batches[0])
+    assert engines.waited
+    assert all(returned.intersection(after) for after in engines.waited)
 
 
 @pytest.mark.parametrize("parameters", ["resident", "streamed"])

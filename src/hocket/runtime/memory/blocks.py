@@ -39,15 +39,10 @@ class Place:
     start: int
     num_bytes: int
 
-    def of(self, buffer: torch.Tensor, origin: int = 0) -> torch.Tensor:
-        """The parameter as it lies in a buffer of bytes that begins with those at ``origin``."""
-        offset = (self.start - origin) // self.dtype.itemsize
+    def of(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The parameter as it lies in a buffer of bytes."""
+        offset = self.start // self.dtype.itemsize
         return looking(buffer, self.dtype, self.shape, self.stride, offset)
-
-
-def span_of(places: Sequence[Place]) -> slice:
-    """The bytes from the first to the last of neighbours."""
-    return slice(places[0].start, places[-1].start + places[-1].num_bytes)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Strip:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class TravelPart:
     """A parameter in a piece, or some of its elements."""
 
     parameter: nn.Parameter
@@ -116,10 +116,10 @@ class Part:
 
 
 @dataclass(eq=False)
-class Piece:
+class TravelPiece:
     """What comes and goes together."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[TravelPart] = field(default_factory=list)
     strips: list[Strip] = field(default_factory=list)
     twins: list[Strip] = field(default_factory=list)
     """Of what is copied, where that is not the home itself."""
@@ -138,7 +138,7 @@ class Piece:
 
 def cut_pieces(
     block: Block, buffer: torch.Tensor, entries: Sequence[StateEntry], *, is_split: bool
-) -> list[Piece]:
+) -> list[TravelPiece]:
     """The pieces of a block whose state lies in a buffer of the host."""
     by_parameter: dict[nn.Parameter, list[StateEntry]] = {}
     for entry in entries:
@@ -181,10 +181,10 @@ def _piece(
     block: Block,
     buffer: torch.Tensor,
     cuts: Sequence[tuple[Place, Place, list[StateEntry], slice | None]],
-) -> Piece:
+) -> TravelPiece:
     assert block.home is not None
     assert block.copied is not None
-    piece, is_rounded = Piece(), block.copied is not block.home
+    piece, is_rounded = TravelPiece(), block.copied is not block.home
     states: list[dict[str, Look]] = []
     wholes: list[Look] = []
     at = 0
@@ -210,7 +210,7 @@ def _piece(
         at = full.stop
         if is_rounded:
             twins_at = _add(piece.twins, block.copied, copied.start, twin, elements)
-        piece.parts.append(Part(place.parameter, whole, looks, full, twin, place, elements))
+        piece.parts.append(TravelPart(place.parameter, whole, looks, full, twin, place, elements))
     piece.rounding_bytes = at if is_rounded else 0
     piece.strips, piece.twins = _joined(piece.strips), _joined(piece.twins)
     return piece

@@ -29,7 +29,7 @@ from hocket.runtime.memory.copies import (
     looking,
 )
 from hocket.runtime.memory.ledger import on_host
-from hocket.runtime.memory.travel import Part, Piece, StateEntry, cut_pieces
+from hocket.runtime.memory.travel import StateEntry, TravelPart, TravelPiece, cut_pieces
 from hocket.runtime.memory.updates import has_fused_kernels, part_of
 from hocket.simulate.rewriting.homes import NUM_BERTHS
 
@@ -76,7 +76,7 @@ class Visitors:
         self._blocks = [block for block in blocks if block.is_updated_here]
         self._engines, self._step = engines, step
         self._states: dict[Block, _BlockState] = {}
-        self._pieces: dict[Block, list[Piece]] = {}
+        self._pieces: dict[Block, list[TravelPiece]] = {}
         self._berths: list[_Berth] = []
         self._turn = 0
         self._rounding = self._room(0)
@@ -96,7 +96,7 @@ class Visitors:
         pieces = self._find_pieces(block, optimizer)
         if pieces:
             coming = pieces[: len(self._berths)]
-            self._invited[block] = [self._fetch(piece) for piece in coming]
+            self._invited[block] = [self._fetch(block, piece) for piece in coming]
 
     def forget(self) -> None:
         """What was fetched for updates that never came is dropped."""
@@ -122,7 +122,7 @@ class Visitors:
             whole.wait()
             for number, piece in enumerate(self._pieces[block]):
                 is_here = number < len(berths)
-                berth = berths[number] if is_here else self._fetch(piece)
+                berth = berths[number] if is_here else self._fetch(block, piece)
                 berth.came.wait()
                 self._change(optimizer, piece, berth, gradients)
                 changed = self._engines.mark()
@@ -131,16 +131,17 @@ class Visitors:
 
     # ── one piece ────────────────────────────────────────────────────────────────────────────
 
-    def _fetch(self, piece: Piece) -> _Berth:
+    def _fetch(self, block: Block, piece: TravelPiece) -> _Berth:
+        """Bring a piece, when its berth is free and what the last update sent is at home."""
         berth = self._berths[self._turn]
         self._turn = (self._turn + 1) % len(self._berths)
-        berth.came = self._engines.fetch(piece.coming(berth.buffer), berth.left)
+        berth.came = self._engines.fetch(piece.coming(berth.buffer), berth.left, block.returned)
         return berth
 
     def _change(
         self,
         optimizer: torch.optim.Optimizer,
-        piece: Piece,
+        piece: TravelPiece,
         berth: _Berth,
         gradients: Mapping[nn.Parameter, torch.Tensor],
     ) -> None:
@@ -166,7 +167,7 @@ class Visitors:
         for parameter, twin in here.items():
             _take_over(own.state[twin], visiting[parameter], homes[parameter])
 
-    def _send(self, piece: Piece, berth: _Berth) -> None:
+    def _send(self, piece: TravelPiece, berth: _Berth) -> None:
         """Everything home, as the last thing that is done with a berth."""
         if piece.twins:
             rounded = [part.twin.of(self._rounding) for part in piece.parts]
@@ -177,7 +178,7 @@ class Visitors:
 
     # ── state at home ────────────────────────────────────────────────────────────────────────
 
-    def _find_pieces(self, block: Block, optimizer: torch.optim.Optimizer) -> list[Piece]:
+    def _find_pieces(self, block: Block, optimizer: torch.optim.Optimizer) -> list[TravelPiece]:
         """The block's pieces, with berths that have room for them; none where state is missing."""
         state = self._state(block, optimizer)
         if state is None:
@@ -189,7 +190,7 @@ class Visitors:
             self._have_berths(self._pieces[block])
         return self._pieces[block]
 
-    def _have_berths(self, pieces: Sequence[Piece]) -> None:
+    def _have_berths(self, pieces: Sequence[TravelPiece]) -> None:
         """Make room where the berths that there are have too little."""
         num_bytes = max(piece.num_bytes for piece in pieces)
         if not self._berths or self._berths[0].buffer.numel() < num_bytes:
@@ -253,7 +254,7 @@ class Visitors:
         return all(parameter in having for parameter in gradients)
 
 
-def _home_state(optimizer: torch.optim.Optimizer, part: Part) -> dict[str, Any]:
+def _home_state(optimizer: torch.optim.Optimizer, part: TravelPart) -> dict[str, Any]:
     """The state at home, or, for a part that others follow, one that changes nothing there."""
     state: dict[str, Any] = optimizer.state[part.parameter]
     if part.is_last:

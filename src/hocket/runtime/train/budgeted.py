@@ -387,7 +387,7 @@ class Budgeted:
         kind = rows.device.type
         is_rounded = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if is_rounded else rows.dtype
-        is_plain = type(head).forward is nn.Linear.forward and not head._forward_hooks
+        is_plain = getattr(forward, "__func__", None) is nn.Linear.forward
         return LazyLogits(
             rows, forward, head if is_plain else None,
             lambda function: self._visits.visit(block, function, (), {}),

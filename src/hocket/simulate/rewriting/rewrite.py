@@ -47,6 +47,8 @@ class Rewritten:
     """What copies move."""
     beside: IntArray
     """An op of the given graph on whose device each op runs."""
+    room_bytes: int
+    """What lasts on the device for streamed parameters and visiting state to take turns in."""
 
 
 def rewrite(graph: Graph, memory: Memory, uses: Uses | None = None) -> Rewritten:
@@ -129,7 +131,8 @@ class _Rewriter:
             self._update_visitors(len(self.visitors))
             self._backward(block)
         self._update_rest()
-        return Rewritten(*self.out.finished(f"{self.graph.name} within its budget"))
+        columns = self.out.finished(f"{self.graph.name} within its budget")
+        return Rewritten(*columns, self.homes.berths_bytes + self.homes.slots_bytes)
 
     def _add_persistent(self) -> None:
         graph = self.graph

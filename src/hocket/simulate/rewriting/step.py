@@ -52,7 +52,7 @@ def budgeted(
     placed = Plan(
         planner=plan.planner, work_hash=new.work_hash, cluster_hash=plan.cluster_hash
     ).placing(device_of.astype(np.int32), by_device=order)
-    away = _persistent_bytes(problem.graph) - _persistent_bytes(done.graph)
+    away = _persistent_bytes(problem.graph) - _persistent_bytes(done.graph) + done.room_bytes
     return BudgetedStep(new, placed, done, away)
 
 
