@@ -1,6 +1,7 @@
 """The front end of Ray Serve, with parts that need no Ray."""
 
 import asyncio
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -85,3 +86,9 @@ def test_requests_need_the_token_and_one_input(folder, token, body, status):
 def test_options_that_a_way_of_serving_has_no_use_for_are_refused(options, names):
     with pytest.raises(UsageError, match=names):
         command.main(["nowhere", *options], standalone_mode=False)
+
+
+def test_workers_do_not_spin_on_cores_that_others_need(folder, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    with pytest.raises(UsageError, match="3 workers that spin and the front end need 4 cores"):
+        command.main([str(folder.path), "--spin", "2ms"], standalone_mode=False)

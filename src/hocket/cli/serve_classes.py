@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,13 @@ def command(
     _refuse_unused(deadline, spin, quorum, is_on_device=device is not None, on_ray=on_ray)
     options = ServeOptions(deadline_s=deadline_s, spin_s=spin_s, quorum=quorum)
     opened = read_folder(folder)
+    workers, cores = len(opened.table.parts), len(os.sched_getaffinity(0))
+    if spin_s and cores <= workers:
+        raise UsageError(
+            f"{workers} workers that spin and the front end need {workers + 1} cores, and there "
+            f"are {cores}: answers would wait for cores that are kept awake",
+            hint="leave out --spin",
+        )
     prediction: dict[str, Any] | None = None
 
     def foretell(outlook: LatencyOutlook) -> None:
