@@ -39,6 +39,7 @@ from hocket.runtime.collectives.group import PLANNED, register
 from hocket.runtime.collectives.propagation import Propagation
 from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.carrier import Carrier
+from hocket.runtime.train.compiled import CompiledModel
 from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
 from hocket.runtime.train.divided.build import DividedTask, DivisionWarning
 from hocket.runtime.train.divided.planned import carried_division, carried_plan, divides
@@ -75,6 +76,7 @@ def prepare(
     replay: bool = True,
     count: Count | None = None,
     weights: str | Path | None = None,
+    compiled: bool | str = False,
 ) -> Training:
     """Make a plan carry the training of ``model`` by ``optimizer`` on batches like ``batch``.
 
@@ -88,6 +90,9 @@ def prepare(
 
     ``memory`` is a number of bytes ("8GiB") that training does not exceed on its one device: what
     does not fit is kept on the host or computed again, and ``train.memory`` says how.
+
+    ``compiled`` trains on the one device that is here by kernels of ``torch.compile`` (of its
+    backend of that name), without a plan; on a GPU a step of them is launched as a whole.
     """
     options = LoopOptions(
         accumulate=accumulate, clip_norm=clip_norm, seed=seed, outputs=outputs,
@@ -105,6 +110,13 @@ def prepare(
         plan = variables[PLAN_VARIABLE]
     saved = read_plan(plan) if isinstance(plan, str | Path) else plan
     is_ranked = join_ranks(variables)
+    if compiled:
+        _require_alone(saved, memory, is_ranked)
+        carrier: Carrier = CompiledModel(
+            model, recipe, torch.device(recipe.device), replay=replay,
+            backend="inductor" if compiled is True else compiled,
+        )  # fmt: skip
+        return Training(model, optimizer, carrier, options)
     # What is tried while recording must not change what the loop draws.
     with torch.random.fork_rng():
         if saved is not None and (isinstance(saved, Division) or divides(saved.plan)):
@@ -116,7 +128,7 @@ def prepare(
                 seed=seed, count=count, max_shapes=max_shapes, weights=weights,
                 sums_by=None if propagates else _sums_by(saved, device), propagates=propagates,
             )  # fmt: skip
-            carrier: Carrier = (
+            carrier = (
                 carried_division(task, saved)
                 if isinstance(saved, Division)
                 else carried_plan(task, saved.problem, saved.plan)
@@ -136,6 +148,14 @@ def prepare(
     train = Training(model, optimizer, carrier, options)
     train.planned = None if isinstance(saved, Division) else saved
     return train
+
+
+def _require_alone(saved: object, memory: object, is_ranked: bool) -> None:
+    if saved is not None or memory is not None or is_ranked:
+        raise UsageError(
+            "compiled steps are for a model that fits on one device, without a plan",
+            hint="leave out compiled=, or the plan, the limit of memory or the other ranks",
+        )
 
 
 def _sums_by(saved: Planned | SavedPlan | Division, device: torch.device) -> str | None:

@@ -1,0 +1,153 @@
+"""Kernels of ``torch.compile``, and a step of them launched as a whole.
+
+``torch.compile`` makes fewer and larger kernels; its own CUDA graphs hold one pass each and leave
+the update to the host, which for small models takes longer than all of them. Here forward and
+backward are one graph and the update another (`replayed_update`), so the host asks twice per step.
+The first steps run without graphs, beside the stream of the others, so that kernels are made and
+chosen. Batches of other shapes and gradients that wait for more are computed without graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hocket.base.errors import one_line
+from hocket.capture.step import apply_model
+from hocket.runtime.train.batches import signature_of
+from hocket.runtime.train.called import CalledModel, detached
+from hocket.runtime.train.carrier import Carried
+from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.replay import NUM_WARM
+from hocket.runtime.train.replayed_update import ReplayedUpdate
+from hocket.runtime.train.weight import Weight
+
+
+class _Captured(NamedTuple):
+    """A graph of a step's passes, with what it reads and makes."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: Any
+    scale: torch.Tensor
+    outcome: Carried
+    gradients: list[torch.Tensor | None]
+
+
+class CompiledModel(CalledModel):
+    """A model on one device whose steps are compiled; see `Carrier`."""
+
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, device: torch.device, *, backend: str, replay: bool
+    ) -> None:
+        super().__init__(model.to(device), recipe)
+        self._device = device
+        self._run: Any = torch.compile(model, dynamic=False, backend=backend)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._is_replayed = replay and device.type == "cuda"
+        self._aside = torch.cuda.Stream(device) if self._is_replayed else None  # type: ignore[no-untyped-call]
+        self._update: Any = recipe.make_update
+        if self._is_replayed and recipe.calls_optimizer:
+            self._update = ReplayedUpdate()
+        self.refusal = "" if self._is_replayed else "graphs are for CUDA devices"
+        """Why steps are not replayed; empty where they are or will be."""
+        self._key: Any = None
+        self._num_alike = 0
+        self._captured: _Captured | None = None
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer."""
+        self._update(optimizer)
+
+    def clip(self, max_norm: float) -> None:
+        """By the norm of all gradients."""
+        torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """All is here."""
+
+    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+        """Forward and backward by compiled kernels."""
+        batch = tree_map(self._here, dict(batch) if isinstance(batch, Mapping) else batch)
+        is_pending = any(parameter.grad is not None for parameter in self._parameters)
+        if self.refusal or is_pending or not self._repeats(batch):
+            scale = torch.as_tensor(weight, dtype=torch.float32, device=self._device)
+            outcome, gradients = self._passes(batch, scale)
+            self._add(gradients)
+            return outcome
+        if self._captured is None:
+            self._capture(batch)
+        if self._captured is None:
+            return self.train(batch, step, weight)
+        graph, static, scale, outcome, gradients = self._captured
+        for own, given in zip(tree_leaves(static), tree_leaves(batch), strict=True):
+            if isinstance(own, torch.Tensor):
+                own.copy_(given, non_blocking=True)
+        scale.fill_(weight)
+        graph.replay()
+        self._add(gradients)
+        return Carried(outcome.loss.clone(), tree_map(_own, outcome.outputs))
+
+    def _repeats(self, batch: Any) -> bool:
+        """Whether this step is the same as some before, up to the numbers of its batch."""
+        modes = tuple(module.training for module in self._model.modules())
+        places = tuple(tensor.data_ptr() for tensor in self.tensors.values())
+        key = signature_of(batch), modes, places
+        if key != self._key:
+            self._key, self._num_alike, self._captured = key, 0, None
+        self._num_alike += 1
+        return self._num_alike > NUM_WARM
+
+    def _passes(self, batch: Any, scale: torch.Tensor) -> tuple[Carried, list[torch.Tensor | None]]:
+        here = torch.cuda.current_stream(self._device) if self._aside is not None else None
+        if here is None or torch.cuda.is_current_stream_capturing():
+            return self._compiled_passes(batch, scale)
+        assert self._aside is not None
+        self._aside.wait_stream(here)
+        with torch.cuda.stream(self._aside):
+            found = self._compiled_passes(batch, scale)
+        here.wait_stream(self._aside)
+        return found
+
+    def _compiled_passes(
+        self, batch: Any, scale: torch.Tensor
+    ) -> tuple[Carried, list[torch.Tensor | None]]:
+        returned = (self._recipe.forward or apply_model)(self._run, batch)
+        loss = self._loss(returned)
+        gradients = torch.autograd.grad(
+            loss, self._parameters, scale.to(loss.dtype).expand_as(loss), allow_unused=True
+        )
+        return Carried(loss.detach(), detached(returned)), list(gradients)
+
+    def _capture(self, batch: Any) -> None:
+        static = tree_map(_own, batch)
+        scale, graph = torch.ones((), device=self._device), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                outcome, gradients = self._passes(static, scale)
+        # What cannot be captured is no failure: steps go on without a graph.
+        except Exception as error:
+            self.refusal = one_line(error)
+            torch.cuda.synchronize(self._device)
+        else:
+            self._captured = _Captured(graph, static, scale, outcome, gradients)
+
+    @torch.no_grad()
+    def _add(self, gradients: list[torch.Tensor | None]) -> None:
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)
+
+    def _here(self, leaf: Any) -> Any:
+        return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _own(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
