@@ -10,6 +10,8 @@ from torch import nn
 from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture.sizes import capture_sizes
+from hocket.cost.host import HostOverhead
+from hocket.cost.profile import Profile, ProfileEntry
 from hocket.cost.roofline import estimate_costs
 from hocket.graph.graph import Phase
 from hocket.plan.sections import Lanes
@@ -67,6 +69,27 @@ def test_the_best_start_alone_holds_what_the_closed_form_says(problem, on):
     # Waits keep less, and cost some of the time that is gained.
     assert steady.leanest.peak_bytes <= 1.25 * one
     assert steady.leanest.step_s <= 1.25 * steady.chosen.step_s
+
+
+def test_waves_hold_the_workspaces_of_their_own_size(problem):
+    graph = problem.graph
+    wave = priced_at(problem, 1365).graph
+    products = [op for op in range(graph.num_ops) if "addmm" in graph.kind_of(op)]
+    entries = tuple(
+        ProfileEntry(
+            signature=each.signatures[int(each.op_signature[products[0]])], kind="aten.addmm",
+            dtype="float32", flops=1.0, bytes_touched=1, count=1, seconds=1e-4,
+            workspace_bytes=workspace,
+        )
+        for each, workspace in ((graph, 8 << 20), (wave, 3 << 20))
+    )  # fmt: skip
+    profile = Profile(
+        device_kind="v100-16g", device="V100", versions={}, host=HostOverhead(),
+        entries=entries,
+    )  # fmt: skip
+    profiled = make_problem(graph, "1xv100-16g", profile=profile)
+    assert int(profiled.graph.workspace_bytes[products[0]]) == 8 << 20
+    assert int(priced_at(profiled, 1365).graph.workspace_bytes[products[0]]) == 3 << 20
 
 
 def test_waits_keep_the_room_however_fast_the_lanes_are(problem):

@@ -10,6 +10,8 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.cost.collectives import RingPath, ring_all_reduce_s, ring_path
+from hocket.cost.memory import as_profiled
+from hocket.cost.profile import profile_from_dict
 from hocket.cost.roofline import costs_from_settings
 from hocket.graph.batches import at_batch
 from hocket.graph.build import OpColumns, TensorColumns, assemble
@@ -33,6 +35,10 @@ def priced_at(problem: Problem, num_samples: int) -> Problem:
     if other is not None and num_samples == other.num_samples:
         return problem
     graph = at_batch(problem.graph, num_samples)
+    profile = problem.costs.settings.get("profile")
+    if profile is not None:
+        # Libraries choose other kernels, with other workspaces, for other sizes.
+        graph = as_profiled(graph, problem.cluster, profile_from_dict(profile, "profile"))
     costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
     # Shares that someone states are those of ops of every size.
     costs = replace(costs, demand=problem.costs.demand)
