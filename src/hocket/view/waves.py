@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COMPILED = (
     "Kernels are PyTorch's own. torch.compile makes fewer and larger ones, which leave less to a "
     "second lane: where it was measured, the whole batch compiled and captured was quicker than "
-    "two lanes. Try that before lanes."
+    "two lanes. Try that first: hocket.prepare(model, optimizer, batch, compiled=True)."
 )
 
 
