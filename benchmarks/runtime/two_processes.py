@@ -1,6 +1,6 @@
 """Two processes on this machine: the step that is predicted for them and the one that is measured.
 
-    .venv/bin/python benchmarks/runtime/two_processes.py [THREADS]   # some minutes, calm cores
+    .venv/bin/python benchmarks/runtime/two_processes.py [THREADS] [MODEL …]   # minutes, calm cores
 
 `hocket detect --processes 2` measures the link and the cost of a message, `hocket profile
 --processes 2` times each op while another process is at work, and plans that must send much (layers
@@ -40,12 +40,13 @@ def hocket(folder: Path, threads: str, *words: str) -> dict[str, Any]:
 
 def main() -> None:
     threads = sys.argv[1] if len(sys.argv) > 1 else str(max(1, (os.cpu_count() or 2) // 2))
+    wanted = sys.argv[2:] or [name for name, *_ in MODELS]
     print("| model | planner | predicted, ms | measured, ms | predicted / measured |")
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         hocket(folder, threads, "detect", "--processes", "2", "-o", "two.toml")
-        for name, *size in MODELS:
+        for name, *size in (model for model in MODELS if model[0] in wanted):
             hocket(
                 folder, threads, "profile", name, *size, "-o", f"{name}.json", "--budget", "60",
                 "--device", "cpu", "--processes", "2",

@@ -55,11 +55,18 @@ def test_the_step_does_not_depend_on_the_order_of_the_file(family: str, name: st
     assert max(steps_s) <= 1.01 * min(steps_s)
 
 
-def test_the_step_of_auto_does_not_depend_on_the_order_of_the_file() -> None:
-    problem = make_problem(generate("layered", 40, 2), "2xv100-16g+1xt4")
+@pytest.mark.parametrize(
+    ("family", "num_ops", "seed", "on"),
+    [("layered", 40, 2, "2xv100-16g+1xt4"), ("layered", 120, 11, "1xv100-32g+2xt4")],
+)
+def test_the_step_of_auto_does_not_depend_on_the_order_of_the_file(
+    family: str, num_ops: int, seed: int, on: str
+) -> None:
+    problem = make_problem(generate(family, num_ops, seed), on)
     planner = find_planner("auto")
     steps_s = [
-        simulate(case, planner(case, Plan())).makespan_s for case in (problem, shuffled(problem, 3))
+        simulate(case, planner(case, Plan())).makespan_s
+        for case in (problem, shuffled(problem, 102))
     ]
     assert max(steps_s) <= (1 + 1e-9) * min(steps_s)
 

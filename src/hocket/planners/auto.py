@@ -58,8 +58,10 @@ _RUNS_PER_PLACEMENT = 12
 """Simulations that it takes to try all orders of a placement, about."""
 _SMALL_OPS = 64
 """Up to so many ops planners that search propose too, which takes about a second; on larger graphs
-they take longer and their plans twice as long as others. Local searches then get far from where
-they start, and start from placements that do not depend on the order of ops in the file."""
+they take longer and their plans twice as long as others. Local searches get further then."""
+_LARGE_OPS = 5_000
+"""Up to so many ops planners that cut propose too, and searches start from placements that do not
+depend on the order of ops in the file."""
 _SEARCH_WORK = 5_000_000
 """Ops that are simulated in whole local searches, about: two of them, or more on small graphs."""
 _MOST_REPAIRED = 2
@@ -92,7 +94,7 @@ def effort_for(problem: Problem) -> Effort:
         return Effort(THROUGHPUT_PORTFOLIO, ordered=0)
     ordered = max(1, _ORDER_WORK // (_RUNS_PER_PLACEMENT * max(num_ops, 1)))
     names: tuple[str, ...]
-    if num_ops <= 5_000:
+    if num_ops <= _LARGE_OPS:
         slow = SLOW if num_ops <= _SMALL_OPS else ()
         names = (*LATENCY_PORTFOLIO, *FURTHER, *CUTS, *slow, LAST_RESORT)
         share = min(max(_SMALL_OPS / max(num_ops, 1), 1.0), _LONGEST_SEARCH)
@@ -173,8 +175,8 @@ def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> lis
 
 
 def _starts(problem: Problem, fitting: list[Candidate], effort: Effort) -> list[Candidate]:
-    """Plans that searches may start from; of small graphs the same in whatever order ops stand."""
-    if problem.graph.num_ops > _SMALL_OPS:
+    """Plans that searches may start from; the same in whatever order ops stand in the file."""
+    if problem.graph.num_ops > _LARGE_OPS:
         return fitting
     names = [name for name in BY_POSITION if name in effort.names and name not in SLOW]
     again = [propose(problem, name, by_structure(BASE[name])) for name in names]
