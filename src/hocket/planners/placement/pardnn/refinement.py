@@ -67,9 +67,8 @@ def sweep(
     """Go over the pieces, after the first time those near a move, until hardly any moves."""
     num_devices, num_pieces = len(ledger.own_s), len(pieces.share_s)
     is_due = np.ones(num_pieces, dtype=np.bool_)
-    moved = zeros(1)
     for _ in range(_MAX_SWEEPS):
-        moved[0] = 0
+        moved = zeros(1)
         waiting = np.full((num_devices, num_devices), -1, dtype=np.int64)
         _sweep_once(facts, ledger, pieces, stiffness, is_due, waiting, moved)
         if moved[0] * _FEW <= num_pieces:
