@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -59,6 +60,19 @@ def test_devices_are_no_files_and_sizes_are_bounded(tmp_path) -> None:
     assert read_regular(path, 10) == b"x" * 10
     with pytest.raises(InputFileError, match="is larger than"):
         read_regular(path, 9)
+
+
+def test_a_file_that_says_it_is_huge_takes_no_memory(tmp_path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputFileError, match="larger than"):
+            read_regular(path, 64 * 2**20)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_table_of_too_many_rows_is_refused_before_it_is_taken_apart(tmp_path) -> None:

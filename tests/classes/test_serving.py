@@ -14,7 +14,7 @@ from patience import wait_until
 from hocket.base.errors import RunError, UsageError
 from hocket.classes.serving.app import answer_body, make_app, max_body_bytes
 from hocket.classes.serving.cores import apart, cores_for, siblings_of
-from hocket.classes.serving.front_end import FrontEnd, ServeOptions, answer_from
+from hocket.classes.serving.front_end import FrontEnd, ServeOptions, answer_from, is_enough
 from hocket.classes.serving.link import WorkerLink
 from hocket.classes.serving.rehearsal import enough_s, rehearsed
 
@@ -51,6 +51,20 @@ def test_answers_are_those_of_the_whole_net(front_end):
         assert answer.missing == ()
         assert answer.scores == pytest.approx(whole_scores(each)[0], rel=1e-4, abs=1e-4)
         assert answer.probabilities.sum() == pytest.approx(1)
+
+
+def test_answers_are_enough_when_every_group_has_the_copies_that_can_come(folder):
+    # Part k holds groups k and k + 1 of three, so that each group has two copies.
+    table, came = folder.table, np.zeros((1, 5))
+    assert [set(groups) for groups in table.held] == [{0, 1}, {1, 2}, {2, 0}]
+    everyone = {0, 1, 2}
+    assert is_enough(table, 1, [came, came, None], everyone)
+    assert not is_enough(table, 1, [came, None, None], everyone)
+    assert not is_enough(table, 2, [came, came, None], everyone)
+    assert is_enough(table, 2, [came, came, None], {0, 1})
+    # What has come counts, also from a worker that is gone since.
+    assert not is_enough(table, 2, [came, None, came], {1, 2})
+    assert is_enough(table, 1, [None, None, None], set())
 
 
 def test_many_threads_get_each_their_own_answer(front_end):

@@ -59,6 +59,10 @@ def test_memory_that_fits_the_graph_breaks_no_rule(problem, memory):
         ({"budget_bytes": (1, 2)}, "2 budgets for 1 devices"),
         ({"blocks": (MemoryBlock(name="a"), MemoryBlock(name="a"))}, "2 blocks have the name 'a'"),
         ({"blocks": (MemoryBlock(name="a", stop=10**6),)}, "blocks follow each other"),
+        (
+            {"blocks": (MemoryBlock(name="a", stop=9), MemoryBlock(name="b", start=8, stop=12))},
+            "blocks follow each other",
+        ),
         ({"blocks": (MemoryBlock(name="a", share=1.5),)}, "a share of 1.5"),
         ({"blocks": (MemoryBlock(name="a", tensors=("nothing",)),)}, "'nothing', which is no"),
     ],

@@ -38,10 +38,12 @@ def read_regular(path: str | Path, max_bytes: int) -> bytes:
     """What is in a file; raises `InputFileError` where it cannot be read or is too large."""
     try:
         with open_regular(path) as file:
-            content = file.read(max_bytes + 1)
+            # Asked before memory is taken: a file of one byte may say that it has a terabyte.
+            is_large = os.fstat(file.fileno()).st_size > max_bytes
+            content = b"" if is_large else file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputFileError(f"cannot be read: {reason}", where=str(path)) from None
-    if len(content) > max_bytes:
+    if is_large or len(content) > max_bytes:
         raise InputFileError(f"is larger than {max_bytes // 10**6} MB", where=str(path))
     return content
