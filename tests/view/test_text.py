@@ -17,7 +17,7 @@ from hocket.view.names import inert, shorten
 from hocket.view.story import advice
 from hocket.view.table import Column, FittedTable, plain
 from hocket.view.text import candidate_table, explanation, plan_summary
-from hocket.view.wording import dollars, of_capacity
+from hocket.view.wording import dollars, of_capacity, price_of_steps, sentence
 
 GIB = 2**30
 
@@ -44,6 +44,9 @@ def test_numbers_keep_what_is_small_visible():
     assert format_percent(0.714) == "71 %"
     assert dollars(12.239) == "$12.24"
     assert dollars(0.00314) == "$0.0031"
+    assert price_of_steps(3.6, 2.0) == "$2.00"
+    assert sentence("it fits") == "It fits."
+    assert sentence("It fits.") == "It fits."
 
 
 @pytest.mark.parametrize(
