@@ -54,6 +54,14 @@ def test_formatted_bytes_read_back_within_their_digits(size):
     assert units.parse_bytes(text) == pytest.approx(size, rel=0.06, abs=0.5)
 
 
+@given(st.integers(0, 2**52))
+@settings(derandomize=True)
+def test_typed_bytes_are_enough_and_hardly_more(size):
+    enough = units.parse_bytes(units.typed_bytes(size))
+    assert size <= enough <= size + max(0.1 * size, 1)
+    assert units.typed_bytes(300 * 2**20) == "300MiB"
+
+
 @given(st.floats(1e-9, 1e6))
 @settings(derandomize=True)
 def test_formatted_seconds_read_back_within_three_digits(duration_s):

@@ -11,6 +11,7 @@ from planners.memory.steps import MIB, chain_step
 import hocket
 from hocket.api.memory import largest_that_fits
 from hocket.base.errors import HocketError, UsageError
+from hocket.base.units import typed_bytes
 from hocket.cli.root import root
 from hocket.graph.files import write_graph
 from hocket.plan.files import read_plan
@@ -94,7 +95,7 @@ def test_fit_without_room_exits_with_4_and_the_smallest_budget(graph_file):
     assert result.exit_code == 4
     told = json.loads(result.stdout)
     assert told["feasible"] is False
-    assert str(told["smallest_budget_bytes"]) in told["error"]["hint"]
+    assert f"give it {typed_bytes(told['smallest_budget_bytes'])}," in told["error"]["hint"]
     again = run(
         "fit", graph_file, "--on", "1xh200", "--json",
         "--memory", f"{told['smallest_budget_bytes']}B",

@@ -11,7 +11,7 @@ from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.candidates import judge
 from hocket.planners.compare import compare
-from hocket.planners.goal import merit_told, num_devices, ranked, thrift_told, thrifty
+from hocket.planners.goal import GOALS, merit_told, num_devices, ranked, thrift_told, thrifty
 
 GRAPH = generate("chain", 8, 0)
 
@@ -101,3 +101,6 @@ def test_one_device_is_one_row_unless_only_another_order_fits():
 def test_a_goal_that_is_not_known_is_refused():
     with pytest.raises(UsageError, match="unknown goal 'tim'"):
         plan_graph(GRAPH, "2xt4", goal="tim")
+    assert set(GOALS) == {"step", "throughput", "time", "cost", "memory"}
+    quick, usual = (plan_graph(GRAPH, "1xt4", **goal) for goal in ({"goal": "step"}, {}))
+    assert quick.step_s == usual.step_s

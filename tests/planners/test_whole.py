@@ -14,6 +14,7 @@ from hocket.api import best_of, make_problem, plan_graph
 from hocket.api.collectives import predict_shared_propagation
 from hocket.api.planners import compare_changes, compare_divided, fixed_degrees
 from hocket.base.errors import UsageError
+from hocket.base.units import parse_seconds
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.hardware.changed import changed_cluster
@@ -334,6 +335,7 @@ def test_degrees_that_recorded_ops_do_not_have_are_refused(unequal):
     ("texts", "must"),
     [
         ((), Must()),
+        ("step 500ms", Must(step_s=0.5)),
         (("fit 8GiB", "devices 2"), Must(device_bytes=8 * 2**30, num_devices=2)),
         (("step 500ms", "cost $3"), Must(step_s=0.5, dollars_per_million=3)),
     ],
@@ -363,6 +365,8 @@ def test_answers_keep_their_limits(unequal, comparison):
     assert never.chosen is None
     assert any("longer than" in candidate.reason for candidate in never.candidates)
     assert "DDP: longer than" in plain(whole_table(never))
+    told_s = parse_seconds(never.why.rpartition(" is ")[2])
+    assert comparison.bound.seconds <= told_s <= comparison.winner.step_s * 1.5
 
 
 @pytest.mark.usefixtures("unplaced")

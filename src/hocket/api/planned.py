@@ -27,7 +27,6 @@ from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, 
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
-    from hocket.planners.goal import Goal
     from hocket.runtime.options import OnProgress, OnStart, OnStep, RunOptions
     from hocket.runtime.rebuild import ModelSource
     from hocket.runtime.result import RunResult
@@ -179,8 +178,8 @@ def auto(
     headroom_bytes: int | None = None,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
-    goal: Goal = "time",
-    must: Sequence[str] = (),
+    goal: str = "step",
+    must: str | Sequence[str] = (),
     check: bool = True,
 ) -> Planned:
     """Capture a model's training step and plan it on a cluster: who takes which samples, and how.
@@ -213,8 +212,8 @@ def plan_graph(
     transfers: TransferMode = "shared",
     objective: Objective = "latency",
     contiguous: bool = False,
-    goal: Goal = "time",
-    must: Sequence[str] = (),
+    goal: str = "step",
+    must: str | Sequence[str] = (),
     headroom_bytes: int | None = None,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
@@ -222,8 +221,8 @@ def plan_graph(
     """Compare planners, or by default all ways to share the batch, and return the best plan.
 
     Graphs that do not know what grows with their batch are placed op by op, as they are; so are all
-    with ``planners="auto"``. ``goal`` says what is best: the shortest step, the step that costs
-    least, or the one that leaves most memory free. ``must`` are limits that it keeps, such as
+    with ``planners="auto"``. ``goal`` says what is best, as with ``hocket plan --goal``:
+    step (or throughput), cost, or memory. ``must`` are limits that it keeps, such as
     ``("fit 8GiB", "devices 2")``.
     """
     from hocket.api.planners import compare_ways, parse_must
@@ -236,17 +235,23 @@ def plan_graph(
     )  # fmt: skip
     if goal not in GOALS:
         raise unknown_name("goal", str(goal), GOALS)
-    return best_of(compare_ways(problem, names, goal, parse_must(must)))
+    limits = parse_must(must)
+    return best_of(compare_ways(problem, names, GOALS[goal], limits), is_limited=bool(must))
 
 
-def best_of(comparison: Comparison) -> Planned:
-    """The winner of a comparison; raises `NoFeasiblePlanError` where nothing fits."""
+def best_of(comparison: Comparison, *, is_limited: bool = False) -> Planned:
+    """The winner of a comparison; raises `NoFeasiblePlanError` where nothing fits.
+
+    The error names limits as a remedy where there are some.
+    """
     winner = comparison.winner
     if winner is None or winner.plan is None or winner.timeline is None:
         has_headroom = any(kind.headroom_bytes for kind in comparison.problem.cluster.kinds)
         raise NoFeasiblePlanError(
-            f"no candidate fits {comparison.problem.cluster.name}: {comparison.why}",
-            hint="use more or larger devices, a smaller batch, or 16-bit parameters"
+            f"no candidate {'keeps the limits on' if is_limited else 'fits'} "
+            f"{comparison.problem.cluster.name}: {comparison.why}",
+            hint="ask for less (--must), " * is_limited
+            + "use more or larger devices, a smaller batch, or 16-bit parameters"
             + (", or keep less free with --headroom" if has_headroom else ""),
         )
     return Planned(comparison, winner.plan, winner.timeline)

@@ -11,7 +11,7 @@ from hocket.plan.training import TransformerTraining
 from hocket.planners import PLANNERS, find_planner
 from hocket.planners.candidates import Comparison
 from hocket.planners.compare import compare
-from hocket.planners.goal import Goal
+from hocket.planners.goal import GOALS, Goal
 from hocket.planners.registry import FURTHER
 from hocket.planners.whole.compare import can_share, compare_whole
 from hocket.planners.whole.divided import compare_divided as compare_degrees
@@ -20,6 +20,7 @@ from hocket.planners.whole.variants import ChangedCluster, best_first, what_if, 
 
 __all__ = [
     "FURTHER",
+    "GOALS",
     "PLANNERS",
     "ChangedCluster",
     "Must",
@@ -75,7 +76,7 @@ def compare_changes(
 
     found = what_if(problem, changes, compared)
     if dollars_per_hour is not None and can_share(problem):
-        found += within(problem, dollars_per_hour, compared, goal)
+        found += within(problem, dollars_per_hour, compared, goal, known=changes)
     return best_first(found, goal)
 
 

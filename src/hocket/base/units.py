@@ -112,6 +112,17 @@ def format_bytes(size_bytes: float) -> str:
     return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def typed_bytes(size_bytes: int) -> str:
+    """A size as a person types it, a tenth of a unit too large at most: ``'99.3MiB'``."""
+    unit, scale = "B", 1
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size_bytes < 1024 * scale or unit == "PiB":
+            break
+        scale *= 1024
+    tenths = -(-10 * size_bytes // scale)
+    return f"{tenths // 10}{unit}" if tenths % 10 == 0 else f"{tenths / 10}{unit}"
+
+
 def format_seconds(duration_s: float, beside_s: float | None = None) -> str:
     """Seconds with three significant digits in s, ms, µs or ns.
 

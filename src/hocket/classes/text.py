@@ -10,6 +10,8 @@ from hocket.classes.table import PartTable
 from hocket.view.names import inert
 
 _MOST_NAMES = 6
+_GUESSING = 1.5
+"""Times the accuracy of guessing at which a net is called untrained."""
 
 
 def split_text(table: PartTable, validation: Mapping[str, Any]) -> str:
@@ -19,12 +21,20 @@ def split_text(table: PartTable, validation: Mapping[str, Any]) -> str:
             *_parts(table),
             "",
             *_stages(validation),
+            *_untrained(table, validation),
             "",
             *_losses(validation),
             "",
             *_end(table, validation),
         ]
     )
+
+
+def _untrained(table: PartTable, validation: Mapping[str, Any]) -> list[str]:
+    """A net that hardly does better than guessing: its parts learn the data, not what it knows."""
+    if validation["test_whole"] > _GUESSING / len(table.class_names):
+        return []
+    return ["  the whole net hardly does better than guessing; --train STEPS trains it first"]
 
 
 def _parts(table: PartTable) -> list[str]:

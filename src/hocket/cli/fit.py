@@ -123,7 +123,15 @@ def command(
     elif written:
         names = ", ".join(path.name for path in written)
         say(f"wrote {names} — next: hocket show {written[0]}, or train with "
-            f"hocket.prepare(model, optimizer, batch, memory={memory_bytes})")  # fmt: skip
+            f"hocket.prepare(model, optimizer, batch, memory={_typed(memory_bytes)})")  # fmt: skip
+
+
+def _typed(memory_bytes: int) -> str:
+    """A budget as one writes it in a program: with a unit where that is exact."""
+    from hocket.base.units import format_bytes, parse_bytes
+
+    text = format_bytes(memory_bytes).replace(" ", "").replace(".0", "")
+    return f'"{text}"' if parse_bytes(text) == memory_bytes else str(memory_bytes)
 
 
 def _largest(

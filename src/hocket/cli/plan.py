@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""
-_GOALS: dict[str, Goal] = {"cost": "cost", "memory": "memory"}
-"""What the words of ``--goal`` mean; all others mean the shortest step."""
 NUM_KERNELS = 25
 """That comparing the candidates of a placement takes, about; a fresh installation compiles them.
 Where sharing the batch wins in any case, no placement is searched and few of them are needed."""
@@ -186,6 +184,7 @@ def command(
     from hocket.api import best_of
     from hocket.api.collectives import predict_shared_propagation
     from hocket.api.planners import (
+        GOALS,
         changed_cluster,
         compare_changes,
         compare_ways,
@@ -212,7 +211,7 @@ def command(
         changed_cluster(problem.cluster, change)
     announce_compilation(about=NUM_KERNELS if not planners or AUTO in planners else 1)
     with working("planning"):
-        wanted = _GOALS.get(goal, "time")
+        wanted = GOALS[goal]
         comparison = compare_ways(problem, planners, wanted, must)
         variants = None
         if changes or money is not None:
@@ -220,7 +219,7 @@ def command(
     if not as_json:
         _print(comparison, variants, wanted, is_short=not shows_all and not planners)
     try:
-        planned = best_of(comparison)
+        planned = best_of(comparison, is_limited=bool(limits))
     except NoFeasiblePlanError as error:
         raise SystemExit(fail(error, as_json=as_json, extra=comparison_data(comparison))) from None
     written = _write(planned, output, graph_file) if output is not None else []

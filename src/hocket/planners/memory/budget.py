@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.base.units import format_bytes
+from hocket.base.units import format_bytes, typed_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.memory.chain import Chain, schedule_chain
@@ -82,7 +82,8 @@ class BudgetFit:
                 f"{self.frontier.problem.graph.name} does not fit into "
                 f"{format_bytes(self.budget_bytes)}: the leanest plan needs "
                 f"{format_bytes(self.smallest_bytes)}",
-                hint=f"give it {self.smallest_bytes} bytes, or make batch or sequence smaller",
+                hint=f"give it {typed_bytes(self.smallest_bytes)}, or make batch or sequence "
+                "smaller",
             )
         plan = self.frontier.plan
         if chosen.memory is not None:

@@ -97,6 +97,7 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
     tried.append(_placed(problem, best_s))
     if all(candidate.step_s is None for candidate in tried):
         tried += [found] if (found := streamed(problem)) is not None else []
+    fitting = [c for c in (*tried, *budget.seen.values()) if c.step_s is not None]
     tried = [_limited(problem, candidate, must) for candidate in tried]
     order = rank(problem, tried, goal)
     bound = shares_bound(tables, devices)
@@ -104,7 +105,7 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
     if not order:
         return Comparison(
             problem=problem, candidates=tuple(tried), chosen=None, bound=bound, counts=counts,
-            why=_shortage(tables, tried),
+            why=must.missed_by(problem, fitting) if fitting else _shortage(tables, tried),
         )  # fmt: skip
     best = tried[order[0]]
     why = explained(problem, best, [tried[i] for i in order[1:]], ways, goal)
@@ -339,7 +340,6 @@ EASING = ("shards", "microbatches", "recomputation", "updates on the host")
 
 def _shortage(tables: Tables, tried: list[Candidate]) -> str:
     """What is missing where nothing fits."""
-    names = tables.problem.cluster.device_names
     lacking = [c for c in tried if c.timeline is not None]
     if not lacking:
         return "not even one sample fits on any device"
@@ -350,4 +350,4 @@ def _shortage(tables: Tables, tried: list[Candidate]) -> str:
         return int((candidate.timeline.peak_bytes - problem.memory_bytes).clip(min=0).sum())
 
     nearest = min(lacking, key=lambda c: (over(c), num_devices(c)))
-    return f"{nearest.planner} comes nearest: {nearest.reason or 'it does not fit'} ({names[0]} …)"
+    return f"{nearest.planner} comes nearest: {nearest.reason or 'it does not fit'}"

@@ -74,14 +74,24 @@ class Must:
             return "its price is not known"
         return "" if cost <= self.dollars_per_million else "it costs more than it may"
 
+    def missed_by(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
+        """How near those come that fit, none of which keeps all limits."""
+        quickest = min(fitting, key=lambda c: c.step_s or 0.0)
+        told = [f"the shortest step that was found is {format_seconds(quickest.step_s or 0.0)}"]
+        costs = [dollars_per_million(problem, candidate) for candidate in fitting]
+        known = [cost for cost in costs if cost is not None]
+        if known and self.dollars_per_million < float("inf"):
+            told.append(f"the least cost is ${min(known):.2g} per million samples")
+        return f"of ways that fit, {', '.join(told)}"
+
 
 ANYTHING = Must()
 
 
-def parse_must(texts: Sequence[str]) -> Must:
-    """Limits as people write them; raises `UsageError` for what is none."""
+def parse_must(texts: str | Sequence[str]) -> Must:
+    """Limits as people write them, one or several; raises `UsageError` for what is none."""
     must = Must()
-    for text in texts:
+    for text in (texts,) if isinstance(texts, str) else texts:
         word, _, value = text.strip().partition(" ")
         value = value.strip()
         try:

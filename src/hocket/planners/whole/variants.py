@@ -64,11 +64,16 @@ def within(
     dollars_per_hour: float,
     compared: Callable[[Problem], Comparison],
     goal: Goal = "time",
+    known: Sequence[str] = (),
 ) -> list[ChangedCluster]:
-    """The best of what so much money per hour buys: devices put in, or others instead."""
+    """The best of what so much money per hour buys: devices put in, or others instead.
+
+    Changes that are known already are left out.
+    """
     hopes = [
         (_hope(_priced(problem, cluster), goal), change)
         for change, cluster in _affordable(problem.cluster, dollars_per_hour)
+        if change not in known
     ]
     return what_if(problem, [change for _, change in sorted(hopes)[:_MOST_PLANNED]], compared)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.base.units import format_bytes
+from hocket.base.units import format_bytes, typed_bytes
 from hocket.plan.sections.memory import Memory
 from hocket.planners.memory.frontier import FULL_RECOMPUTE, Fitted, Frontier
 
@@ -59,5 +59,5 @@ def too_large(peak_bytes: int, budget_bytes: int) -> NoFeasiblePlanError:
     return NoFeasiblePlanError(
         f"the step does not fit into {format_bytes(budget_bytes)}: the leanest plan holds "
         f"{format_bytes(peak_bytes)}",
-        hint=f"give it memory={peak_bytes}, or make the batch smaller",
+        hint=f'give it memory="{typed_bytes(peak_bytes)}", or make the batch smaller',
     )

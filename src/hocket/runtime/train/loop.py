@@ -203,7 +203,7 @@ class TrainingLoop:
     def _watch_over(self, loss: torch.Tensor, batch: Any) -> None:
         if self._wants_cause and self.watch.predicted_s is not None:
             told = [self.progress(), *filter(None, [self._cause()])]
-            warnings.warn("; ".join(told), DriftWarning, 3)
+            warnings.warn("; ".join(told), DriftWarning, 4)  # the line of the caller's own loop
         self._wants_cause = self.watch.note(loss, batch)
 
     def _cause(self) -> str:
