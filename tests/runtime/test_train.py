@@ -111,7 +111,18 @@ class DrawnAgain(nn.Module):
         return self.out(checkpoint(self.body, rows, use_reentrant=False)).square().mean()
 
 
-@pytest.mark.parametrize("build", [MeanKept, DrawnAgain])
+class Renormed(nn.Module):
+    """Rows of its embedding are made shorter before they are read."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(6, 4, max_norm=0.5)
+
+    def forward(self, rows):
+        return self.embed(rows.abs().long() % 6).sum(1).square().mean()
+
+
+@pytest.mark.parametrize("build", [MeanKept, DrawnAgain, Renormed])
 def test_what_calls_alone_do_not_show_is_left_to_pytorch(build):
     with pytest.warns(CaptureWarning, match="does not show all"):
         compare_loops(lambda: (build(), [torch.randn(5, 6) for _ in range(3)], None), 3, steps=4)

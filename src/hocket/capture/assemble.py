@@ -62,11 +62,18 @@ def _op_name(program: Program, op: int) -> str:
     call = program.calls[op]
     short = call.cost.kind.partition(".")[2]
     if call.phase == Phase.OPTIMIZER:
-        return f"{program.names[call.args[0].number]}/{short}"
+        return f"{_source_name(program, call.args[0].number)}/{short}"
     place = f"{call.module}/{short}" if call.module else short
     if op in program.repeats:
         return f"{place}@again"
     return f"{place}.backward" if call.phase == Phase.BACKWARD else place
+
+
+def _source_name(program: Program, tensor: int) -> str:
+    """The name of a parameter, also where the step itself has written it before its update."""
+    while tensor not in program.names:
+        tensor = program.tensors[tensor].alias_of
+    return program.names[tensor]
 
 
 def _tensor_names(program: Program, op_names: list[str]) -> list[str]:

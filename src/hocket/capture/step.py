@@ -33,7 +33,7 @@ from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
 from hocket.capture.recurrent import know_recurrent_layers
 from hocket.capture.standin import put_stand_ins
-from hocket.capture.unseen import held_tensors, note_replaced, noting_seeds
+from hocket.capture.unseen import held_tensors, note_replaced, note_written, noting_seeds
 from hocket.graph import Phase, Role
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -121,6 +121,7 @@ def _record(
     if training:
         _collect_gradients(recorder, sources)
         note_replaced(recorder, model, held)
+        note_written(recorder)
     if not runs:
         recorder.recording.returned = _returned(recorder, output)
     kept_values = [recorder.value_of(tensor) for tensor in kept]

@@ -48,6 +48,19 @@ def note_replaced(recorder: Recorder, model: nn.Module, before: HeldByName) -> N
             )
 
 
+def note_written(recorder: Recorder) -> None:
+    """Note a parameter that the step writes, as rows of `nn.Embedding(max_norm=…)` are, and trains.
+
+    Its update would be of another version of it than the one that is there before the step.
+    """
+    recording = recorder.recording
+    storage_of = [value.storage for value in recording.values]
+    written = {storage_of[number] for call in recording.calls for number in call.writes}
+    for source in recording.sources:
+        if source.value in recording.gradients and storage_of[source.value] in written:
+            recording.unseen = f"it writes into the parameter {source.name!r}, which it trains"
+
+
 @contextmanager
 def noting_seeds(recorder: Recorder) -> Iterator[None]:
     """Have the recorder know when the step sets PyTorch's generator."""
