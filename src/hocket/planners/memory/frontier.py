@@ -47,8 +47,8 @@ ON_DEVICE, ON_HOST, ANYWHERE = (
     (RESIDENT,), (RESIDENT, HOST_UPDATE, STREAMED), (RESIDENT, HOST_UPDATE, STREAMED, VISITING)
 )  # fmt: skip
 TURNS = (
-    (ANYWHERE, 1.0), (ON_DEVICE, 0.0), (ANYWHERE, 0.0), (ON_DEVICE, 1.0),
-    (ON_HOST, 1.0), (ON_DEVICE, 0.0), (ON_HOST, 0.0), (ON_DEVICE, 1.0),
+    (ANYWHERE, 1.0), (ON_DEVICE, 0.0), (ANYWHERE, 0.0),
+    (ON_HOST, 1.0), (ON_DEVICE, 1.0), (ON_HOST, 0.0),
 )  # fmt: skip
 """Homes that parameters may have, and what part of the copies under way is to have room: how the
 simulator will find them is not known before, so both ends are tried. Where not all parameters have
@@ -57,8 +57,6 @@ NEAR = 1.03
 """Budgets within this ratio of each other are not worth a plan each."""
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Into how many chunks the loss may be cut."""
-BETWEEN = ((ANYWHERE, 1.0), (ANYWHERE, 0.0), (ON_DEVICE, 0.0))
-"""The same where plans are sought between others."""
 LARGEST_TAIL, SMALL_TAIL = 0.25, 0.15
 """The loss is cut into chunks until the last block works in no more than this part of a budget; the
 second where plans are sought between others."""
@@ -173,8 +171,9 @@ def find_frontier(
         if gap is None:
             break
         tried.append(gap)
-        for turn, (homes, part) in enumerate(BETWEEN):
-            fitted = maker.solved(f"between {number}.{turn}", gap, seen, homes, part, SMALL_TAIL)
+        for part in (1.0, 0.0):
+            name = f"between {number}, {part:g}"
+            fitted = maker.solved(name, gap, seen, ANYWHERE, part, SMALL_TAIL)
             if fitted is not None:
                 seen.add(fitted.memory)
                 plans[fitted.name] = fitted
