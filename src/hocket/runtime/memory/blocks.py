@@ -9,6 +9,7 @@ device's copy while the block computes.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,20 +30,35 @@ from hocket.runtime.memory.ledger import on_host
 
 
 @dataclass(frozen=True)
-class Place:
+class Look:
+    """A tensor that looks at a buffer of bytes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    start: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes of the buffer."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def stop(self) -> int:
+        """Where the next one may begin."""
+        return self.start + aligned(self.num_bytes)
+
+    def of(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The tensor."""
+        offset = self.start // self.dtype.itemsize
+        return looking(buffer, self.dtype, self.shape, self.stride, offset)
+
+
+@dataclass(frozen=True)
+class Place(Look):
     """One parameter in a buffer."""
 
     parameter: nn.Parameter
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    start: int
-    num_bytes: int
-
-    def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The parameter as it lies in a buffer of bytes."""
-        offset = self.start // self.dtype.itemsize
-        return looking(buffer, self.dtype, self.shape, self.stride, offset)
 
 
 @dataclass(frozen=True)
@@ -57,17 +73,16 @@ def layout_of(
     parameters: Sequence[nn.Parameter], dtypes: Mapping[int, torch.dtype] | None = None
 ) -> BufferLayout:
     """Side by side, in their own types or in ``dtypes`` (by ``id`` of the parameter)."""
-    places, start = [], 0
+    places: list[Place] = []
     for parameter in parameters:
         dtype = (dtypes or {}).get(id(parameter), parameter.dtype)
         dense = torch.empty_strided(parameter.shape, parameter.stride(), device="meta")
         # Gaps of an odd layout are not worth keeping.
         is_dense = dense.numel() == _extent(dense)
         stride = parameter.stride() if is_dense else torch.empty_like(dense).stride()
-        num_bytes = parameter.numel() * dtype.itemsize
-        places.append(Place(parameter, parameter.shape, stride, dtype, start, num_bytes))
-        start += aligned(num_bytes)
-    return BufferLayout(tuple(places), start)
+        start = places[-1].stop if places else 0
+        places.append(Place(dtype, parameter.shape, stride, start, parameter))
+    return BufferLayout(tuple(places), places[-1].stop if places else 0)
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -14,8 +14,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from hocket.runtime.memory.blocks import Block, Place
-from hocket.runtime.memory.copies import ALIGNMENT, Pair, aligned, looking
+from hocket.runtime.memory.blocks import Block, Look, Place
+from hocket.runtime.memory.copies import ALIGNMENT, Pair, aligned
 from hocket.simulate.rewriting.homes import PIECE_BYTES, runs_within
 
 
@@ -28,29 +28,6 @@ class StateEntry:
     value: torch.Tensor
     """As it lies in the host's buffer."""
     start: int
-
-
-@dataclass(frozen=True)
-class Look:
-    """A tensor that looks at a buffer of bytes."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    start: int
-
-    @property
-    def stop(self) -> int:
-        """Where the next one may begin."""
-        size = 1
-        for each in self.shape:
-            size *= each
-        return self.start + aligned(size * self.dtype.itemsize)
-
-    def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The tensor."""
-        offset = self.start // self.dtype.itemsize
-        return looking(buffer, self.dtype, self.shape, self.stride, offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,11 +209,8 @@ def _add(
     strips: list[Strip], base: torch.Tensor, start: int, look: Look, elements: slice | None
 ) -> int:
     """Note where a tensor is at home; returns where the next one begins on the device."""
-    size = look.dtype.itemsize
-    for each in look.shape:
-        size *= each
     begin = start + (0 if elements is None else elements.start * look.dtype.itemsize)
-    strips.append(Strip(base, begin, begin + size, look.start))
+    strips.append(Strip(base, begin, begin + look.num_bytes, look.start))
     return look.stop
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._pytree import tree_map
 
 from hocket.base.errors import UsageError
 from hocket.capture.fake import batch_tensors, map_batch
@@ -47,6 +48,12 @@ def settled(batch: Any) -> Any:
             made[look] = tensor if _is_whole(tensor) else tensor.clone()
         own[id(tensor)] = made[look]
     return map_batch(batch, own)
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on a device; mappings of any kind become dicts."""
+    batch = dict(batch) if isinstance(batch, Mapping) else batch
+    return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

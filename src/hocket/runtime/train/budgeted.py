@@ -10,14 +10,13 @@ they are at home between steps.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map
 
 from hocket.base.errors import UsageError
@@ -30,17 +29,13 @@ from hocket.runtime.memory.blocks import Block, settle_parameters
 from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
 from hocket.runtime.memory.ledger import on_host
 from hocket.runtime.memory.logits import LazyLogits, last_layer
+from hocket.runtime.memory.part_steps import PartSteps
 from hocket.runtime.memory.parts import blocks_of
 from hocket.runtime.memory.slots import Slots
-from hocket.runtime.memory.updates import (
-    HostUpdates,
-    counters_beside,
-    has_fused_kernels,
-    part_of,
-)
+from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.memory.visiting import Visitors
 from hocket.runtime.memory.visits import Visits
-from hocket.runtime.train.batches import require_alike, shapes_text, signature_of
+from hocket.runtime.train.batches import on_device, require_alike, shapes_text, signature_of
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.forwards import put_forward, take_away
@@ -80,7 +75,7 @@ class Budgeted:
         self.blocks = blocks_of(model, memory, graph)
         self._pool = HostPool(pinned=self._engines.is_real)
         self._updates = HostUpdates(is_idle=is_rehearsal)
-        self._is_rehearsal = is_rehearsal
+        self._steps = PartSteps(device, is_real=self._engines.is_real, is_rehearsal=is_rehearsal)
         self._optimizer: torch.optim.Optimizer | None = None
         """Whose updates are done as gradients come."""
         self._is_own_loop = self._has_left = False
@@ -89,7 +84,7 @@ class Budgeted:
         settle_parameters(model, self.blocks, self._engines, rounded or {})
         self._slots = self._make_slots()
         own = CopyEngines(device, is_real=self._engines.is_real)
-        self._visitors = Visitors(self.blocks, own, self._step_here)
+        self._visitors = Visitors(self.blocks, own, self._steps.step_here)
         stays = frozenset(tensor.untyped_storage()._cdata for tensor in self.lasting)
         self._visits = Visits(
             self._engines, self._slots, self._pool, self._updates, stays,
@@ -152,8 +147,10 @@ class Budgeted:
             for parameter in gradients:
                 parameter.grad = None
             block.pending = block.pending | gradients
-            self._updates.ask(block, partial(self._update, block, self._part(optimizer, block)))
-        self._step_here(self._part_here(optimizer, here))
+            self._updates.ask(
+                block, partial(self._update, block, self._steps.at_home(optimizer, block))
+            )
+        self._steps.step_here(self._steps.here(optimizer, here))
 
     def clip(self, max_norm: float) -> None:
         """By the norm of all gradients, wherever they are."""
@@ -180,9 +177,7 @@ class Budgeted:
             return self._apply(batch)
 
     def _apply(self, batch: Any) -> Any:
-        batch = dict(batch) if isinstance(batch, Mapping) else batch
-        device = self._engines.device
-        here = tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch)
+        here = on_device(batch, self._engines.device)
         with without_cache(self._model) if torch.is_grad_enabled() else nullcontext():
             return (self._recipe.forward or apply_model)(self._model, here)
 
@@ -236,12 +231,9 @@ class Budgeted:
         ticket = self._engines.send(list(zip([places[p] for p in found], sources, strict=True)))
         self._sent.lend(sources, ticket)
         landed = {p: places[p] for p in found}
-        part = None if self._optimizer is None else self._part(self._optimizer, block)
+        part = None if self._optimizer is None else self._steps.at_home(self._optimizer, block)
         self._updates.ask(block, partial(self._land, block, landing, landed, part), ticket)
         self._slots.forget(block)
-
-    def _part(self, optimizer: torch.optim.Optimizer, block: Block) -> torch.optim.Optimizer:
-        return part_of(optimizer, block.twins, fused=self._engines.is_real)
 
     def _land(
         self,
@@ -280,48 +272,14 @@ class Budgeted:
     def _update_here(self, block: Block) -> None:
         assert self._optimizer is not None
         if any(p.grad is not None for p in block.parameters):
-            self._step_here(self._part_here(self._optimizer, block.parameters))
+            self._steps.step_here(self._steps.here(self._optimizer, block.parameters))
             for parameter in block.parameters:
                 parameter.grad = None
 
-    def _part_here(
-        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
-    ) -> torch.optim.Optimizer:
-        """Of parameters on the device; fused kernels hold nothing beside what they change."""
-        fused = self._engines.is_real
-        if fused and has_fused_kernels(optimizer):
-            counters_beside(optimizer, parameters)
-        return part_of(optimizer, {p: p for p in parameters}, fused=fused)
-
-    def _step_here(self, part: torch.optim.Optimizer) -> None:
-        """An update on the device, of which a rehearsal sees what it holds."""
-        is_fused = self._engines.device.type == "cuda" and has_fused_kernels(part)
-        if not (self._is_rehearsal and is_fused):
-            self._really_step(part)
-
-    def _really_step(self, part: torch.optim.Optimizer) -> None:
-        # Counters of steps are read by the host, so that they are real in a rehearsal, too.
-        with unset_fake_temporarily() if self._is_rehearsal else nullcontext():
-            part.step()
-
     def make_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Have the states that come to or stay on the device, as after a first step."""
-        for block in self.blocks if not optimizer.state else ():
-            if block.home is None:
-                for parameter in block.parameters:
-                    if parameter.requires_grad:
-                        parameter.grad = torch.zeros_like(parameter)
-                self._really_step(part_of(optimizer, {p: p for p in block.parameters}))
-                for parameter in block.parameters:
-                    parameter.grad = None
-            elif block.is_updated_here:
-                with on_host():
-                    for parameter, twin in block.twins.items():
-                        if parameter.requires_grad:
-                            twin.grad = torch.zeros_like(twin)
-                    self._really_step(part_of(optimizer, block.twins))
-                    for twin in block.twins.values():
-                        twin.grad = None
+        if not optimizer.state:
+            self._steps.make_states(optimizer, self.blocks)
         self._visitors.prepare(optimizer)
 
     def _finish_step(self) -> None:

@@ -9,17 +9,16 @@ chosen. Batches of other shapes and gradients that wait for more are computed wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from hocket.base.errors import one_line
 from hocket.capture.step import apply_model
-from hocket.runtime.train.batches import signature_of
-from hocket.runtime.train.called import CalledModel, detached
+from hocket.runtime.train.batches import on_device, signature_of
+from hocket.runtime.train.called import CalledModel, cloned, detached
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.replay import NUM_WARM
@@ -71,7 +70,7 @@ class CompiledModel(CalledModel):
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """Forward and backward by compiled kernels."""
-        batch = tree_map(self._here, dict(batch) if isinstance(batch, Mapping) else batch)
+        batch = on_device(batch, self._device)
         is_pending = any(parameter.grad is not None for parameter in self._parameters)
         if self.refusal or is_pending or not self._repeats(batch):
             scale = torch.as_tensor(weight, dtype=torch.float32, device=self._device)
@@ -89,7 +88,10 @@ class CompiledModel(CalledModel):
         scale.fill_(weight)
         graph.replay()
         self._add(gradients)
-        return Carried(outcome.loss.clone(), tree_map(_own, outcome.outputs))
+        return Carried(outcome.loss.clone(), cloned(outcome.outputs))
+
+    def _apply(self, batch: Any) -> Any:
+        return super()._apply(on_device(batch, self._device))
 
     def _repeats(self, batch: Any) -> bool:
         """Whether this step is the same as some before, up to the numbers of its batch."""
@@ -123,7 +125,7 @@ class CompiledModel(CalledModel):
         return Carried(loss.detach(), detached(returned)), list(gradients)
 
     def _capture(self, batch: Any) -> None:
-        static = tree_map(_own, batch)
+        static = cloned(batch)
         scale, graph = torch.ones((), device=self._device), torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
@@ -144,10 +146,3 @@ class CompiledModel(CalledModel):
                 parameter.grad = gradient
             else:
                 parameter.grad.add_(gradient)
-
-    def _here(self, leaf: Any) -> Any:
-        return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _own(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf

@@ -10,7 +10,7 @@ modules and replay of a program are lost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from hocket.base.arrays import IntArray
-from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph, Phase
+from hocket.runtime.train.batches import on_device
 from hocket.runtime.train.called import CalledModel
 from hocket.runtime.train.recorded import Recipe
 
@@ -58,8 +58,7 @@ class MovedModules(CalledModel):
         """All is here."""
 
     def _apply(self, batch: Any) -> Any:
-        batch = dict(batch) if isinstance(batch, Mapping) else batch
-        return (self._recipe.forward or apply_model)(self._model, _brought(batch, self._root))
+        return super()._apply(on_device(batch, self._root))
 
     def _move(self) -> None:
         moved: set[int] = set()

@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from hocket.base.errors import one_line
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.runtime.train.between_waves import BetweenWaves
+from hocket.runtime.train.called import cloned
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.lane_notes import NotedLane, Notes
 from hocket.runtime.train.programs import Programs
@@ -64,7 +64,7 @@ class ReplayedWaves(Waves):
         self._graph.replay()
         for name, gradient in self._lent.items():
             self._programs.tensors[name].grad = gradient
-        return [Carried(each.loss.clone(), tree_map(_own, each.outputs)) for each in self._outcomes]
+        return [Carried(each.loss.clone(), cloned(each.outputs)) for each in self._outcomes]
 
     def _call_by_call(self, waves: Sequence[Wave], step: int) -> list[Carried]:
         """On the stream that is captured later, for which libraries make what they need."""
@@ -113,11 +113,6 @@ def make_waves(programs: Programs, order: WaveOrder, device: torch.device) -> Wa
         return BetweenWaves(programs, order, device)
     replayed = programs.replay and device.type == "cuda"
     return (ReplayedWaves if replayed else Waves)(programs, order, device)
-
-
-def _own(value: Any) -> Any:
-    """A copy of a tensor that the next replay overwrites."""
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _enter(stream: torch.cuda.Stream) -> None:
