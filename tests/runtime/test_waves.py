@@ -253,8 +253,9 @@ def test_two_partitions_at_a_time_are_where_they_are_computed_with():
     assert partitions.use(1)["b"].tolist() == [1.0] * 3
     assert partitions.use(1)["b"] is not home["b"]
     partitions.leave(0)
+    with pytest.raises(KeyError):
+        partitions.use(0)
     partitions.fetch(2, ["c"])
-    assert partitions.num_here == 2
     home["b"].add_(1)
     partitions.leave(1)
     partitions.fetch(1, ["b"])

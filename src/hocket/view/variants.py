@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
     from hocket.planners.whole.variants import ChangedCluster
 
-_WORSE: dict[Goal, str] = {
+_HELP: dict[Goal, str] = {
     "time": "makes a step shorter",
     "cost": "makes a step cheaper",
     "memory": "leaves more memory free",
@@ -68,7 +68,7 @@ def _told(comparison: Comparison, variants: Sequence[ChangedCluster], goal: Goal
             (comparison.problem, comparison.winner)]  # fmt: skip
     after, before = goal_values(both, goal)
     if after >= before * (1 - TIED):
-        return f"none of this {_WORSE[goal]}"
+        return f"none of this {_HELP[goal]}"
     if goal == "time":
         return f"{change} helps most: {before / after:.2f} times as fast"
     if goal == "memory":

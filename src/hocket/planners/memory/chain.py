@@ -137,7 +137,7 @@ def _fill(
                     if length > 0:
                         inner = cost[table, first + 1, last, room - kept[first]]
                     cost[table, first, last, room] = inner + own_s
-                    split[table, first, last, room] = -1
+                    split[table, first, last, room] = _ALL
                 for way in range(len(lean) if length > 0 else 0):
                     left = lean[way, first]
                     for room in range(max(ahead, back - beside, left), num):
@@ -145,7 +145,7 @@ def _fill(
                         took_s += lean_s[way, first]
                         if took_s < cost[table, first, last, room]:
                             cost[table, first, last, room] = took_s
-                            split[table, first, last, room] = -2 - way
+                            split[table, first, last, room] = _LEAN - way
                 run_s = 0.0
                 most = 0
                 for at in range(first + 1, last + 1):

@@ -53,6 +53,8 @@ TURNS = (
 """Homes that parameters may have, and what part of the copies under way is to have room: how the
 simulator will find them is not known before, so both ends are tried. Where not all parameters have
 room on the device, any home takes its turn."""
+BETWEEN = ((ANYWHERE, 1.0), (ANYWHERE, 0.0), (ON_DEVICE, 0.0))
+"""The same where plans are sought between others."""
 NEAR = 1.03
 """Budgets within this ratio of each other are not worth a plan each."""
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)

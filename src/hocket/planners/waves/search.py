@@ -93,14 +93,15 @@ class WaveFit:
     @cached_property
     def chosen(self) -> WaveWay | None:
         """The shortest step within the budget; None where no two waves fit."""
-        fitting = [way for way in self._overlapping if way.peak_bytes <= self.budget_bytes]
-        return min(fitting, key=lambda way: (way.step_s, way.peak_bytes), default=None)
+        return self._shortest_within(self.budget_bytes)
 
     @cached_property
     def lean(self) -> WaveWay | None:
         """The shortest step that holds at most `LEAN` times one wave; None where none does."""
-        most = min(round(LEAN * self.one_wave_bytes), self.budget_bytes)
-        fitting = [way for way in self._overlapping if way.peak_bytes <= most]
+        return self._shortest_within(min(round(LEAN * self.one_wave_bytes), self.budget_bytes))
+
+    def _shortest_within(self, most_bytes: int) -> WaveWay | None:
+        fitting = [way for way in self._overlapping if way.peak_bytes <= most_bytes]
         return min(fitting, key=lambda way: (way.step_s, way.peak_bytes), default=None)
 
     @property

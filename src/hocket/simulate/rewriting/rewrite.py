@@ -30,6 +30,7 @@ from hocket.simulate.rewriting.homes import (
     ParameterHomes,
     find_homes,
     host_update_bytes,
+    visiting_bytes,
 )
 from hocket.simulate.rewriting.needs import Uses, find_needs, find_uses
 
@@ -302,7 +303,7 @@ class _Rewriter:
     def _update_visitor(self, ops: list[int], block: int) -> None:
         """State and parameters in full come in a piece, when an earlier one has left its berth, are
         changed beside the computation, and go home, rounded parameters with their twin."""
-        graph, copied, name = self.graph, self.homes.copied, self.graph.op_names[ops[0]]
+        graph, name = self.graph, self.graph.op_names[ops[0]]
         visiting = list(dict.fromkeys(t for op in ops for t in self._at_home(op)))
         told = self.done.get(("backward", block + 1))
         waits = self.room["berths"] + ([] if told is None else [told])
@@ -311,8 +312,7 @@ class _Rewriter:
             f"{name}@fetch", visiting, graph.tensor_bytes, reads=waits, beside=ops[0], is_held=False
         )
         changed = [self.out.beside(op) for op in ops]
-        size = int(graph.tensor_bytes[visiting].sum())
-        size += sum(int(copied[t]) for t in visiting if copied[t] < graph.tensor_bytes[t])
+        _, size = visiting_bytes(graph, np.array(visiting), self.homes.copied)
         self.changed = changed[-1:]
         left = self.out.copy(
             f"{name}@return", Stream.COPY_OUT, size, reads=[*changed, *here], beside=ops[0]

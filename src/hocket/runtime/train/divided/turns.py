@@ -116,11 +116,6 @@ class Partitions:
         """A partition is not computed with any more; the next time it is another one."""
         self._here.pop(stage, None)
 
-    @property
-    def num_here(self) -> int:
-        """Partitions that are here or on their way."""
-        return len(self._here)
-
 
 class _TurnRun(SegmentRun):
     """One step of this rank."""
