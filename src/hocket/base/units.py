@@ -102,23 +102,21 @@ def whole_number(text: str, most: int) -> int | None:
     return int(digits) if int(digits) <= most else None
 
 
+def _binary_unit(size_bytes: float) -> tuple[str, int]:
+    """The unit in which a size has one to four digits before the point, and its bytes."""
+    fitting = ((f"{p}B", scale) for p, scale in _BINARY.items() if abs(size_bytes) < 1024 * scale)
+    return next(fitting, ("PiB", 2**50))
+
+
 def format_bytes(size_bytes: float) -> str:
     """Bytes in the binary unit that gives one to four digits before the point."""
-    value, unit = float(size_bytes), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if abs(value) < 1024 or unit == "PiB":
-            break
-        value /= 1024
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+    unit, scale = _binary_unit(size_bytes)
+    return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes / scale:.1f} {unit}"
 
 
 def typed_bytes(size_bytes: int) -> str:
     """A size as a person types it, a tenth of a unit too large at most: ``'99.3MiB'``."""
-    unit, scale = "B", 1
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if size_bytes < 1024 * scale or unit == "PiB":
-            break
-        scale *= 1024
+    unit, scale = _binary_unit(size_bytes)
     tenths = -(-10 * size_bytes // scale)
     return f"{tenths // 10}{unit}" if tenths % 10 == 0 else f"{tenths / 10}{unit}"
 

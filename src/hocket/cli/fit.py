@@ -128,9 +128,9 @@ def command(
 
 def _typed(memory_bytes: int) -> str:
     """A budget as one writes it in a program: with a unit where that is exact."""
-    from hocket.base.units import format_bytes, parse_bytes
+    from hocket.base.units import parse_bytes, typed_bytes
 
-    text = format_bytes(memory_bytes).replace(" ", "").replace(".0", "")
+    text = typed_bytes(memory_bytes)
     return f'"{text}"' if parse_bytes(text) == memory_bytes else str(memory_bytes)
 
 
