@@ -11,12 +11,14 @@ import pytest
 import torch
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, assert_same_state, plain_loss, plain_steps
+from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hocket
 from hocket.api import run_plan
+from hocket.api.memory import budget_of
 from hocket.api.runs import RunOptions
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture import CaptureWarning, capture
@@ -560,6 +562,49 @@ def test_prepare_keeps_a_budget_or_refuses():
         hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="10KiB")
     with pytest.raises(UsageError, match="memory: 'lots' is not a number with a unit"):
         hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="lots")
+
+
+@pytest.mark.parametrize("memory", [-1, 2**80, 1.5, True, float("nan"), float("inf")])
+def test_a_budget_is_a_number_of_bytes(memory):
+    with pytest.raises(UsageError, match="is not a number of bytes"):
+        budget_of(memory)
+    assert budget_of(8e9) == 8 * 10**9
+
+
+def in_one_tensor(layer, start=None):
+    """A layer whose parameters are views of one tensor, the bias from ``start`` on."""
+    flat = torch.cat([layer.weight.detach().flatten(), layer.bias.detach()])
+    size = layer.weight.numel()
+    start = size if start is None else start
+    layer.weight = nn.Parameter(flat[:size].view_as(layer.weight))
+    layer.bias = nn.Parameter(flat[start : start + layer.bias.numel()])
+
+
+def deep():
+    torch.manual_seed(4)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(4)])
+
+
+def test_parameters_that_lie_in_one_tensor_keep_a_budget():
+    how = {"forward": lambda model, rows: model(rows).square().mean()}
+    model, twin, rows = deep(), deep(), torch.randn(8, 32)
+    for number in (1, 2):
+        in_one_tensor(model[number][0])
+    train = hocket.prepare(model, adamw(model), rows, memory=38_000, **how)
+    ours = [train.step(rows).item() for _ in range(3)]
+    assert ours == plain_steps(twin, adamw(twin), [rows] * 3, **how)
+    assert train.memory.section.blocks[0].update == "host"
+    train.state_dict()
+    assert_same_state(model, twin)
+
+
+def test_parameters_in_the_same_bytes_are_refused():
+    model, rows = deep(), torch.randn(8, 32)
+    in_one_tensor(model[1][0], start=1000)
+    with pytest.raises(UsageError, match=r"1\.0\.weight and 1\.0\.bias are two parameters in"):
+        hocket.prepare(
+            model, adamw(model), rows, memory="1MiB", forward=lambda model, x: model(x).mean()
+        )
 
 
 def test_a_model_is_carried_by_the_last_that_prepared_it():

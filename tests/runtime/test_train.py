@@ -143,6 +143,24 @@ def test_hooks_of_parameters_are_part_of_the_step():
     assert train.lost == ""
 
 
+def test_hooks_that_run_when_a_gradient_is_there_run():
+    def clamp(parameter):
+        parameter.grad.clamp_(-1e-3, 1e-3)
+
+    torch.manual_seed(0)
+    model, batches = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), torch.randn(3, 6, 4)
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        each[0].weight.register_post_accumulate_grad_hook(clamp)
+    how = {"forward": lambda net, rows: net(rows).square().mean()}
+    with pytest.warns(CaptureWarning, match=r"a hook runs when the gradient of '0\.weight'"):
+        train = hocket.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.3), batches[0], on="2xv100-16g", **how
+        )
+    ours = [train.step(batch).item() for batch in batches]
+    assert ours == plain_steps(twin, torch.optim.SGD(twin.parameters(), lr=0.3), batches, **how)
+
+
 def test_the_loop_of_plain_pytorch_works_as_it_is():
     torch.manual_seed(3)
     model, batches, forward = USER_MODELS["digits"]()

@@ -10,7 +10,7 @@ import numpy as np
 from hocket.api.planned import make_problem
 from hocket.base.atomic import write_together
 from hocket.base.errors import UsageError
-from hocket.base.units import parse_bytes
+from hocket.base.units import MOST_BYTES, parse_bytes
 from hocket.cost.calibrate import Calibration
 from hocket.cost.profile import Profile
 from hocket.graph.graph import Graph
@@ -58,7 +58,11 @@ def fit(
 def budget_of(memory: int | str) -> int:
     """A budget as people write it, in bytes; raises `UsageError` for what is none."""
     if not isinstance(memory, str):
-        return memory
+        if isinstance(memory, bool) or not 0 <= memory <= MOST_BYTES or memory != int(memory):
+            raise UsageError(
+                f"memory: {memory} is not a number of bytes", hint="write it like '8GiB'"
+            )
+        return int(memory)
     try:
         return parse_bytes(memory)
     except ValueError as error:

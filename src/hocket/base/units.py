@@ -21,7 +21,7 @@ _SECONDS = {
     "min": Fraction(60),
     "h": Fraction(3600),
 }
-_MOST_BYTES = 2**60
+MOST_BYTES = 2**60
 _MOST = 10**24
 """Of anything else, in base units: more would overflow where it is computed with."""
 _QUANTITY = re.compile(
@@ -58,7 +58,7 @@ def parse_bytes(text: str) -> int:
     scaled = _scaled(value, unit, "B") if unit or value else value
     if scaled is None:
         raise ValueError(f"{text!r} is not a size; write it like '16GiB' or '12GB'")
-    return round(_possible(scaled, text, _MOST_BYTES))
+    return round(_possible(scaled, text, MOST_BYTES))
 
 
 def parse_bandwidth(text: str) -> float:

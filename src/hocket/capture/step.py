@@ -33,7 +33,13 @@ from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
 from hocket.capture.recurrent import know_recurrent_layers
 from hocket.capture.standin import put_stand_ins
-from hocket.capture.unseen import held_tensors, note_replaced, note_written, noting_seeds
+from hocket.capture.unseen import (
+    held_tensors,
+    note_hooked,
+    note_replaced,
+    note_written,
+    noting_seeds,
+)
 from hocket.graph import Phase, Role
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -74,7 +80,9 @@ def record_fake_step(
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
     attention = FusedAttention() if stands_in else nullcontext()
     with mode, attention, _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
-        return _record(fake_model, fake_batch, sources, loss, training, runs, forward)
+        recording = _record(fake_model, fake_batch, sources, loss, training, runs, forward)
+    note_hooked(recording, named)
+    return recording
 
 
 @contextmanager
@@ -93,7 +101,9 @@ def record_real_step(
     """Record a step that is really computed, on a copy of the model."""
     real_model = copy.deepcopy(model)
     sources = all_tensors(real_model, batch)
-    return _record(real_model, batch, sources, loss, training, (), forward)
+    recording = _record(real_model, batch, sources, loss, training, (), forward)
+    note_hooked(recording, all_tensors(model, batch))
+    return recording
 
 
 def _record(

@@ -1,4 +1,4 @@
-"""What a step does besides its calls: it gives buffers other tensors, or sets the generator.
+"""What a step does besides its calls: other tensors for buffers, the generator set, hooks.
 
 The calls alone would compute something else then: with what a buffer was before the first step, or
 with other draws where `torch.utils.checkpoint` draws the same again.
@@ -6,14 +6,16 @@ with other draws where `torch.utils.checkpoint` draws the same again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from hocket.capture.fake import NamedTensor
 from hocket.capture.record import Recorder
+from hocket.capture.recording import Recording
 
 HeldByName = dict[tuple[str, str], torch.Tensor]
 _SETTERS = ("set_rng_state", "manual_seed")
@@ -59,6 +61,16 @@ def note_written(recorder: Recorder) -> None:
     for source in recording.sources:
         if source.value in recording.gradients and storage_of[source.value] in written:
             recording.unseen = f"it writes into the parameter {source.name!r}, which it trains"
+
+
+def note_hooked(recording: Recording, sources: Iterable[NamedTensor]) -> None:
+    """Note a parameter with a hook that is called once its gradient is there.
+
+    Such a hook may do anything, most often the update itself; calls do not show it.
+    """
+    for name, _, tensor in sources:
+        if getattr(tensor, "_post_accumulate_grad_hooks", None):
+            recording.unseen = f"a hook runs when the gradient of {name!r} is there"
 
 
 @contextmanager

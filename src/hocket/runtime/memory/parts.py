@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from torch import nn
 
@@ -23,6 +24,7 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     their state, where all of these blocks are or have their own parameters at home there. A block
     that is a run of modules has each of them.
     """
+    _require_apart(model)
     known = dict(model.named_modules())
     spans = None if graph is None else _modules_by_ops(memory, graph, known)
     blocks = []
@@ -47,6 +49,30 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
     # The forward pass begins with them.
     return [*blocks, Block(shared, -1, {}, rest)]
+
+
+def _require_apart(model: nn.Module) -> None:
+    """Parameters may lie in one tensor side by side; of two in the same bytes, each would go its
+    own way once it has a home of its own."""
+    named = [(name, p) for name, p in model.named_parameters() if p.numel()]
+    by_place = sorted(named, key=lambda each: _bytes_of(each[1])[:2])
+    for (name, parameter), (other, beside) in pairwise(by_place):
+        storage, _, stop = _bytes_of(parameter)
+        other_storage, start, _ = _bytes_of(beside)
+        if storage == other_storage and start < stop:
+            raise UsageError(
+                f"{name} and {other} are two parameters in the same memory",
+                hint="tie them by one parameter: module.weight = other.weight",
+            )
+
+
+def _bytes_of(parameter: nn.Parameter) -> tuple[int, int, int]:
+    """Its storage, and its first byte there and the one after its last."""
+    size = parameter.dtype.itemsize
+    start = int(parameter.storage_offset())
+    steps = zip(parameter.shape, parameter.stride(), strict=True)
+    last = start + sum((length - 1) * stride for length, stride in steps)
+    return parameter.untyped_storage()._cdata, start * size, (last + 1) * size
 
 
 def _parameters(block: Block) -> list[nn.Parameter]:

@@ -138,7 +138,8 @@ class _Rewriter:
     def _add_persistent(self) -> None:
         graph = self.graph
         for tensor in np.flatnonzero(graph.tensor_producer < 0).tolist():
-            if tensor not in self.homes.on_host:
+            # What lies in the memory of another tensor is where that one is.
+            if int(graph.root_of[tensor]) not in self.homes.on_host:
                 self.out.tensor(tensor, producer=-1, num_bytes=int(graph.tensor_bytes[tensor]))
         for name, size in (("berths", self.homes.berths_bytes), ("slots", self.homes.slots_bytes)):
             self.room[name] = [self.out.lasting(name, size)] if size else []
