@@ -59,16 +59,16 @@ def test_the_cheapest_step_is_chosen_where_that_is_the_goal(problem):
 
 def test_a_plan_that_is_nearly_as_fast_on_far_fewer_devices_is_told(problem):
     tried = [placed(problem, [0, 1, 2], 1.0), placed(problem, [0], 1.2)]
-    assert thrifty(problem, tried, 0) == 1
-    assert thrifty(problem, [tried[0], placed(problem, [0], 2.9)], 0) is None
-    assert thrifty(problem, tried, 1) is None
+    assert thrifty(tried, 0) == 1
+    assert thrifty([tried[0], placed(problem, [0], 2.9)], 0) is None
+    assert thrifty(tried, 1) is None
     # Of two that are tied the first, which is the plainest.
-    assert thrifty(problem, [*tried, placed(problem, [0], 1.199)], 0) == 1
-    told = thrift_told(problem, tried, 0)
+    assert thrifty([*tried, placed(problem, [0], 1.199)], 0) == 1
+    told = thrift_told(tried, 0)
     assert told == "on [0] takes 20 % longer on 1 device instead of 3 (--goal cost)"
-    assert not thrift_told(problem, tried, 1)
+    assert not thrift_told(tried, 1)
     # Chosen for its memory although it is longer: nothing is "-20 % longer".
-    assert not thrift_told(problem, [placed(problem, [0, 1, 2], 1.2), placed(problem, [0], 1.0)], 0)
+    assert not thrift_told([placed(problem, [0, 1, 2], 1.2), placed(problem, [0], 1.0)], 0)
 
 
 def test_why_a_plan_was_chosen_is_told_by_what_was_wanted(problem):

@@ -122,7 +122,7 @@ def _sentence(problem: Problem, tried: list[Candidate], ranked: list[int], goal:
         parts = [f"chosen because {merit_told(problem, best, others, goal)}"]
     else:
         parts = [f"chosen because {_advantage(best, [tried[i] for i in ranked[1:]], tried)}"]
-    parts.append(thrift_told(problem, tried, ranked[0]))
+    parts.append(thrift_told(tried, ranked[0]))
     if best.plan is not None and best.plan.claims.made_from:
         parts.append(f"made from {best.plan.claims.made_from}")
     if problem.objective == "latency":

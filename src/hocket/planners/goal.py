@@ -43,7 +43,7 @@ def ranked(problem: Problem, tried: Sequence[Candidate], goal: Goal) -> list[int
     ]
 
 
-def thrifty(problem: Problem, tried: Sequence[Candidate], chosen: int) -> int | None:
+def thrifty(tried: Sequence[Candidate], chosen: int) -> int | None:
     """The candidate that gives most of the chosen one's speed per device, where that is telling.
 
     Of several that give as much, the first, which is the plainest.
@@ -57,9 +57,9 @@ def thrifty(problem: Problem, tried: Sequence[Candidate], chosen: int) -> int | 
     return cheapest if gain >= WORTHWHILE else None
 
 
-def thrift_told(problem: Problem, tried: Sequence[Candidate], chosen: int) -> str:
+def thrift_told(tried: Sequence[Candidate], chosen: int) -> str:
     """The thrifty candidate beside the chosen one, in words; empty where there is none."""
-    cheapest = thrifty(problem, tried, chosen)
+    cheapest = thrifty(tried, chosen)
     if cheapest is None:
         return ""
     other_s, best_s = tried[cheapest].value_s or 0.0, tried[chosen].value_s or 0.0

@@ -87,12 +87,12 @@ def _device(
     if not row.num_marks or not scale.px_per_s:
         return
     shown = thinned(row, 1 / scale.px_per_s)
-    work, chunk = _kinds(schedule, timeline, shown)
+    work, chunk = _kinds(schedule, shown)
     for kind in StageWork:
         for own in np.unique(chunk[work == kind]).tolist():
             marks = part(shown, np.flatnonzero((work == kind) & (chunk == own)))
             yield _marks(COLOURS[kind][0], _opacity(own), marks, scale, top)
-    yield from _numbers(schedule, timeline, shown, chunk, scale, top)
+    yield from _numbers(schedule, shown, chunk, scale, top)
     yield from _after(schedule, timeline, device, scale, top)
 
 
@@ -114,7 +114,7 @@ def _row(schedule: Schedule, timeline: Timeline, device: int) -> SpanRow:
     )
 
 
-def _kinds(schedule: Schedule, timeline: Timeline, row: SpanRow) -> tuple[np.ndarray, np.ndarray]:
+def _kinds(schedule: Schedule, row: SpanRow) -> tuple[np.ndarray, np.ndarray]:
     """Work and chunk of each mark."""
     own = np.flatnonzero(schedule.device_of_stage == row.index)
     return schedule.work[row.span], np.searchsorted(own, schedule.stage[row.span])
@@ -145,7 +145,6 @@ def _marks(name: str, opacity: float, row: SpanRow, scale: Scale, top: float) ->
 
 def _numbers(
     schedule: Schedule,
-    timeline: Timeline,
     row: SpanRow,
     chunk: np.ndarray,
     scale: Scale,

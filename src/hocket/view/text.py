@@ -171,7 +171,7 @@ def plan_summary(problem: Problem, plan: Plan, timeline: Timeline) -> Renderable
     parts: list[RenderableType] = [_headline(facts), Text(), _device_table(facts)]
     parts += _headroom_line(facts)
     parts += _module_table(facts)
-    parts += [Text(), _memory_table(problem, facts, memory_by_role(problem, timeline))]
+    parts += [Text(), _memory_table(facts, memory_by_role(problem, timeline))]
     if facts.links:
         parts += [Text(), _link_table(facts)]
     if facts.top_ops:
@@ -239,7 +239,7 @@ def _module_table(facts: Facts) -> list[RenderableType]:
     return [Text(), table, *more]
 
 
-def _memory_table(problem: Problem, facts: Facts, held: dict[str, tuple[int, ...]]) -> FittedTable:
+def _memory_table(facts: Facts, held: dict[str, tuple[int, ...]]) -> FittedTable:
     """What fills each device when it is fullest, a column per kind of memory."""
     return FittedTable(
         columns=(

@@ -109,7 +109,7 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
         )  # fmt: skip
     best = tried[order[0]]
     why = explained(problem, best, [tried[i] for i in order[1:]], ways, goal)
-    thrift = thrift_told(problem, tried, order[0])
+    thrift = thrift_told(tried, order[0])
     why += f"; {thrift}" if thrift else ""
     told = [with_reason(c, best) if c is not best else c for c in tried]
     return Comparison(

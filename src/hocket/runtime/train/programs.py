@@ -88,7 +88,7 @@ class Programs:
         """Forward and backward at once."""
         recorded, batch = self.find("train", batch)
         if isinstance(recorded.carried, ReplayedStep) and recorded.carried.lends:
-            self._keep_lent(recorded.carried)
+            self._keep_lent()
         recorded.carried.carry_out(self.given(recorded, batch), step, weight)
         return self.taken(recorded)
 
@@ -154,7 +154,7 @@ class Programs:
         recorded.carried.forget()
         return returned
 
-    def _keep_lent(self, carried: ReplayedStep) -> None:
+    def _keep_lent(self) -> None:
         """Copy gradients that wait for more before a replay overwrites them."""
         for parameter in self._parameters:
             if parameter.grad is not None:

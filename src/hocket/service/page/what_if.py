@@ -116,7 +116,7 @@ def told(found: TwoFutures) -> WhatIfAnswer:
     """An answer in words and figures."""
     now_s, then_s = found.average_completion_s
     return WhatIfAnswer(
-        sentence=_summary(found, now_s, then_s),
+        sentence=_summary(now_s, then_s),
         figures=(
             Figure(
                 label="Average time from submission to end",
@@ -141,7 +141,7 @@ def told(found: TwoFutures) -> WhatIfAnswer:
     )
 
 
-def _summary(found: TwoFutures, now_s: float, then_s: float) -> str:
+def _summary(now_s: float, then_s: float) -> str:
     if not np.isfinite(now_s):
         return "Nothing can be compared: no job ends in both cases as far as was looked."
     if abs(then_s - now_s) <= 0.005 * now_s:

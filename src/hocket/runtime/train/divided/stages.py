@@ -36,8 +36,8 @@ def segments_of(
 ) -> list[Segment | None]:
     """The segment of each op, from the stages of forward ops; None for updates, which have none."""
     stages = list(forward_stages)
-    _add_backward(graph, program, stages, num_stages)
-    _keep_together(graph, program, stages)
+    _add_backward(program, stages, num_stages)
+    _keep_together(program, stages)
     _require_order(graph, program, stages)
     urgent = _urgent(program, stages)
     found: list[Segment | None] = []
@@ -52,7 +52,7 @@ def segments_of(
     return found
 
 
-def _add_backward(graph: Graph, program: Program, stages: list[int], num_stages: int) -> None:
+def _add_backward(program: Program, stages: list[int], num_stages: int) -> None:
     for op, call in enumerate(program.calls):
         if call.phase != Phase.BACKWARD:
             continue
@@ -63,7 +63,7 @@ def _add_backward(graph: Graph, program: Program, stages: list[int], num_stages:
         stages[op] = min(stages[partner], most) if is_paired else most
 
 
-def _keep_together(graph: Graph, program: Program, stages: list[int]) -> None:
+def _keep_together(program: Program, stages: list[int]) -> None:
     """Ops that write one storage in place stay where the first of them is."""
     writer: dict[int, int] = {}
     for op, call in enumerate(program.calls):
