@@ -1,12 +1,14 @@
 """How much does a step depend on the order in which a file lists the ops?
 
-    PYTHONPATH=src:tests .venv/bin/python benchmarks/placement/file_order.py   # some minutes
+    PYTHONPATH=src:tests .venv/bin/python benchmarks/placement/file_order.py [120 400 1200]
 
-Graphs of 120 to 1,200 ops are written in five topological orders (three for ``auto``) and planned.
+Graphs of so many ops are written in five topological orders and planned, which takes some minutes.
 Printed per problem: by how much the longest of the steps is above the shortest, per planner.
 """
 
 from __future__ import annotations
+
+import sys
 
 from planners.test_structural import shuffled
 
@@ -19,24 +21,30 @@ from hocket.simulate import simulate
 
 FAMILIES = (("layered", 11), ("gnmt", 12), ("series-parallel", 13), ("transformer", 14))
 CLUSTERS = ("4xv100-16g", "1xv100-32g+2xt4")
-NUM_ORDERS = {"m-etf": 5, "m-sct": 5, "pardnn": 5, "auto": 3}
+PLANNERS = ("m-etf", "m-sct", "pardnn", "auto")
+NUM_ORDERS = 5
 
 
 def spread(problem: Problem, name: str) -> float:
     """The longest step over the shortest, less one."""
-    orders = [problem, *(shuffled(problem, 100 + n) for n in range(1, NUM_ORDERS[name]))]
+    orders = [problem, *(shuffled(problem, 100 + n) for n in range(1, NUM_ORDERS))]
     steps_s = [simulate(each, find_planner(name)(each, Plan())).makespan_s for each in orders]
     return max(steps_s) / min(steps_s) - 1
 
 
 def main() -> None:
-    print("| problem |", " | ".join(NUM_ORDERS), "|\n|---" + "|---" * len(NUM_ORDERS) + "|")
-    for size in (120, 400, 1_200):
+    print("| problem |", " | ".join(PLANNERS), "|\n|---" + "|---" * len(PLANNERS) + "|")
+    for size in map(int, sys.argv[1:] or ("120", "400", "1200")):
         for family, seed in FAMILIES:
             for on in CLUSTERS:
                 problem = make_problem(generate(family, size, seed), on)
-                cells = [f"{spread(problem, name):.2%}" for name in NUM_ORDERS]
-                print(f"| {family}-{problem.graph.num_ops}, {on} |", " | ".join(cells), "|")
+                cells = [f"{spread(problem, name):.2%}" for name in PLANNERS]
+                print(
+                    f"| {family}-{problem.graph.num_ops}, {on} |",
+                    " | ".join(cells),
+                    "|",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
