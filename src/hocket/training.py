@@ -99,16 +99,17 @@ def prepare(
         max_shapes=max_shapes, pad=pad, replay=replay,
     )  # fmt: skip
     _require_sensible(options)
-    let_go(model)
     batch = settled(pad(batch) if pad is not None else batch)
-    recipe = Recipe(
-        loss=loss, forward=forward, update=planned_update(optimizer, model),
-        device="cuda" if torch.cuda.is_available() else "cpu", name=type(model).__name__,
-    )  # fmt: skip
     variables = rank_variables()
     if plan is None and PLAN_VARIABLE in variables:
         plan = variables[PLAN_VARIABLE]
     saved = read_plan(plan) if isinstance(plan, str | Path) else plan
+    # Only now: a call that is refused must not end the training that carries this model.
+    let_go(model)
+    recipe = Recipe(
+        loss=loss, forward=forward, update=planned_update(optimizer, model),
+        device="cuda" if torch.cuda.is_available() else "cpu", name=type(model).__name__,
+    )  # fmt: skip
     is_ranked = join_ranks(variables)
     if compiled:
         _require_alone(saved, memory, is_ranked)

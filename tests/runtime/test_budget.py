@@ -20,7 +20,7 @@ import hocket
 from hocket.api import run_plan
 from hocket.api.memory import budget_of
 from hocket.api.runs import RunOptions
-from hocket.base.errors import NoFeasiblePlanError, UsageError
+from hocket.base.errors import InputFileError, NoFeasiblePlanError, UsageError
 from hocket.capture import CaptureWarning, capture
 from hocket.graph import Phase
 from hocket.plan.sections import Memory, MemoryBlock
@@ -614,6 +614,8 @@ def test_a_model_is_carried_by_the_last_that_prepared_it():
     first = lean()
     torch.manual_seed(5)
     ours = [first.step(batches[0]).item(), (train := lean()).step(batches[1]).item()]
+    with pytest.raises(InputFileError):
+        lean(plan="no-such-plan.json")  # a call that is refused ends nothing
     ours += [train.step(batches[0]).item()]
     plain = [batches[0], batches[1], batches[0]]
     torch.manual_seed(5)
