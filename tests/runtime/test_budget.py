@@ -61,9 +61,9 @@ def mixed(model, seed, **options):
     return Memory(budget_bytes=(0,), blocks=tuple(blocks), **options)
 
 
-def loop_of(model, optimizer, section, batch, forward=None, **options):
+def loop_of(model, optimizer, section, batch, forward=None, rounded=None, **options):
     recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    carrier = Budgeted(model, batch, recipe, KeptBudget(section, 0), CPU)
+    carrier = Budgeted(model, batch, recipe, KeptBudget(section, 0), CPU, rounded=rounded)
     return TrainingLoop(model, optimizer, carrier, LoopOptions(**options))
 
 
@@ -596,6 +596,20 @@ def test_parameters_that_lie_in_one_tensor_keep_a_budget():
     assert train.memory.section.blocks[0].update == "host"
     train.state_dict()
     assert_same_state(model, twin)
+
+
+def test_parameters_that_travel_rounded_are_those_that_the_host_has_changed():
+    def forward(model, rows):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(rows).float().square().mean()
+
+    model, twin, rows = deep(), deep(), torch.randn(8, 32)
+    section = uniform(model, 0, parameters="streamed", update="host")
+    optimizer = adamw(model)
+    rounded = {name: torch.bfloat16 for name, _ in model.named_parameters()}
+    train = loop_of(model, optimizer, section, rows, forward, rounded=rounded)
+    ours = [train.step(rows).item() for _ in range(4)]
+    assert ours == plain_steps(twin, adamw(twin), [rows] * 4, forward=forward)
 
 
 def test_parameters_in_the_same_bytes_are_refused():

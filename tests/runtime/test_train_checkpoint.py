@@ -1,6 +1,9 @@
 """Checkpoints of a loop: whole, plain, and good for going on under another plan."""
 
 import json
+import resource
+import signal
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -60,6 +63,28 @@ def test_what_cannot_be_written_leaves_nothing_behind(train, tmp_path):
     with pytest.raises(UsageError, match="extra/when is of type 'object'"):
         train.save(tmp_path, {"when": object()})
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def files_of_at_most(num_bytes):
+    """As on a disk that is full by then."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_or_a_place_that_is_no_folder_is_told_in_words(train, tmp_path):
+    with pytest.raises(UsageError, match="cannot write a checkpoint"), files_of_at_most(500):
+        train.save(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot write a checkpoint: File exists"):
+        train.save(tmp_path / "file" / "below")
 
 
 @pytest.mark.parametrize("damage", ["no manifest", "wrong format", "cut", "lost tensor"])

@@ -20,6 +20,7 @@ from hocket.plan.sections import Lanes, Replica, Shares
 from hocket.planners.waves.round_robin import fit_partitions
 from hocket.planners.waves.search import even_shares, fit_waves
 from hocket.planners.waves.why import reasons
+from hocket.runtime.lanes import Lane
 from hocket.runtime.memory.copies import CopyEngines
 from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import ModelSource
@@ -181,6 +182,50 @@ def test_parameters_can_change_after_every_wave_as_published(case, tmp_path):
         again = hocket.prepare(other, optimizer, batch, plan=plan, seed=0)
     again.load(tmp_path / "middle")
     assert [again.step(batch).item() for _ in losses[1:]] == losses[1:]
+    # After somebody has changed parameters, what lanes kept of them is not written either.
+    with torch.no_grad():
+        other.out.bias.add_(0.5)
+    again.save(tmp_path / "changed")
+    loss = again.step(batch).item()
+    again.load(tmp_path / "changed")
+    assert again.step(batch).item() == loss
+
+
+class WatchedLane(Lane):
+    """Its events say which op was run last; knows what it has waited for."""
+
+    def __init__(self):
+        super().__init__(torch.device("cpu"))
+        self.last, self.waited = None, set()
+
+    def event(self):
+        return self.last
+
+    def wait(self, event):
+        self.waited.add(event)
+
+
+def test_an_op_waits_for_what_it_needs_of_the_other_lane(case, monkeypatch):
+    model, batch, fit = copy.deepcopy(case[0]), case[1], case[2]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # batch norm sees microbatches
+        plan = SavedPlan(fit.problem, fit.plan_of(fit.leanest))
+        train = hocket.prepare(model, optimizer, batch, plan=plan, seed=0)
+    waves = train._carrier._waves
+    lanes = waves._lanes = [WatchedLane(), WatchedLane()]
+    sequence, early = iter(waves._order.sequence), []
+
+    def run(own, op, lane):
+        at = next(sequence)
+        early.extend(set(waves._order.waits.get(at, ())) - lanes[lane].waited)
+        own.run(op)
+        lanes[lane].last = at
+
+    monkeypatch.setattr(waves, "_run", run)
+    train.step(batch)
+    assert waves._order.waits
+    assert early == []
 
 
 def test_lanes_take_turns_and_waves_of_a_lane_follow_each_other(case):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from hocket.api.planned import Planned
 from hocket.api.refined import planned_again
@@ -115,12 +116,21 @@ class Training(TrainingLoop):
         it, and the first one writes; with ``sharded`` each rank of a division writes what it has,
         into a folder that all of them see.
         """
+        try:
+            return self._save(folder, extra or {}, sharded=sharded)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(
+                f"cannot write a checkpoint: {reason}",
+                hint="name a folder that you may write to, with room for the model and its state",
+                where=str(folder),
+            ) from error
+
+    def _save(self, folder: str | Path, extra: Mapping[str, Any], *, sharded: bool) -> Path:
         parts = self.parts() if sharded else None
         if parts is not None:
-            return save_parts(
-                folder, self.num_steps, parts, extra or {}, rank_device(rank_variables())
-            )
-        state = {**self.state_dict(), "extra": dict(extra or {})}
+            return save_parts(folder, self.num_steps, parts, extra, rank_device(rank_variables()))
+        state = {**self.state_dict(), "extra": dict(extra)}
         path = Path(folder)
         if _is_first_rank():
             path = write_checkpoint(folder, self.num_steps, lambda at: write_state(at, state))
