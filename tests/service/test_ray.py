@@ -82,7 +82,7 @@ class Lab:
         found = (each for each in self.engine.poll().attempts if each.name == self.name(job))
         return next(found, None)
 
-    def wait_until(self, job: int, *phases: str) -> Status:
+    def until(self, job: int, *phases: str) -> Status:
         return wait_until(
             lambda: ((found := self.status(job)) and (found.phase in phases and found)) or None
         )
