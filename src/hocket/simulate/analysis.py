@@ -12,6 +12,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.units import format_percent
+from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
 from hocket.simulate.path import PathStep, Reason, critical_path
 from hocket.simulate.timeline import Timeline
@@ -92,6 +93,9 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
         return "limited by nothing: the step takes no time"
     path = critical_path(timeline, problem) if path is None else path
     summary = summarize(path)
+    exchange_s = _exchange_s(timeline, path)
+    if exchange_s > max(summary.transfer_s, summary.compute_s - exchange_s):
+        return f"limited by exchanges between devices ({format_percent(exchange_s / whole_s)})"
     if summary.transfer_s > summary.compute_s:
         channel, busy_s = _path_channel(timeline, problem, path)
         return f"limited by the link {channel} ({format_percent(busy_s / whole_s)} busy)"
@@ -103,6 +107,15 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
     return (
         "limited by ops that wait for each other across devices "
         f"(the busiest, {name}, is {format_percent(share)} busy)"
+    )
+
+
+def _exchange_s(timeline: Timeline, path: Sequence[PathStep]) -> float:
+    """Seconds of the path in which devices gather, scatter or sum together."""
+    return sum(
+        step.end_s - step.start_s
+        for step in path
+        if step.kind == "op" and timeline.stream[step.index] == Stream.COMMUNICATION
     )
 
 

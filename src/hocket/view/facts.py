@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import IntArray, LongArray
+from hocket.base.arrays import BoolArray, IntArray, LongArray
 from hocket.base.units import format_percent
-from hocket.graph.graph import Phase
+from hocket.graph.graph import Phase, Role, Stream
 from hocket.plan.modules import ModulePlace, module_places
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -27,7 +27,9 @@ from hocket.view.names import inert
 NUM_TOP_OPS = 12
 MAX_MODULES = 24
 """Lines that the table of modules takes, where the outermost modules are not more."""
-COMPUTE, TRANSFERS, SHARING, OTHER = "compute", "transfers", "sharing links", "between"
+COMPUTE, TRANSFERS, SHARING, EXCHANGES, OTHER = (
+    "compute", "transfers", "sharing links", "exchanges", "between",
+)  # fmt: skip
 """What the critical path spends its time on."""
 
 
@@ -82,6 +84,18 @@ class LinkFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExchangeFacts:
+    """What one device does together with others: gathers, scatters and sums, on its own stream."""
+
+    device: str
+    num_exchanges: int
+    sent_bytes: int
+    """By this device; it receives as many."""
+    busy_s: float
+    busy_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpFacts:
     """One op and how long it takes where it runs."""
 
@@ -125,7 +139,9 @@ class Facts:
     step_s: float
     num_ops: int
     num_transfers: int
+    """Without those that carry nothing: signals that an exchange may begin."""
     moved_bytes: int
+    """By transfers and exchanges."""
     price_per_hour: float | None
     """Of the devices that compute; None where a price is unknown."""
     devices: tuple[DeviceFacts, ...]
@@ -133,6 +149,8 @@ class Facts:
     """Which layers are where, in the order in which they first run."""
     links: tuple[LinkFacts, ...]
     """The used ones, busiest first."""
+    exchanges: tuple[ExchangeFacts, ...]
+    """Of the devices that take part in some."""
     top_ops: tuple[OpFacts, ...]
     path: PathFacts
     bottleneck: str
@@ -152,19 +170,22 @@ class Facts:
 def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
     """Work out the facts of a plan and its timeline."""
     graph, cluster = problem.graph, problem.cluster
-    moved = transferred_bytes(problem, timeline)
+    is_carrying = _is_carrying(problem, timeline)
+    exchanges = _exchanges(problem, timeline)
     path = _path(problem, timeline)
     return Facts(
         title=f"{inert(graph.name)} on {inert(cluster.name)}",
         planner=inert(plan.planner),
         step_s=timeline.makespan_s,
         num_ops=graph.num_ops,
-        num_transfers=len(timeline.transfer_tensor),
-        moved_bytes=int(moved.sum()),
+        num_transfers=int(is_carrying.sum()),
+        moved_bytes=int(transferred_bytes(problem, timeline).sum())
+        + sum(each.sent_bytes for each in exchanges),
         price_per_hour=price_per_hour(problem, timeline),
         devices=_devices(problem, timeline),
         modules=module_facts(problem, timeline.op_device),
-        links=_links(problem, timeline),
+        links=_links(problem, timeline, is_carrying),
+        exchanges=exchanges,
         top_ops=_top_ops(problem, timeline),
         path=path,
         bottleneck=inert(bottleneck(timeline, problem, path.steps)),
@@ -236,10 +257,37 @@ def _module_device(place: ModulePlace, names: list[str]) -> str:
     return ", ".join(f"{names[d]} {format_percent(float(place.share[d]))}" for d in used)
 
 
-def _links(problem: Problem, timeline: Timeline) -> tuple[LinkFacts, ...]:
+def _is_carrying(problem: Problem, timeline: Timeline) -> BoolArray:
+    """Per transfer, whether it is more than a signal."""
+    found: BoolArray = problem.graph.tensor_role[timeline.transfer_tensor] != Role.CONTROL
+    return found
+
+
+def _exchanges(problem: Problem, timeline: Timeline) -> tuple[ExchangeFacts, ...]:
+    sent_bytes = problem.graph.bytes_touched
+    found = (problem.graph.op_stream == Stream.COMMUNICATION) & (sent_bytes > 0)
+    length_s = timeline.op_end_s - timeline.op_start_s
+    told = []
+    for device in np.unique(timeline.op_device[found]).tolist():
+        own = found & (timeline.op_device == device)
+        busy_s = float(length_s[own].sum())
+        told.append(
+            ExchangeFacts(
+                device=inert(problem.cluster.device_names[device]),
+                num_exchanges=int(own.sum()),
+                sent_bytes=int(sent_bytes[own].sum()),
+                busy_s=busy_s,
+                busy_share=_share(busy_s, timeline.makespan_s),
+            )
+        )
+    return tuple(told)
+
+
+def _links(problem: Problem, timeline: Timeline, is_carrying: BoolArray) -> tuple[LinkFacts, ...]:
     routes = problem.costs.routes
     busy_s = channel_busy_s(timeline, problem)
     transfer, channel = crossings(timeline, problem)
+    transfer, channel = transfer[is_carrying[transfer]], channel[is_carrying[transfer]]
     count = np.bincount(channel, minlength=len(routes.channel_names))
     moved = np.zeros(len(routes.channel_names), dtype=np.int64)
     np.add.at(moved, channel, transferred_bytes(problem, timeline)[transfer])
@@ -297,14 +345,20 @@ def _path(problem: Problem, timeline: Timeline) -> PathFacts:
     steps = critical_path(timeline, problem)
     ops = np.array([step.index for step in steps if step.kind == "op"], dtype=np.int32)
     transfers = np.array([step.index for step in steps if step.kind == "transfer"], dtype=np.int32)
-    compute_s = float((timeline.op_end_s[ops] - timeline.op_start_s[ops]).sum())
+    length_s = timeline.op_end_s[ops] - timeline.op_start_s[ops]
+    is_exchange = problem.graph.op_stream[ops] == Stream.COMMUNICATION
+    exchange_s = float(length_s[is_exchange].sum())
+    compute_s = float(length_s.sum()) - exchange_s
     moving_s = float(
         (timeline.transfer_end_s[transfers] - timeline.transfer_start_s[transfers]).sum()
     )
     alone_s = min(_alone_s(problem, timeline, transfers), moving_s)
     queued_s = sum(step.end_s - step.start_s for step in steps if step.reason == "device")
-    rest_s = timeline.makespan_s - compute_s - moving_s
-    spent_s = {COMPUTE: compute_s, TRANSFERS: alone_s, SHARING: moving_s - alone_s, OTHER: rest_s}
+    rest_s = timeline.makespan_s - compute_s - exchange_s - moving_s
+    spent_s = {
+        COMPUTE: compute_s, EXCHANGES: exchange_s,
+        TRANSFERS: alone_s, SHARING: moving_s - alone_s, OTHER: rest_s,
+    }  # fmt: skip
     shares = {cause: _share(time_s, timeline.makespan_s) for cause, time_s in spent_s.items()}
     return PathFacts(
         steps=steps,

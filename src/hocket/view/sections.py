@@ -15,6 +15,7 @@ from hocket.simulate.analysis import price_per_hour
 from hocket.simulate.timeline import Timeline
 from hocket.view.facts import (
     COMPUTE,
+    EXCHANGES,
     OTHER,
     SHARING,
     TRANSFERS,
@@ -28,7 +29,7 @@ from hocket.view.page import Cell, ColumnHead, Html, bar, legend, section, stack
 from hocket.view.payload import MAX_PATH_STEPS
 from hocket.view.picture import memory_paths
 from hocket.view.spans import memory_envelope
-from hocket.view.story import advice, headroom_sentence, longest_steps
+from hocket.view.story import advice, headroom_sentence, longest_steps, sent_counts
 from hocket.view.wording import (
     STEPS_PRICED,
     count_of,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 MAX_LINKS, MAX_STEPS, MAX_MODULES = 40, 16, 400
 _CAUSE_CLASSES = {
     COMPUTE: "compute",
+    EXCHANGES: "transfer",
     TRANSFERS: "transfer",
     SHARING: "link-wait",
     OTHER: "waiting",
@@ -65,7 +67,7 @@ def stats(facts: Facts) -> str:
             memory if full.fits else Html(f'<span class="over">{escape(memory)} ✗</span>'),
             full.name,
         ),
-        ("Moved", format_bytes(facts.moved_bytes), count_of(facts.num_transfers, "transfer")),
+        ("Moved", format_bytes(facts.moved_bytes), sent_counts(facts)),
     ]
     if facts.price_per_hour is not None:
         per_steps = price_of_steps(facts.price_per_hour, facts.step_s)
@@ -190,7 +192,8 @@ def _memory_card(
 def links(facts: Facts) -> str:
     """How busy each used link is and what it carries."""
     if not facts.links:
-        return section("links", "Links", "<p>Nothing is sent between devices.</p>")
+        told = "" if facts.exchanges else "<p>Nothing is sent between devices.</p>"
+        return section("links", "Links", told, _exchanges(facts))
     heads = (
         ColumnHead("Link", "name"),
         ColumnHead("Busy", "nowrap"),
@@ -210,7 +213,29 @@ def links(facts: Facts) -> str:
     ]
     hidden = len(facts.links) - MAX_LINKS
     note = f'<p class="note">and {hidden} less used links</p>' if hidden > 0 else ""
-    return section("links", "Links", table(heads, rows), note)
+    return section("links", "Links", table(heads, rows), note, _exchanges(facts))
+
+
+def _exchanges(facts: Facts) -> str:
+    """What devices gather, scatter and sum together, over all links between them."""
+    if not facts.exchanges:
+        return ""
+    heads = (
+        ColumnHead("Exchanges of", "name"),
+        ColumnHead("Busy", "nowrap"),
+        ColumnHead("Sent", "number"),
+        ColumnHead("Exchanges", "number wide"),
+    )
+    rows: list[list[Cell]] = [
+        [
+            each.device,
+            Html(bar(each.busy_share, "transfer") + escape(format_percent(each.busy_share))),
+            format_bytes(each.sent_bytes),
+            f"{each.num_exchanges:,}",
+        ]
+        for each in facts.exchanges
+    ]
+    return table(heads, rows)
 
 
 def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:

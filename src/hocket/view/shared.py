@@ -23,7 +23,7 @@ from hocket.simulate.shares import unfold
 from hocket.simulate.timeline import Timeline
 from hocket.simulate.verify import violations
 from hocket.view import placed
-from hocket.view.facts import fullest_device
+from hocket.view.facts import facts_of, fullest_device
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.sameness import kept_training
 from hocket.view.table import Column, FittedTable
@@ -88,6 +88,7 @@ def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
         "how": _how(plan),
         "step_s": timeline.makespan_s,
         "samples_per_s": shares.num_samples / timeline.makespan_s,
+        "moved_bytes": facts_of(*unfolded(problem, plan), timeline).moved_bytes,
         "peak_bytes": placed.device_peaks(problem, timeline),
         "shares": shares.to_data(),
     }

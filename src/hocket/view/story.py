@@ -9,7 +9,7 @@ from hocket.base.units import format_seconds
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import PathStep
 from hocket.simulate.timeline import Timeline
-from hocket.view.facts import COMPUTE, SHARING, TRANSFERS, Facts, step_name
+from hocket.view.facts import COMPUTE, EXCHANGES, SHARING, TRANSFERS, Facts, step_name
 from hocket.view.names import inert
 from hocket.view.wording import count_of, of_capacity
 
@@ -43,6 +43,15 @@ def lead_sentence(facts: Facts) -> str:
         f"one step takes {format_seconds(facts.step_s)} on {count_of(used, 'device')}, "
         f"with {count_of(facts.num_ops, 'op')}{by}"
     )
+
+
+def sent_counts(facts: Facts) -> str:
+    """``12 transfers``, ``48 exchanges`` or both: how often something is sent."""
+    # An exchange is one, however many devices take part.
+    num_exchanges = max((each.num_exchanges for each in facts.exchanges), default=0)
+    counts = [count_of(facts.num_transfers, "transfer")] if facts.num_transfers else []
+    counts += [count_of(num_exchanges, "exchange")] if num_exchanges else []
+    return " and ".join(counts) or count_of(0, "transfer")
 
 
 def path_sentence(facts: Facts) -> str:
@@ -133,6 +142,12 @@ def _compute(facts: Facts) -> str:
 def _transfers(facts: Facts) -> str:
     moving = facts.path.shares.get(TRANSFERS, 0.0)
     sharing = facts.path.shares.get(SHARING, 0.0)
+    exchanging = facts.path.shares.get(EXCHANGES, 0.0)
+    if exchanging >= NOTABLE:
+        return (
+            "faster links between devices, or a plan that exchanges less, such as a pipeline: "
+            f"{percent(exchanging)} of the step is exchanges"
+        )
     if sharing >= NOTABLE:
         return (
             f"more bandwidth, first on {facts.links[0].name}: transfers that slow each other "

@@ -16,7 +16,13 @@ from hocket.simulate.timeline import Timeline
 from hocket.view.facts import Facts, facts_of, fullest_device
 from hocket.view.memory import memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
-from hocket.view.story import advice, headroom_sentence, longest_steps, path_sentence
+from hocket.view.story import (
+    advice,
+    headroom_sentence,
+    longest_steps,
+    path_sentence,
+    sent_counts,
+)
 from hocket.view.table import Column, FittedTable
 from hocket.view.wording import STEPS_PRICED, count_of, dollars, of_capacity, price_of_steps
 
@@ -174,6 +180,8 @@ def plan_summary(problem: Problem, plan: Plan, timeline: Timeline) -> Renderable
     parts += [Text(), _memory_table(facts, memory_by_role(problem, timeline))]
     if facts.links:
         parts += [Text(), _link_table(facts)]
+    if facts.exchanges:
+        parts += [Text(), _exchange_table(facts)]
     if facts.top_ops:
         parts += [Text(), _top_table(facts)]
     return Group(*parts)
@@ -185,8 +193,7 @@ def _headline(facts: Facts) -> RenderableType:
         title.append(f" · {facts.planner}", style="not bold")
     numbers = [f"step {format_seconds(facts.step_s)}", count_of(facts.num_ops, "op")]
     numbers.append(count_of(sum(1 for d in facts.devices if d.num_ops), "device"))
-    transfers = count_of(facts.num_transfers, "transfer")
-    numbers.append(f"{transfers}, {format_bytes(facts.moved_bytes)}")
+    numbers.append(f"{sent_counts(facts)}, {format_bytes(facts.moved_bytes)}")
     if facts.price_per_hour is not None:
         numbers.append(f"{dollars(facts.price_per_hour)} per hour")
     return Group(title, Text(" · ".join(numbers)))
@@ -282,6 +289,27 @@ def _link_table(facts: Facts) -> RenderableType:
     if hidden <= 0:
         return table
     return Group(table, Text(f"  and {hidden} less used", style="dim"))
+
+
+def _exchange_table(facts: Facts) -> FittedTable:
+    """What devices do together; it crosses all links of a ring or of trees, so no link has it."""
+    return FittedTable(
+        columns=(
+            Column(title="exchanges", is_name=True),
+            Column(title="busy", align="right"),
+            Column(title="sent", align="right"),
+            Column(title="exchanges", align="right", rank=1),
+        ),
+        rows=[
+            [
+                Text(each.device),
+                Text(format_percent(each.busy_share)),
+                Text(format_bytes(each.sent_bytes)),
+                Text(f"{each.num_exchanges:,}"),
+            ]
+            for each in facts.exchanges
+        ],
+    )
 
 
 def _top_table(facts: Facts) -> FittedTable:

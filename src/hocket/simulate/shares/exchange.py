@@ -17,7 +17,12 @@ from hocket.plan.sections import Communication
 from hocket.simulate.shares.copies import ReplicaCopy
 from hocket.simulate.shares.prices import exchange_s, gradients_of
 from hocket.simulate.shares.sheet import Sheet
-from hocket.simulate.shares.together import Exchanges, JoinedNames, exchange_all
+from hocket.simulate.shares.together import (
+    Exchanges,
+    JoinedNames,
+    all_reduced_bytes,
+    exchange_all,
+)
 
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
@@ -77,6 +82,7 @@ def exchange(
             exchange_s(problem, tuple(row), size, planned)
             for row, size in zip(devices.tolist(), sizes, strict=True)
         ]),
+        sent_bytes=all_reduced_bytes(np.array(sizes), len(copies)),
         ready_priority=when,
         priority=when + (0.1 if is_between else 1),
     )  # fmt: skip

@@ -20,7 +20,12 @@ from hocket.simulate.shares.copies import ReplicaCopy
 from hocket.simulate.shares.matrices import Regions
 from hocket.simulate.shares.prices import best_ring, priced_at
 from hocket.simulate.shares.sheet import Sheet
-from hocket.simulate.shares.together import Exchanges, JoinedNames, exchange_all
+from hocket.simulate.shares.together import (
+    Exchanges,
+    JoinedNames,
+    all_reduced_bytes,
+    exchange_all,
+)
 
 _NEXT = 0.25
 """After an op, before the one that follows it."""
@@ -88,6 +93,7 @@ def _sum_all(
     devices = np.stack([own.device_of[makers] for own in group], axis=1)
     rings = [best_ring(problem, tuple(row)) for row in devices.tolist()]
     when = np.stack([priority[makers] for priority in runs.priority], axis=1) + runs.close
+    sizes = sized.tensor_bytes[[each.tensor for each in sums]]
     exchanges = Exchanges(
         names=tuple(f"sum.{maker}{runs.label}" for maker in makers.tolist()),
         labels=tuple(own.label for own in group),
@@ -95,9 +101,10 @@ def _sum_all(
         ready_priority=when,
         priority=when + _BEGIN,
         seconds=ring_all_reduce_s(
-            sized.tensor_bytes[[each.tensor for each in sums]], num_parts,
+            sizes, num_parts,
             [ring.latency_s for ring in rings], [ring.bandwidth_bps for ring in rings],
         ),
+        sent_bytes=all_reduced_bytes(sizes, num_parts),
     )  # fmt: skip
     waiting = _waits(sized, makers, runs, sheet)
     ops = exchange_all(sheet, "exchange", exchanges, waiting, len(problem.costs.kind_names))

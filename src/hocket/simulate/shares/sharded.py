@@ -24,7 +24,7 @@ from hocket.simulate.shares.memory import SecondRun, second_run
 from hocket.simulate.shares.order import places_of
 from hocket.simulate.shares.prices import best_ring, gradients_of
 from hocket.simulate.shares.sheet import Sheet
-from hocket.simulate.shares.together import Exchanges, exchange_all
+from hocket.simulate.shares.together import Exchanges, all_reduced_bytes, exchange_all
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 _MOST_BLOCKS = 24
@@ -234,6 +234,7 @@ def together(
         labels=tuple(own.label for own in copies),
         devices=devices[None, :],
         seconds=np.array([float(whole_s) / 2]),
+        sent_bytes=all_reduced_bytes(np.array([size]), len(copies)) // 2,
         ready_priority=np.full((1, len(copies)), priority),
         priority=np.full((1, len(copies)), priority + _NEXT),
     )

@@ -44,6 +44,13 @@ class Exchanges:
     priority: FloatArray
     seconds: FloatArray
     """``[exchange]``: it takes all of them the same."""
+    sent_bytes: LongArray
+    """``[exchange]``: what each party sends, told as the bytes that its op touches."""
+
+
+def all_reduced_bytes(size_bytes: LongArray, num_parties: int) -> LongArray:
+    """What each party of an all-reduce sends, in a ring or, on average, along trees."""
+    return 2 * size_bytes * (num_parties - 1) // num_parties
 
 
 def exchange_all(
@@ -78,7 +85,8 @@ def exchange_all(
     told = sheet.add_tensors(named("#ready"), role=Role.CONTROL, producer=ready)
     ops = sheet.add_ops(
         named(""), np.tile(np.repeat(exchanges.seconds, num_parties), (num_kinds, 1)),
-        priority=exchanges.priority.ravel(), **common, **columns,
+        priority=exchanges.priority.ravel(),
+        bytes_touched=np.repeat(exchanges.sent_bytes, num_parties), **common, **columns,
     )  # fmt: skip
     # Every party of an exchange reads what all of them say.
     all_told = np.repeat(told.reshape(shape), num_parties, axis=0).ravel()
