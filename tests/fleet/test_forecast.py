@@ -277,6 +277,19 @@ def test_explanation_says_how_far_it_looked():
     assert "not expected to start within" in told.sentence
 
 
+@pytest.mark.parametrize("num_endless", [1, 5])
+def test_explanation_names_jobs_of_which_nobody_knows_when_they_end(num_endless):
+    known = {"total_steps": 1e9}
+    jobs = [*([{}] * num_endless), known, {"total_steps": 10.0}]
+    state = fleet(jobs, num_fast=num_endless + 1)
+    sentence = explain(state, len(jobs)).sentence
+    who = "job 1 holds" if num_endless == 1 else "jobs 1, 2, 3 and 2 more hold"
+    assert f": {who} devices that it could use, and nobody knows until when" in sentence
+    assert "no total_steps" in sentence
+    all_known = fleet([known, {"total_steps": 10.0}])
+    assert "nobody knows" not in explain(all_known, 2).sentence
+
+
 def test_accounts_are_brought_up_to_a_moment():
     state = fleet([{"total_steps": 100.0}])
     later = at_moment(state, 40.0)

@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.units import words_for_seconds
 from hocket.fleet.forecast import Forecast, earliest_start, first_start
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, UNDECIDED, WAITING, FleetState
 
+_MOST_NAMED = 3
+"""Jobs named in a sentence."""
 MAX_HOLDERS = 20
 """Jobs named as holding what another waits for; the evidence says how many more there are."""
 
@@ -59,7 +62,7 @@ def explain(state: FleetState, number: int) -> Explanation:
         elif ahead.is_cut_off:
             not_before_s = ahead.reached_s
             span = words_for_seconds(not_before_s - state.time_s)
-            sentence += f"; it is not expected to start within {span}"
+            sentence += f"; it is not expected to start within {span}{_endless(state, row)}"
         earliest_s = _earliest_s(state, number, ahead)
         if earliest_s is not None:
             when = _from_now(earliest_s - state.time_s)
@@ -71,6 +74,22 @@ def explain(state: FleetState, number: int) -> Explanation:
         estimated_start_s=start_s,
         earliest_start_s=earliest_s,
         not_before_s=not_before_s,
+    )
+
+
+def _endless(state: FleetState, row: int) -> str:
+    """Who holds what a job could use and tells nobody for how long; empty where nobody does."""
+    others, left_s = _holding(state, row)
+    numbers = state.jobs.rows["number"][others[np.isinf(left_s)]].tolist()
+    if not numbers:
+        return ""
+    who = f"job{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:_MOST_NAMED]))}"
+    more = len(numbers) - _MOST_NAMED
+    who += f" and {more} more" if more > 0 else ""
+    one = len(numbers) == 1
+    return (
+        f": {who} {'holds' if one else 'hold'} devices that it could use, and nobody knows until "
+        f"when ({'its job file states' if one else 'their job files state'} no total_steps)"
     )
 
 
@@ -137,11 +156,7 @@ def free_devices(state: FleetState) -> list[int]:
 def _holders(state: FleetState, row: int) -> dict[str, Any]:
     """The jobs on devices that this one could use, those that end first at the front."""
     rows = state.jobs.rows
-    others = np.flatnonzero(rows["phase"] == RUNNING)
-    others = others[(state.jobs.steps_per_s[row, rows["kind"][others]] > 0.0) & (others != row)]
-    left = rows["total_steps"][others] - rows["done_steps"][others]
-    rate = rows["rate"][others]
-    left_s = np.where(rate > 0.0, left / np.where(rate > 0.0, rate, 1.0), np.inf)
+    others, left_s = _holding(state, row)
     order = np.argsort(left_s, kind="stable")
     return {
         "num_holders": len(others),
@@ -155,3 +170,13 @@ def _holders(state: FleetState, row: int) -> dict[str, Any]:
             for at in order[:MAX_HOLDERS]
         ],
     }
+
+
+def _holding(state: FleetState, row: int) -> tuple[LongArray, FloatArray]:
+    """Rows of the jobs on devices that this one could use, and the seconds that they still need."""
+    rows = state.jobs.rows
+    others = np.flatnonzero(rows["phase"] == RUNNING)
+    others = others[(state.jobs.steps_per_s[row, rows["kind"][others]] > 0.0) & (others != row)]
+    left = rows["total_steps"][others] - rows["done_steps"][others]
+    rate = rows["rate"][others]
+    return others, np.where(rate > 0.0, left / np.where(rate > 0.0, rate, 1.0), np.inf)
