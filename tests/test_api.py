@@ -5,6 +5,7 @@ import json
 import pytest
 
 import hocket
+from hocket.base.units import format_seconds
 from hocket.graph.generators import generate
 
 torch = pytest.importorskip("torch")
@@ -29,7 +30,11 @@ def test_auto_plans_a_model_and_shows_it(model, tmp_path):
     planned = hocket.auto(model, torch.randn(4, 16), on="2xv100-16g")
     assert planned.step_s > 0
     assert list(planned.peak_bytes) == ["gpu0", "gpu1"]
-    assert planned.explain().startswith("chosen because")
+    chosen, why, *_ = planned.explain().split("; ")
+    winner = planned.comparison.winner
+    assert chosen.startswith(f"{winner.planner}: {format_seconds(planned.step_s)} per step on ")
+    assert chosen.endswith(" of 2xv100-16g")
+    assert why.startswith("chosen because")
     assert "gpu0" in planned._repr_html_()
     planned.save(tmp_path / "plan.json")
     planned.save_report(tmp_path / "report.html")

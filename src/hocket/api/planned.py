@@ -67,8 +67,15 @@ class Planned:
         return dict(zip(names, self.timeline.peak_bytes.tolist(), strict=True))
 
     def explain(self) -> str:
-        """Why this plan, and what limits it."""
-        return self.comparison.why
+        """What was chosen, why, and what limits it."""
+        from hocket.view.shared import how_of
+
+        winner = self.comparison.winner
+        assert winner is not None, "what was planned has a winner"
+        used = len([name for name, peak in self.peak_bytes.items() if peak])
+        on = f"{used} device{'s' if used != 1 else ''} of {self.problem.cluster.name}"
+        chosen = f"{how_of(winner)}: {format_seconds(self.step_s)} per step on {on}"
+        return "; ".join(part for part in (chosen, self.comparison.why) if part)
 
     def run(self, options: RunOptions | None = None, **changes: Any) -> RunResult:
         """Carry out the plan for some steps, one by default: ``run(steps=3, backend="single")``.
