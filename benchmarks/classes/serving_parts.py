@@ -63,12 +63,16 @@ def made_folder(path: Path, width: int, depth: int, parts: int, redundancy: int 
     return read_folder(path)
 
 
-def times_s(front_end: FrontEnd, count: int, rest_s: float = 0.0) -> np.ndarray:
+def times_s(
+    front_end: FrontEnd, count: int, rest_s: float = 0.0, spell_s: float = 0.0
+) -> np.ndarray:
+    """Of so many answers at least, and for so long."""
     image = np.zeros(SHAPE, np.float32)
     for _ in range(20):
         front_end.predict(image)
-    found = []
-    for _ in range(count):
+    found: list[float] = []
+    until_s = time.monotonic() + spell_s
+    while len(found) < count or time.monotonic() < until_s:
         if rest_s:
             time.sleep(rest_s)
         found.append(front_end.predict(image).took_s)

@@ -146,6 +146,8 @@ class FrontEnd:
         self._memory = mmap.mmap(self._descriptor, self._layout.total_bytes)
         self._slots = self._layout.slots(self._memory)
         self._number = 0
+        self._counted_from = 1
+        """Late answers to requests before it were rehearsed."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._events = select.epoll()
@@ -243,15 +245,17 @@ class FrontEnd:
         """An input as the parts take it; raises `UsageError` for anything else."""
         return self._layout.checked(inputs)
 
-    def rehearse(self, inputs: np.ndarray[Any, Any]) -> tuple[float, list[WorkerReply]]:
-        """Seconds of an answer of all workers, and what each did; not counted in `metrics`."""
+    def rehearse(self, inputs: np.ndarray[Any, Any]) -> tuple[float, dict[int, WorkerReply]]:
+        """Seconds of an answer and the workers it waited for; not counted in `metrics`."""
         checked = self.checked(inputs)
         with self._lock:
-            start_ns, answers, replies = self._replies(checked, START_S, self._table.redundancy)
+            start_ns, answers, replies = self._replies(checked, START_S, self._quorum)
             answer = answer_from(self._combiner, answers, 0, start_ns)
-        if len(replies) < len(self._links):
+            self._counted_from = self._number + 1
+        # A part may have no finite scores for an input that was made up.
+        if answer.missing and not any(answers[index] is None for index in replies):
             raise RunError("a worker did not answer", hint="its part may need more memory")
-        return answer.took_s, [replies[index] for index in range(len(self._links))]
+        return answer.took_s, replies
 
     def _answer(self, inputs: np.ndarray[Any, Any], limit_s: float) -> Answer:
         start_ns, answers, replies = self._replies(inputs, limit_s, self._quorum)
@@ -305,7 +309,7 @@ class FrontEnd:
             if link is None or message is None:
                 continue
             if message[0] != self._number or not len(message[2]):
-                link.counts.late += 1
+                link.counts.late += message[0] >= self._counted_from
             else:
                 found.append((link, message))
         return found

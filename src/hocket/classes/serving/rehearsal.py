@@ -1,9 +1,10 @@
 """How long an answer will take on this machine, rehearsed before anything is served.
 
-The workers that will serve are asked again and again, all of them, after a short rest as between
-requests. An answer will be there when every group has the copies that it waits for, which the
-arrivals of all workers tell, and is combined; what it takes beyond the slowest of their parts is
-the cost of reaching processes, and of parts that wait for each other where cores are few.
+The workers that will serve are asked again and again, after a short rest as between requests and
+in the very way of a request: answers are combined as soon as every group has the copies that it
+waits for, and a slow worker may still be late with the request before. The median of that is the
+prediction, so that it is one of the slowest of several parts, not the slowest of their medians. For
+a second at least: other work on a physical core comes and goes, and a moment does not show it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray
 from hocket.base.errors import InputFileError
 from hocket.classes.artefact import Folder
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
@@ -23,7 +23,8 @@ from hocket.classes.session import INPUT, OUTPUT, open_session
 from hocket.classes.table import PartTable
 
 _RUNS = 60
-_WARM_UPS = 5
+_SPELL_S = 1.0
+_WARM_UPS = 20
 _REST_S = 0.001
 _KINDS = {"float32": "tensor(float)", "int64": "tensor(int64)"}
 """Types of inputs as ONNX calls them."""
@@ -55,19 +56,23 @@ def outlook_of(front_end: FrontEnd) -> LatencyOutlook:
     """The median time of an answer of workers that were started."""
     table, options = front_end.table, front_end.options
     example = np.zeros(table.input_shape, dtype=table.input_dtype)
-    rounds = []
-    for _ in range(_WARM_UPS + _RUNS):
+    for _ in range(_WARM_UPS):
+        front_end.rehearse(example)
+    took_s: list[float] = []
+    spent_ns: list[list[int]] = [[] for _ in table.parts]
+    until_s = time.monotonic() + _SPELL_S
+    while len(took_s) < _RUNS or time.monotonic() < until_s:
         time.sleep(_REST_S)
-        rounds.append(front_end.rehearse(example))
-    took_s = np.array([each for each, _ in rounds[_WARM_UPS:]])
-    spent_s, after_s = (
-        1e-9 * np.array([[getattr(each, name) for each in made] for _, made in rounds[_WARM_UPS:]])
-        for name in ("spent_ns", "after_ns")
+        each_s, replies = front_end.rehearse(example)
+        took_s.append(each_s)
+        for index, reply in replies.items():
+            spent_ns[index].append(reply.spent_ns)
+    # A part that no answer waited for is as it was measured where it was made.
+    part_s = tuple(
+        1e-9 * float(np.median(mine)) if mine else part.latency_s
+        for mine, part in zip(spent_ns, table.parts, strict=True)
     )
-    quorum = options.quorum or table.quorum
-    enough = np.median([enough_s(table, quorum, each) for each in after_s])
-    combining = np.median(took_s - after_s.max(axis=1))
-    answer_s, part_s = float(enough + combining), tuple(map(float, np.median(spent_s, axis=0)))
+    answer_s = float(np.median(took_s))
     cores = len(options.cores or os.sched_getaffinity(0))
     return LatencyOutlook(part_s, max(answer_s - max(part_s), 0.0), cores, answer_s)
 
@@ -76,15 +81,6 @@ def check_parts(folder: Folder) -> None:
     """Raise `InputFileError` for a part that takes or gives anything else than its table says."""
     for index, model in enumerate(folder.models):
         open_part(model, folder.table, index)
-
-
-def enough_s(table: PartTable, quorum: int, after_s: FloatArray) -> float:
-    """When every group has its copies, where each worker answers after some time."""
-    by_group: list[list[float]] = [[] for _ in table.groups]
-    for groups, each_s in zip(table.held, after_s, strict=True):
-        for group in groups:
-            by_group[group].append(float(each_s))
-    return max(sorted(each)[min(quorum, len(each)) - 1] for each in by_group)
 
 
 def open_part(model: bytes, table: PartTable, index: int) -> Any:
