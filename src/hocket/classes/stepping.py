@@ -4,7 +4,7 @@ On a GPU the step of each net is recorded once as a CUDA graph and replayed on a
 small nets take longer to launch than to compute, and side by side they fill the device. Elsewhere,
 or where a net cannot be recorded, steps run as they are written. The learning rate goes up for a
 fifth of the training and down along a cosine; with a time limit, as far as time has gone (Li et
-al., "Budgeted training", 2020).
+al., "Budgeted training", 2020). A schedule may be done in several trainings, one after the other.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from hocket.classes.settings import NetTraining
+from hocket.classes.stacking import StackedNets, shares_of
 
 OnStep = Callable[[int, int], None]
 _RISE = 0.2
@@ -59,6 +60,7 @@ class Learner:
         )
         self._device = next(net.parameters()).device
         self._parameters = [each for each in net.parameters() if each.requires_grad]
+        self._count = net.count if isinstance(net, StackedNets) else 0
         self._optimizer: MomentumDescent | torch.optim.AdamW = (
             MomentumDescent(self._parameters, recipe.weight_decay)
             if recipe.optimizer == "sgd"
@@ -70,10 +72,19 @@ class Learner:
         with mixed_precision(self._device):
             outputs = self._forward(batch.inputs)
         self._loss_of(outputs.float(), batch).backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self._parameters, _LARGEST_NORM)
+        self._clip()
         self._optimizer.step()
         # Here and not before: a step that is recorded must begin without memory from elsewhere.
         self._optimizer.zero_grad(set_to_none=True)
+
+    def _clip(self) -> None:
+        if not self._count:
+            nn.utils.clip_grad_norm_(self._parameters, _LARGEST_NORM)
+            return
+        gradients = [each.grad for each in self._parameters if each.grad is not None]
+        for mine in zip(*(shares_of(each, self._count) for each in gradients), strict=True):
+            norm = nn.utils.get_total_norm(mine)
+            torch._foreach_mul_(mine, (_LARGEST_NORM / (norm + 1e-6)).clamp(max=1.0))
 
     def set_rate(self, rate: float) -> None:
         """The learning rate of the next step; where steps are recorded it stands in memory."""
@@ -85,6 +96,12 @@ class Learner:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
+
+    def finish(self) -> None:
+        """The net as others want it, who know nothing of training."""
+        self.net.eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        if isinstance(self.net, StackedNets):
+            self.net.hand_back()
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -267,14 +284,15 @@ def run_steps(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -
         if step and gone >= 1:
             break
         for each in recorded:
-            each.step(recipe.learning_rate * rate_share(gone))
+            share = recipe.begin + gone * (recipe.end - recipe.begin)
+            each.step(recipe.learning_rate * rate_share(share))
         step += 1
         on_step(step, recipe.steps)
     if is_cuda:
         torch.cuda.synchronize()
     for lesson in lessons:
         for learner in lesson.learners:
-            learner.net.eval()
+            learner.finish()
     return step
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from hocket.base.errors import UsageError
 from hocket.classes.settings import NetTraining
+from hocket.classes.stacking import stacked
 from hocket.classes.stepping import (
     LabelledBatch,
     Learner,
@@ -71,7 +72,7 @@ def train_part(
     on_step: OnStep = lambda done, total: None,
 ) -> None:
     """Train one part, in place: half of every batch are its own classes."""
-    loss_of = part_loss(classes, int(data.labels.max()) + 1, recipe, data.labels.device)
+    loss_of = PartLoss(classes, int(data.labels.max()) + 1, recipe, data.labels.device)
     draw = _balanced(data, classes, recipe)
     learn([_lesson([part], [loss_of], teacher, data, recipe, draw, augment)], recipe, on_step)
 
@@ -101,10 +102,14 @@ def parts_lesson(
     """Parts and their teacher; all inputs come in turn, and own classes count for half at least."""
     counts = torch.bincount(data.labels).double()
     losses = [
-        part_loss(mine, len(counts), recipe, data.labels.device, _evening(counts, mine))
+        PartLoss(mine, len(counts), recipe, data.labels.device, _evening(counts, mine))
         for mine in classes
     ]
-    return _lesson(parts, losses, teacher, data, recipe, _in_turn(data, recipe), augment)
+    draw = _in_turn(data, recipe)
+    one = stacked(parts, data.inputs[:1]) if recipe.stacked and len(parts) > 1 else None
+    if one is not None:
+        return _lesson([one], [_loss_of_all(losses)], teacher, data, recipe, draw, augment)
+    return _lesson(parts, losses, teacher, data, recipe, draw, augment)
 
 
 def _evening(counts: torch.Tensor, classes: tuple[int, ...]) -> list[float]:
@@ -122,27 +127,54 @@ def _evening(counts: torch.Tensor, classes: tuple[int, ...]) -> list[float]:
     return [half / others] + [half / len(own) / each if each else 0.0 for each in own]
 
 
-def part_loss(
-    classes: tuple[int, ...],
-    num_classes: int,
-    recipe: NetTraining,
-    device: torch.device,
-    weights: Sequence[float] | None = None,
-) -> LossOf:
+class PartLoss:
     """The loss of a part; its tables are made here, since steps may be recorded."""
-    place_of = own_labels(torch.arange(num_classes), classes).to(device)
-    weight_of = None if weights is None else torch.tensor(weights, device=device)[place_of]
-    mine, rest = _places(classes, num_classes, device)
-    share, temperature = recipe.soft_weight, recipe.temperature
+
+    def __init__(
+        self,
+        classes: tuple[int, ...],
+        num_classes: int,
+        recipe: NetTraining,
+        device: torch.device,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        place_of = own_labels(torch.arange(num_classes), classes).to(device)
+        weight_of = torch.tensor(weights or [1.0] * (1 + len(classes)), device=device)[place_of]
+        self.tables = (place_of, weight_of, *_places(classes, num_classes, device))
+        self._share, self._temperature = recipe.soft_weight, recipe.temperature
+
+    def __call__(self, outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
+        """The mean over a batch."""
+        return self.by_tables(batch, outputs, *self.tables)
+
+    def by_tables(
+        self,
+        batch: LabelledBatch,
+        outputs: torch.Tensor,
+        place_of: torch.Tensor,
+        weight_of: torch.Tensor,
+        mine: torch.Tensor,
+        rest: torch.Tensor,
+    ) -> torch.Tensor:
+        """The loss of any part whose tables have these shapes."""
+        each = functional.cross_entropy(outputs, place_of[batch.labels], reduction="none")
+        if batch.opinions is not None and self._share:
+            soft = _folded(batch.opinions / self._temperature, mine, rest)
+            student = functional.log_softmax(outputs / self._temperature, dim=1)
+            apart = (soft.exp() * (soft - student)).sum(dim=1)
+            each = (1 - self._share) * each + self._share * self._temperature**2 * apart
+        return (each * weight_of[batch.labels]).mean()
+
+
+def _loss_of_all(losses: Sequence[PartLoss]) -> LossOf:
+    """The sum of the losses of parts with as many classes each: none touches another's weights."""
+    tables = [torch.stack(each) for each in zip(*(loss.tables for loss in losses), strict=True)]
 
     def loss_of(outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
-        each = functional.cross_entropy(outputs, place_of[batch.labels], reduction="none")
-        if batch.opinions is not None and share:
-            soft = _folded(batch.opinions / temperature, mine, rest)
-            student = functional.log_softmax(outputs / temperature, dim=1)
-            apart = functional.kl_div(student, soft, reduction="none", log_target=True).sum(dim=1)
-            each = (1 - share) * each + share * temperature**2 * apart
-        return (each if weight_of is None else each * weight_of[batch.labels]).mean()
+        def one(*given: torch.Tensor) -> torch.Tensor:
+            return losses[0].by_tables(batch, *given)
+
+        return torch.func.vmap(one)(outputs, *tables).sum()
 
     return loss_of
 
@@ -281,9 +313,6 @@ def learn(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -> in
                 f"compiled steps fail: {str(error).strip().partition(chr(10))[0]}",
                 hint="leave out --compile",
             ) from error
-    for lesson in lessons:
-        for learner in lesson.learners:
-            learner.net.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return steps
 
 
