@@ -40,7 +40,7 @@ def compare_divided(problem: Problem, must: Must = ANYTHING, most: int = 10) -> 
     if not order:
         return Comparison(
             problem=problem, candidates=tuple(tried), chosen=None, bound=bound, counts=counts,
-            why="no such division fits",
+            why=must.unshareable(problem, ()) or "no division fits",
         )  # fmt: skip
     winner = tried[order[0]]
     others = [tried[i] for i in order[1:]]

@@ -8,6 +8,7 @@ way that breaks one is no answer, and says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,8 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Shares
 from hocket.planners.candidates import Candidate
 from hocket.planners.goal import dollars_per_million, num_devices
+from hocket.planners.placement.devices import workers
+from hocket.simulate.shares.matrices import degrees_of
 
 LIMITS = ("fit", "devices", "step", "cost", "data", "pipeline", "tensor")
 
@@ -75,14 +78,57 @@ class Must:
         return "" if cost <= self.dollars_per_million else "it costs more than it may"
 
     def missed_by(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
-        """How near those come that fit, none of which keeps all limits."""
+        """Why none of those that fit keeps all limits, and how near they come."""
         quickest = min(fitting, key=lambda c: c.step_s or 0.0)
         told = [f"the shortest step that was found is {format_seconds(quickest.step_s or 0.0)}"]
         costs = [dollars_per_million(problem, candidate) for candidate in fitting]
         known = [cost for cost in costs if cost is not None]
         if known and self.dollars_per_million < float("inf"):
             told.append(f"the least cost is ${min(known):.2g} per million samples")
-        return f"of ways that fit, {', '.join(told)}"
+        near = f"of ways that fit, {', '.join(told)}"
+        return "; ".join(part for part in (self.unshareable(problem, fitting), near) if part)
+
+    def unshareable(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
+        """Why nothing has the replicas, stages and parts that are asked for; empty if some do."""
+        asked = {"data": self.num_replicas, "pipeline": self.num_stages, "tensor": self.num_parts}
+        named = " x ".join(f"{name} {count}" for name, count in asked.items() if count is not None)
+        plans = [candidate.plan for candidate in fitting if candidate.plan is not None]
+        shares = [plan[Shares] for plan in plans if plan.get(Shares) is not None]
+        few = [each for each in shares if len(each.devices) <= self.num_devices]
+        if not named or any(self.allows(each) for each in few):
+            return ""
+        cause = self._too_much(problem) or self._indivisible(problem)
+        return f"no plan has {named}: {cause or 'of those that were tried none fits'}"
+
+    def _too_much(self, problem: Problem) -> str:
+        """Devices or samples that are not there."""
+        num_replicas = self.num_replicas or 1
+        wanted = num_replicas * (self.num_stages or 1) * (self.num_parts or 1)
+        usable = min(len(workers(problem)), self.num_devices)
+        if wanted > usable:
+            return f"that takes {wanted} devices and {usable:.0f} may be used"
+        batch = problem.graph.other_batch
+        if batch is not None and num_replicas > batch.num_samples:
+            return f"every replica takes a sample and the batch has {batch.num_samples}"
+        return ""
+
+    def _indivisible(self, problem: Problem) -> str:
+        """Why matrices cannot be divided into so many parts; empty where they can."""
+        num_parts = self.num_parts or 1
+        degrees = degrees_of(problem.graph)
+        if num_parts == 1:
+            return ""
+        if not degrees:
+            return "the model has no layers whose matrices can be divided, as transformers have"
+        if num_parts not in degrees:
+            counts = " or ".join(map(str, degrees))
+            return f"heads and widths of its layers divide into {counts} parts"
+        kinds = problem.costs.device_row[workers(problem)]
+        sizes = problem.memory_bytes[workers(problem)]
+        alike = Counter(zip(kinds.tolist(), sizes.tolist(), strict=True))
+        if max(alike.values()) < num_parts:
+            return f"there are no {num_parts} devices of one kind and memory to divide matrices"
+        return ""
 
 
 ANYTHING = Must()
