@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import log
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.cost.profile import read_profile
 from hocket.plan.plan import Plan
-from hocket.runtime.train.watch import likely_cause
+from hocket.runtime.train.loop import DriftWarning
+from hocket.runtime.train.watch import NUM_DRIFTING, Watch, likely_cause
 from hocket.simulate import simulate
 from hocket.training import prepare
 
@@ -55,11 +57,52 @@ def stretched(timeline, *, device=None, transfers=1.0, wait=1.0):
 def test_the_cause_of_a_drift_is_the_device_the_links_or_the_host(predicted):
     timeline, names = predicted
     slow = likely_cause(timeline, stretched(timeline, device=1), names)
-    assert slow == f"{names[1]} computes 3 times as long as predicted"
+    assert slow.startswith(f"{names[1]} computes 3 times as long as predicted: train.refine()")
     far = likely_cause(timeline, stretched(timeline, transfers=4.0), names)
-    assert far == "transfers take 4 times as long as predicted"
+    assert far.startswith("transfers take 4 times as long as predicted: hocket probe")
     waiting = likely_cause(timeline, stretched(timeline, wait=10.0), names)
     assert waiting.startswith("devices compute as predicted and wait")
+    assert waiting.endswith("give them more to do at once")
+
+
+def test_time_between_steps_is_told_as_the_loops_own(monkeypatch):
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr("hocket.runtime.train.watch.time.perf_counter", lambda: clock.now_s)
+    watch = Watch(predicted_s=1.0)
+    loss, batch = torch.tensor(1.0), torch.zeros(4, 2)
+
+    def step(between_s, takes_s):
+        watch.leave()
+        clock.now_s += between_s
+        watch.enter()
+        clock.now_s += takes_s
+        return watch.note(loss, batch)
+
+    for _ in range(NUM_DRIFTING):
+        assert not step(0.5, 1.0)
+    assert step(0.5, 1.0), "ten steps of 1.5 s where 1 s was predicted"
+    assert watch.loop_cause().startswith("500 ms of it pass between steps, in the loop itself")
+    for _ in range(30):
+        step(0.1, 1.5)
+    assert watch.loop_cause() == "", "the loop is not what takes longer"
+    for _ in range(30):
+        step(0.3, 0.3)
+    assert watch.loop_cause() == "", "steps are shorter than predicted"
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [({}, "computes"), ({"memory": 2**30}, "no op of such a step is timed by itself")],
+)
+def test_every_warning_of_drift_names_a_cause(options, cause):
+    model, batch = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train = prepare(model, optimizer, batch, forward=loss_of, **options)
+    train.watch.predicted_s = 1e9  # the loop is then never what takes longer
+    for _ in range(NUM_DRIFTING + 1):  # from the second on the time of a step is known
+        train.step(batch)
+    with pytest.warns(DriftWarning, match=cause):
+        train.step(batch)
 
 
 def test_refining_brings_the_prediction_nearer_and_writes_the_times(tmp_path):

@@ -18,7 +18,7 @@ from torch import nn
 from hocket.runtime.train.batches import Padding
 from hocket.runtime.train.carrier import Carrier, HoldsParts, KeepsLanes, Timings
 from hocket.runtime.train.checkpoint import State, refitted_optimizer, require_same_model
-from hocket.runtime.train.watch import Watch, likely_cause
+from hocket.runtime.train.watch import UNTIMED, Watch, likely_cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +93,8 @@ class TrainingLoop:
         loop updates every `LoopOptions.accumulate` steps. ``weight`` is what the loss counts, by
         default its share of an update. With ``timed`` every op is timed, for a report.
         """
+        if self._wants_cause:
+            self.watch.enter()
         if accumulate is None:
             accumulate = (self.num_steps + 1) % self.options.accumulate != 0
         if self._is_updated:
@@ -202,16 +204,22 @@ class TrainingLoop:
 
     def _watch_over(self, loss: torch.Tensor, batch: Any) -> None:
         if self._wants_cause and self.watch.predicted_s is not None:
-            told = [self.progress(), *filter(None, [self._cause()])]
-            warnings.warn("; ".join(told), DriftWarning, 4)  # the line of the caller's own loop
+            told = f"{self.progress()}; {self._cause()}"
+            warnings.warn(told, DriftWarning, 4)  # the line of the caller's own loop
         self._wants_cause = self.watch.note(loss, batch)
+        if self._wants_cause:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # else what devices still do counts as the loop's time
+            self.watch.leave()
 
     def _cause(self) -> str:
         """Why steps take other times than predicted, as far as the last timed one shows it."""
+        if told := self.watch.loop_cause():
+            return told
         if isinstance(self._carrier, HoldsParts):
-            return self.watch.rank_cause(self._carrier.computed_s)
+            return self.watch.rank_cause(self._carrier.computed_s) or UNTIMED
         if self.timings is None:
-            return ""
+            return UNTIMED
         _, _, predicted, measured = self.timings
         return likely_cause(predicted, measured, self.timings.problem.cluster.device_names)
 

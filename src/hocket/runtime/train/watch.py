@@ -2,7 +2,7 @@
 
 A step is the time from the end of one to the end of the next, so that what a GPU does later counts
 where it happens. Drift is told once: when ten steps in a row were over a fifth away from the
-prediction, with the cause that a timed step shows.
+prediction, with the cause that a timed step shows and what to do about it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,12 @@ from hocket.simulate.timeline import Timeline
 
 DRIFT = 0.2
 NUM_DRIFTING = 10
+_REFINE = "train.refine() plans again with the times of this step"
+UNTIMED = (
+    "no op of such a step is timed by itself: hocket profile times them, and hocket plan and "
+    "hocket fit take the times with --profile"
+)
+"""Where nothing but the whole step is known."""
 _NUM_SHOWN = 20
 """Last steps of which the one in the middle is shown."""
 
@@ -38,6 +44,15 @@ class Watch:
         self.num_samples = 0
         self._ended_s = math.nan
         self._num_drifting = 0
+        self._left_s = self._between_s = math.nan
+
+    def leave(self) -> None:
+        """A step has ended on all devices: until `enter` time is the caller's own."""
+        self._left_s = time.perf_counter()
+
+    def enter(self) -> None:
+        """A step begins."""
+        self._between_s = time.perf_counter() - self._left_s
 
     def note(self, loss: torch.Tensor, batch: Any) -> bool:
         """Note a step that has ended; True when it is time to look for the cause of a drift."""
@@ -59,6 +74,18 @@ class Watch:
         """Middle time of the last steps; None before the second."""
         return statistics.median(self.step_s) if self.step_s else None
 
+    def loop_cause(self) -> str:
+        """What the caller's own loop has to do with steps that take longer; empty for nothing."""
+        predicted_s, step_s = self.predicted_s, self.median_step_s
+        if predicted_s is None or step_s is None or not self._between_s > DRIFT * predicted_s:
+            return ""
+        if step_s < predicted_s:
+            return ""
+        return (
+            f"{format_seconds(self._between_s)} of it pass between steps, in the loop itself: have "
+            "batches read by workers of a DataLoader, and log seldom"
+        )
+
     def rank_cause(self, computed_s: float | None) -> str:
         """What one rank can tell of a drift: how much of the step it computes, and waits."""
         step_s = self.median_step_s
@@ -67,7 +94,8 @@ class Watch:
         waits = format_percent(max(0.0, 1 - computed_s / step_s))
         return (
             f"this rank computes {format_seconds(computed_s)} of it; {waits} of the step are the "
-            "update and waiting for other ranks and links"
+            "update and waiting for other ranks and links; hocket launch --profile times.json "
+            "plans again with measured times"
         )
 
     def line(self, num_steps: int) -> str:
@@ -86,7 +114,7 @@ class Watch:
 
 
 def likely_cause(predicted: Timeline, measured: Timeline, device_names: Sequence[str]) -> str:
-    """Why a step does not take what was predicted: a device, the links, or the host."""
+    """Why a step does not take what was predicted (device, links or host), and what to do."""
     computes = measured.busy_s / np.maximum(predicted.busy_s, 1e-12)
     computes[predicted.busy_s <= 0] = 1.0
     worst = int(np.argmax(np.abs(np.log(np.maximum(computes, 1e-12)))))
@@ -97,9 +125,16 @@ def likely_cause(predicted: Timeline, measured: Timeline, device_names: Sequence
     if abs(math.log(max(computes[worst], 1e-12))) >= abs(math.log(max(travels, 1e-12))):
         if abs(computes[worst] - 1) > DRIFT:
             return (
-                f"{device_names[worst]} computes {computes[worst]:.2g} times as long as predicted"
+                f"{device_names[worst]} computes {computes[worst]:.2g} times as long as predicted: "
+                f"{_REFINE}, unless another program is on it"
             )
     elif abs(travels - 1) > DRIFT:
-        return f"transfers take {travels:.2g} times as long as predicted"
+        return (
+            f"transfers take {travels:.2g} times as long as predicted: "
+            "hocket probe -o links.toml measures the links, plan on that file"
+        )
     idle = 1 - float(measured.busy_s.max()) / max(measured.makespan_s, 1e-12)
-    return f"devices compute as predicted and wait {format_percent(idle)} of the step for the host"
+    return (
+        f"devices compute as predicted and wait {format_percent(idle)} of the step for the host: "
+        "larger batches, or prepare(compiled=True), give them more to do at once"
+    )
