@@ -17,7 +17,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hocket.api import find_cluster, plan_graph
-from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import FULL_RECOMPUTE, Frontier, find_frontier
 from hocket.planners.registry import ONE_DEVICE
@@ -58,7 +57,7 @@ class Case:
         )
         self.rehearsed: dict[Any, int] = {}
         self.step_s = 0.0
-        """Of the fastest step that was counted last, but for the first two."""
+        """Of the plan that was counted last: the median of six steps, on a CPU of two."""
 
     def rehearse(self, section: Memory) -> int:
         """The predicted peak of a plan."""
@@ -77,11 +76,9 @@ class Case:
     def budgets(self, count: int) -> list[int]:
         """Evenly from the leanest plan's peak up to the plain step's."""
         plain = self.chosen(2**60).peak_bytes
-        try:
-            leanest = self.chosen(1).peak_bytes
-        except NoFeasiblePlanError as error:
-            leanest = int(str(error.hint).split("memory=")[1].split(",")[0])
         assert plain is not None
+        lean = self.frontier.smallest.memory
+        leanest = plain if lean is None else self.rehearse(lean)
         return np.linspace(leanest, plain, count).astype(int).tolist()
 
     def loop(
@@ -95,27 +92,30 @@ class Case:
         return TrainingLoop(model, optimizer or adamw(model), carrier, LoopOptions(**options))
 
     def counted(self, kept: KeptBudget) -> int:
-        """The most that two steps held."""
+        """The most that two steps held; on a GPU six are made, for the sake of ``step_s``."""
         model = copy.deepcopy(self.model)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         train = self.loop(model, kept)
+        if self.device.type == "cuda":
+            self.step_s = sorted(self._timed(train) for _ in range(6))[2]
+            # Updates that are under way would hold the training when the next one is counted.
+            train.state_dict()
+            return int(torch.cuda.max_memory_allocated())
         ledger = Ledger()
         with ledger:
             ledger.hold(train._carrier.lasting)
             batch = dict(self.batch) if hasattr(self.batch, "keys") else self.batch
             ledger.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
-            took = [self._timed(train) for _ in range(2 if self.device.type == "cpu" else 6)]
-            self.step_s = min(took[2:], default=0.0)
-            # Updates that are under way would hold the training when the next one is counted.
+            self.step_s = min(self._timed(train) for _ in range(2))
             train.state_dict()
-        if self.device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated())
         return ledger.peak_bytes
 
     def _timed(self, train: TrainingLoop) -> float:
         start = time.perf_counter()
         float(train.step(self.batch))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         return time.perf_counter() - start
 
     def full_recompute(self) -> tuple[int, float]:

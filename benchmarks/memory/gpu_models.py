@@ -7,13 +7,15 @@ larger than the GPU's free memory can be made for the host. Losses are means ove
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Asked without starting CUDA: parts of a run are forked, and a started CUDA does not survive that.
+DEVICE = "cuda" if torch.version.cuda and Path("/dev/nvidiactl").exists() else "cpu"
 HEAD_WIDTH = 128
 
 
@@ -83,7 +85,8 @@ class Gpt(nn.Module):
         x = self.words(words) + self.places.weight[: words.shape[1]]
         for layer in self.layers:
             x = layer(x)
-        scores = self.head(self.norm(x)).float()
+        scores = self.head(self.norm(x))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return functional.cross_entropy(scores.view(-1, scores.shape[-1]), labels.view(-1))
 
 
@@ -104,12 +107,19 @@ class Bottleneck(nn.Module):
 
 
 class DeepResNet(nn.Module):
-    """About ``depth`` convolutions, as ResNet-101 grows: most blocks at 1024 channels, 14 x 14."""
+    """About ``depth`` convolutions as in the second stage of ResNet-152: 512 channels, 28 x 28.
 
-    def __init__(self, depth: int, size: int = 224, channels: int = 1024) -> None:
+    Nine blocks of three convolutions make a stage, as people write deep nets; with a stage for each
+    block, a step of a thousand convolutions takes minutes to plan.
+    """
+
+    def __init__(self, depth: int, size: int = 224, channels: int = 512) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, channels, size // 14, size // 14)
-        self.blocks = nn.ModuleList(Bottleneck(channels) for _ in range(depth // 3))
+        self.stem = nn.Conv2d(3, channels, size // 28, size // 28)
+        blocks = [Bottleneck(channels) for _ in range(depth // 3)]
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*blocks[first : first + 9]) for first in range(0, len(blocks), 9)
+        )
         self.classify = nn.Linear(channels, 1000)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

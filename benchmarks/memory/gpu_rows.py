@@ -1,15 +1,18 @@
 """Rows of a run on a GPU: seconds per step, peak and losses of one system on one model, or why not.
 
-Rows are written as they come (``rows.jsonl``), so that a run that is cut off leaves what it has.
+Rows are written as they come (``rows.jsonl``), so that a run that is cut off leaves what it has;
+processes of one run write to the same file, and take turns where they time something.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,13 @@ class Book:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
         return row
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other process of the run has the GPU meanwhile."""
+        with (self.folder / "gpu.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 def synchronize() -> None:
@@ -70,12 +80,14 @@ def measured(
     *,
     micro: int = 1,
     cap: int | None = None,
+    warm: int = 2,
     steps: int = 3,
     explain: bool = False,
+    alone: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> dict[str, Any]:
-    """One system on one model; ``steps`` are timed after two others.
+    """One system on one model; ``steps`` are timed after ``warm`` others, without any the last one.
 
-    With ``explain`` another step says what its time goes into.
+    With ``explain`` another step says what its time goes into. Steps are made ``alone``.
     """
     row: dict[str, Any] = {"micro_batches": micro, "cap_gib": None if cap is None else cap / GIB}
     clear()
@@ -87,26 +99,41 @@ def measured(
         cap_to(cap)
         step = make(model, batch, micro)
         row["ready_s"] = time.perf_counter() - began
-        row["losses"], row["times"] = [], []
-        for _ in range(2 + steps):
-            synchronize()
-            start = time.perf_counter()
-            row["losses"].append(float(step(batch)))
-            synchronize()
-            row["times"].append(time.perf_counter() - start)
-        row["step_s"] = sorted(row["times"][2:])[steps // 2] if steps else row["times"][-1]
-        if explain:
-            row["where"] = spent(lambda: step(batch))
+        with alone():
+            row |= timed_steps(step, batch, warm, steps)
+            if explain:
+                row["where"] = spent(lambda: step(batch))
     # A system that fails must not lose the rest: the machine is lent for minutes.
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"[:600]
-    if DEVICE == "cuda":
-        row["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
-        row["reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
+    row |= peaks()
     model = step = None
     cap_to(None)
     clear()
     return row
+
+
+def timed_steps(step: Callable[[Any], Any], batch: Any, warm: int, steps: int) -> dict[str, Any]:
+    """Losses and seconds of steps, and the median of those after the first ones."""
+    losses, times = [], []
+    for _ in range(warm + steps):
+        synchronize()
+        start = time.perf_counter()
+        losses.append(float(step(batch)))
+        synchronize()
+        times.append(time.perf_counter() - start)
+    step_s = sorted(times[warm:])[steps // 2] if steps else times[-1]
+    return {"losses": losses, "times": times, "step_s": step_s}
+
+
+def peaks() -> dict[str, float]:
+    """What PyTorch's allocator has given and taken at most."""
+    if DEVICE != "cuda":
+        return {}
+    return {
+        "peak_gib": torch.cuda.max_memory_allocated() / GIB,
+        "reserved_gib": torch.cuda.max_memory_reserved() / GIB,
+    }
 
 
 def spent(step: Callable[[], Any]) -> dict[str, float]:

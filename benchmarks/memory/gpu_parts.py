@@ -1,0 +1,232 @@
+"""Parts of a run on a GPU: each makes its rows in a process of its own (`h200`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from budget_case import Case
+from gpu_models import (
+    DEVICE,
+    DeepResNet,
+    LongRnn,
+    drawn,
+    forward,
+    gpt,
+    plain_forward,
+    word_batch,
+)
+from gpu_rows import (
+    GIB,
+    cap_to,
+    clear,
+    copy_rates,
+    measured,
+    peaks,
+    product_rate,
+    spent,
+    timed_steps,
+    update_rates,
+)
+from gpu_run import Run
+from gpu_systems import (
+    activation_budget,
+    adamw,
+    checkpointed,
+    fsdp_offload,
+    ours,
+    plain,
+    saved_on_cpu,
+)
+from torch import nn
+
+RESERVES = (0.3 / 8, 1 / 8)
+"""Of a cap, left to the gaps of the allocator; the second where the first is too little."""
+ACTIVATION_BUDGET = 0.1
+HOLD_ALL = {
+    "eager": plain,
+    "checkpointing": checkpointed,
+    "save_on_cpu": saved_on_cpu,
+    "activation_memory_budget": activation_budget(ACTIVATION_BUDGET),
+}
+"""Systems that hold all parameters and their state on the device."""
+
+
+def is_out_of_memory(row: dict[str, Any]) -> bool:
+    """Whether a row failed because the cap was too small."""
+    return "OutOfMemory" in row.get("error", "")
+
+
+def warm(run: Run) -> None:
+    """A small plan on the processor, so that kernels of the planner are compiled on disk."""
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    case = Case(model, torch.zeros(4, 8), lambda net, x: net(x).square().mean())
+    case.budgets(2)
+    run.book.add("warm", {"seconds": case.frontier.plan_seconds})
+
+
+def rates(run: Run) -> None:
+    """What the machine's buses and cores do."""
+    size = 2**28 if DEVICE == "cuda" else 2**20
+    found = {**copy_rates(size), **update_rates(size // 4, size)}
+    if DEVICE == "cuda":
+        found["bf16_tflops"] = product_rate()
+    run.book.add("rates", found)
+
+
+def uncapped(run: Run) -> None:
+    """The large model with all memory that there is."""
+    micro = min(4, run.micro)
+    row = measured(plain, run.gpt(DEVICE), word_batch(run.sizes), micro=micro)
+    run.book.add("uncapped", {"layers": run.layers, "width": run.width, **row})
+
+
+def large(run: Run) -> None:
+    """The large model under each cap, planned once and chosen as ``hocket.prepare`` chooses."""
+    build, batch = run.gpt("cpu"), word_batch(run.sizes)
+    case = Case(build(), batch, forward, on="auto", device=torch.device(DEVICE))
+    cluster = case.frontier.problem.cluster
+    run.book.add("planned", {"seconds": case.frontier.plan_seconds,
+                             "host_update_gbps": cluster.host_update_bps / 1e9})  # fmt: skip
+    for cap in run.caps:
+        for part in RESERVES:
+            case.model = case.model or build()
+            row = _case_row(case, int(cap * (1 - part)), cap)
+            row = {"layers": run.layers, "width": run.width, "system": "hocket", **row}
+            if not is_out_of_memory(run.book.add("large", row)):
+                break
+
+
+def _case_row(case: Case, budget: int, cap: int) -> dict[str, Any]:
+    """Seconds and peak of what is chosen for a budget; the case's model is used up."""
+    row: dict[str, Any] = {"cap_gib": cap / GIB, "budget_gib": budget / GIB}
+    row["params"] = sum(p.numel() for p in case.model.parameters())
+    clear()
+    try:
+        kept = case.chosen(budget)
+        assert kept.peak_bytes is not None
+        row |= {"predicted_step_s": kept.step_s, "predicted_peak_gib": kept.peak_bytes / GIB,
+                "loss_chunks": kept.section.loss_chunks, "blocks": Counter(
+                    f"{b.activations}/{b.checkpoint}/{b.parameters}/{b.update}"
+                    for b in kept.section.blocks)}  # fmt: skip
+        cap_to(cap)
+        train = case.loop(case.model, kept, adamw(case.model))
+        row |= timed_steps(train.step, case.batch, warm=2, steps=4)
+        row["where"] = spent(lambda: train.step(case.batch))
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {error}"[:600]
+    row |= peaks()
+    train = case.model = None
+    cap_to(None)
+    clear()
+    return row
+
+
+def fsdp(run: Run) -> None:
+    """The large model by FSDP2 under the first cap, in as few micro-batches as it has room for."""
+    for micro in dict.fromkeys((min(2, run.micro), min(4, run.micro))):
+        row = measured(fsdp_offload, run.gpt("cpu"), word_batch(run.sizes), micro=micro,
+                       cap=run.caps[0], warm=1, steps=1)  # fmt: skip
+        row = {"layers": run.layers, "width": run.width, "system": "FSDP2 offload", **row}
+        if not is_out_of_memory(run.book.add("large", row)):
+            break
+
+
+def deepest(run: Run, system: str, cap: int) -> None:
+    """The deepest model that a system trains under a cap: from a guess up or down."""
+    torch.set_num_threads(2)  # Others run beside it.
+    width, depth = run.baseline_width, run.starts[cap]
+    fits: dict[int, bool] = {}
+    while depth > 0 and depth not in fits:
+        build = lambda: gpt(width, depth, run.sizes, DEVICE)  # noqa: B023, E731
+        row = measured(HOLD_ALL[system], build, word_batch(run.sizes), micro=run.micro, cap=cap,
+                       steps=0)  # fmt: skip
+        run.book.add("deepest", {"system": system, "layers": depth, "width": width, **row})
+        if "error" in row and not is_out_of_memory(row):
+            break
+        fits[depth] = "error" not in row
+        if DEVICE == "cpu":
+            break  # Nothing is capped here.
+        depth += 1 if fits[depth] else -1
+
+
+def pairs(run: Run, name: str) -> None:
+    """Five budgets of a model: kept, and as predicted."""
+    width, layers, sizes = run.small
+    words = word_batch(sizes)
+    image = torch.randn(8, 3, 56, 56, device=DEVICE), torch.randint(1000, (8,), device=DEVICE)
+    models: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
+        "gpt": lambda: (gpt(width, layers, sizes, "cpu"), words, forward),
+        "wide gpt": lambda: (gpt(2 * width, 2, sizes, "cpu"), words, forward),
+        "experts": lambda: (
+            gpt(width, 3, sizes, "cpu", num_experts=4, hidden=width), words, forward,
+        ),
+        "resnet": lambda: (
+            drawn(DeepResNet(81, 56, run.replays.channels), "cpu"), image, plain_forward,
+        ),
+    }  # fmt: skip
+    case = Case(*models[name](), on="auto", device=torch.device(DEVICE))
+    for budget in case.budgets(5):
+        clear()
+        kept = case.chosen(budget)
+        with run.book.alone():
+            counted = case.counted(kept)
+        row = {"budget": budget, "predicted": kept.peak_bytes, "counted": counted}
+        run.book.add("pair", {"model": name, **row, "predicted_step_s": kept.step_s,
+                              "step_s": case.step_s, "kept": counted <= budget})  # fmt: skip
+
+
+def replay(run: Run, name: str) -> None:
+    """A model of the seed's talk in float32 under a cap, and without one."""
+    sizes = run.replays
+    images = lambda rows: (  # noqa: E731
+        torch.randn(rows, 3, sizes.image, sizes.image, device=DEVICE),
+        torch.randint(1000, (rows,), device=DEVICE),
+    )
+    sound = lambda: (  # noqa: E731
+        torch.randn(sizes.rows, sizes.length, sizes.hidden, device=DEVICE),
+        torch.randint(29, (sizes.rows, sizes.length), device=DEVICE),
+    )
+    deep = lambda home: drawn(DeepResNet(sizes.depth, sizes.image, sizes.channels), home)  # noqa: E731
+    experts = {"num_experts": sizes.experts, "hidden": 2 * sizes.width}
+    cases: dict[str, tuple[str, Callable[[str], Any], Callable[[], Any]]] = {
+        "resnet batch 16": (f"{sizes.depth} layers", deep, lambda: images(16)),
+        "resnet batch 32": (f"{sizes.depth} layers", deep, lambda: images(32)),
+        "rnn": (
+            f"{sizes.length} steps, batch {sizes.rows}",
+            lambda home: drawn(LongRnn(sizes.length, sizes.hidden), home), sound,
+        ),
+        "experts": (
+            f"12 x {sizes.experts} experts",
+            lambda home: gpt(sizes.width, 12, run.sizes, home, **experts),
+            lambda: word_batch(run.sizes),
+        ),
+    }  # fmt: skip
+    size, build, make_batch = cases[name]
+    batch, told = make_batch(), {"model": name, "size": size}
+    row = measured(lambda *a: plain(*a, loss_of=plain_forward), lambda: build(DEVICE), batch,
+                   steps=2, alone=run.book.alone)  # fmt: skip
+    run.book.add("replay", {**told, "system": "eager", **row})
+    under_budget(run, "replay", told, lambda: build("cpu"), batch, sizes.cap, plain_forward)
+
+
+def largest(run: Run) -> None:
+    """The largest model that the host has room for."""
+    layers, cap = run.largest
+    told = {"layers": layers, "width": run.width}
+    batch = word_batch(run.sizes)
+    under_budget(run, "large", told, run.gpt("cpu", layers), batch, cap, forward)
+
+
+def under_budget(run: Run, name: str, told: dict[str, Any], build: Any, batch: Any, cap: int,
+                 loss_of: Any) -> None:  # fmt: skip
+    """``hocket.prepare`` with a budget a little below the cap."""
+    for part in RESERVES:
+        notes: dict[str, Any] = {"budget_gib": cap * (1 - part) / GIB}
+        make = ours(int(cap * (1 - part)), notes, loss_of)
+        row = measured(make, build, batch, cap=cap, steps=2, alone=run.book.alone)
+        row = {**told, "system": "hocket", **row, **notes}
+        if not is_out_of_memory(run.book.add(name, row)):
+            break
