@@ -25,6 +25,7 @@ from workloads import resnet56
 from hocket.api import make_problem
 from hocket.capture import load_model
 from hocket.capture.sizes import capture_sizes
+from hocket.cost.demand import FILL, NUM_SHARES, ON_DEVICE
 from hocket.cost.roofline import costs_from_settings
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
@@ -43,9 +44,9 @@ STEADY = 8
 
 
 def asking(problem: Problem, share: float) -> Problem:
-    """Every op asks for one share of its device, and nothing of the host."""
-    demand = np.zeros((2, *problem.costs.op_s.shape))
-    demand[0] = share
+    """Every op is on its device, and fills it, for one share of its time; no host is in the way."""
+    demand = np.zeros((NUM_SHARES, *problem.costs.op_s.shape))
+    demand[ON_DEVICE], demand[FILL] = share, 1.0
     return replace(problem, op_costs=replace(problem.costs, demand=demand))
 
 

@@ -354,9 +354,13 @@ def test_call_time_takes_turns_and_stops_at_the_limit():
     assert len(slow) == 2
 
 
-def test_cuda_timing_keeps_the_device_asleep_while_calls_are_enqueued(monkeypatch):
-    """The stream as a list: what is enqueued, in which order."""
-    stream = []
+@pytest.mark.parametrize(("is_awake", "num_tries"), [([], 1), ([True, False], 2), ([True] * 9, 3)])
+def test_cuda_timing_keeps_the_device_asleep_while_calls_are_enqueued(
+    monkeypatch, is_awake, num_tries
+):
+    """The stream as a list: what is enqueued, in which order. A device that woke up before all was
+    asked for sleeps longer, until it would never be asleep."""
+    stream, cycles, awake = [], [], list(is_awake)
 
     class Event:
         def __init__(self, enable_timing):
@@ -364,6 +368,9 @@ def test_cuda_timing_keeps_the_device_asleep_while_calls_are_enqueued(monkeypatc
 
         def record(self):
             stream.append("event")
+
+        def query(self):
+            return awake.pop(0) if awake else False
 
         def synchronize(self):
             stream.append("wait")
@@ -373,9 +380,11 @@ def test_cuda_timing_keeps_the_device_asleep_while_calls_are_enqueued(monkeypatc
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: stream.append("wait"))
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: stream.append("sleep"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda n: (stream.append("sleep"), cycles.append(n)))
     seconds = timing._cuda_sample_s([lambda: stream.append("call")], 3)
-    assert stream == ["wait", "sleep", "event", "call", "call", "call", "event", "wait"]
+    one = ["wait", "sleep", "event", "call", "call", "call", "event", "wait"]
+    assert stream == one * num_tries
+    assert cycles == [cycles[0] * 4**n for n in range(num_tries)]
     assert seconds == pytest.approx(1e-3)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.calibrate import Calibration
 from hocket.cost.costs import Costs, TimeSource
+from hocket.cost.demand import ON_DEVICE, ON_HOST, demand_of
 from hocket.cost.efficiency import DEFAULT_EFFICIENCY, Efficiency, KindFit, peak_flops
 from hocket.cost.host import HostOverhead
 from hocket.cost.roofline import costs_from_settings, estimate_costs
@@ -137,6 +138,26 @@ def test_profile_prices_unknown_signatures_by_the_roofline_fitted_to_it():
     costs = estimate_costs(graph, cluster_of(TESLA), profile=profile)
     assert costs.op_s[0, 1] == pytest.approx(10e-3)
     assert costs.op_source[0, 1] == TimeSource.MODEL
+
+
+def test_replayed_kernels_follow_each_other_sooner_than_those_that_were_timed_on_a_stream():
+    entries = [
+        entry_of("add small", 2e-6, kind="aten.add", flops=0.0, bytes_touched=10),
+        entry_of("mm big", 9e-6),
+        entry_of("add big", 0.5e-6, kind="aten.add", flops=0.0, bytes_touched=10**9),
+    ]
+    on = cluster_of(TESLA)
+    profile = profile_of(entries, HostOverhead(forward_s=4e-6, overlaps=True))
+    eager, replayed = (
+        estimate_costs(step_graph(), on, profile=profile, launches=how)
+        for how in ("eager", "replayed")
+    )
+    # On the stream nothing takes less than 2 us, in a graph 1.2; no op is quicker than that.
+    assert replayed.op_s[0, [0, 2, 1]].tolist() == pytest.approx([8.2e-6, 1.2e-6, 0.5e-6])
+    assert eager.op_s[0, 0] >= 9e-6
+    asked = demand_of(step_graph(), on, replayed)
+    assert asked[ON_DEVICE, 0, 0] == pytest.approx(7 / 8.2)
+    assert asked[ON_HOST].max() == 0.0
 
 
 def test_stated_times_win_over_profile_and_model():

@@ -10,6 +10,7 @@ from torch import nn
 from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture.sizes import capture_sizes
+from hocket.cost.demand import FILL, demand_of
 from hocket.cost.host import HostOverhead
 from hocket.cost.profile import Profile, ProfileEntry
 from hocket.cost.roofline import estimate_costs
@@ -51,11 +52,19 @@ def ratio(problem, size):
     return seconds[phase == Phase.BACKWARD].sum() / seconds[phase == Phase.FORWARD].sum()
 
 
+def beside(problem):
+    """The same times, of kernels that fill half of a device."""
+    demand = demand_of(problem.graph, problem.cluster, problem.costs)
+    demand[FILL] = 0.5
+    return replace(problem, op_costs=replace(problem.op_costs, demand=demand))
+
+
 @pytest.mark.parametrize("on", ["1xt4", "1xk80"])
 def test_the_best_start_alone_holds_what_the_closed_form_says(problem, on):
     """Of what rises over f and falls over b half a period apart, and as much as one of the twelve
-    layers on top: memory comes in steps. On quicker devices starts of kernels decide, not these."""
-    problem = replayed(problem.graph, on)
+    layers on top: memory comes in steps. On quicker devices starts of kernels decide, not these,
+    and kernels that take turns would keep each other back op by op."""
+    problem = beside(replayed(problem.graph, on))
     steady = fit_waves(problem, num_waves=4)
     times = ratio(problem, steady.accumulated.shares.replicas[0].microbatches[0])
     assert times == pytest.approx(2.0, abs=0.05)

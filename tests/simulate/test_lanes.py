@@ -14,7 +14,7 @@ from hocket.api import make_problem
 from hocket.base.errors import CheckError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.costs import Costs, device_rows
-from hocket.cost.demand import demand_of
+from hocket.cost.demand import FILL, ON_DEVICE, ON_HOST, demand_of
 from hocket.cost.roofline import estimate_costs
 from hocket.graph import GraphBuilder, Stream
 from hocket.graph.verify import verify_graph
@@ -29,19 +29,19 @@ from hocket.simulate.shares import unfold
 from hocket.simulate.shares.lanes import pass_order
 from hocket.simulate.verify import violations
 
-# ── two rows of ops, against a walk from instant to instant ──────────────────────────────────────
+# ── two rows of ops, against a walk from op to op ────────────────────────────────────────────────
 
 OPS = st.lists(
     st.tuples(
-        st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([0.2, 0.5, 0.8, 1.0]),
-        st.sampled_from([0.0, 0.3, 1.0]),
+        st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([0.25, 0.5, 0.75, 1.0]),
+        st.sampled_from([0.0, 0.25, 1.0]), st.sampled_from([0.25, 0.5, 0.75, 1.0]),
     ),
     min_size=1, max_size=5,
 )  # fmt: skip
 
 
 def two_rows(rows):
-    """A problem of two rows of ops, one per lane, with (seconds, device's share, host's share)."""
+    """Two rows of ops, one per lane: (seconds, share on the device, on the host, what it fills)."""
     builder = GraphBuilder("rows")
     for lane, row in enumerate(rows):
         for index, _ in enumerate(row):
@@ -61,24 +61,27 @@ def two_rows(rows):
 
 
 def walked(rows):
-    """When each row ends, from one end of an op to the next."""
-    at, left, now, ends = [0, 0], [row[0][0] for row in rows], 0.0, [0.0, 0.0]
-    while any(at[lane] < len(rows[lane]) for lane in (0, 1)):
-        alive = [lane for lane in (0, 1) if at[lane] < len(rows[lane])]
-        asked = [sum(rows[lane][at[lane]][share] for lane in alive) for share in (1, 2)]
-        pace = 1 / max(1.0, *asked) if len(alive) == 2 else 1.0
-        step = min(left[lane] for lane in alive) / pace
-        now += step
-        for lane in alive:
-            left[lane] -= step * pace
-            if left[lane] <= 1e-12:
-                ends[lane], at[lane] = now, at[lane] + 1
-                left[lane] = rows[lane][at[lane]][0] if at[lane] < len(rows[lane]) else 0.0
+    """When each row ends: op by op in the order in which they begin, with one host and one device.
+
+    Of two that begin at once the first lane's is first, and what takes no time takes a round.
+    """
+    ends, at, rounds, host, beside = [0.0, 0.0], [0, 0], [0, 0], [0.0, 0.0], [0.0, 0.0]
+    while left := [lane for lane in (0, 1) if at[lane] < len(rows[lane])]:
+        lane = min(left, key=lambda lane: (ends[lane], rounds[lane]))
+        now, (takes, on_device, on_host, fill) = ends[lane], rows[lane][at[lane]]
+        begin = max(now, host[1 - lane]) if on_host * takes else now
+        end = begin + takes
+        if on_host * takes:
+            host[lane] = begin + on_host * takes
+        if takes and ends[1 - lane] > now and beside[1 - lane] + fill > 1:
+            end = max(end, ends[1 - lane] + on_device * takes)
+        rounds[lane] = rounds[lane] + 1 if end == now else 0
+        ends[lane], beside[lane], at[lane] = end, fill, at[lane] + 1
     return ends
 
 
 @given(st.tuples(OPS, OPS))
-def test_rows_end_when_a_walk_from_instant_to_instant_says(rows):
+def test_rows_end_when_a_walk_from_op_to_op_says(rows):
     problem = two_rows(rows)
     _, timeline = simulate_placement(problem, np.zeros(problem.graph.num_ops, np.int32))
     first = len(rows[0])
@@ -96,7 +99,7 @@ def test_one_lane_is_what_it_was_to_the_bit(row):
 
 
 def test_a_device_is_busy_once_where_both_lanes_work():
-    problem = two_rows([[(2.0, 0.5, 0.0)], [(3.0, 0.5, 0.0)]])
+    problem = two_rows([[(2.0, 0.5, 0.0, 0.5)], [(3.0, 0.5, 0.0, 0.5)]])
     _, timeline = simulate_placement(problem, np.zeros(2, np.int32))
     assert timeline.busy_s.tolist() == [3.0]
 
@@ -144,7 +147,7 @@ def test_small_kernels_overlap_and_large_ones_do_not(problem):
 def in_full(problem):
     """The same times, of kernels that fill the device."""
     demand = demand_of(problem.graph, problem.cluster, problem.costs)
-    demand[0], demand[1] = 1.0, 0.0
+    demand[ON_DEVICE], demand[ON_HOST], demand[FILL] = 1.0, 0.0, 1.0
     return replace(problem, op_costs=replace(problem.op_costs, demand=demand))
 
 

@@ -51,7 +51,7 @@ class Costs:
     settings: Mapping[str, Any]
     """What the numbers were made from (profile, calibration), enough to make them again."""
     demand: FloatArray | None = None
-    """[device or host, kind, op]: what each op asks of both; see `hocket.cost.demand`. None: two
+    """[share, kind, op]: what each op asks of device and host; see `hocket.cost.demand`. None: two
     lanes do not notice each other."""
     reserved_bytes: NDArray[np.int64] = field(default_factory=_nothing)
     """[kind]: bytes that libraries keep on each device of that kind; zeros where not given."""

@@ -1,13 +1,14 @@
 """What ops of two lanes ask of one device and of its host, so that they can run beside each other.
 
-An op that runs alone keeps its device busy for the seconds of its arithmetic or memory traffic at
-the attained rate; for the rest of its time (a launch, the wait for the host) the device could do
-something else. So it asks for that share of the device, and all of it where it is longer than a
-launch: a kernel that fills the device leaves nothing to the other lane. In the same way it asks for
-the share of the host's time that issuing it takes; one process issues the ops of both lanes. Ops
-run beside each other at their own speed as long as they ask for no more than all of either, and
-slow each other down alike where they do. On a processor an op is the work of all its threads.
-O(kinds · ops), numpy.
+Three shares per op. Its kernel is on the device for a part of its time: arithmetic or memory
+traffic; the rest is the way from one kernel to the next, or the wait for the host. While it is
+there it fills a part of the device. A product is computed in tiles, one per multiprocessor: it
+fills as much as its results have tiles. What streams fills as much as it has bytes to move of those
+that are in flight when the memory is at its full rate: rate times latency (Little's law). Norms
+over batches have one block of threads per channel. And its host takes a part of the time to issue
+it; one process issues the ops of both lanes. The engine lets kernels run beside each other that
+fit, and the others wait: a device gives its places in the order in which kernels come. On a
+processor an op is the work of all its threads. O(kinds · ops), numpy.
 """
 
 from __future__ import annotations
@@ -16,29 +17,66 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.cost.costs import Costs, TimeSource
+from hocket.cost.efficiency import OpWork, peak_flops, work_of
+from hocket.cost.families import FAMILIES, MATRIX_FAMILIES
 from hocket.cost.roofline import work_on
-from hocket.graph.graph import Graph
+from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import Cluster, DeviceKind
+
+NUM_SHARES = 3
+ON_DEVICE, ON_HOST, FILL = range(NUM_SHARES)
+"""Of an op's time in which its kernel is on the device, in which the host issues it, and of the
+device that the kernel fills."""
+_TILE_RESULTS_PER_LANE = 32
+"""A tile of 64 x 64 results takes the 128 vector lanes of a multiprocessor."""
+_CLOCK_HZ = 1.8e9
+"""Of accelerators, 1.4 to 2 GHz: a vector lane multiplies and adds once per cycle."""
+_MEMORY_LATENCY_S = 0.7e-6
+"""From asking for bytes of a busy memory to having them."""
+_DTYPE_BYTES = np.array([8 if "64" in name else 2 if "16" in name else 1 if "8" in name else 4
+                         for name in DTYPES])  # fmt: skip
 
 
 def demand_of(graph: Graph, cluster: Cluster, costs: Costs) -> FloatArray:
-    """[device or host, kind, op]: shares between 0 and 1."""
+    """[`ON_DEVICE`, `ON_HOST` or `FILL`, kind, op]: shares between 0 and 1."""
     shares = [_shares(graph, kind, costs, row) for row, kind in enumerate(cluster.kinds)]
     return np.stack(shares, axis=1)
 
 
 def _shares(graph: Graph, kind: DeviceKind, costs: Costs, row: int) -> FloatArray:
     takes_s = costs.op_s[row]
+    nothing, all_of_it = np.zeros(graph.num_ops), np.ones(graph.num_ops)
     if kind.is_cpu:
-        return np.stack((np.ones(graph.num_ops), np.zeros(graph.num_ops)))
+        return np.stack((all_of_it, nothing, all_of_it))
     parts = work_on(graph, kind, costs.settings)
     # Of a time that a file states nobody knows what it is spent on.
-    parts = parts._replace(
-        device_s=np.where(costs.op_source[row] == TimeSource.FILE, takes_s, parts.device_s)
-    )
+    is_stated = costs.op_source[row] == TimeSource.FILE
     works = takes_s > 0
     long_s = np.where(works, takes_s, 1.0)
-    return np.stack([
+    on_device, on_host = (
         np.where(works, np.minimum(seconds / long_s, 1.0), 0.0)
-        for seconds in (parts.device_s, parts.host_s)
-    ])  # fmt: skip
+        for seconds in (np.where(is_stated, takes_s, parts.device_s), parts.host_s)
+    )
+    return np.stack((on_device, on_host, np.where(is_stated, 1.0, _fill(graph, kind))))
+
+
+def _fill(graph: Graph, kind: DeviceKind) -> FloatArray:
+    """The part of a device that each op fills while its kernel runs."""
+    work = work_of(graph)
+    products = np.isin(work.family, [FAMILIES.index(name) for name in MATRIX_FAMILIES])
+    num_lanes = peak_flops(kind, "elementwise", "float32") / (2 * _CLOCK_HZ)
+    in_flight = kind.memory_bandwidth_bps * _MEMORY_LATENCY_S
+    share = np.where(
+        products,
+        _num_results(graph, work) / (_TILE_RESULTS_PER_LANE * num_lanes),
+        work.bytes_touched / in_flight,
+    )
+    return np.minimum(share, work.shaped_on(kind).fill)
+
+
+def _num_results(graph: Graph, work: OpWork) -> FloatArray:
+    """Elements that each op makes."""
+    made = graph.tensor_producer >= 0
+    makers = graph.tensor_producer[made]
+    num_bytes = np.bincount(makers, graph.tensor_bytes[made], minlength=graph.num_ops)
+    return np.asarray(num_bytes / _DTYPE_BYTES[work.dtype])

@@ -133,7 +133,7 @@ class OpWork:
         channels first, as they are, and comes nearer to the peak.
         """
         if kind.is_cpu:
-            return ShapedWork(*np.ones((3, len(self.family))))
+            return ShapedWork(*np.ones((len(ShapedWork._fields), len(self.family))))
         convolves = self.family == FAMILIES.index("convolution")
         vector_flops = peak_flops(kind, "elementwise", "float32") if convolves.any() else 0.0
         native = [
@@ -142,11 +142,12 @@ class OpWork:
             if peak_flops(kind, "convolution", DTYPES[dtype]) <= vector_flops
         ]
         is_native = convolves & np.isin(self.dtype, native)
-        flops, touched, kernels = self.shaped
+        flops, touched, kernels, fill = self.shaped
         return ShapedWork(
             np.where(is_native, flops / CONVOLUTION, flops),
             np.where(is_native, 1.0, touched),
             np.where(is_native, 1.0, kernels),
+            fill,
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base import fields
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.calibrate import (
     Calibration,
@@ -27,7 +27,7 @@ from hocket.cost.efficiency import KindFit, roofline_s, work_of
 from hocket.cost.host import EAGER, REPLAYED, HostOverhead, issue_s, with_host_overhead
 from hocket.cost.profile import Profile, profile_from_dict, profile_to_dict, require_times
 from hocket.cost.recurrent import as_tf32, fused_host_s, fused_s, products_of, recurrent_ops
-from hocket.graph.graph import Graph
+from hocket.graph.graph import Graph, Phase
 from hocket.hardware.cluster import Cluster, DeviceKind
 
 Launches = Literal["eager", "replayed"]
@@ -118,7 +118,8 @@ class KindWork(NamedTuple):
     """What ops ask of one kind of device and of its host, apart."""
 
     device_s: FloatArray
-    """Seconds of arithmetic or memory traffic at the attained rates, without launches."""
+    """Seconds of arithmetic or memory traffic, without launches: what was measured less them, or
+    what the attained rates say."""
     host_s: FloatArray
     """Seconds in which the host issues each op; 0 where it does the work itself, and where a graph
     is replayed: the time from one kernel to the next is then the device's own, in each lane."""
@@ -133,8 +134,33 @@ def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> Kind
     fit = _fit_of(graph, kind, found.calibration, measured, found.launches)
     host = _host_of(fit, kind, measured, found.launches)
     device_s = _device_s(graph, kind, replace(fit, launch_s=0.0))
+    if measured is not None:
+        seconds = measured_op_s(graph, measured) - _launches_s(graph, kind, fit)
+        known = np.isfinite(seconds) & ~_is_update(graph)
+        device_s = np.where(known, np.maximum(seconds, 0.0), device_s)
     is_issued = host.overlaps and found.launches == "eager"
     return KindWork(device_s, _issue_s(graph, kind, host) * is_issued)
+
+
+def _launches_s(graph: Graph, kind: DeviceKind, fit: KindFit) -> FloatArray:
+    """Of each op, the way from kernel to kernel that its time on a stream has in it."""
+    launch_s = fit.figures(kind).launch_s
+    return np.asarray(launch_s * work_of(graph).shaped_on(kind).kernels)
+
+
+def _as_replayed(graph: Graph, kind: DeviceKind, fit: KindFit, seconds: FloatArray) -> FloatArray:
+    """What ops of a replayed graph take that were timed on a stream: the way to the next kernel is
+    shorter there, once for each kernel. Updates share kernels."""
+    on_stream_s = _launches_s(graph, kind, fit)
+    in_graph_s = np.minimum(
+        _launches_s(graph, kind, replace(fit, launch_s=REPLAYED.forward_s)), on_stream_s
+    )
+    shorter_s = np.maximum(seconds - (on_stream_s - in_graph_s), np.minimum(seconds, in_graph_s))
+    return np.where(_is_update(graph), seconds, shorter_s)
+
+
+def _is_update(graph: Graph) -> BoolArray:
+    return np.asarray(graph.op_phase == Phase.OPTIMIZER)
 
 
 def _device_s(graph: Graph, kind: DeviceKind, fit: KindFit) -> FloatArray:
@@ -196,6 +222,8 @@ def _op_times(
     source = np.full(graph.num_ops, TimeSource.MODEL, dtype=np.uint8)
     if measured is not None:
         seconds = measured_op_s(graph, measured)
+        if launches == "replayed" and not kind.is_cpu:
+            seconds = _as_replayed(graph, kind, fit, seconds)
         known = np.isfinite(seconds)
         op_s = np.where(known, seconds, op_s)
         source[known] = TimeSource.PROFILE

@@ -56,6 +56,7 @@ class ShapedWork(NamedTuple):
     flops: FloatArray
     bytes: FloatArray
     kernels: FloatArray
+    fill: FloatArray
 
 
 class Shaped(NamedTuple):
@@ -65,6 +66,8 @@ class Shaped(NamedTuple):
     bytes: float = 1.0
     kernels: float = 1.0
     """Launched one after the other."""
+    fill: float = 1.0
+    """The most of a device that its blocks of threads take."""
 
 
 def shaped_work(signature: IntArray, signatures: Sequence[str]) -> ShapedWork:
@@ -79,8 +82,11 @@ def shaped(signature: str) -> Shaped:
     """The factors of one op; 1 where its kind or its shapes are not known."""
     norm = _NORM.match(signature)
     if norm is not None:
-        is_idle = norm[1] == "batch"
-        return Shaped(1.0, NORM_PASSES * (_idle(signature) if is_idle else 1.0))
+        if norm[1] != "batch":
+            return Shaped(1.0, NORM_PASSES)
+        idle = _idle(signature)
+        width = _NORM_BYTES / 2 if _is_half(signature) else 1.0
+        return Shaped(1.0, NORM_PASSES * idle * width, fill=1.0 / idle)
     match = _CONVOLUTION.match(signature)
     groups = _GROUPS.search(signature)
     if match is None or groups is None:
@@ -131,12 +137,11 @@ def _padded(number: int, tile: int) -> float:
 
 
 def _idle(signature: str) -> float:
-    """How much longer a norm over batches takes for its few channels, and in 16 bits."""
+    """How much longer a norm over batches takes for its few channels."""
     shapes = tensor_shapes(signature)
     if not shapes or len(shapes[0]) < 2 or not shapes[0][1]:
         return 1.0
-    idle = min(MOST_IDLE, max(1.0, FULL_CHANNELS / shapes[0][1]))
-    return idle * (_NORM_BYTES / 2 if _is_half(signature) else 1.0)
+    return min(MOST_IDLE, max(1.0, FULL_CHANNELS / shapes[0][1]))
 
 
 def _is_half(signature: str) -> bool:

@@ -2,7 +2,9 @@
 
 On a processor the calls are timed by a clock of the host. On CUDA the stream is first kept busy by
 a sleeping kernel while the host enqueues the calls, so that the events around them see device time
-alone, launches back to back, whatever the host needs for a call. O(samples · calls).
+alone, launches back to back, whatever the host needs for a call. A host that is busy with something
+else may need longer than the device sleeps: that shows, and the sample is taken again behind a
+longer sleep. O(samples · calls).
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ MAX_CALLS = 32
 """Calls of one sample; bounds what the host must enqueue while the device sleeps."""
 ENQUEUE_S = 40e-6
 """Generous time for the host to enqueue one call."""
+LONGEST_SLEEP = 16
+"""Times that much, before a sample counts in which the device waited for the host all the same: a
+call that itself waits for the device is never ahead of it."""
 SLEEP_CYCLES_PER_S = 2e9
 """Clock of the sleeping kernel; a slower device only sleeps longer."""
 
@@ -67,14 +72,18 @@ def _cpu_sample_s(calls: Sequence[Call], num_calls: int) -> float:
 def _cuda_sample_s(calls: Sequence[Call], num_calls: int) -> float:
     turns = [calls[index % len(calls)] for index in range(num_calls)]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize()
-    sleep_cycles = int((num_calls + 5) * ENQUEUE_S * SLEEP_CYCLES_PER_S)
-    torch.cuda._sleep(sleep_cycles)  # type: ignore[no-untyped-call]
-    start.record()
-    for call in turns:
-        call()
-    end.record()
-    end.synchronize()
+    sleep_s, is_ahead = (num_calls + 5) * ENQUEUE_S, False
+    longest_s = LONGEST_SLEEP * sleep_s
+    while not is_ahead and sleep_s <= longest_s:
+        torch.cuda.synchronize()
+        torch.cuda._sleep(int(sleep_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]
+        start.record()
+        for call in turns:
+            call()
+        end.record()
+        is_ahead = not start.query()  # type: ignore[no-untyped-call]
+        end.synchronize()
+        sleep_s *= 4
     return float(start.elapsed_time(end)) * 1e-3 / num_calls
 
 

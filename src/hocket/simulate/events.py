@@ -142,46 +142,25 @@ def _next_op(schedule: Agenda, runs: RunTable, queue: int, strict: bool) -> int:
 
 
 @kernel
-def _set_pace(schedule: Agenda, queue: int, pace: float, now: float) -> None:
-    """Let the op of a queue go on at another pace from now on."""
-    if schedule.pace[queue] == pace:
-        return
-    schedule.work_left_s[queue] -= (now - schedule.since_s[queue]) * schedule.pace[queue]
-    schedule.since_s[queue] = now
-    schedule.pace[queue] = pace
-    schedule.due_s[queue] = now + max(schedule.work_left_s[queue], 0.0) / pace
-    event = _OP_END * _KIND + schedule.running[queue]
-    push(schedule.events, _ZERO, schedule.due_s[queue], event)
-
-
-@kernel
-def _is_due(schedule: Agenda, queue: int, op: int, now: float) -> bool:
-    """Whether an op ends now; its pace may have changed since that was foreseen."""
-    is_running = not schedule.is_free[queue] and schedule.running[queue] == op
-    return bool(is_running and schedule.due_s[queue] == now)
-
-
-@kernel
 def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: float) -> None:
-    """An op begins; beside one of the other lane, both run at the pace that they leave each other.
+    """An op begins, and when it ends is known: what comes later in the other lane waits for it.
 
-    Together they get all of the device and of the host and no more: where they ask for more, both
-    are slowed down alike.
+    The host issues one op after the other. A kernel waits for the one of the other lane where both
+    would fill more than the device; the way to it is gone meanwhile.
     """
-    schedule.running[queue] = op
-    schedule.work_left_s[queue] = runs.duration_s[op]
-    schedule.pace[queue] = 0.0
-    schedule.since_s[queue] = now
-    other, pace = runs.other_lane[queue], 1.0
-    if other >= 0 and not schedule.is_free[other]:
+    end_s = now + runs.duration_s[op]
+    other = runs.other_lane[queue]
+    if other >= 0 and runs.duration_s[op] > 0.0:
+        if runs.issue_s[op] > 0.0:
+            begin_s = max(now, schedule.host_free_s[other])
+            schedule.host_free_s[queue] = begin_s + runs.issue_s[op]
+            end_s = begin_s + runs.duration_s[op]
         beside = schedule.running[other]
-        asked = max(
-            runs.device_share[op] + runs.device_share[beside],
-            runs.host_share[op] + runs.host_share[beside],
-        )
-        pace = 1.0 / max(asked, 1.0)
-        _set_pace(schedule, other, pace, now)
-    _set_pace(schedule, queue, pace, now)
+        if not schedule.is_free[other] and runs.fill[op] + runs.fill[beside] > 1.0:
+            end_s = max(end_s, schedule.due_s[other] + runs.kernel_s[op])
+    schedule.running[queue] = op
+    schedule.due_s[queue] = end_s
+    push(schedule.events, _ZERO, end_s, _OP_END * _KIND + op)
 
 
 @kernel
@@ -221,9 +200,6 @@ def _end_op(
     state.spans.op_end_s[op] = now
     schedule.is_free[queue] = True
     mark(schedule.touched, queue)
-    other = runs.other_lane[queue]
-    if other >= 0 and not schedule.is_free[other]:
-        _set_pace(schedule, other, 1.0, now)
     hold(memory, runs.device[op], -runs.workspace_bytes[op], now)
     for index in range(runs.read_ptr[op], runs.read_ptr[op + 1]):
         use_up(memory, places, places.read_place[index], now)
@@ -246,8 +222,6 @@ def _end_events(
             event = pop(schedule.events, _ZERO)
             kind, index = event // _KIND, event % _KIND
             if kind == _OP_END:
-                if not _is_due(schedule, runs.queue[index], index, now):
-                    continue
                 _end_op(state, runs, places, index, strict, now)
                 for sent in range(runs.send_ptr[index], runs.send_ptr[index + 1]):
                     _offer(schedule, state.spans, transfers, sent, mode, now)

@@ -39,10 +39,12 @@ class RunTable(NamedTuple):
     """Queue q has ``lineup_ptr[q + 1] - lineup_ptr[q]`` ops."""
     lineup: LongArray
     """With a strict order, queue q runs ``lineup[lineup_ptr[q]:lineup_ptr[q + 1]]``."""
-    device_share: FloatArray
-    """Of its device, while the op runs alone; see `hocket.cost.demand`."""
-    host_share: FloatArray
-    """Of the host's time for launches, likewise."""
+    kernel_s: FloatArray
+    """Of the duration: what the op is on its device; see `hocket.cost.demand`."""
+    issue_s: FloatArray
+    """Of the duration: what the host takes to issue it."""
+    fill: FloatArray
+    """Share of its device that the op fills."""
     other_lane: LongArray
     """Per queue: the queue of the other lane of compute on its device; -1 for none."""
 
@@ -130,10 +132,8 @@ class Given(NamedTuple):
     """Per op: the stream of its device that it runs on."""
     op_s: FloatArray
     """[kind, op]."""
-    device_share: FloatArray
-    """[kind, op], as in `RunTable`; without rows where there is one lane."""
-    host_share: FloatArray
-    """Likewise."""
+    demand: FloatArray
+    """[share, kind, op], as in `Costs`; without rows where there is one lane."""
     row: LongArray
     """Row of ``op_s`` for each device."""
     memory_bytes: LongArray

@@ -15,6 +15,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.cost.costs import Costs
+from hocket.cost.demand import FILL, ON_DEVICE, ON_HOST
 from hocket.graph.graph import Graph, Role, Stream
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
@@ -114,8 +115,7 @@ def _given(problem: Problem, route_of_pair: LongArray) -> Given:
         user_read=table(np.argsort(graph.reads, kind="stable"), np.int64),
         op_stream=table(graph.op_stream, np.int64),
         op_s=table(costs.op_s, np.float64),
-        device_share=table(_share(costs, 0), np.float64),
-        host_share=table(_share(costs, 1), np.float64),
+        demand=table(np.zeros((0, 0, 0)) if costs.demand is None else costs.demand, np.float64),
         row=table(costs.device_row, np.int64),
         memory_bytes=table(problem.memory_bytes, np.int64),
         latency_s=table(routes.latency_s.ravel(), np.float64),
@@ -127,10 +127,6 @@ def _given(problem: Problem, route_of_pair: LongArray) -> Given:
         mode=table([TRANSFER_MODES.index(problem.transfers)], np.int64),
         num_streams=table([int(graph.op_stream.max(initial=0)) + 1], np.int64),
     )
-
-
-def _share(costs: Costs, which: int) -> FloatArray:
-    return np.zeros((0, 0)) if costs.demand is None else costs.demand[which]
 
 
 def _other_lanes(num_queues: int, num_streams: int) -> LongArray:
@@ -187,8 +183,9 @@ def _run_room(graph: Graph, num_queues: int, num_streams: int) -> RunTable:
         priority=np.zeros(num_ops),
         lineup_ptr=zeros(num_queues + 1),
         lineup=zeros(num_ops),
-        device_share=np.zeros(num_ops),
-        host_share=np.zeros(num_ops),
+        kernel_s=np.zeros(num_ops),
+        issue_s=np.zeros(num_ops),
+        fill=np.zeros(num_ops),
         other_lane=_other_lanes(num_queues, num_streams),
     )
 
@@ -353,9 +350,11 @@ def _list_runs(given: Given, runs: RunTable, places: PlaceTable, scratch: Scratc
         runs.queue[op] = device * num_streams + given.op_stream[op]
         ptr[runs.queue[op] + 1] += 1
         runs.duration_s[op] = given.op_s[given.row[device], op]
-        if len(given.device_share) > 0:
-            runs.device_share[op] = given.device_share[given.row[device], op]
-            runs.host_share[op] = given.host_share[given.row[device], op]
+        if len(given.demand) > 0:
+            row = given.row[device]
+            runs.kernel_s[op] = given.demand[ON_DEVICE, row, op] * runs.duration_s[op]
+            runs.issue_s[op] = given.demand[ON_HOST, row, op] * runs.duration_s[op]
+            runs.fill[op] = given.demand[FILL, row, op]
         num_bytes = runs.workspace_bytes[op]
         for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
             num_bytes += places.num_bytes[tensor]

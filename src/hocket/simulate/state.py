@@ -87,13 +87,10 @@ class Agenda(NamedTuple):
     """With a strict order: the next position of each queue in the line-up."""
     running: LongArray
     """Per queue: the op that runs; only read where the queue is not free."""
-    pace: FloatArray
-    """Per queue: seconds of work alone that its op does per second; less than 1 beside another."""
-    work_left_s: FloatArray
-    """Per queue: what was left of its op, at the time in ``since_s``."""
-    since_s: FloatArray
     due_s: FloatArray
-    """Per queue: when its op ends if the pace stays; ends at other times are out of date."""
+    """Per queue: when its op ends."""
+    host_free_s: FloatArray
+    """Per queue: when the host has issued the op that it issued last; both lanes have one host."""
     queue_free_s: FloatArray
     starting: LongArray
     """Events of transfers that start, or begin to flow, in this round."""
@@ -120,8 +117,6 @@ def new_state(tables: Instructions) -> EngineState:
     runs, places, transfers, routes = tables
     num_ops, num_transfers = len(runs.device), len(transfers.place)
     num_devices, num_queues = len(places.start_bytes), len(runs.lineup_ptr) - 1
-    # The start and the end of an op change the pace of the one beside it: a new end for that.
-    num_repaced = 2 * num_ops if runs.other_lane.max(initial=-1) >= 0 else 0
     return EngineState(
         spans=Spans(
             *(np.full(num_ops, np.nan) for _ in range(3)),
@@ -133,16 +128,14 @@ def new_state(tables: Instructions) -> EngineState:
             waits=runs.num_waits.copy(),
             user_ptr=zeros(len(places.device) + 2),
             users=zeros(len(places.reader)),
-            events=new_heaps(np.array([0, num_queues + num_transfers + num_repaced])),
+            events=new_heaps(np.array([0, num_queues + num_transfers])),
             ready=_heaps(runs.lineup_ptr, num_ops),
             touched=new_marks(num_queues),
             is_free=np.ones(num_queues, dtype=np.bool_),
             cursor=runs.lineup_ptr.copy(),
             running=zeros(num_queues),
-            pace=np.zeros(num_queues),
-            work_left_s=np.zeros(num_queues),
-            since_s=np.zeros(num_queues),
             due_s=np.zeros(num_queues),
+            host_free_s=np.zeros(num_queues),
             queue_free_s=np.zeros(2 * num_devices),
             starting=zeros(num_transfers),
             num_starting=zeros(1),

@@ -14,20 +14,26 @@ from hocket.simulate.shares.lanes import in_lane, pass_order
 
 FULL = 0.8
 """What asks for this share of a wave's time leaves too little to the other one."""
+_HALF = 0.5
 _MUCH = 0.1
 """A share of the step that is worth a sentence."""
 
 
 def asked(problem: Problem, num_samples: int) -> tuple[float, float]:
-    """Shares of its time in which a wave of so many samples keeps device and host busy, alone."""
+    """Shares of its time in which a wave of so many samples keeps device and host busy, alone.
+
+    A kernel that fills more than half of a device leaves no place to its like.
+    """
     wave = in_lane(priced_at(problem, num_samples), 0)
     demand, ops = wave.costs.demand, pass_order(wave.graph)
     assert demand is not None, "lanes have it"
     row = int(wave.costs.device_row[workers(problem)[0]])
     seconds = wave.costs.op_s[row, ops]
     total_s = float(seconds.sum()) or 1.0
-    busy = [float((demand[which, row, ops] * seconds).sum()) / total_s for which in (0, 1)]
-    return busy[0], busy[1]
+    on_device, on_host, fill = demand[:, row, ops]
+    on_device = on_device * np.where(fill > _HALF, 1.0, fill)
+    device_s, host_s = ((share * seconds).sum() for share in (on_device, on_host))
+    return float(device_s / total_s), float(host_s / total_s)
 
 
 def exchange_share(way: WaveWay) -> float:

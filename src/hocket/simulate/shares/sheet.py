@@ -91,7 +91,9 @@ class Sheet:
         self._op_names.append(names)
         self._op_s.append(op_s)
         self._demand.append(
-            np.stack((np.ones_like(op_s), np.zeros_like(op_s))) if demand is None else demand
+            np.stack((np.ones_like(op_s), np.zeros_like(op_s), np.ones_like(op_s)))
+            if demand is None
+            else demand
         )
         for name in _OPS:
             default = -1 if name == "module" else 0
@@ -125,7 +127,7 @@ class Sheet:
         return np.concatenate(self._op_s, axis=1)[:, self._order]
 
     def demand(self) -> FloatArray:
-        """[device or host, kind of device, op]: shares."""
+        """[share, kind of device, op], as in `Costs`."""
         return np.concatenate(self._demand, axis=2)[:, :, self._order]
 
     def column(self, name: str) -> NDArray[Any]:
