@@ -125,7 +125,7 @@ class Row:
         if time.time() - START_S < after_s:
             return True
         self.commands.pop(0)
-        environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONUNBUFFERED": "1"}
+        environment = {"OMP_NUM_THREADS": "2", **os.environ, "PYTHONUNBUFFERED": "1"}
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT,
@@ -199,7 +199,7 @@ def training_rows(asked: argparse.Namespace, work: Path, until_s: float) -> list
                   str(shares[1] * unit_s))  # fmt: skip
         command = [str(HERE / "cifar_gpu.py"), "--net", net_of(name), "--out", str(work),
                    "--until", str(until_s), *options, *limits]  # fmt: skip
-        if name == "resnet56" and asked.plan != "five":
+        if net_of(name) == "resnet56" and asked.plan != "five":
             command += form_of(asked, work)
         command += TOY if asked.toy else []
         command += ["--control-steps", "2"] if asked.toy and "--control-steps" in options else []
