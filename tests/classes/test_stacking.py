@@ -1,15 +1,20 @@
 """Nets of one form trained as one, and trainings that are done in pieces."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from hocket.base.errors import UsageError
-from hocket.classes.settings import NetTraining
+from hocket.classes.cut import build_part
+from hocket.classes.fit import cut_to
+from hocket.classes.material import prepared
+from hocket.classes.settings import NetTraining, SplitRequest
 from hocket.classes.stacking import stacked
 from hocket.classes.stepping import Learner, rate_share
+from hocket.classes.steps import Steps
 from hocket.classes.training import Labelled, train_parts
 
 GROUPS = [(0, 1), (2, 3), (4, 5)]
@@ -122,3 +127,14 @@ def test_a_training_in_two_pieces_has_the_rates_of_one(monkeypatch):
     for begin, end in ((0.5, 0.5), (-0.1, 1.0), (0.0, 1.1)):
         with pytest.raises(UsageError, match="of its schedule cannot be"):
             NetTraining(begin=begin, end=end)
+
+
+def test_alike_parts_have_one_form_and_channels_of_their_own(tmp_path):
+    digits = Path(__file__).parent / "digits_data.py"
+    request = SplitRequest(net=f"{digits}:net", data=f"{digits}:images", parts=3, alike=True)
+    material = prepared(request, Steps(tmp_path), lambda *told: None)
+    cuts = [cut_to(material, mine, 0.3 * material.whole_macs) for mine in GROUPS]
+    assert len({tuple(map(len, each.kept)) for each in cuts}) == 1
+    assert len({each.kept for each in cuts}) == len(cuts)
+    parts = [build_part(material.net, material.structure, material.example, cut) for cut in cuts]
+    assert stacked(parts, material.example) is not None

@@ -92,11 +92,17 @@ def group_work(material: Material) -> Callable[[tuple[int, ...]], float]:
 
 def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> PartCut:
     """The most valuable channels for some classes, within a budget of work."""
-    values, model = material.scores.of_group(classes), material.structure.model
-    influence = material.scores.influence(classes)
-    chosen = chosen_widths(model, values, budget_macs, Floors(lanes=vector_lanes()), influence)
+    scores, model = material.scores, material.structure.model
+    deciding = tuple(range(material.splits.num_classes)) if material.request.alike else classes
+    chosen = chosen_widths(
+        model,
+        scores.of_group(deciding),
+        budget_macs,
+        Floors(lanes=vector_lanes()),
+        scores.influence(deciding),
+    )
     omitted = tuple(model.blocks[index].name for index in chosen.omitted)
-    return PartCut(classes, best_units(values, chosen.units), omitted)
+    return PartCut(classes, best_units(scores.of_group(classes), chosen.units), omitted)
 
 
 def part_latency_s(material: Material, cut: PartCut) -> float:

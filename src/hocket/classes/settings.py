@@ -65,6 +65,8 @@ class SplitRequest:
     """Points that may be lost on validation data."""
     unequal: bool = False
     """Whether groups may have unequal numbers of classes."""
+    alike: bool = False
+    """Whether all parts have the widths that all classes together want: one form, other weights."""
     train_steps: int = 0
     """Steps that the net is trained first; 0 where it is trained already."""
     retraining: NetTraining = field(default_factory=NetTraining)

@@ -30,6 +30,8 @@ from hocket.cli.output import console, emit, json_option, say
     help="Copies of each class, on different workers.",
 )  # fmt: skip
 @click.option("--unequal", is_flag=True, help="Groups may differ in size where that evens work.")
+@click.option("--alike", is_flag=True,
+              help="All parts have one form, and train as one net where they can.")  # fmt: skip
 @click.option("--train", "train_steps", type=click.IntRange(0), default=0, metavar="STEPS",
               help="Train the net first.")  # fmt: skip
 @click.option("--retrain", "steps", type=click.IntRange(1), default=200, show_default=True,
@@ -118,6 +120,7 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         weight_decay=decay,
         soft_weight=asked["soft_targets"],
         compiled=asked["compiled"],
+        stacked=asked["alike"],
         seed=asked["seed"],
     )
     return SplitRequest(
@@ -129,6 +132,7 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         work=asked["work"],
         accuracy_loss=asked["accuracy_loss"],
         unequal=asked["unequal"],
+        alike=asked["alike"],
         train_steps=asked["train_steps"],
         retraining=retraining,
         rounds=asked["rounds"],
