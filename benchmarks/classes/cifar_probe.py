@@ -66,7 +66,7 @@ def main() -> None:
     given += ["--device", "cpu", "--batch", "8"] if mine.toy else []
     asked = arguments(given)
     asked.out.mkdir(parents=True, exist_ok=True)
-    torch.backends.cudnn.benchmark_limit = asked.kernels
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, asked.kernels
     warnings.filterwarnings("error", message="steps cannot be recorded")
     (seed,) = trained(asked)
     cut(asked, seed, asked.work, alike_shape(seed, asked.work))
