@@ -130,16 +130,16 @@ class DeepResNet(nn.Module):
 
 
 class Steps(nn.Module):
-    """Several steps of one cell, which all calls share."""
+    """Several steps of an LSTM, whose parameters all pieces share."""
 
-    def __init__(self, cell: nn.LSTMCell, count: int) -> None:
+    def __init__(self, cell: nn.LSTMCell) -> None:
         super().__init__()
-        self.cell, self.count = cell, count
+        self.weights = nn.ParameterList(cell.parameters())
 
     def forward(self, x: torch.Tensor, state: tuple[torch.Tensor, ...]) -> Any:
         seen = []
         for step in x.unbind(1):
-            state = self.cell(step, state)
+            state = torch.lstm_cell(step, state, *self.weights)
             seen.append(state[0])
         return torch.stack(seen, 1), state
 
@@ -149,8 +149,8 @@ class LongRnn(nn.Module):
 
     def __init__(self, length: int, width: int = 1024, piece: int = 20) -> None:
         super().__init__()
-        self.cell = nn.LSTMCell(width, width)
-        self.pieces = nn.ModuleList(Steps(self.cell, piece) for _ in range(length // piece))
+        cell = nn.LSTMCell(width, width)
+        self.pieces = nn.ModuleList(Steps(cell) for _ in range(length // piece))
         self.classify = nn.Linear(width, 29)
 
     def forward(self, sound: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
