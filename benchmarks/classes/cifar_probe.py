@@ -141,7 +141,7 @@ def timed(asked: argparse.Namespace, seed: Seed, form: dict[str, Any]) -> dict[s
     step_s = (last_s - first_s) / (last - first)
     images = LESSONS * len(seed.parts) * form.get("batch", asked.batch)
     return {"step_ms": 1e3 * step_s, "part_images_per_s": images / step_s,
-            "recorded_s": first_s - begun_s}  # fmt: skip
+            "recorded_s": first_s - begun_s, "nets": len(lessons[0].learners)}  # fmt: skip
 
 
 def lessons_of(
