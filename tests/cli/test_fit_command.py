@@ -6,7 +6,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from planners.memory.steps import MIB, chain_step
+from planners.memory.steps import MIB, chain_step, experts_step
 
 import hocket
 from hocket.api.memory import largest_that_fits
@@ -88,6 +88,21 @@ def test_fit_answers_with_the_keys_that_programs_read(graph_file):
     times = [level["step_s"] for level in found["frontier"]]
     assert peaks == sorted(peaks, reverse=True)
     assert times == sorted(times)
+
+
+def test_fit_says_in_how_many_groups_experts_come(tmp_path):
+    graph, plan = tmp_path / "experts.json", tmp_path / "plan.json"
+    write_graph(experts_step(), graph)
+    # A layer of experts has 32 MiB, and its gradient as many.
+    what = ("fit", graph, "--on", "1xh200", "--memory", "30MiB", "-o", plan)
+    result = run(*what)
+    assert result.exception is None, result.exception
+    assert "experts of 3 in 8 groups" in " ".join(result.stdout.split())
+    assert run("verify", plan).exception is None
+    assert {block.expert_groups for block in read_plan(plan).plan[Memory].blocks} == {1, 8}
+    told = json.loads(run(*what, "--json").stdout)
+    assert (told["expert_groups"], told["feasible"]) == (8, True)
+    assert told["lower_bound_bytes"] <= told["peak_bytes"] <= 30 * MIB
 
 
 def test_fit_without_room_exits_with_4_and_the_smallest_budget(graph_file):

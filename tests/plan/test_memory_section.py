@@ -30,7 +30,7 @@ def memory(problem):
             ),
             MemoryBlock(
                 name="h.2", start=20, stop=30, activations="offloaded", tensors=(name,),
-                parameters="streamed", update="host",
+                parameters="streamed", update="host", expert_groups=4,
             ),
         ),
         loss_chunks=8,
@@ -65,6 +65,11 @@ def test_memory_that_fits_the_graph_breaks_no_rule(problem, memory):
         ),
         ({"blocks": (MemoryBlock(name="a", share=1.5),)}, "a share of 1.5"),
         ({"blocks": (MemoryBlock(name="a", tensors=("nothing",)),)}, "'nothing', which is no"),
+        ({"blocks": (MemoryBlock(name="a", expert_groups=2),)}, "not streamed and updated on the"),
+        (
+            {"blocks": (MemoryBlock(name="a", expert_groups=2, parameters="streamed"),)},
+            "experts in 2 groups",
+        ),
     ],
 )
 def test_memory_says_what_is_wrong_with_it(problem, memory, change, words):
@@ -79,6 +84,7 @@ def test_memory_says_what_is_wrong_with_it(problem, memory, change, words):
         (lambda data: data["blocks"][0].update(ops=[-1, 2]), r"ops\[0\] is -1"),
         (lambda data: data["blocks"][0].update(share=True), "share is True"),
         (lambda data: data["blocks"][0].update(share=1.5), "share is 1.5"),
+        (lambda data: data["blocks"][0].update(expert_groups=0), "expert_groups is 0"),
         (lambda data: data.update(loss_chunks=0), "loss_chunks is 0"),
         (lambda data: data.pop("prefetch"), "no key 'prefetch'"),
         (lambda data: data.update(budget_bytes=[]), "budget_bytes has 0 entries"),
@@ -89,3 +95,10 @@ def test_memory_file_errors_name_the_key(problem, memory, edit, words):
     edit(data)
     with pytest.raises(InputFileError, match=words):
         Memory.from_data(data, problem)
+
+
+def test_plans_from_before_experts_came_in_groups_are_read(problem, memory):
+    data = memory.to_data()
+    for block in data["blocks"]:
+        del block["expert_groups"]
+    assert {block.expert_groups for block in Memory.from_data(data, problem).blocks} == {1}

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.graph.graph import Role
+from hocket.planners.memory.blocks import inner_label
 from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.frontier import FULL_OFFLOAD, FULL_RECOMPUTE, PLAIN, Fitted
 from hocket.simulate.at_peak import HeldStorage, held_at_peak
@@ -84,6 +85,8 @@ def data(fit: BudgetFit) -> dict[str, Any]:
             "gain": fit.update_orders.gain,
         },
         "loss_chunks": 1 if told.memory is None else told.memory.loss_chunks,
+        "blocks": told.blocks.num_blocks,
+        "expert_groups": _expert_groups(told),
         "candidates": [{"name": name, **_numbers(plan)} for name, plan in shown_plans(fit)],
         "frontier": [
             {"peak_bytes": plan.peak_bytes, "step_s": plan.step_s}
@@ -94,6 +97,12 @@ def data(fit: BudgetFit) -> dict[str, Any]:
             for held in under_peak(told)[:NUM_TENSORS]
         ],
     }
+
+
+def _expert_groups(plan: Fitted) -> int:
+    """The most groups that batched experts of a block come in."""
+    blocks = () if plan.memory is None else plan.memory.blocks
+    return max((block.expert_groups for block in blocks), default=1)
 
 
 def _numbers(plan: Fitted) -> dict[str, Any]:
@@ -199,6 +208,12 @@ def decided(plan: Fitted) -> str:
     visiting = sum(block.parameters == "streamed" and block.update == "device" for block in blocks)
     if visiting:
         parts.append(f"{visiting} updated on the device, where their state comes to")
+    members = sum(bool(inner_label(block.name)) for block in blocks)
+    if members:
+        parts.append(f"{members} of the blocks are members of lists inside others")
+    if (groups := _expert_groups(plan)) > 1:
+        divided = sum(block.expert_groups > 1 for block in blocks)
+        parts.append(f"experts of {divided} in {groups} groups")
     if plan.memory.loss_chunks > 1:
         parts.append(f"the loss in {plan.memory.loss_chunks} chunks")
     return ", ".join(parts)

@@ -66,3 +66,46 @@ def placed(graph, on="1xh200"):
     problem = make_problem(graph, on)
     plan = empty_plan(problem, "one-device").placing(np.zeros(graph.num_ops, dtype=np.int32))
     return problem, plan
+
+
+def experts_step(num_layers=3, experts=8, expert=4 * MIB, rows=MIB, flops=2e10):
+    """A step of layers ``net.0``, ``net.1``, … that are each one batched product with the matrices
+    of all experts, as capture records it."""
+    b = GraphBuilder(f"experts {num_layers}")
+    weight, sides = experts * expert, f"float32[{experts},64,64]"
+    product = {"kind": "aten.bmm", "signature": f"aten.bmm.default({sides}, {sides})"}
+    at = b.tensor("batch", rows, role=Role.INPUT)
+    weights = [b.tensor(f"w{n}", weight, role=Role.PARAMETER) for n in range(num_layers)]
+    states = [b.tensor(f"m{n}", 2 * weight, role=Role.OPTIMIZER_STATE) for n in range(num_layers)]
+
+    def op(name, reads, size, module, *, kind, role=Role.ACTIVATION, alias_of=-1, **more):
+        touched = 0 if alias_of >= 0 else 3 * size
+        number = b.op(name, kind, reads=reads, bytes_touched=touched, module=module, **more)
+        extra = {"alias_of": alias_of} if alias_of >= 0 else {}
+        return number, b.tensor(f"{name}.out", size, producer=number, role=role, **extra)
+
+    inputs, forward, updates = [], [], []
+    for n in range(num_layers):
+        inputs.append(at)
+        number, at = op(f"f{n}", [at, weights[n]], rows, f"net.{n}.product", flops=flops, **product)
+        forward.append(number)
+    last, loss = op("loss", [at], 4, "head", role=Role.OUTPUT, kind="aten.sum")
+    _, grad = op("loss.b", [loss, at], rows, "head", phase=Phase.BACKWARD, partner=last,
+                 kind="aten.mul")  # fmt: skip
+    for n in reversed(range(num_layers)):
+        how = {"phase": Phase.BACKWARD, "partner": forward[n]}
+        _, made = op(f"g{n}", [inputs[n], grad], weight, f"net.{n}.product", flops=flops,
+                     role=Role.GRADIENT, **how, **product)  # fmt: skip
+        _, turned = op(f"t{n}", [weights[n]], weight, f"net.{n}.product", alias_of=weights[n],
+                       kind="aten.transpose", **how)  # fmt: skip
+        _, grad = op(
+            f"b{n}", [grad, turned], rows, f"net.{n}.product", flops=flops, **how, **product
+        )
+        updates.append((n, made))
+    for n, gradient in sorted(updates):
+        number = b.op(
+            f"u{n}", "optimizer.adamw", reads=[weights[n], gradient, states[n]],
+            phase=Phase.OPTIMIZER, bytes_touched=7 * weight, module=f"net.{n}",
+        )  # fmt: skip
+        b.tensor(f"w{n}.new", weight, producer=number, role=Role.PARAMETER, alias_of=weights[n])
+    return b.build()

@@ -18,7 +18,11 @@ Where ``tensors`` names storages, only these are offloaded or recomputed and the
 
 ``parameters``: ``resident`` on the device, or ``streamed``: at home on the host, fetched
 ``prefetch`` blocks before the forward and again before the backward pass of the block, dropped
-after each. Gradients of streamed parameters go to the host as soon as they are whole.
+after each. Gradients of streamed parameters go to the host as soon as they are whole. Where
+``expert_groups`` is more than 1, streamed parameters that hold the matrices of many experts, which
+are multiplied as a batch, come in so many groups of experts: each comes for its part of a product
+and makes room for the next one, and its gradient leaves before the next one's is made. The host
+updates them.
 
 ``update``: where the optimizer changes the parameters and keeps its state, ``device`` or ``host``.
 Both follow the block's gradients at once, so that gradients of all blocks never exist together. A
@@ -80,6 +84,8 @@ class MemoryBlock:
     """Where the input of a recomputed block waits."""
     parameters: Parameters = "resident"
     update: Update = "device"
+    expert_groups: int = 1
+    """Groups in which batched parameters of experts are streamed and differentiated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +117,7 @@ class Memory(Section):
                     "checkpoint": block.checkpoint,
                     "parameters": block.parameters,
                     "update": block.update,
+                    "expert_groups": block.expert_groups,
                 }
                 for block in self.blocks
             ],
@@ -152,6 +159,7 @@ class Memory(Section):
             "share": {"type": "number", "minimum": 0, "maximum": 1},
             "tensors": {"type": "array", "items": text},
         }
+        groups = {"type": "integer", "minimum": 1, "description": "1 where it is left out."}
         properties = {
             "budget_bytes": {
                 "type": "array",
@@ -162,7 +170,11 @@ class Memory(Section):
             "prefetch": count,
             "blocks": {
                 "type": "array",
-                "items": {"type": "object", "properties": block, "required": list(block)},
+                "items": {
+                    "type": "object",
+                    "properties": {**block, "expert_groups": groups},
+                    "required": list(block),
+                },
                 "description": "Pieces of the step in the order of the forward pass.",
             },
         }
@@ -185,6 +197,13 @@ class Memory(Section):
         for block in self.blocks:
             if not 0 <= block.share <= 1:
                 yield Violation("memory", f"block {block.name!r} has a share of {block.share:g}")
+            is_away = block.parameters == "streamed" and block.update == "host"
+            if block.expert_groups > 1 and not is_away:
+                yield Violation(
+                    "memory",
+                    f"block {block.name!r} has its experts in {block.expert_groups} groups, but is "
+                    "not streamed and updated on the host",
+                )
         graph = problem.work
         if isinstance(graph, Graph):
             yield from self._wrong_ops(graph)
@@ -215,7 +234,7 @@ class Memory(Section):
 
 def _block(data: object, path: str) -> MemoryBlock:
     keys = ("name", "ops", "share", "tensors", *_CHOICES)
-    entry = fields.record(data, path, required=keys)
+    entry = fields.record(data, path, required=keys, optional=("expert_groups",))
     fields.sized(entry["ops"], f"{path}.ops", 2, "the first op and the one after the last")
     start, stop = fields.int_column(entry["ops"], f"{path}.ops", 0, _MAX_COUNT).tolist()
     chosen: dict[str, Any] = {
@@ -228,5 +247,8 @@ def _block(data: object, path: str) -> MemoryBlock:
         stop=stop,
         share=fields.number(entry["share"], f"{path}.share", 0, 1),
         tensors=tuple(fields.text_column(entry["tensors"], f"{path}.tensors")),
+        expert_groups=fields.integer(
+            entry.get("expert_groups", 1), f"{path}.expert_groups", 1, _MAX_COUNT
+        ),
         **chosen,
     )

@@ -4,19 +4,22 @@ Repeated layers are the blocks that people think in: consecutive ops whose modul
 outermost numbered part (``transformer.h.3``), small neighbours joined. Where a model has no such
 parts, its forward pass is cut where few bytes cross (Wei, TensorFlowMem, CMU-CS-19-135): the cuts
 with the least sum of crossing bytes such that no piece makes more than its share, by a dynamic
-program over positions with a sliding minimum. O(ops + reads).
+program over positions with a sliding minimum. Where one block has more parameters than there is
+room for, it is cut again by a list of modules inside it, such as experts. O(ops + reads).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, deque
+from itertools import pairwise
 
 import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.graph.graph import Graph
 from hocket.simulate.rewriting.blocks import StepBlocks, make_blocks, num_forward_ops
+from hocket.simulate.rewriting.homes import runs_within
 
 FEWEST = 3
 """With fewer numbered parts than this, narrow places are looked for."""
@@ -25,6 +28,7 @@ NUM_PIECES = 16
 SMALL_OPS = 4
 """Neighbouring parts of one list are joined until they have this many ops."""
 _NUMBERED = re.compile(r"^(?:[^.]+\.)*?\d+(?=\.|$)")
+_NUMBERED_TWICE = re.compile(r"^(?:(?:[^.]+\.)*?\d+(?=\.|$)\.?){2}")
 
 
 def cut_step(graph: Graph) -> StepBlocks:
@@ -44,6 +48,49 @@ def layer_label(module: str) -> str:
     """The path up to its outermost numbered part; empty where it has none."""
     found = _NUMBERED.match(module)
     return found.group() if found else ""
+
+
+def cut_finer(graph: Graph, blocks: StepBlocks, own_bytes: LongArray, most: float) -> StepBlocks:
+    """The blocks of a step, those with lists of modules inside cut into groups of neighbouring
+    members whose ops read no more than ``most`` of ``own_bytes``, by parameter."""
+    starts, names = list[int](), list[str]()
+    for number, name in enumerate(blocks.names):
+        first, last = blocks.start[number : number + 2].tolist()
+        cuts = _inner_cuts(graph, first, last, own_bytes, most)
+        starts += [first, *cuts]
+        names += [name, *(inner_label(graph.module_of(at)) or name for at in cuts)]
+    edges = np.array([*starts, blocks.start[-1]], dtype=np.int32)
+    return make_blocks(graph, _distinct([name.partition(":")[0] for name in names]), edges)
+
+
+def inner_label(module: str) -> str:
+    """The path up to its second numbered part; empty where it has none."""
+    found = _NUMBERED_TWICE.match(module)
+    return found.group().rstrip(".") if found else ""
+
+
+def _inner_cuts(
+    graph: Graph, first: int, last: int, own_bytes: LongArray, most: float
+) -> list[int]:
+    """Where groups of members begin within a block, and what comes after the last one; nothing
+    where there are few members, or where they take turns."""
+    labels = [inner_label(graph.module_of(op)) for op in range(first, last)]
+    runs = [at for at, label in enumerate(labels) if label and label != _before(labels, at)]
+    if len(runs) < FEWEST or len({labels[at] for at in runs}) != len(runs):
+        return []
+    end = max(at for at, label in enumerate(labels) if label) + 1
+    sizes = []
+    for start, stop in pairwise([*runs, end]):
+        reads = {int(graph.root_of[t]) for op in range(first + start, first + stop)
+                 for t in graph.reads_of(op).tolist()}  # fmt: skip
+        sizes.append(int(own_bytes[sorted(reads)].sum()))
+    cuts = [first + runs[start] for start, _ in runs_within(sizes, int(most))]
+    return [at for at in [*cuts, first + end] if first < at < last] if len(cuts) > 1 else []
+
+
+def _before(labels: list[str], at: int) -> str:
+    """The last label that is none of a block itself."""
+    return next((label for label in reversed(labels[:at]) if label), "")
 
 
 def _joined(labels: list[str]) -> list[int]:

@@ -43,7 +43,9 @@ class BudgetFit:
     @cached_property
     def bound_s(self) -> float | None:
         """No plan of these ways within the budget takes less; None where none keeps it."""
-        return bound_s(self.frontier.numbers, self.budget_bytes)
+        of_blocks = (self.frontier.numbers, *self.frontier.finer)
+        found = [bound_s(numbers, self.budget_bytes) for numbers in of_blocks]
+        return min((seconds for seconds in found if seconds is not None), default=None)
 
     @property
     def gap(self) -> float | None:

@@ -11,41 +11,47 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Memory, MemoryBlock
-from hocket.planners.memory.blocks import cut_step
-from hocket.planners.memory.linear import solve
-from hocket.planners.memory.numbers import (
-    HOST_UPDATE,
-    RESIDENT,
-    STREAMED,
-    VISITING,
-    BlockNumbers,
-    measure,
+from hocket.planners.memory.maker import (
+    ANYWHERE,
+    CHUNKS,
+    FULL_OFFLOAD,
+    FULL_RECOMPUTE,
+    ON_DEVICE,
+    ON_HOST,
+    PLAIN,
+    SMALL_TAIL,
+    Fitted,
+    PlanMaker,
+    host_bytes_of,
 )
-from hocket.planners.memory.rounding import rounded
-from hocket.planners.memory.update_order import BY_NEED, UpdateOrders, host_update_orders
-from hocket.simulate.engine import simulate
-from hocket.simulate.rewriting.blocks import StepBlocks
-from hocket.simulate.rewriting.needs import Uses, find_uses
-from hocket.simulate.rewriting.step import BudgetedStep, budgeted, moved_bytes
-from hocket.simulate.timeline import Timeline
+from hocket.planners.memory.numbers import BlockNumbers
+from hocket.simulate.rewriting.homes import PIECE_BYTES
+from hocket.simulate.rewriting.needs import Uses
+
+__all__ = [
+    "CHUNKS",
+    "FULL_OFFLOAD",
+    "FULL_RECOMPUTE",
+    "PLAIN",
+    "Fitted",
+    "Frontier",
+    "find_frontier",
+    "host_bytes_of",
+    "leanest_bytes",
+]
 
 NUM_LEVELS = 32
 """Budgets that the linear program is solved for, by turns of `TURNS`."""
 FEWEST_LEVELS = 12
 NUM_ALL_LEVELS_OPS = 6000
 """Steps of more ops get fewer levels, because each is written down op by op."""
-ON_DEVICE, ON_HOST, ANYWHERE = (
-    (RESIDENT,), (RESIDENT, HOST_UPDATE, STREAMED), (RESIDENT, HOST_UPDATE, STREAMED, VISITING)
-)  # fmt: skip
 TURNS = (
     (ANYWHERE, 1.0), (ON_DEVICE, 0.0), (ANYWHERE, 0.0),
     (ON_HOST, 1.0), (ON_DEVICE, 1.0), (ON_HOST, 0.0),
@@ -53,63 +59,12 @@ TURNS = (
 """Homes that parameters may have, and what part of the copies under way is to have room: how the
 simulator will find them is not known before, so both ends are tried. Where not all parameters have
 room on the device, any home takes its turn."""
-BETWEEN = ((ANYWHERE, 1.0), (ANYWHERE, 0.0), (ON_DEVICE, 0.0))
-"""The same where plans are sought between others."""
 NEAR = 1.03
 """Budgets within this ratio of each other are not worth a plan each."""
-CHUNKS = (1, 2, 4, 8, 16, 32, 64)
-"""Into how many chunks the loss may be cut."""
-LARGEST_TAIL, SMALL_TAIL = 0.25, 0.15
-"""The loss is cut into chunks until the last block works in no more than this part of a budget; the
-second where plans are sought between others."""
-PREFETCH = 1
-PLAIN, IN_BACKWARD = "plain", "update in backward"
-FULL_RECOMPUTE, FULL_OFFLOAD = "full recompute", "offload everything"
-OFFLOADED_ACTIVATIONS, RECOMPUTED_FROM_HOST = "offload activations", "recompute from the host"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Fitted:
-    """A memory section and what the simulator says of it."""
-
-    name: str
-    memory: Memory | None
-    """None for the plain step."""
-    step: BudgetedStep
-    timeline: Timeline
-    blocks: StepBlocks
-    plain_s: float
-    """Time of the plain step."""
-    plan_seconds: float
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that any device holds."""
-        return int(self.timeline.peak_bytes.max())
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes that cross the way to the host in one step."""
-        return 0 if self.memory is None else sum(moved_bytes(self.step.rewritten))
-
-    @cached_property
-    def update_orders(self) -> UpdateOrders | None:
-        """What the order of updates on the host gains; None without any."""
-        return host_update_orders(self.step, self.timeline, self.blocks)
-
-    @cached_property
-    def step_s(self) -> float:
-        """Time of a step among many: updates on the host go on beside the next forward pass. They
-        are not claimed to make a step shorter than the plain one, because who starts the device's
-        work is the host, too."""
-        orders = self.update_orders
-        taken_s = self.timeline.makespan_s if orders is None else orders.step_s[BY_NEED.name]
-        return max(min(taken_s, self.timeline.makespan_s), self.plain_s)
-
-    @property
-    def rank(self) -> tuple[float, int, int]:
-        """Of two plans that fit the lower one is better: faster, else moving and holding less."""
-        return self.step_s, self.moved_bytes, self.peak_bytes
+LARGE_SLOTS = 0.25
+"""Where streamed parameters take more than this part of what the leanest plan holds, blocks are cut
+by the lists inside them, and batched experts are streamed in groups."""
+FEWEST_GROUPS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +76,8 @@ class Frontier:
     plans: tuple[Fitted, ...]
     uses: Uses
     numbers: BlockNumbers
+    finer: tuple[BlockNumbers, ...]
+    """The same of the step with smaller blocks, or with experts in groups, where that was tried."""
     plan_seconds: float
 
     def best(self, budget_bytes: float) -> Fitted | None:
@@ -157,31 +114,54 @@ def find_frontier(
     if num_levels is None:
         fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(problem.graph.num_ops, 1)
         num_levels = min(NUM_LEVELS, max(FEWEST_LEVELS, fewer))
-    maker = _Maker(problem, plan, host_bytes, CHUNKS if in_chunks else CHUNKS[:1])
+    maker = PlanMaker(problem, plan, host_bytes, CHUNKS if in_chunks else CHUNKS[:1])
     plans = {fitted.name: fitted for fitted in maker.usual()}
     most = plans[PLAIN].peak_bytes
     least = min(fitted.peak_bytes for fitted in plans.values())
     seen = {fitted.memory for fitted in plans.values()}
-    tried: list[float] = []
-    for number, budget in enumerate(np.geomspace(max(least, 1) * 0.9, most, num_levels)):
-        fitted = maker.solved(f"level {number}", float(budget), seen, *TURNS[number % len(TURNS)])
+
+    def keep(fitted: Fitted | None) -> None:
         if fitted is not None:
             seen.add(fitted.memory)
             plans[fitted.name] = fitted
+
+    for number, budget in enumerate(np.geomspace(max(least, 1) * 0.9, most, num_levels)):
+        turn = TURNS[number % len(TURNS)]
+        keep(maker.solved(f"level {number}", float(budget), seen, *turn))
+    finer = _in_groups(maker, least)
+    for each in finer:
+        for fitted in each.leanest():
+            keep(fitted)
+        leaner = min(fitted.peak_bytes for fitted in plans.values())
+        levels = np.geomspace(max(leaner, 1), max(2 * least, leaner), num_levels // 2)
+        for number, budget in enumerate(levels):
+            name = f"level {number}{each.how}"
+            keep(each.solved(name, float(budget), seen, ANYWHERE, float(number % 2)))
+    tried: list[float] = []
     for number in range(num_levels // 4):
         gap = _steepest(plans.values(), tried)
         if gap is None:
             break
         tried.append(gap)
         for part in (1.0, 0.0):
-            name = f"between {number}, {part:g}"
-            fitted = maker.solved(name, gap, seen, ANYWHERE, part, SMALL_TAIL)
-            if fitted is not None:
-                seen.add(fitted.memory)
-                plans[fitted.name] = fitted
+            for each in (maker, *(finer if gap < 2 * least else ())):
+                name = f"between {number}, {part:g}{each.how}"
+                keep(each.solved(name, gap, seen, ANYWHERE, part, SMALL_TAIL))
     kept = [fitted for fitted in plans.values() if maker.fits_host(fitted)]
-    seconds = time.perf_counter() - started
-    return Frontier(problem, plan, tuple(kept), maker.uses, maker.numbers, seconds)
+    return Frontier(
+        problem, plan, tuple(kept), maker.uses, maker.numbers,
+        tuple(each.numbers for each in finer), time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _in_groups(maker: PlanMaker, least_bytes: int) -> list[PlanMaker]:
+    """Makers of plans with smaller blocks and experts in groups: in pieces that the link carries
+    well, and in as many as there are; none where streamed parameters are not what is large."""
+    if 2 * maker.largest_bytes < LARGE_SLOTS * least_bytes:
+        return []
+    most = maker.most_groups
+    well = min(most, max(FEWEST_GROUPS, -(-maker.largest_bytes // PIECE_BYTES)))
+    return [maker.in_groups(count) for count in sorted({well, most}) if count > 1]
 
 
 def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
@@ -203,121 +183,7 @@ def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
 
 def leanest_bytes(problem: Problem, plan: Plan) -> int:
     """The fewest bytes that a plan of this step is known to need, without looking at its time."""
-    maker = _Maker(problem, plan, float("inf"), CHUNKS)
-    return min(fitted.peak_bytes for fitted in maker.leanest())
-
-
-class _Maker:
-    """Makes plans and has them simulated; what they share is found once."""
-
-    def __init__(
-        self, problem: Problem, plan: Plan, host_bytes: float, chunks: tuple[int, ...]
-    ) -> None:
-        self.problem, self.plan = problem, plan
-        self.host_bytes, self.chunks = host_bytes, chunks
-        self.uses: Uses = find_uses(problem.graph, cut_step(problem.graph))
-        device = int(plan.device_of[0]) if plan.device_of is not None else 0
-        self.numbers: BlockNumbers = measure(problem, self.uses, device)
-        self.budgets = (0,) * problem.cluster.num_devices
-        self.plain_s = 0.0
-
-    def usual(self) -> Iterator[Fitted]:
-        """What people do by hand, and the leanest plan."""
-        timeline = simulate(self.problem, self.plan)
-        nothing = self._all(loss_chunks=1)
-        plain = budgeted(self.problem, self.plan, nothing, uses=self.uses)
-        self.plain_s = timeline.makespan_s
-        yield Fitted(
-            name=PLAIN, memory=None, step=plain, timeline=timeline, blocks=self.uses.blocks,
-            plain_s=self.plain_s, plan_seconds=0.0,
-        )  # fmt: skip
-        yield self._judged(IN_BACKWARD, nothing)
-        yield self._judged(FULL_RECOMPUTE, self._all(1, activations="recomputed"))
-        yield self._judged(OFFLOADED_ACTIVATIONS, self._all(1, activations="offloaded"))
-        yield self._judged(RECOMPUTED_FROM_HOST, self._all(
-            1, num_kept=2, activations="recomputed", checkpoint="offloaded"))  # fmt: skip
-        yield self._judged(FULL_OFFLOAD, self._all(
-            1, activations="offloaded", parameters="streamed", update="host"))  # fmt: skip
-        yield from self.leanest()
-
-    def leanest(self) -> Iterator[Fitted]:
-        """Everything away that can be away."""
-        for chunks in dict.fromkeys((1, self.chunks[-1])):
-            yield self._judged(f"leanest, {chunks} chunks", self._all(
-                chunks, activations="recomputed", checkpoint="offloaded", parameters="streamed",
-                update="host"))  # fmt: skip
-
-    def _all(self, loss_chunks: int, *, num_kept: int = 1, **policy: str) -> Memory:
-        """One policy for every block, but for the last ones, whose activations are kept."""
-        starts = self.uses.blocks.start.tolist()
-        last = self.uses.blocks.num_blocks - num_kept
-        homes = {k: v for k, v in policy.items() if k in ("parameters", "update")}
-        blocks = tuple(
-            MemoryBlock(
-                name=name, start=starts[number], stop=starts[number + 1],
-                # What the last block makes is needed at once.
-                **(policy if number < last else homes),  # type: ignore[arg-type]
-            )
-            for number, name in enumerate(self.uses.blocks.names)
-        )  # fmt: skip
-        return Memory(
-            budget_bytes=self.budgets, blocks=blocks, loss_chunks=loss_chunks, prefetch=PREFETCH
-        )
-
-    def _judged(self, name: str, memory: Memory) -> Fitted:
-        started = time.perf_counter()
-        step = budgeted(self.problem, self.plan, memory, uses=self.uses)
-        timeline = simulate(step.problem, step.plan)
-        return Fitted(
-            name=name, memory=memory, step=step, timeline=timeline, blocks=self.uses.blocks,
-            plain_s=self.plain_s, plan_seconds=time.perf_counter() - started,
-        )  # fmt: skip
-
-    def solved(
-        self, name: str, budget_bytes: float, seen: set[Memory | None], homes: tuple[int, ...],
-        in_flight: float, tail: float = LARGEST_TAIL,
-    ) -> Fitted | None:  # fmt: skip
-        """What the linear program gives for a budget, unless it was seen or nothing keeps it."""
-        chunks = self._chunks(tail * budget_bytes)
-        work, seconds = self._tail(chunks)
-        for allowed in dict.fromkeys((homes, ANYWHERE)):
-            shares = solve(
-                self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
-                host_bytes=self.host_bytes, homes=allowed, in_flight=in_flight,
-            )  # fmt: skip
-            if shares is not None:
-                break
-        if shares is None:
-            return None
-        memory = rounded(
-            shares, self.numbers, self.uses, budget_bytes=self.budgets, loss_chunks=chunks,
-            prefetch=PREFETCH,
-        )  # fmt: skip
-        return None if memory in seen else self._judged(name, memory)
-
-    def _chunks(self, tail_bytes: float) -> int:
-        fits = (n for n in self.chunks if self._tail(n)[0] <= tail_bytes)
-        return next(fits, self.chunks[-1])
-
-    def _tail(self, chunks: int) -> tuple[float, float]:
-        """Bytes and seconds of the last block in chunks."""
-        numbers = self.numbers
-        saved = numbers.tail_inner * (1 - 1 / chunks)
-        op_s = numbers.tail_s
-        if chunks > 1:
-            op_s = np.where(op_s > 0, np.maximum(op_s / chunks, numbers.launch_s) * chunks, 0.0)
-        return float((numbers.tail_held - saved).max(initial=0.0)), float(op_s.sum())
-
-    def fits_host(self, fitted: Fitted) -> bool:
-        """Whether what waits on the host has room there."""
-        return host_bytes_of(fitted) <= self.host_bytes
-
-
-def host_bytes_of(fitted: Fitted) -> int:
-    """Bytes that a plan keeps on the host: offloaded activations, and what is at home there."""
-    if fitted.memory is None:
-        return 0
-    before = fitted.step.rewritten
-    graph = before.graph
-    is_offload = np.array([name.endswith("@offload") for name in graph.op_names])
-    return int(before.moved_bytes[is_offload].sum()) + fitted.step.at_home_bytes
+    maker = PlanMaker(problem, plan, float("inf"), CHUNKS)
+    least = min(fitted.peak_bytes for fitted in maker.leanest())
+    finer = (fitted for each in _in_groups(maker, least) for fitted in each.leanest())
+    return min([least, *(fitted.peak_bytes for fitted in finer)])

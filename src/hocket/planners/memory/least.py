@@ -2,7 +2,8 @@
 
 Whatever is offloaded, fetched or made again, the storages of an op are on the device while it runs,
 and the batch and buffers are there at all times. Ops of the last block may go in chunks, of which
-only the part that exists for one chunk at a time is divided. O(ops + reads).
+only the part that exists for one chunk at a time is divided, and products of experts one expert at
+a time. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 
 from hocket.graph.graph import Phase, Role
 from hocket.simulate.rewriting.chunks import find_region
+from hocket.simulate.rewriting.experts import all_in_groups, parts_of
 from hocket.simulate.rewriting.needs import Uses
 
 
@@ -28,6 +30,8 @@ def least_bytes(uses: Uses, max_chunks: int) -> int:
     parted[list(region.whole)] = False
     size[parted] /= max_chunks
     size[is_base] = 0
+    most_groups = max((each.count for each in uses.experts.values()), default=1)
+    size /= parts_of(graph, uses.experts, all_in_groups(uses.experts, most_groups))
     most = 0.0
     for op in np.flatnonzero(graph.op_phase != Phase.OPTIMIZER).tolist():
         tensors = [*graph.reads_of(op).tolist(), *graph.made_by(op)]

@@ -261,14 +261,14 @@ class _Program:
             is_last = block == self.count - 1
             forward = tail_work if is_last else float(numbers.forward_work[block])
             backward = tail_work if is_last else float(numbers.backward_work[block])
-            coming = self._window(numbers.fetched, self.home, block, block + self.ahead, unit)
+            coming = self._window(numbers.room, self.home, block, block + self.ahead, unit)
             leaving = self._window(numbers.moved, self.way, block - 1 - self.ahead, block - 1, unit)
             copied = [(column, value * in_flight) for column, value in (*coming, *leaving)]
             self._row([*at_home, *left, *copied], (room - forward) / unit)
             early = self._window(numbers.moved, self.way, block - self.ahead, block - 1, unit)
-            early += self._window(numbers.fetched, self.home, block - self.ahead, block, unit)
+            early += self._window(numbers.room, self.home, block - self.ahead, block, unit)
             early += self._window(
-                numbers.gradients, self.home, block + 1, block + 1 + self.ahead, unit
+                numbers.leaving, self.home, block + 1, block + 1 + self.ahead, unit
             )
             copied = [(column, value * in_flight) for column, value in early]
             self._row([*at_home, *left, *copied], (room - backward) / unit)

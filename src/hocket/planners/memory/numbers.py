@@ -9,6 +9,7 @@ among them. O(ops + reads) and O(ops²) only in what one block makes again.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
 from hocket.planners.memory.work import find_work, needed_last
+from hocket.simulate.rewriting.experts import all_in_groups
 from hocket.simulate.rewriting.homes import (
     host_update_bytes,
     parameter_reads,
@@ -58,10 +60,14 @@ class BlockNumbers:
     """[block, home]: bytes of parameters and optimizer state on the device at all times."""
     fetched: FloatArray
     """[block, home]: bytes of parameters that come for each pass."""
+    room: FloatArray
+    """[block, home]: bytes of these that are on the device at a time."""
     visiting: FloatArray
     """[block, home]: bytes of state and of parameters in full that come for the update."""
     gradients: FloatArray
     """[block, home]: bytes of gradients, or of what was updated, that go to the host."""
+    leaving: FloatArray
+    """[block, home]: bytes of these that are on the device at a time."""
     returned: FloatArray
     """[block, home]: bytes of updated parameters that come back at once."""
     update_s: FloatArray
@@ -89,15 +95,18 @@ class BlockNumbers:
         return len(self.forward_s)
 
 
-def measure(problem: Problem, uses: Uses, device: int = 0) -> BlockNumbers:
-    """The numbers of a step that runs on one device."""
+def measure(
+    problem: Problem, uses: Uses, device: int = 0, *, expert_groups: int = 1
+) -> BlockNumbers:
+    """The numbers of a step that runs on one device, streamed experts in about so many groups."""
     graph = uses.graph
     op_s = problem.costs.op_s[problem.costs.device_row[device]]
     is_forward = graph.op_phase == Phase.FORWARD
     is_backward = graph.op_phase == Phase.BACKWARD
-    ways = _ways(uses, op_s)
-    homes = _homes(uses, op_s)
-    work = find_work(uses)
+    groups = all_in_groups(uses.experts, expert_groups)
+    ways = _ways(uses, op_s, groups)
+    homes = _homes(uses, op_s, groups)
+    work = find_work(uses, groups)
     return BlockNumbers(
         forward_s=_by_block(uses, is_forward, op_s),
         backward_s=_by_block(uses, is_backward, op_s),
@@ -117,6 +126,8 @@ def measure(problem: Problem, uses: Uses, device: int = 0) -> BlockNumbers:
         cheap=ways.cheap,
         home=homes.home,
         fetched=homes.fetched,
+        room=homes.room,
+        leaving=homes.leaving,
         visiting=homes.visiting,
         gradients=homes.gradients,
         returned=homes.returned,
@@ -142,13 +153,13 @@ class _Ways:
     cheap: tuple[tuple[int, ...], ...]
 
 
-def _ways(uses: Uses, op_s: FloatArray) -> _Ways:
+def _ways(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Ways:
     graph, count = uses.graph, uses.blocks.num_blocks
     stay, moved, again_s = (np.zeros((count, len(WAYS))) for _ in range(3))
-    last = needed_last(uses)
+    last = needed_last(uses, groups)
     cheap: list[tuple[int, ...]] = []
     for block in range(count):
-        own = [s for s in uses.saved(block) if last[s] == block]
+        own = [s for s in uses.saved(block) if last.get(s) == block]
         sizes = graph.tensor_bytes[own].astype(np.float64)
         total, movable = sizes.sum(), sizes[sizes >= SMALLEST_MOVED].sum()
         stay[block] = total
@@ -198,8 +209,10 @@ def _cheap(uses: Uses, op_s: FloatArray, block: int) -> tuple[int, ...]:
 class _Homes:
     home: FloatArray
     fetched: FloatArray
+    room: FloatArray
     visiting: FloatArray
     gradients: FloatArray
+    leaving: FloatArray
     returned: FloatArray
     update_s: FloatArray
     host_traffic: FloatArray
@@ -207,7 +220,7 @@ class _Homes:
     berths_bytes: float
 
 
-def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
+def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
     """What the parameters of each block take; those of several blocks stay on the device here."""
     graph, blocks = uses.graph, uses.blocks
     count = blocks.num_blocks
@@ -216,8 +229,10 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
         for name in (
             "home",
             "fetched",
+            "room",
             "visiting",
             "gradients",
+            "leaving",
             "returned",
             "update_s",
             "host_traffic",
@@ -238,6 +253,7 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
             away = (STREAMED, VISITING)
             tables["home"][block, away] -= size
             tables["fetched"][block, away] += copied[root]
+            tables["room"][block, away] += copied[root] / groups.get(root, 1)
     visiting: dict[int, list[int]] = defaultdict(list)
     for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
         block, reads = int(blocks.block_of[op]), graph.reads_of(op)
@@ -251,6 +267,8 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
         at_home = (HOST_UPDATE, STREAMED, VISITING) if is_shared else (HOST_UPDATE, STREAMED)
         gradient = reads[(role == Role.GRADIENT) | (role == Role.ACTIVATION)]
         tables["gradients"][block, at_home] += graph.tensor_bytes[gradient].sum()
+        at_once = max((groups.get(root, 1) for root in parameters.tolist()), default=1)
+        tables["leaving"][block, at_home] += graph.tensor_bytes[gradient].sum() / at_once
         tables["host_traffic"][block, at_home] += host_update_bytes(graph, op, copied)
         back = at_home if is_shared else (HOST_UPDATE,)
         tables["returned"][block, back] += copied[reads[role == Role.PARAMETER]].sum()
@@ -262,6 +280,7 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
         arriving, leaving = visiting_bytes(graph, parameters, copied)
         tables["visiting"][block, VISITING] += state_bytes + arriving
         tables["gradients"][block, VISITING] += state_bytes + leaving
+        tables["leaving"][block, VISITING] += state_bytes + leaving
     _, berths_bytes = visiting_pieces(graph, visiting, copied)
     return _Homes(**tables, owned=frozenset(owned), berths_bytes=float(berths_bytes))
 

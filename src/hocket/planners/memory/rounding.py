@@ -40,6 +40,7 @@ def rounded(
     budget_bytes: tuple[int, ...],
     loss_chunks: int,
     prefetch: int,
+    expert_groups: int = 1,
 ) -> Memory:
     """The section nearest to the shares."""
     ways = shares.ways.copy()
@@ -49,6 +50,7 @@ def rounded(
     way = _diffused(ways, numbers.stay[:, KEPT])
     home = _diffused(shares.homes, numbers.home[:, RESIDENT])
     share = np.divide(offloaded, there, out=np.zeros_like(there), where=there > 0)
+    of_experts = {each.block for each in uses.experts.values()}
     blocks = tuple(
         MemoryBlock(
             name=name,
@@ -56,6 +58,7 @@ def rounded(
             stop=int(uses.blocks.start[number + 1]),
             parameters="streamed" if home[number] in (STREAMED, VISITING) else "resident",
             update="device" if home[number] in (RESIDENT, VISITING) else "host",
+            expert_groups=expert_groups if home[number] == STREAMED and number in of_experts else 1,
             **_activations(int(way[number]), float(share[number]), numbers.cheap[number], uses),
         )
         for number, name in enumerate(uses.blocks.names)

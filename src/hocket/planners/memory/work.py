@@ -7,6 +7,7 @@ it is what a block leaves behind, which the plan decides about. O(ops + reads), 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Phase
 from hocket.simulate.rewriting.chunks import find_region
+from hocket.simulate.rewriting.experts import parts_of
 from hocket.simulate.rewriting.needs import Uses
 
 
@@ -30,30 +32,38 @@ class Work:
     """Ops of the last block."""
 
 
-def needed_last(uses: Uses) -> dict[int, int]:
-    """Per saved storage: of the blocks whose backward pass reads it, the first to come then."""
+def needed_last(uses: Uses, groups: Mapping[int, int]) -> dict[int, int]:
+    """Per saved storage: of the blocks whose backward pass reads it, the first to come then. What
+    is made of one of the groups of experts is not saved."""
     last: dict[int, int] = {}
     for block in range(uses.blocks.num_blocks):
         for storage in uses.saved(block):
             last[storage] = block
+    for root in groups:
+        for storage in uses.experts[root].made:
+            last.pop(storage, None)
     return last
 
 
-def find_work(uses: Uses) -> Work:
-    """The bytes of each pass."""
+def find_work(uses: Uses, groups: Mapping[int, int]) -> Work:
+    """The bytes of each pass, where so many parameters of experts go in so many groups."""
     graph, blocks = uses.graph, uses.blocks
     num_forward = int(blocks.start[-1])
     num_step = int((graph.op_phase != Phase.OPTIMIZER).sum())
     region, last_block = find_region(graph, blocks), blocks.num_blocks - 1
-    saved = needed_last(uses)
+    saved = needed_last(uses, groups)
+    passing = {storage for root in groups for storage in uses.experts[root].made}
     stops = _last_reads(uses, num_step)
     block_of = blocks.block_of[:num_step]
     held, inner = np.zeros(num_step + 1), np.zeros(num_step + 1)
     backward_ends = _backward_ends(uses, num_step)
-    producer, sizes = graph.tensor_producer, graph.held_bytes
+    producer, sizes = (
+        graph.tensor_producer,
+        graph.held_bytes / parts_of(graph, uses.experts, groups),
+    )
     for storage in np.flatnonzero((producer >= 0) & (producer < num_step) & (sizes > 0)).tolist():
         start, size = int(producer[storage]), float(sizes[storage])
-        spans = [(start, int(stops[storage]) + 1)]
+        spans = [(start, start + 1 if storage in passing else int(stops[storage]) + 1)]
         if storage in saved:
             until = max(saved[storage], int(block_of[start]))
             spans = [(start, int(blocks.start[until + 1])), *backward_ends[storage]]

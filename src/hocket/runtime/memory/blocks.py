@@ -106,6 +106,8 @@ class Block:
     modules: dict[str, nn.Module]
     parameters: list[nn.Parameter] = field(default_factory=list)
     """Those that no other block has."""
+    grouped: dict[nn.Parameter, int] = field(default_factory=dict)
+    """Those of experts that come in so many groups, and not with the block."""
     home: torch.Tensor | None = None
     """The host's buffer of the parameters; None where they live on the device."""
     home_layout: BufferLayout = field(default_factory=lambda: BufferLayout((), 0))
@@ -118,12 +120,18 @@ class Block:
     """Whether no update of it is under way on the host."""
     returned: Ticket = DONE
     """Of what an update on the device sends home."""
+    sent: Ticket = DONE
+    """Of the gradients that were last sent home."""
     num_open: int = 0
     """Visits of the forward pass whose backward pass is still to come."""
     pending: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
     """Gradients at home that wait for more, or for the update."""
     landing: torch.Tensor | None = None
     """The buffer that they lie in."""
+    arriving: torch.Tensor | None = None
+    """The buffer that gradients of groups of experts are sent to in this backward pass."""
+    arrived: set[tuple[nn.Parameter, int]] = field(default_factory=set)
+    """Which of them were sent, by parameter and first expert."""
     twins: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
     """What is updated at home, while the parameter itself may look elsewhere."""
     is_stale: bool = True
@@ -139,14 +147,22 @@ class Block:
         return self.home is not None and self.resident is None
 
     @property
+    def brought_bytes(self) -> int:
+        """What is fetched of a streamed block at once: all that does not come in groups."""
+        places = [p for p in self.copied_layout.places if p.parameter not in self.grouped]
+        return places[-1].stop if places else 0
+
+    @property
     def is_updated_here(self) -> bool:
         """Whether its state comes to the device for the update."""
         return self.is_streamed and self.policy.update == "device"
 
     def settle_on_host(self, rounded: Mapping[int, torch.dtype], *, pinned: bool) -> None:
         """Make the host its home; ``rounded`` are types that its parameters are computed in."""
-        self.home_layout = layout_of(self.parameters)
-        self.copied_layout = layout_of(self.parameters, rounded)
+        # What comes in groups lies behind what comes at once.
+        ordered = sorted(self.parameters, key=lambda p: p in self.grouped)
+        self.home_layout = layout_of(ordered)
+        self.copied_layout = layout_of(ordered, rounded)
         are_same = all(id(p) not in rounded for p in self.parameters)
         travels = are_same or self.policy.update == "device"
         with on_host(), torch.no_grad():
@@ -169,9 +185,10 @@ class Block:
 
     def look_at(self, buffer: torch.Tensor) -> None:
         """Have the parameters look at a copy on the device."""
+        places = [p for p in self.copied_layout.places if p.parameter not in self.grouped]
         if id(buffer) not in self._views:
-            self._views[id(buffer)] = [place.of(buffer) for place in self.copied_layout.places]
-        for place, view in zip(self.copied_layout.places, self._views[id(buffer)], strict=True):
+            self._views[id(buffer)] = [place.of(buffer) for place in places]
+        for place, view in zip(places, self._views[id(buffer)], strict=True):
             place.parameter.data = view
 
     @torch.no_grad()

@@ -12,6 +12,9 @@ from hocket.base.errors import UsageError, unknown_name
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.experts import can_be_grouped
+from hocket.simulate.rewriting.blocks import blocks_of as ops_by_block
+from hocket.simulate.rewriting.experts import find_experts, in_groups
 
 SHARED = "(shared)"
 """Name of the block of parameters that several blocks have, or none."""
@@ -49,6 +52,20 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
     # The forward pass begins with them.
     return [*blocks, Block(shared, -1, {}, rest)]
+
+
+def group_experts(
+    model: nn.Module, blocks: Sequence[Block], memory: Memory, graph: Graph | None
+) -> None:
+    """Have the blocks know which of their parameters come in groups of experts."""
+    if graph is None or all(policy.expert_groups == 1 for policy in memory.blocks):
+        return
+    experts = find_experts(graph, ops_by_block(graph, memory))
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for root, count in in_groups(experts, memory).items():
+        block, parameter = blocks[experts[root].block], named[graph.tensor_names[root]]
+        if parameter in set(block.parameters) and can_be_grouped(parameter):
+            block.grouped[parameter] = count
 
 
 def _require_apart(model: nn.Module) -> None:

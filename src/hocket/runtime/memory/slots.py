@@ -68,10 +68,10 @@ class Slots:
             return None
         slot = min(free, key=lambda each: each.last_used)
         assert block.copied is not None
-        num_bytes = block.copied_layout.num_bytes
+        num_bytes = block.brought_bytes
         slot.block = block
         slot.ticket = self._engines.fetch(
-            [(slot.buffer[:num_bytes], block.copied)], slot.left, block.returned
+            [(slot.buffer[:num_bytes], block.copied[:num_bytes])], slot.left, block.returned
         )
         self._touch(slot)
         return slot

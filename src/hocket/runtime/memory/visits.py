@@ -125,6 +125,8 @@ class Visits:
         if block.resident is not None:
             self._renew(block, block.resident)
             return
+        if not block.brought_bytes:
+            return
         slot = self.slots.fetch(block, self._in_use)
         assert slot is not None, "there are more buffers than blocks in use at once"
         slot.ticket.wait()
@@ -158,7 +160,7 @@ class Visits:
         """Fetch what the visits after this one want."""
         after = self._position + 1
         for block in self._route[after : after + self.prefetch]:
-            if not block.is_streamed or block in self._in_use:
+            if not block.is_streamed or not block.brought_bytes or block in self._in_use:
                 continue
             if not waits and not block.updated.is_set():
                 return
@@ -239,7 +241,8 @@ class Visits:
         if visit.saved is not None:
             visit.saved.fetch()
         for earlier in reversed(self._forward[max(0, visit.number - self.prefetch) : visit.number]):
-            if earlier.block.is_streamed and earlier.block not in self._in_use:
+            is_brought = earlier.block.is_streamed and earlier.block.brought_bytes
+            if is_brought and earlier.block not in self._in_use:
                 self.slots.fetch(earlier.block, self._in_use)
             if earlier.saved is not None and earlier.block.num_open:
                 earlier.saved.fetch()

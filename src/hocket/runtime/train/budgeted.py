@@ -27,10 +27,11 @@ from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph
 from hocket.runtime.memory.blocks import Block, settle_parameters
 from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
-from hocket.runtime.memory.ledger import on_host
+from hocket.runtime.memory.experts import GroupedParameter, Ring, called_in_groups, group_bytes
+from hocket.runtime.memory.landing import Gradients, Landings
 from hocket.runtime.memory.logits import LazyLogits, last_layer
 from hocket.runtime.memory.part_steps import PartSteps
-from hocket.runtime.memory.parts import blocks_of
+from hocket.runtime.memory.parts import blocks_of, group_experts
 from hocket.runtime.memory.slots import Slots
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.memory.visiting import Visitors
@@ -42,8 +43,6 @@ from hocket.runtime.train.forwards import put_forward, take_away
 from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.returned import single_number, without_cache
 from hocket.runtime.train.weight import Weight
-
-Gradients = dict[nn.Parameter, torch.Tensor]
 
 
 class Budgeted:
@@ -73,16 +72,18 @@ class Budgeted:
         self._loss = ChosenLoss(recipe.loss)
         self._engines = CopyEngines(device, is_real=device.type == "cuda" and not is_rehearsal)
         self.blocks = blocks_of(model, memory, graph)
+        group_experts(model, self.blocks, memory, graph)
         self._pool = HostPool(pinned=self._engines.is_real)
         self._updates = HostUpdates(is_idle=is_rehearsal)
         self._steps = PartSteps(device, is_real=self._engines.is_real, is_rehearsal=is_rehearsal)
         self._optimizer: torch.optim.Optimizer | None = None
         """Whose updates are done as gradients come."""
         self._is_own_loop = self._has_left = False
-        self._sent, self._used = Lent(), Lent()
-        """Gradients on their way to the host, and those that updates on the device read."""
+        self._landings = Landings(self._engines, self._pool, self._updates)
+        self._used = Lent()
+        """Gradients that updates on the device read."""
         settle_parameters(model, self.blocks, self._engines, rounded or {})
-        self._slots = self._make_slots()
+        self._slots, self._ring = self._make_slots(), self._make_ring()
         own = CopyEngines(device, is_real=self._engines.is_real)
         self._visitors = Visitors(self.blocks, own, self._steps.step_here)
         stays = frozenset(tensor.untyped_storage()._cdata for tensor in self.lasting)
@@ -210,7 +211,7 @@ class Budgeted:
                 self._update_here(block)
             return
         found = {p: p.grad for p in block.parameters if p.grad is not None}
-        if not found:
+        if not found and not block.arrived:
             return
         for parameter in found:
             parameter.grad = None
@@ -221,18 +222,9 @@ class Budgeted:
             block.returned = update.returned
             self._slots.forget(block)
             return
-        landing = block.landing if block.landing is not None and not block.pending else None
-        if landing is None:
-            landing = self._pool.take(block.home_layout.num_bytes)
-        with on_host():
-            places = {p.parameter: p.of(landing) for p in block.home_layout.places}
-        # In the parameters' own type, as autograd would have it after rounding.
-        sources = [gradient.to(places[p].dtype) for p, gradient in found.items()]
-        ticket = self._engines.send(list(zip([places[p] for p in found], sources, strict=True)))
-        self._sent.lend(sources, ticket)
-        landed = {p: places[p] for p in found}
+        landing, landed = self._landings.send(block, found)
         part = None if self._optimizer is None else self._steps.at_home(self._optimizer, block)
-        self._updates.ask(block, partial(self._land, block, landing, landed, part), ticket)
+        self._updates.ask(block, partial(self._land, block, landing, landed, part), block.sent)
         self._slots.forget(block)
 
     def _land(
@@ -243,15 +235,7 @@ class Budgeted:
         part: torch.optim.Optimizer | None,
     ) -> None:
         """On the host: add what has come to what is there, and update if that is all."""
-        if not block.pending:
-            block.landing, block.pending = landing, gradients
-        else:
-            for parameter, gradient in gradients.items():
-                if parameter in block.pending:
-                    block.pending[parameter].add_(gradient)
-                else:
-                    block.pending[parameter] = gradient.clone()
-            self._pool.give_back(landing)
+        self._landings.add(block, landing, gradients)
         if part is not None:
             self._update(block, part)
 
@@ -262,10 +246,7 @@ class Budgeted:
         part.step()
         for parameter in block.pending:
             block.twins[parameter].grad = None
-        block.pending = {}
-        if block.landing is not None:
-            self._pool.give_back(block.landing)
-            block.landing = None
+        self._landings.leave(block)
         block.round()
         block.is_stale = True
 
@@ -284,7 +265,7 @@ class Budgeted:
 
     def _finish_step(self) -> None:
         self._finish_block(self.blocks[-1])
-        self._sent.take_back()
+        self._landings.sent.take_back()
         self._used.take_back()
         if self._is_own_loop:
             self._settle()
@@ -306,13 +287,22 @@ class Budgeted:
     # ── setting up ───────────────────────────────────────────────────────────────────────────
 
     def _make_slots(self) -> Slots:
-        sizes = [b.copied_layout.num_bytes for b in self.blocks if b.is_streamed]
+        sizes = [b.brought_bytes for b in self.blocks if b.is_streamed]
         return Slots(self._engines, max(sizes, default=0), 1 + max(1, self._memory.prefetch))
+
+    def _make_ring(self) -> Ring:
+        sizes = [
+            group_bytes(place, block.grouped[place.parameter])
+            for block in self.blocks
+            for place in block.copied_layout.places
+            if place.parameter in block.grouped
+        ]
+        return Ring(self._engines, max(sizes, default=0))
 
     @property
     def lasting(self) -> list[torch.Tensor]:
         """What stays on the device between steps, but for the optimizer's state."""
-        lasting = [*self._model.buffers(), *self._slots.buffers]
+        lasting = [*self._model.buffers(), *self._slots.buffers, *self._ring.buffers]
         for block in self.blocks:
             if block.home is None:
                 lasting += block.parameters
@@ -329,8 +319,18 @@ class Budgeted:
     def _put_visits(self) -> None:
         head = last_layer(self._model) if self._memory.loss_chunks > 1 else None
         for block in self.blocks:
+            sources = {
+                place.parameter: GroupedParameter(
+                    block, place, block.grouped[place.parameter], self._ring,
+                    self._landings.send_group,
+                )
+                for place in block.copied_layout.places
+                if place.parameter in block.grouped
+            }  # fmt: skip
             for module in block.modules.values():
                 forward = module.forward
+                if sources:
+                    forward = called_in_groups(sources, forward)
                 if head is not None and module is head:
                     put_forward(module, self, partial(self._lazy, block, forward, head))
                 else:

@@ -7,7 +7,7 @@ a later one, or what was fetched for its whole storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -119,10 +119,10 @@ class Emitter:
                 self.tensor(tensor, producer=new, num_bytes=self._bytes[tensor])
         return self._control(new) if tells else None
 
-    def at_home(self, op: int, after: int, num_bytes: int) -> int:
-        """An update on the host, once a copy has ended, that reads and writes so many bytes;
+    def at_home(self, op: int, after: Iterable[int], num_bytes: int) -> int:
+        """An update on the host, once copies have ended, that reads and writes so many bytes;
         returns what tells of its own end."""
-        new = self._like(op, "", [after], 1, is_again=False)
+        new = self._like(op, "", after, 1, is_again=False)
         self._ops[new] = self._ops[new]._replace(stream=int(Stream.HOST), num_bytes=num_bytes)
         return self._control(new)
 
@@ -139,18 +139,31 @@ class Emitter:
         """A part of an op; what leaves the region is made whole and added to by later chunks."""
         if op in region.once:
             return self.op(op, tells=tells)
+        new = self.part(op, chunk, count, region.whole, suffix=f"@{chunk}", is_again=chunk > 0)
+        return self._control(new) if tells else None
+
+    def part(
+        self, op: int, number: int, count: int, whole: Collection[int], *, suffix: str,
+        is_again: bool, also_reads: Iterable[int] = (),
+    ) -> int:  # fmt: skip
+        """One of so many parts of an op, which is returned; storages of ``whole`` are made by the
+        first part and added to by later ones, of others each part makes its own."""
         made = list(self.graph.made_by(op))
-        grown = {t: self.now[t] for t in made if chunk and t in region.whole}
-        reads = [*self._reads_now(op), *grown.values()]
-        new = self._like(op, f"@{chunk}", reads, count, is_again=chunk > 0)
+        grown = {t: self.now[t] for t in made if number and t in whole}
+        reads = [*self._reads_now(op), *grown.values(), *also_reads]
+        new = self._like(op, suffix, reads, count, is_again=is_again)
         for tensor in made:
-            is_whole = self._root[tensor] in region.whole
             size = self._bytes[tensor]
             self.tensor(
-                tensor, producer=new, num_bytes=size if is_whole else -(-size // count),
+                tensor, producer=new,
+                num_bytes=size if self._root[tensor] in whole else -(-size // count),
                 alias_of=grown.get(tensor),
             )  # fmt: skip
-        return self._control(new) if tells else None
+        return new
+
+    def told(self, op: int) -> int:
+        """The control tensor that tells of the end of an op that was written."""
+        return self._control(op)
 
     def copy(
         self,
@@ -167,12 +180,11 @@ class Emitter:
 
     def fetch(
         self, name: str, tensors: Sequence[int], sizes: LongArray, *, reads: Iterable[int],
-        beside: int, is_held: bool = True,
+        beside: int, phase: Phase, is_held: bool = True,
     ) -> list[int]:  # fmt: skip
         """A copy from the host that stands for the storages of these tensors from now on; how many
         bytes each has is in ``sizes``, by its number, and held unless they lie in what lasts.
         Returns what it made."""
-        phase = Phase(int(self.graph.op_phase[beside]))
         num_bytes = int(sizes[list(tensors)].sum())
         new = self._copy(name, Stream.COPY_IN, num_bytes, reads, beside, phase)
         for tensor in tensors:

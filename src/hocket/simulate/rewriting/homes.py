@@ -15,6 +15,7 @@ import numpy as np
 from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Memory
+from hocket.simulate.rewriting.experts import in_groups
 from hocket.simulate.rewriting.needs import Uses
 
 _BACKWARD = int(Phase.BACKWARD)
@@ -22,6 +23,8 @@ NUM_BERTHS = 4
 """Pieces of state that are on the device at once for updates there: some come, some go."""
 PIECE_BYTES = 2**26
 """Of parameters in such a piece."""
+NUM_TURNS = 2
+"""Groups of experts that are on the device at once: one is computed with, the next one comes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +45,17 @@ class ParameterHomes:
     """Room on the device for such pieces."""
     slots_bytes: int
     """Room on the device that streamed parameters take turns in."""
+    groups: dict[int, int]
+    """Parameters of experts that are streamed in groups, and in how many."""
+    ring_bytes: int
+    """Room on the device that these groups take turns in."""
     copied: LongArray
     """Per tensor: the bytes that bring it from the host."""
+
+    @property
+    def room_bytes(self) -> int:
+        """What lasts on the device for all that comes and goes."""
+        return self.berths_bytes + self.slots_bytes + self.ring_bytes
 
 
 def host_update_bytes(graph: Graph, op: int, copied: LongArray) -> int:
@@ -160,9 +172,11 @@ def find_homes(
             visiting[block].append(op)
         if is_home or is_guest:
             on_host.update(read[roles == Role.OPTIMIZER_STATE].tolist())
+    groups = {r: n for r, n in in_groups(uses.experts, memory).items() if r in streamed}
+    together = streamed - groups.keys()
     kept = {
-        "forward": [sorted(roots & streamed) for roots in forward],
-        "backward": [sorted(roots & streamed) for roots in backward],
+        "forward": [sorted(roots & together) for roots in forward],
+        "backward": [sorted(roots & together) for roots in backward],
     }
     own = [int(uses.copied_bytes[sorted({*a, *b})].sum())
            for a, b in zip(kept["forward"], kept["backward"], strict=True)]  # fmt: skip
@@ -171,4 +185,14 @@ def find_homes(
         on_host=frozenset(on_host), streamed_reads=kept, updates=updates,
         host_updates=frozenset(host_updates), visits=visits, berths_bytes=berths_bytes,
         slots_bytes=(1 + max(1, memory.prefetch)) * max(own, default=0), copied=uses.copied_bytes,
+        groups=groups, ring_bytes=ring_bytes(uses, groups),
     )  # fmt: skip
+
+
+def ring_bytes(uses: Uses, groups: Mapping[int, int]) -> int:
+    """Room for the largest group of experts in its turn and for the one that comes meanwhile."""
+    sizes = (
+        int(uses.copied_bytes[root]) // uses.experts[root].count * -(-uses.experts[root].count // n)
+        for root, n in groups.items()
+    )
+    return NUM_TURNS * max(sizes, default=0)

@@ -19,6 +19,7 @@ from hocket.base.arrays import BoolArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.simulate.rewriting.blocks import StepBlocks
+from hocket.simulate.rewriting.experts import Experts, find_experts, in_groups
 
 _CAST = "aten._to_copy"
 SMALLEST_MOVED = 64 * 1024
@@ -49,6 +50,11 @@ class Uses:
     again: tuple[tuple[int, ...], ...]
     """Per block: forward ops that make again what its backward ops read; empty where they change
     something that is not theirs."""
+
+    @cached_property
+    def experts(self) -> dict[int, Experts]:
+        """Parameters that hold the matrices of experts."""
+        return find_experts(self.graph, self.blocks)
 
     @cached_property
     def parameter_reads(self) -> list[tuple[int, int]]:
@@ -156,6 +162,8 @@ def find_needs(uses: Uses, memory: Memory) -> Needs:
     wanted: dict[int, list[int]] = defaultdict(list)
     again: list[tuple[int, ...]] = []
     last = len(memory.blocks) - 1
+    # What is made of one group of experts is made again for the backward pass of the group.
+    passing = {s for root in in_groups(uses.experts, memory) for s in uses.experts[root].made}
     for number, block in enumerate(memory.blocks):
         if number == last and memory.loss_chunks > 1:
             # In chunks nothing of it is left behind.
@@ -171,6 +179,8 @@ def find_needs(uses: Uses, memory: Memory) -> Needs:
             needed = uses.saved(number)
             goes = _offloaded(uses.graph, block, needed)
         for storage in needed:
+            if storage in passing:
+                continue
             if storage in goes and uses.graph.tensor_bytes[storage] >= SMALLEST_MOVED:
                 wanted[storage].append(number)
             else:

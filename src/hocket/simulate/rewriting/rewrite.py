@@ -24,6 +24,7 @@ from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import Region, find_region
 from hocket.simulate.rewriting.emit import Emitter
+from hocket.simulate.rewriting.groups import GroupWriter
 from hocket.simulate.rewriting.homes import (
     NUM_BERTHS,
     PIECE_BYTES,
@@ -67,6 +68,7 @@ class _Rewriter:
         self.needs = find_needs(uses, memory)
         self.homes: ParameterHomes = find_homes(graph, memory, uses, self.needs.again)
         self.out = Emitter(graph)
+        self.groups = GroupWriter(self.out, uses, self.homes)
         self.backward = self._backward_ops()
         self.fetches = self._fetches()
         self.done: dict[tuple[str, int], int] = {}
@@ -87,8 +89,8 @@ class _Rewriter:
         self.visitors: list[tuple[list[int], int]] = []
         """Pieces of state, and their blocks, that are still to come to the device."""
         self.room: dict[str, list[int]] = {}
-        """What stands for the ``berths`` of state that comes to the device, and for the ``slots``
-        of streamed parameters."""
+        """What stands for the ``berths`` of state that comes to the device, for the ``slots`` of
+        streamed parameters and for the ``ring`` of groups of experts."""
         self.berths: list[tuple[int, int]] = []
         """Control tensors of state that went home after updates on the device, and the bytes of
         its parameters."""
@@ -133,7 +135,7 @@ class _Rewriter:
             self._backward(block)
         self._update_rest()
         columns = self.out.finished(f"{self.graph.name} within its budget")
-        return Rewritten(*columns, self.homes.berths_bytes + self.homes.slots_bytes)
+        return Rewritten(*columns, self.homes.room_bytes)
 
     def _add_persistent(self) -> None:
         graph = self.graph
@@ -141,7 +143,9 @@ class _Rewriter:
             # What lies in the memory of another tensor is where that one is.
             if int(graph.root_of[tensor]) not in self.homes.on_host:
                 self.out.tensor(tensor, producer=-1, num_bytes=int(graph.tensor_bytes[tensor]))
-        for name, size in (("berths", self.homes.berths_bytes), ("slots", self.homes.slots_bytes)):
+        homes = self.homes
+        for name, size in (("berths", homes.berths_bytes), ("slots", homes.slots_bytes),
+                           ("ring", homes.ring_bytes)):  # fmt: skip
             self.room[name] = [self.out.lasting(name, size)] if size else []
 
     # ── the forward pass ─────────────────────────────────────────────────────────────────────────
@@ -156,15 +160,25 @@ class _Rewriter:
             if made_by == block:
                 self._offload(storage, block)
 
-    def _run(
-        self, phase: str, block: int, ops: Sequence[int], held_back: list[int], **changes: Any
-    ) -> None:
+    def _run(self, phase: str, block: int, ops: Sequence[int], held_back: list[int]) -> None:
         """Emit a block's ops; the first waits for copies out, the last tells that all are done."""
+        ops = [op for op in ops if op not in self.groups.aside]
         for number, op in enumerate(ops):
             waits = held_back if number == 0 else ()
-            made = self.out.op(op, also_reads=waits, tells=number == len(ops) - 1, **changes)
+            made = self._write(op, also_reads=waits, tells=number == len(ops) - 1)
             if made is not None:
                 self.done[phase, block] = made
+
+    def _write(
+        self, op: int, *, also_reads: Sequence[int], suffix: str = "", is_again: bool = False,
+        tells: bool = False,
+    ) -> int | None:  # fmt: skip
+        """An op, in groups where it is of experts that are streamed so."""
+        how: dict[str, Any] = {"also_reads": also_reads, "suffix": suffix, "is_again": is_again}
+        if not self.groups.has(op):
+            return self.out.op(op, tells=tells, **how)
+        told = self.groups.write(op, room=self.room["ring"], **how)
+        return told if tells else None
 
     def _offload(self, storage: int, block: int) -> None:
         """Copy out what a storage holds once all that the block writes into it is written."""
@@ -180,14 +194,14 @@ class _Rewriter:
     # ── the backward pass ────────────────────────────────────────────────────────────────────────
 
     def _backward(self, block: int) -> None:
-        again, ops = self.needs.again[block], self.backward[block]
+        again = [op for op in self.needs.again[block] if op not in self.groups.aside]
         held_back = [*self.sent["backward", block + 1 + self.ahead], *self.gates.pop(block, ())]
         # Without the wait, a block whose input never left would be made again much too early.
         before = self.done.get(("backward", block + 1))
         for number, op in enumerate(again):
             waits = held_back + ([before] if before is not None else []) if number == 0 else ()
-            self.out.op(op, suffix="@again", is_again=True, also_reads=waits)
-        self._run("backward", block, ops, held_back if not again else [])
+            self._write(op, suffix="@again", is_again=True, also_reads=waits)
+        self._run("backward", block, self.backward[block], held_back if not again else [])
         self._update(block)
         self._drop_streamed(block)
 
@@ -200,7 +214,7 @@ class _Rewriter:
             self.out.fetch(
                 f"{self.graph.tensor_names[storage]}@fetch", [storage], self.graph.tensor_bytes,
                 reads=[self.offloads[storage], *self._trigger("backward", block)],
-                beside=int(self.graph.tensor_producer[storage]),
+                beside=int(self.graph.tensor_producer[storage]), phase=Phase.BACKWARD,
             )  # fmt: skip
 
     def _fetch_parameters(self, phase: str, block: int) -> None:
@@ -214,6 +228,7 @@ class _Rewriter:
         self.out.fetch(
             f"{self.blocks.names[block]}@fetch-{phase}", roots, self.homes.copied,
             reads=[*self._trigger(phase, block), *self.room["slots"]], beside=op, is_held=False,
+            phase=Phase.FORWARD if phase == "forward" else Phase.BACKWARD,
         )  # fmt: skip
 
     def _trigger(self, phase: str, block: int) -> list[int]:
@@ -279,6 +294,13 @@ class _Rewriter:
         root = self.graph.root_of
         return [t for t in self.graph.reads_of(op).tolist() if int(root[t]) in self.homes.on_host]
 
+    def _roots(self, op: int) -> list[int]:
+        """Parameters that an update changes."""
+        reads = self.graph.reads_of(op)
+        is_parameter = self.graph.tensor_role[reads] == Role.PARAMETER
+        roots: list[int] = self.graph.root_of[reads[is_parameter]].tolist()
+        return roots
+
     def _has_gradients(self, op: int) -> bool:
         graph = self.graph
         return all(
@@ -310,8 +332,9 @@ class _Rewriter:
         waits = self.room["berths"] + ([] if told is None else [told])
         waits += self._berth_left()
         here = self.out.fetch(
-            f"{name}@fetch", visiting, graph.tensor_bytes, reads=waits, beside=ops[0], is_held=False
-        )
+            f"{name}@fetch", visiting, graph.tensor_bytes, reads=waits, beside=ops[0],
+            phase=Phase.OPTIMIZER, is_held=False,
+        )  # fmt: skip
         changed = [self.out.beside(op) for op in ops]
         _, size = visiting_bytes(graph, np.array(visiting), self.homes.copied)
         self.changed = changed[-1:]
@@ -333,19 +356,24 @@ class _Rewriter:
 
     def _update_on_host(self, ops: list[int], block: int) -> None:
         graph, name = self.graph, self.blocks.names[block]
+        landed = {op: root for op in ops for root in self._roots(op) if root in self.groups.landed}
         gradients = [
             tensor
             for op in ops
+            if op not in landed
             for tensor in graph.reads_of(op).tolist()
             if graph.tensor_role[tensor] not in PERSISTENT_ROLES
         ]
         size = int(graph.tensor_bytes[gradients].sum())
         count = len(self.sent["backward", block])
         label = f"{name}@gradients" + (f":{count}" if count else "")
-        sent = self.out.copy(
-            label, Stream.COPY_OUT, size, reads=[self.out.now[t] for t in gradients], beside=ops[0]
-        )
-        self.sent["backward", block].append(sent)
+        sent = [self.groups.landed[root] for root in landed.values()]
+        if gradients:
+            sent.append(self.out.copy(
+                label, Stream.COPY_OUT, size, reads=[self.out.now[t] for t in gradients],
+                beside=ops[0],
+            ))  # fmt: skip
+        self.sent["backward", block] += sent
         copied = self.homes.copied
         updated = [self.out.at_home(op, sent, host_update_bytes(graph, op, copied)) for op in ops]
         staying = [

@@ -1,0 +1,86 @@
+"""Where gradients land on the host: a buffer for each block, and sums where they come in turns."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
+from hocket.runtime.memory.ledger import on_host
+from hocket.runtime.memory.updates import HostUpdates
+
+Gradients = dict[nn.Parameter, torch.Tensor]
+
+
+class Landings:
+    """Buffers of the host that gradients are sent to."""
+
+    def __init__(self, engines: CopyEngines, pool: HostPool, updates: HostUpdates) -> None:
+        self._engines, self._pool, self._updates = engines, pool, updates
+        self.sent = Lent()
+        """Gradients on their way."""
+
+    def send(self, block: Block, found: Gradients) -> tuple[torch.Tensor, Gradients]:
+        """Send the gradients of a block, on top of those of its groups of experts; returns the
+        buffer that they land in, and what lies there when all that was sent has come."""
+        landing = self._buffer(block)
+        arrived = {parameter for parameter, _ in block.arrived}
+        block.arriving, block.arrived = None, set()
+        with on_host():
+            places = {p.parameter: p.of(landing) for p in block.home_layout.places}
+        # In the parameters' own type, as autograd would have it after rounding.
+        sources = [gradient.to(places[p].dtype) for p, gradient in found.items()]
+        ticket = self._engines.send(list(zip([places[p] for p in found], sources, strict=True)))
+        self.sent.lend(sources, ticket)
+        block.sent = ticket
+        return landing, {p: places[p] for p in (*found, *arrived)}
+
+    def send_group(
+        self, block: Block, parameter: nn.Parameter, group: slice, gradient: torch.Tensor
+    ) -> None:
+        """Send the gradient of a group of experts, and add it to another that came before."""
+        landing = block.arriving = self._buffer(block)
+        with on_host():
+            whole = next(p for p in block.home_layout.places if p.parameter is parameter)
+            place = whole.of(landing)[group]
+            is_first = (parameter, group.start) not in block.arrived
+            target = place if is_first else torch.empty_like(place)
+        block.arrived.add((parameter, group.start))
+        leaving = gradient.to(place.dtype).contiguous()
+        ticket = self._engines.send([(target, leaving)])
+        self.sent.lend([leaving], ticket)
+        if not is_first:
+            self._updates.ask(block, partial(_add, place, target), ticket)
+
+    def add(self, block: Block, landing: torch.Tensor, gradients: Gradients) -> None:
+        """On the host: add what has come to what is there."""
+        if not block.pending:
+            block.landing, block.pending = landing, gradients
+            return
+        for parameter, gradient in gradients.items():
+            if parameter in block.pending:
+                block.pending[parameter].add_(gradient)
+            else:
+                block.pending[parameter] = gradient.clone()
+        self._pool.give_back(landing)
+
+    def leave(self, block: Block) -> None:
+        """On the host: what has come was used."""
+        block.pending = {}
+        if block.landing is not None:
+            self._pool.give_back(block.landing)
+            block.landing = None
+
+    def _buffer(self, block: Block) -> torch.Tensor:
+        if block.arriving is not None:
+            return block.arriving
+        if block.landing is not None and not block.pending:
+            return block.landing
+        return self._pool.take(block.home_layout.num_bytes)
+
+
+def _add(place: torch.Tensor, gradient: torch.Tensor) -> None:
+    place.add_(gradient)

@@ -1,0 +1,103 @@
+"""Products of experts written group by group: each group comes, is multiplied, and makes room.
+
+Groups take turns in a ring of the device. What a product makes is whole; what is made of the
+parameter alone exists for one group. The gradient of a group goes to the host as soon as it is
+made, and at most one goes while the next one is made. O(products · groups).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from hocket.graph.graph import Phase, Stream
+from hocket.simulate.rewriting.emit import Emitter
+from hocket.simulate.rewriting.experts import Experts
+from hocket.simulate.rewriting.homes import NUM_TURNS, ParameterHomes
+from hocket.simulate.rewriting.needs import Uses
+
+
+class GroupWriter:
+    """Writes the ops of experts that are streamed in groups."""
+
+    def __init__(self, out: Emitter, uses: Uses, homes: ParameterHomes) -> None:
+        self._out, self._graph, self._groups = out, uses.graph, homes.groups
+        chosen = [uses.experts[root] for root in homes.groups]
+        self._products = {op: each for each in chosen for op in each.turned}
+        self._makers = {each.maker: each for each in chosen if each.maker >= 0}
+        self.aside = frozenset(op for each in chosen for op in each.aside)
+        """Ops that are written with a product and not by themselves."""
+        self._ring: list[int] = []
+        """What tells that the groups before have been used."""
+        self._sent: list[int] = []
+        """What tells that the gradients of the groups before are on the host."""
+        self.landed: dict[int, int] = {}
+        """Parameters to what tells that all their gradients are there."""
+        parts = np.array([self._groups.get(t, 1) for t in range(uses.graph.num_tensors)])
+        self._coming = -(-homes.copied // parts)
+
+    def has(self, op: int) -> bool:
+        """Whether an op is written in groups."""
+        return op in self._products or op in self._makers
+
+    def write(
+        self, op: int, *, room: Iterable[int], also_reads: Iterable[int], suffix: str,
+        is_again: bool,
+    ) -> int:  # fmt: skip
+        """An op in groups; returns what tells of its end."""
+        if op in self._makers:
+            return self._write_gradient(self._makers[op], list(also_reads))
+        return self._write_product(
+            op, self._products[op], list(room), list(also_reads), suffix, is_again=is_again
+        )
+
+    def _write_product(
+        self, op: int, experts: Experts, room: list[int], waits: list[int], suffix: str, *,
+        is_again: bool,
+    ) -> int:  # fmt: skip
+        out, count = self._out, self._groups[experts.root]
+        is_forward = self._graph.op_phase[op] == Phase.FORWARD and not is_again
+        phase = Phase.FORWARD if is_forward else Phase.BACKWARD
+        whole = {int(self._graph.root_of[t]) for t in self._graph.made_by(op)}
+        for number in range(count):
+            out.fetch(
+                f"{self._graph.op_names[op]}@experts{number}{suffix}", [experts.root],
+                self._coming, reads=[*room, *self._place_left()],
+                beside=op, phase=phase, is_held=False,
+            )  # fmt: skip
+            for turn in experts.turned[op]:
+                out.part(turn, 0, count, (), suffix=f"@{op}.{number}{suffix}", is_again=is_again)
+            new = out.part(
+                op, number, count, whole, suffix=f"@{number}{suffix}", is_again=is_again,
+                also_reads=() if number else waits,
+            )  # fmt: skip
+            self._ring = [*self._ring[-NUM_TURNS + 1 :], out.told(new)]
+        out.forget([experts.root])
+        return self._ring[-1]
+
+    def _place_left(self) -> list[int]:
+        """What tells that there is room for another group."""
+        return self._ring[:1] if len(self._ring) == NUM_TURNS else []
+
+    def _write_gradient(self, experts: Experts, waits: list[int]) -> int:
+        out, graph, count = self._out, self._graph, self._groups[experts.root]
+        maker, new = experts.maker, -1
+        last = experts.gradient[-1] if experts.gradient else maker
+        gradient = max(graph.made_by(last), key=lambda t: int(graph.tensor_bytes[t]))
+        size = -(-int(graph.tensor_bytes[gradient]) // count)
+        for number in range(count):
+            leaves = self._sent[:1] if len(self._sent) == 2 else []
+            new = out.part(
+                maker, 0, count, (), suffix=f"@{number}", is_again=False,
+                also_reads=[*leaves, *(() if number else waits)],
+            )  # fmt: skip
+            for turn in experts.gradient:
+                new = out.part(turn, 0, count, (), suffix=f"@{number}", is_again=False)
+            told = out.copy(
+                f"{graph.op_names[maker]}@gradients:{number}", Stream.COPY_OUT, size,
+                reads=[out.now[gradient]], beside=maker,
+            )  # fmt: skip
+            self._sent = [*self._sent[-1:], told]
+        self.landed[experts.root] = self._sent[-1]
+        return out.told(new)
