@@ -104,6 +104,8 @@ def compiled(asked: argparse.Namespace, seed: Seed, name: str) -> dict[str, Any]
     learner = lesson.learners[0]
     learner.net.train()
     learner.set_rate(0.0)
+    if lesson.ask_teacher is not None:
+        lesson.ask_teacher()
     learner.learn(lesson.batch)
     say(f"{name}: compiled")
     return {"compiled_s": time.time() - begun_s}

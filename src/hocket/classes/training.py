@@ -274,6 +274,7 @@ def _lesson(
     asked = teacher if teacher is not None and recipe.soft_weight else None
     with torch.no_grad():
         opinions = None if asked is None else asked.eval()(inputs).float()
+    answer = torch.compile(asked) if asked is not None and recipe.compiled else asked
     batch = LabelledBatch(inputs, data.labels[first].to(device), opinions)
 
     def refill() -> None:
@@ -282,10 +283,10 @@ def _lesson(
         batch.fill(augment(picked) if augment is not None else picked, data.labels[index])
 
     def ask_teacher() -> None:
-        assert asked is not None
+        assert answer is not None
         assert batch.opinions is not None
         with torch.no_grad(), mixed_precision(device):
-            batch.opinions.copy_(asked(batch.inputs))
+            batch.opinions.copy_(answer(batch.inputs))
 
     learners = [Learner(net, loss_of, recipe) for net, loss_of in zip(nets, losses, strict=True)]
     return Lesson(learners, batch, refill, ask_teacher if asked is not None else None)
