@@ -326,7 +326,8 @@ def compile_first(asked: argparse.Namespace, seed: Seed) -> None:
     """What is compiled for one part serves all; others may train meanwhile."""
     if not asked.compile:
         return
-    first = replace(seed, parts=copy.deepcopy(seed.parts[:1]), classes=seed.classes[:1])
+    count = len(seed.parts) if asked.stacked else 1
+    first = replace(seed, parts=copy.deepcopy(seed.parts[:count]), classes=seed.classes[:count])
     try:
         learn([lesson_of(asked, first)], recipe_of(asked, 0, steps=2), lambda *far: None)
         say("compiled")
