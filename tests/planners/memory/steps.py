@@ -69,8 +69,8 @@ def placed(graph, on="1xh200"):
 
 
 def experts_step(num_layers=3, experts=8, expert=4 * MIB, rows=MIB, flops=2e10):
-    """A step of layers ``net.0``, ``net.1``, … that are each one batched product with the matrices
-    of all experts, as capture records it."""
+    """A step of layers ``net.0``, ``net.1``, … that are each a batched product with the matrices of
+    all experts, as capture records it, and three ops that follow it."""
     b = GraphBuilder(f"experts {num_layers}")
     weight, sides = experts * expert, f"float32[{experts},64,64]"
     product = {"kind": "aten.bmm", "signature": f"aten.bmm.default({sides}, {sides})"}
@@ -89,11 +89,15 @@ def experts_step(num_layers=3, experts=8, expert=4 * MIB, rows=MIB, flops=2e10):
         inputs.append(at)
         number, at = op(f"f{n}", [at, weights[n]], rows, f"net.{n}.product", flops=flops, **product)
         forward.append(number)
+        for k in range(3):
+            _, at = op(f"s{n}.{k}", [at], rows, f"net.{n}.product", kind="aten.neg")
     last, loss = op("loss", [at], 4, "head", role=Role.OUTPUT, kind="aten.sum")
     _, grad = op("loss.b", [loss, at], rows, "head", phase=Phase.BACKWARD, partner=last,
                  kind="aten.mul")  # fmt: skip
     for n in reversed(range(num_layers)):
         how = {"phase": Phase.BACKWARD, "partner": forward[n]}
+        for k in range(3):
+            _, grad = op(f"r{n}.{k}", [grad], rows, f"net.{n}.product", kind="aten.neg", **how)
         _, made = op(f"g{n}", [inputs[n], grad], weight, f"net.{n}.product", flops=flops,
                      role=Role.GRADIENT, **how, **product)  # fmt: skip
         _, turned = op(f"t{n}", [weights[n]], weight, f"net.{n}.product", alias_of=weights[n],
