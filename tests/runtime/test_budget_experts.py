@@ -12,6 +12,7 @@ from torch import nn
 import hocket
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import parse_bytes
+from hocket.capture import CaptureWarning
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
 from hocket.runtime.memory.ledger import Ledger
@@ -206,3 +207,41 @@ def test_experts_under_autocast_travel_rounded():
     theirs = plain_steps(twin, adamw(twin), batches, forward=forward)
     assert ours == pytest.approx(theirs, rel=5e-3)
     assert all(isinstance(p, nn.Parameter) and p.dtype == torch.float32 for p in model.parameters())
+
+
+class Routed(nn.Module):
+    """Experts that take the rows which choose them: which ones do depends on the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.route = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, EXPERTS)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
+            for _ in range(EXPERTS)
+        )
+
+    def forward(self, x):
+        rows = self.norm(x).flatten(0, 1)
+        weight, chosen = self.route(rows).softmax(-1).max(-1)
+        made = torch.zeros_like(rows)
+        for number in chosen.unique().tolist():
+            own = (chosen == number).nonzero().flatten()
+            made = made.index_add(0, own, self.experts[number](rows[own]) * weight[own, None])
+        return x + made.view_as(x)
+
+
+def test_experts_that_data_choose_are_fetched_when_they_are_chosen():
+    torch.manual_seed(1)
+    model, batches = Mixture(Routed), words(6)
+    twin = copy.deepcopy(model)
+    with pytest.warns(CaptureWarning, match="cannot be rehearsed"):
+        train = hocket.prepare(model, adamw(model), batches[0], memory="1MiB")
+    blocks = {block.name for block in train.memory.section.blocks}
+    assert {"layers.0.norm", "layers.0.experts.0", f"layers.2.experts.{EXPERTS - 1}"} <= blocks
+    assert "layers.0" not in blocks
+    largest = max(buffer.numel() for buffer in train._carrier._slots.buffers)
+    assert largest < LAYER_BYTES / EXPERTS * 1.2
+    ours = [train.step(batch).item() for batch in batches]
+    assert ours == plain_steps(twin, adamw(twin), batches)
+    train.state_dict()
+    assert_same_state(model, twin)
