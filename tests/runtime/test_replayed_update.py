@@ -82,6 +82,13 @@ def test_states_that_were_loaded_are_seen():
 ])  # fmt: skip
 def test_optimizers_that_keep_something_on_the_host_are_called(make):
     check(make, 6, 0, 0)
+    update = ReplayedUpdate(Captures())
+    trained(update, make, 3)
+    assert update.told in (
+        "call by call: its optimizer was not made with fused=True",
+        "call by call: RMSprop may keep something on the host",
+        "call by call: Own may keep something on the host",
+    )
 
 
 def test_who_looks_on_is_not_left_out():
@@ -103,4 +110,4 @@ def test_what_cannot_be_captured_is_called():
     found, _ = trained(update, adamw, 6)
     wanted, _ = trained(lambda optimizer: optimizer.step(), adamw, 6)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    assert "no graphs here" in update.refusal
+    assert update.told == "call by call: RuntimeError: no graphs here"

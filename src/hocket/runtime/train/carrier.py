@@ -93,6 +93,15 @@ class HoldsParts(Protocol):
 
 
 @runtime_checkable
+class TellsReplay(Protocol):
+    """A carrier that knows whether its steps are launched as a whole."""
+
+    @property
+    def replays(self) -> str:
+        """How the next step is launched, and why not as a whole; for people."""
+
+
+@runtime_checkable
 class KeepsLanes(Protocol):
     """A carrier whose lanes keep something from one step to the next."""
 

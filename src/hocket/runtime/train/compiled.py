@@ -3,8 +3,8 @@
 ``torch.compile`` makes fewer and larger kernels; its own CUDA graphs hold one pass each and leave
 the update to the host, which for small models takes longer than all of them. Here forward and
 backward are one graph and the update another (`replayed_update`), so the host asks twice per step.
-The first steps run without graphs, beside the stream of the others, so that kernels are made and
-chosen. Batches of other shapes and gradients that wait for more are computed without graphs.
+The first steps run without graphs (`repeats`), beside the stream of the others, so that kernels are
+made and chosen. Gradients that wait for more are computed without graphs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from hocket.base.errors import one_line
 from hocket.capture.step import apply_model
 from hocket.runtime.train.batches import on_device, signature_of
 from hocket.runtime.train.called import CalledModel, cloned, detached
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.replay import NUM_WARM
-from hocket.runtime.train.replayed_update import ReplayedUpdate
+from hocket.runtime.train.repeats import NOT_CUDA, Repeats
+from hocket.runtime.train.replayed_update import ReplayedUpdate, with_update
 from hocket.runtime.train.weight import Weight
 
 
@@ -51,11 +50,7 @@ class CompiledModel(CalledModel):
         self._update: Any = recipe.make_update
         if self._is_replayed and recipe.calls_optimizer:
             self._update = ReplayedUpdate()
-        self.refusal = "" if self._is_replayed else "graphs are for CUDA devices"
-        """Why steps are not replayed; empty where they are or will be."""
-        self._key: Any = None
-        self._num_alike = 0
-        self._captured: _Captured | None = None
+        self.repeats: Repeats[_Captured] = Repeats("" if self._is_replayed else NOT_CUDA)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer."""
@@ -72,16 +67,15 @@ class CompiledModel(CalledModel):
         """Forward and backward by compiled kernels."""
         batch = on_device(batch, self._device)
         is_pending = any(parameter.grad is not None for parameter in self._parameters)
-        if self.refusal or is_pending or not self._repeats(batch):
+        found = None
+        if not is_pending:
+            found = self.repeats.find(self._key(batch), lambda: self._capture(batch))
+        if found is None:
             scale = torch.as_tensor(weight, dtype=torch.float32, device=self._device)
             outcome, gradients = self._passes(batch, scale)
             self._add(gradients)
             return outcome
-        if self._captured is None:
-            self._capture(batch)
-        if self._captured is None:
-            return self.train(batch, step, weight)
-        graph, static, scale, outcome, gradients = self._captured
+        graph, static, scale, outcome, gradients = found
         for own, given in zip(tree_leaves(static), tree_leaves(batch), strict=True):
             if isinstance(own, torch.Tensor):
                 own.copy_(given, non_blocking=True)
@@ -93,15 +87,18 @@ class CompiledModel(CalledModel):
     def _apply(self, batch: Any) -> Any:
         return super()._apply(on_device(batch, self._device))
 
-    def _repeats(self, batch: Any) -> bool:
-        """Whether this step is the same as some before, up to the numbers of its batch."""
+    @property
+    def replays(self) -> str:
+        """How steps are launched; see `TellsReplay`."""
+        return with_update(self.repeats.told, self._update)
+
+    def _key(self, batch: Any) -> Any:
+        """All that makes a step the same as another, up to the numbers of its batch."""
+        if self.repeats.refusal:
+            return None
         modes = tuple(module.training for module in self._model.modules())
         places = tuple(tensor.data_ptr() for tensor in self.tensors.values())
-        key = signature_of(batch), modes, places
-        if key != self._key:
-            self._key, self._num_alike, self._captured = key, 0, None
-        self._num_alike += 1
-        return self._num_alike > NUM_WARM
+        return signature_of(batch), modes, places
 
     def _passes(self, batch: Any, scale: torch.Tensor) -> tuple[Carried, list[torch.Tensor | None]]:
         here = torch.cuda.current_stream(self._device) if self._aside is not None else None
@@ -124,18 +121,12 @@ class CompiledModel(CalledModel):
         )
         return Carried(loss.detach(), detached(returned)), list(gradients)
 
-    def _capture(self, batch: Any) -> None:
+    def _capture(self, batch: Any) -> _Captured:
         static = cloned(batch)
         scale, graph = torch.ones((), device=self._device), torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                outcome, gradients = self._passes(static, scale)
-        # What cannot be captured is no failure: steps go on without a graph.
-        except Exception as error:
-            self.refusal = one_line(error)
-            torch.cuda.synchronize(self._device)
-        else:
-            self._captured = _Captured(graph, static, scale, outcome, gradients)
+        with torch.cuda.graph(graph):
+            outcome, gradients = self._passes(static, scale)
+        return _Captured(graph, static, scale, outcome, gradients)
 
     @torch.no_grad()
     def _add(self, gradients: list[torch.Tensor | None]) -> None:

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from hocket.runtime.train.batches import Padding
-from hocket.runtime.train.carrier import Carrier, HoldsParts, KeepsLanes, Timings
+from hocket.runtime.train.carrier import Carrier, HoldsParts, KeepsLanes, TellsReplay, Timings
 from hocket.runtime.train.checkpoint import State, refitted_optimizer, require_same_model
+from hocket.runtime.train.repeats import REPLAYED
 from hocket.runtime.train.watch import UNTIMED, Watch, likely_cause
 
 
@@ -79,6 +80,14 @@ class TrainingLoop:
         """What the plan cannot do for this model; empty where it does everything."""
         return self._carrier.lost
 
+    @property
+    def replays(self) -> str:
+        """Whether the next step is launched as a whole, as a CUDA graph, and why not.
+
+        Empty where a plan never does: the model itself is called, or its memory is kept small.
+        """
+        return self._carrier.replays if isinstance(self._carrier, TellsReplay) else ""
+
     def step(
         self,
         batch: Any,
@@ -103,7 +112,8 @@ class TrainingLoop:
         batch = self._padded(batch)
         is_alone = not accumulate and self.options.clip_norm is None
         self._carrier.expect(self.optimizer if is_alone else None)
-        if timed or self._wants_cause:
+        # Ops that are timed one by one need memory of their own beside that of a graph.
+        if timed or (self._wants_cause and not self.replays.startswith(REPLAYED)):
             carried, self.timings = self._carrier.timed(batch, self.num_steps + 1, share)
         else:
             carried = self._carrier.train(batch, self.num_steps + 1, share)
@@ -218,6 +228,8 @@ class TrainingLoop:
             return told
         if isinstance(self._carrier, HoldsParts):
             return self.watch.rank_cause(self._carrier.computed_s) or UNTIMED
+        if self.replays.startswith(REPLAYED):
+            return f"steps are {self.replays}; train.step(batch, timed=True) times every op"
         if self.timings is None:
             return UNTIMED
         _, _, predicted, measured = self.timings

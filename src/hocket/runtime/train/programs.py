@@ -31,8 +31,9 @@ from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
 from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like
+from hocket.runtime.train.repeats import NOT_CUDA
 from hocket.runtime.train.replay import ReplayedStep
-from hocket.runtime.train.replayed_update import ReplayedUpdate
+from hocket.runtime.train.replayed_update import ReplayedUpdate, with_update
 from hocket.runtime.train.weight import Weight
 
 
@@ -76,6 +77,15 @@ class Programs:
         self._update = recipe.make_update
         if recipe.calls_optimizer and replay and {d.type for d in devices} == {"cuda"}:
             self._update = ReplayedUpdate()
+
+    @property
+    def replays(self) -> str:
+        """How steps on batches like the planned one are launched; see `TellsReplay`."""
+        if isinstance(self.first.carried, ReplayedStep):
+            return with_update(self.first.carried.repeats.told, self._update)
+        if not self.first.is_on_one_device:
+            return "call by call: several devices or ranks carry a step"
+        return f"call by call: {'as asked for' if self.devices[0].type == 'cuda' else NOT_CUDA}"
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Gradients are used when all are there."""

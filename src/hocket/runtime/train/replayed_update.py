@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizers
 
-from hocket.base.errors import one_line
-from hocket.runtime.train.replay import NUM_WARM
+from hocket.runtime.train.repeats import Repeats
 
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 Capture = Callable[[Callable[[], Any]], Callable[[], None]]
@@ -35,45 +34,47 @@ class ReplayedUpdate:
 
     def __init__(self, capture: Capture = captured) -> None:
         self._capture = capture
-        self._replay: Callable[[], None] | None = None
-        self._origin: tuple[Any, ...] | None = None
-        """What the steps before were of."""
-        self._num_alike = 0
-        self.refusal = ""
-        """Why steps are not replayed; empty where they are or will be."""
+        self.repeats: Repeats[Callable[[], None]] = Repeats()
+        self._hindrance = ""
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> None:
         """One step."""
-        can_repeat = not self.refusal and _can_repeat(optimizer)
-        origin = tuple(_origin(optimizer)) if can_repeat else None
-        if origin is None or origin != self._origin:
-            self._origin, self._replay, self._num_alike = origin, None, 0
-        self._num_alike += 1
-        if origin is not None and self._num_alike > NUM_WARM and self._replay is None:
-            try:
-                self._replay = self._capture(lambda: _capturable_step(optimizer))
-            # What cannot be captured is no failure: it is called.
-            except Exception as error:
-                self.refusal = one_line(error)
-        if self._replay is None:
+        replay, self._hindrance = None, _hindrance(optimizer)
+        if not self._hindrance:
+            replay = self.repeats.find(
+                tuple(_origin(optimizer)),
+                lambda: self._capture(lambda: _capturable_step(optimizer)),
+            )
+        if replay is None:
             optimizer.step()
         else:
-            self._replay()
+            replay()
+
+    @property
+    def told(self) -> str:
+        """How the next update is launched, and why not as a whole; for people."""
+        return f"call by call: {self._hindrance}" if self._hindrance else self.repeats.told
 
 
-def _can_repeat(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether all that a step changes is on the device, and nobody else looks on."""
+def with_update(passes: str, update: object) -> str:
+    """How passes are launched, and the update where it is launched otherwise."""
+    told = update.told if isinstance(update, ReplayedUpdate) else passes
+    return passes if told == passes else f"{passes}; the update {told}"
+
+
+def _hindrance(optimizer: torch.optim.Optimizer) -> str:
+    """Why an update has to be called: what it changes is on the host, or somebody looks on."""
     hooks = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
         torch_optimizers._global_optimizer_pre_hooks,
         torch_optimizers._global_optimizer_post_hooks,
     )
-    return (
-        type(optimizer) in _KNOWN
-        and all(group["fused"] for group in optimizer.param_groups)
-        and not any(hooks)
-    )
+    if type(optimizer) not in _KNOWN:
+        return f"{type(optimizer).__name__} may keep something on the host"
+    if not all(group["fused"] for group in optimizer.param_groups):
+        return "its optimizer was not made with fused=True"
+    return "hooks of its optimizer look on" if any(hooks) else ""
 
 
 def _origin(optimizer: torch.optim.Optimizer) -> Iterator[Any]:

@@ -27,6 +27,7 @@ from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.carry import CarriedStep, Given
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import RecordedStep
+from hocket.runtime.train.repeats import NOT_CUDA
 from hocket.runtime.train.weight import Weight
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares.lanes import lane_waits
@@ -173,6 +174,13 @@ class Waves:
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Updates wait for all waves."""
+
+    @property
+    def replays(self) -> str:
+        """How waves are launched; see `TellsReplay`."""
+        if self._order.changes == "wave":
+            return "call by call: parameters change after every wave"
+        return f"call by call: {NOT_CUDA if self._device.type != 'cuda' else 'as asked for'}"
 
     @property
     def has_updated(self) -> bool:

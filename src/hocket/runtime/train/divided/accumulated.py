@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.base.errors import UsageError
 from hocket.capture.perform import draw_seed
-from hocket.runtime.train.carrier import Carried, Carrier, Passes, Timings
+from hocket.runtime.train.carrier import Carried, Carrier, Passes, TellsReplay, Timings
 from hocket.runtime.train.divided.draws import draws_of
 from hocket.runtime.train.divided.shares import Count, microbatches, num_rows
 from hocket.runtime.train.waves import Waves
@@ -46,6 +46,12 @@ class Accumulated:
         self._device, self._seed = device, seed
         self.predicted_s, self.lost = predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
+
+    @property
+    def replays(self) -> str:
+        """How microbatches are launched; see `TellsReplay`."""
+        told = self._inner if self._waves is None else self._waves
+        return told.replays if isinstance(told, TellsReplay) else ""
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Updates wait for all microbatches, unless each of two waves has its own."""
