@@ -1,87 +1,160 @@
-"""All workloads of the benchmarks of waves, prepared side by side and measured one at a time.
+"""All workloads of the benchmarks of waves in one run, with one table at the end.
 
-    PYTHONPATH=src python benchmarks/waves/all_rows.py --seconds 240 --out FOLDER [--lanes 'A;B'] [--compiled 'A;B']
+    PYTHONPATH=src:benchmarks/waves python benchmarks/waves/all_rows.py --seconds 290 --out FOLDER
+    … --toy     # on a processor, small
 
-Each workload has a process of its own, so that captures and compilations of one hide behind those
-of the others; the GPU goes from hand to hand (`timing.Turns`). Lines are printed and saved as they
-come. Pairs of kernels come first.
+Each workload has a process for recorded and one for compiled steps. First all prepare side by side:
+they capture, compile, and compare losses over 100 steps; nothing is timed. When all are ready, or
+after ``--prepare`` seconds, they take turns on a GPU that is otherwise idle (`timing.Turns`); who is
+late is named, since it disturbs. Lines are printed and saved as they come (``waves.log``,
+``rows.jsonl``); the table (``waves.md``) is written at the end of whatever there is.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
+
+from table import table_of
+from timing import GO, READY
 
 HERE = Path(__file__).parent
-LANES = "ResNet-56, CIFAR, 256;GPT-2 small 4 x 512;LSTM;BERT"
-SMALL = "ResNet-56, CIFAR, 32;Mixer;GPT-2 small 4 x 64"
-COMPILED = "ResNet-56, CIFAR, 32;GPT-2 small 4 x 64;LSTM;Mixer;ResNet-56, CIFAR, 256"
+ASKED = "ResNet-56, CIFAR, 256;BERT;GPT-2 small 4 x 512;LSTM"
+SMALL = "ResNet-56, CIFAR, 32;Mixer"
+SMALL_SYSTEMS = "two lanes;whole batch;one lane;eager;compiled=True;reduce-overhead"
+"""Of the small ones: what predictions and the whole step as one graph are judged by."""
+_END_S = 10
+"""Before the end nothing begins, and the table is written."""
+
+
+class Task(NamedTuple):
+    """A process of its own."""
+
+    script: str
+    workload: str
+    more: tuple[str, ...] = ()
+
+    def command(self, folder: str, until: float, options: argparse.Namespace) -> list[str]:
+        """What is started."""
+        return [
+            sys.executable, str(HERE / self.script), "--turns", folder, "--until", str(until),
+            "--only", self.workload, *self.more, *options.extra.split(),
+            *(["--toy"] if options.toy else []),
+        ]  # fmt: skip
+
+
+def tasks_of(options: argparse.Namespace) -> list[Task]:
+    """Pairs of kernels, and two processes for each workload."""
+    named = [("Mixer, toy", "BERT, toy;LSTM, toy")] if options.toy else []
+    small, asked = named[0] if named else (options.small, options.asked)
+    losses = f"--losses={options.losses}"
+    found = [Task("pairs.py", "")]
+    for name in filter(None, asked.split(";")):
+        found += [Task("h200.py", name, (losses,)), Task("compiled_lanes.py", name)]
+    for name in filter(None, small.split(";")):
+        found += [Task("h200.py", name, ("--losses=0", f"--systems={SMALL_SYSTEMS}")),
+                  Task("compiled_lanes.py", name, (f"--systems={SMALL_SYSTEMS}",))]  # fmt: skip
+    return found
+
+
+class Started:
+    """Processes of all tasks; what they print is handed on."""
+
+    def __init__(
+        self, tasks: list[Task], folder: str, until: float, options: argparse.Namespace
+    ) -> None:
+        self._began, self._folder = time.time(), Path(folder)
+        self._log = (options.out / "waves.log").open("a")
+        self._printing = threading.Lock()
+        environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "3", "OMP_NUM_THREADS": "2"}
+        self.children: dict[subprocess.Popen[str], Task] = {}
+        self._threads = []
+        for task in tasks:
+            child = subprocess.Popen(
+                task.command(folder, until, options), stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, env=environment,
+            )  # fmt: skip
+            self.children[child] = task
+            thread = threading.Thread(target=self._hand_on, args=(task, child), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def tell(self, text: str) -> None:
+        """A line with the seconds since the beginning."""
+        with self._printing:
+            line = f"{time.time() - self._began:5.0f} {text.rstrip()}\n"
+            print(line, end="", flush=True)
+            self._log.write(line)
+            self._log.flush()
+
+    def let_go(self, after_s: float) -> None:
+        """Wait until all are ready; then one after the other is timed."""
+        until = time.time() + after_s
+        while late := self._late():
+            if time.time() > until:
+                self.tell(f"still preparing, and beside the first rows: {'; '.join(late)}")
+                break
+            time.sleep(0.1)
+        (self._folder / GO).touch()
+        self.tell("all take turns from here on")
+
+    def _late(self) -> list[str]:
+        return [
+            f"{task.script} {task.workload}"
+            for child, task in self.children.items()
+            if child.poll() is None and not (self._folder / f"{READY}-{child.pid}").exists()
+        ]
+
+    def _hand_on(self, task: Task, child: subprocess.Popen[str]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            self.tell(f"{task.script[:5]} {line}")
+
+    def end(self, until: float) -> None:
+        """Wait for all, as long as there is time."""
+        for child in self.children:
+            try:
+                child.wait(max(0.1, until - time.time()))
+            except subprocess.TimeoutExpired:
+                self.tell(f"out of time: {self.children[child]}")
+                child.kill()
+        for thread in self._threads:
+            thread.join(2)
+        self._log.close()
 
 
 def main() -> int:
-    """Start all, and hand on what they print."""
+    """Start all, hand on what they print, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--seconds", type=float, default=290)
+    parser.add_argument("--prepare", type=float, default=130, help="seconds until turns begin")
     parser.add_argument("--out", type=Path, default=Path())
-    parser.add_argument("--lanes", default=LANES, help="workloads of recorded steps, by ;")
-    parser.add_argument("--small", default=SMALL, help="the same, whose losses are not compared")
-    parser.add_argument("--compiled", default=COMPILED, help="workloads of compiled steps, by ;")
-    parser.add_argument("--systems", default="", help="compiled systems, by a part of the name")
+    parser.add_argument("--asked", default=ASKED, help="workloads with all rows, by ;")
+    parser.add_argument("--small", default=SMALL, help="those with few, and without losses")
+    parser.add_argument("--losses", type=int, default=100, help="steps whose losses are compared")
     parser.add_argument("--extra", default="", help="options of all")
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
-    until = time.time() + options.seconds - 12
-    tasks = [("pairs.py", "", "")]
-    tasks += [("h200.py", name, "") for name in options.lanes.split(";") if name]
-    tasks += [("h200.py", name, "--losses=0") for name in options.small.split(";") if name]
-    tasks += [
-        ("compiled_lanes.py", name, f"--systems={options.systems}")
-        for name in options.compiled.split(";")
-        if name
-    ]
-    printing = threading.Lock()
-    with tempfile.TemporaryDirectory() as folder, (options.out / "waves.log").open("a") as saved:
-
-        def hand_on(script: str, child: subprocess.Popen[str]) -> None:
-            assert child.stdout is not None
-            for line in child.stdout:
-                with printing:
-                    told = f"{time.time() - until + options.seconds - 12:5.0f} {script[:5]} {line}"
-                    print(told, end="", flush=True)
-                    saved.write(told)
-                    saved.flush()
-
-        threads = []
-        children = []
-        for script, name, more in tasks:
-            command = [sys.executable, str(HERE / script), "--lock", f"{folder}/gpu",
-                       "--until", str(until), "--only", name]  # fmt: skip
-            if name:
-                command += [*options.extra.split(), *filter(None, [more])]
-            if options.toy:
-                command.append("--toy")
-            environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "3",
-                           "OMP_NUM_THREADS": "2"}  # fmt: skip
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                     text=True, env=environment)  # fmt: skip
-            children.append(child)
-            threads.append(threading.Thread(target=hand_on, args=(script, child), daemon=True))
-            threads[-1].start()
-        try:
-            for child in children:
-                child.wait(max(0.1, until + 12 - time.time()))
-        except subprocess.TimeoutExpired:
-            print("out of time", flush=True)
-        for child in children:
-            child.kill()
-        for thread in threads:
-            thread.join(2)
+    options.out.mkdir(parents=True, exist_ok=True)
+    until = time.time() + options.seconds - _END_S
+    with tempfile.TemporaryDirectory() as folder:
+        started = Started(tasks_of(options), folder, until, options)
+        started.let_go(min(options.prepare, 0.6 * options.seconds))
+        started.end(until + _END_S / 2)
+        rows = Path(folder) / "rows.jsonl"
+        if rows.exists():
+            shutil.copy(rows, options.out / "rows.jsonl")
+            told = table_of(rows)
+            (options.out / "waves.md").write_text(told)
+            print(told)
     return 0
 
 

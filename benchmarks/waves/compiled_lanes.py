@@ -1,21 +1,21 @@
 """Two lanes of compiled kernels in one CUDA graph, beside compiled kernels without lanes.
 
-    PYTHONPATH=src python benchmarks/waves/compiled_lanes.py [--only TEXT] [--steps 50]
+    PYTHONPATH=src python benchmarks/waves/compiled_lanes.py [--only TEXT] [--systems lanes]
     PYTHONPATH=src python benchmarks/waves/compiled_lanes.py --toy      # on a processor
 
 ``torch.compile`` makes fewer and larger kernels than a recorded step has, so lanes have less to
 fill. This asks what is left: a whole step of compiled kernels (forward, backward, sum of gradients,
-fused AdamW) is captured as one CUDA graph, with the batch whole, in waves one after the other, and
-in two or four lanes from the start. Beside them ``torch.compile(mode="reduce-overhead")``, which
-captures passes but not the update. Each lane has running means of its own (a norm that trains does
-not read them).
+fused AdamW) is captured as one CUDA graph, in waves one after the other, and in two or four lanes
+from the start (asked for by ``--systems lanes``). Beside them ``hocket.prepare(compiled=True)``,
+``torch.compile`` and its ``mode="reduce-overhead"``, which captures passes but not the update. Each
+lane has running means of its own (a norm that trains does not read them). None of it is predicted:
+what the compiler makes of a model is known when it has made it.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import math
 import sys
 import time
 import warnings
@@ -24,13 +24,17 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from timing import GIB, Turns, start_counting, timed
+from timing import Turns, keep_cap, options_of, row_of, start_counting
 from torch import nn
-from workloads import TOYS, WORKLOADS, Workload, plain_step
+from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+from workloads import TOYS, WORKLOADS, Workload, adamw, plain_step
 
 from hocket.capture.loss import ChosenLoss
+from hocket.training import prepare
 
 WARM = 3
+LANES = "lanes"
+"""Systems with this in their names are left out unless they are asked for."""
 
 
 class CapturedStep:
@@ -119,79 +123,93 @@ class CapturedStep:
 
 
 def systems(
-    model: nn.Module, batch: dict[str, torch.Tensor]
+    model: nn.Module, batch: dict[str, torch.Tensor], device: torch.device
 ) -> dict[str, Callable[[], Callable[[], Any]]]:
     """Ways to train, by name, made when they are measured."""
+    is_cuda = device.type == "cuda"
+    backend = "inductor" if is_cuda else "eager"
+    graphs: dict[str, Any] = {"mode": "reduce-overhead"} if is_cuda else {"backend": backend}
+
+    def fresh() -> nn.Module:
+        return copy.deepcopy(model).to(device)
 
     def captured(num_waves: int, num_lanes: int) -> Callable[[], CapturedStep]:
-        return lambda: CapturedStep(copy.deepcopy(model), batch, num_waves, num_lanes)
+        return lambda: CapturedStep(fresh(), batch, num_waves, num_lanes)
 
-    found: dict[str, Callable[[], Callable[[], Any]]] = {}
-    if next(model.parameters()).is_cuda:
-        found["compiled + CUDA graphs (reduce-overhead)"] = lambda: plain_step(
-            copy.deepcopy(model), batch, mode="reduce-overhead"
-        )
-    return found | {
-        "compiled, whole step one graph": captured(1, 1),
-        "compiled, two lanes": captured(2, 2),
-        "compiled, two waves, one lane": captured(2, 1),
-        "compiled, four lanes": captured(4, 4),
+    def plain(**options: Any) -> Callable[[], Callable[[], Any]]:
+        return lambda: plain_step(fresh(), batch, dynamic=False, **options)
+
+    return {
+        "compiled + CUDA graphs (reduce-overhead)": plain(**graphs),
+        "hocket.prepare(compiled=True)": lambda: prepared(fresh(), batch, backend),
+        "compiled": plain(backend=backend),
+        "lanes: compiled, two": captured(2, 2),
+        "lanes: compiled, two waves in one": captured(2, 1),
+        "lanes: compiled, four": captured(4, 4),
     }
+
+
+def prepared(
+    model: nn.Module, batch: dict[str, torch.Tensor], backend: str
+) -> Callable[[], torch.Tensor]:
+    """A loop of ours on kernels of ``torch.compile``."""
+    train = prepare(model, adamw(model), batch, compiled=backend)
+
+    def step() -> torch.Tensor:
+        found = train.step(batch)
+        TOLD["last"] = train.replays
+        return found
+
+    return step
+
+
+TOLD: dict[str, str] = {}
+
+
+def told() -> str:
+    """What the last system said of itself."""
+    return TOLD.pop("last", "")
 
 
 def compare(name: str, build: Workload, samples: int, options: argparse.Namespace) -> None:
     """Rows of one workload; a system that fails says why."""
-    device, turns = (
-        torch.device("cpu" if options.toy else "cuda"),
-        Turns(options.lock, options.until),
-    )
+    device = torch.device("cpu" if options.toy else "cuda")
+    turns = Turns(options.turns, options.until)
     torch.manual_seed(0)
     model, batch = build(samples)
-    model, batch = model.to(device), {n: rows.to(device) for n, rows in batch.items()}
-    for label, make in systems(model, batch).items():
-        if options.systems not in label:
-            continue
-        if turns.left_s < 0:
-            print(f"| {name} | {label} | no time left | | | | |", flush=True)
-            continue
-        start_counting(device)
+    batch = {n: rows.to(device) for n, rows in batch.items()}
+    wanted = options.systems.split(";")
+    made = {
+        label: make
+        for label, make in systems(model, batch, device).items()
+        if any(part in label for part in wanted) and (LANES not in label or LANES in wanted)
+    }
+    # Kernels are made before anybody is timed, and found again where a system is made anew.
+    for label, make in made.items():
         began = time.perf_counter()
         try:
-            step = make()
-            step()
-            made_s = time.perf_counter() - began
-            with turns.turn():
-                row = timed(step, samples, device, options.steps)
-        # One system that cannot run must not hide the others.
+            start_counting(device)
+            make()()
+        # The row of this system will say why.
         except Exception as error:
-            print(f"| {name} | {label} | {type(error).__name__}: {str(error)[:200]} | | | | |",
-                  flush=True)  # fmt: skip
-            continue
-        print(f"| {name} | {label} | {row.samples_per_s:,.1f} | {row.spread:.2f} | "
-              f"{row.busy:.0%} | {row.peak_bytes / GIB:.2f} GiB | {made_s:.0f} s |",
-              flush=True)  # fmt: skip
-        del step
+            print(f"{name}: {label}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+        print(f"{name}: {label}: made in {time.perf_counter() - began:.0f} s", flush=True)
+    TOLD.clear()
+    turns.prepared()
+    for label, make in made.items():
+        if "reduce-overhead" not in label:
+            # What the graphs of that mode hold would be held beside the others.
+            reset_cudagraph_trees()
+        row_of(turns, name, label, make, samples, device, options.steps, told=told)
 
 
 def main() -> int:
     """All tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--toy", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--systems", default="", help="a part of their names")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--cap", type=float, default=8.0, help="GiB")
-    parser.add_argument("--lock", default="", help="file of who has the GPU")
-    parser.add_argument("--until", type=float, default=math.inf, help="begin nothing after (epoch)")
-    options = parser.parse_args()
+    options = options_of(__doc__.splitlines()[0]).parse_args()
     warnings.simplefilter("ignore")
     if not options.toy and not torch.cuda.is_available():
         sys.exit("no CUDA device here: use --toy")
-    if not options.toy:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(options.cap * GIB / total)
-    print("| workload | system | samples/s | spread | kernels run | peak | made in |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    keep_cap(options)
     for name, (build, samples) in (TOYS if options.toy else WORKLOADS).items():
         if options.only in name:
             compare(name, build, samples, options)

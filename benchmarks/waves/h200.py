@@ -21,19 +21,22 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
-from timing import GIB, Turns, start_counting, timed
+from timing import GIB, Turns, keep_cap, options_of, row_of
 from torch import nn
 from workloads import TOYS, WORKLOADS, Workload, adamw, plain_step
 
 from hocket.api import make_problem
 from hocket.api.planned import find_cluster
 from hocket.api.waves import waves_of
+from hocket.capture.loss import ChosenLoss
 from hocket.capture.perform import draw_seed
 from hocket.capture.program import Program
 from hocket.capture.sizes import capture_sizes
@@ -42,10 +45,10 @@ from hocket.cost.profile import Profile, merge_profiles
 from hocket.cost.roofline import Launches
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
-from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes
 from hocket.planners.waves.search import WaveFit, WaveWay
 from hocket.runtime.sessions.waves import waved_loop
+from hocket.runtime.train.divided.shares import microbatches
 from hocket.runtime.train.recorded import Kind, Recipe
 from hocket.runtime.train.replayed_waves import ReplayedWaves
 from hocket.runtime.train.update import planned_update
@@ -53,12 +56,6 @@ from hocket.training import prepare
 
 _PROFILE_S = 4.0
 """For the ops of one size of batch."""
-
-
-HEAD = (
-    "| workload | system | samples/s | spread | kernels run | peak | memory "
-    "| predicted / measured |\n|---|---|---|---|---|---|---|---|"
-)
 
 
 class System(NamedTuple):
@@ -88,9 +85,7 @@ _TRACED: dict[Any, tuple[Graph, Program]] = {}
 class Case:
     """A workload on a device, with its plan of waves."""
 
-    def __init__(
-        self, build: Workload, samples: int, device: torch.device, cap: int, turns: Turns
-    ) -> None:
+    def __init__(self, build: Workload, samples: int, device: torch.device, cap: int) -> None:
         torch.manual_seed(0)
         self.model, batch = build(samples)
         self.samples, self.device = samples, device
@@ -101,21 +96,37 @@ class Case:
         graph = capture_sizes(self.model, batch, optimizer=update, device=device.type)
         _TRACED.clear()
         self.recipe = TracedOnce(loss=None, update=update, device=device.type, name="waves")
-        self.problem: Problem = make_problem(graph, self.on, profile=self._profile(samples, turns))
-        launches: Launches = "replayed" if device.type == "cuda" else "eager"
-        self.outlook = waves_of(self.problem, memory_bytes=cap, launches=launches)
+        self._graph, self._cap = graph, cap
+        self._plan(None)
+        # Both sizes are recorded before anybody waits for the GPU.
+        self._recorded = [
+            self.recipe.trace(
+                self.fresh(), {name: rows[:size] for name, rows in self.batch.items()}, "train"
+            )
+            for size in (samples, samples // 2)
+        ]
 
-    def _profile(self, samples: int, turns: Turns) -> Profile:
-        """Times of all ops of the whole batch and of one wave."""
+    def _plan(self, profile: Profile | None) -> None:
+        """Waves by the times of single ops, or by rates of the data sheet."""
+        problem = make_problem(self._graph, self.on, profile=profile)
+        launches: Launches = "replayed" if self.device.type == "cuda" else "eager"
+        self.outlook = waves_of(problem, memory_bytes=self._cap, launches=launches)
+
+    def price(self, turns: Turns) -> None:
+        """Plan again with the times of all ops of the whole batch and of one wave."""
         (kind,) = find_cluster(self.on).kinds
         found = []
-        for size in (samples, samples // 2):
-            batch = {name: rows[:size] for name, rows in self.batch.items()}
-            graph, program = self.recipe.trace(self.fresh(), batch, "train")
-            with turns.turn():
+        with turns.turn():
+            for graph, program in self._recorded:
+                known = merge_profiles(found) if found else None
                 found.append(profile_program(graph, program, kind, device=self.device.type,
-                                             budget_s=_PROFILE_S))  # fmt: skip
-        return merge_profiles(found)
+                                             budget_s=_PROFILE_S, known=known))  # fmt: skip
+        self._plan(merge_profiles(found))
+
+    def tell(self) -> str:
+        """What the last system said of itself, once."""
+        told, self.told = self.told, ""
+        return told
 
     def fresh(self) -> nn.Module:
         """The model with its first weights."""
@@ -141,7 +152,9 @@ class Case:
             found = train.step(self.batch)
             if isinstance(waves, ReplayedWaves):
                 notes = waves.notes
-                self.told = waves.refusal or f"{notes.num_waits} waits of {len(notes.lane)} calls"
+                self.told = (
+                    waves.repeats.refusal or f"{notes.num_waits} waits of {len(notes.lane)} calls"
+                )
             return found
 
         return step
@@ -157,6 +170,8 @@ def systems(case: Case) -> dict[str, System]:
         "two lanes, lean": System(lambda: case.ours(fit.plan_of(thin), fit), thin),
         "one lane, replayed": System(lambda: case.ours(one_lane(fit), fit), fit.accumulated),
     }
+    if thin is quick:
+        del found["two lanes, lean"]
     return found
 
 
@@ -176,81 +191,95 @@ def one_lane(fit: WaveFit) -> Plan:
     return fit.plan_of(quickest(fit)).having(Lanes(lead=passes))
 
 
-def one_row(
-    name: str, label: str, make: Callable[[], Callable[[], Any]], samples: int,
-    device: torch.device, steps: int, turns: Turns, way: WaveWay | None,
-) -> None:  # fmt: skip
-    """A line of a system; one that fails says why."""
-    if turns.left_s < 0:
-        print(f"| {name} | {label} | no time left | | | | | |", flush=True)
-        return
-    try:
-        start_counting(device)
-        step = make()
-        with turns.turn():
-            row = timed(step, samples, device, steps)
-    # One system that cannot run must not hide the others.
-    except Exception as error:
-        traceback.print_exc()
-        print(f"| {name} | {label} | {type(error).__name__}: {str(error)[:150]} | | | | | |",
-              flush=True)  # fmt: skip
-        return
-    ratio = "" if way is None else f"{way.samples_per_s / row.samples_per_s:.2f}"
-    peaks = (
-        ""
-        if way is None
-        else f", {(row.peak_bytes - row.scratch_bytes) / way.peak_bytes:.3f} of plan"
-    )
-    print(
-        f"| {name} | {label} | {row.samples_per_s:,.1f} | {row.spread:.2f} | {row.busy:.0%} | "
-        f"{row.peak_bytes / GIB:.3f} GiB{peaks} | reserved {row.reserved_bytes / GIB:.3f}, cuBLAS "
-        f"{row.scratch_bytes / GIB:.3f} | {ratio} |",
-        flush=True,
-    )  # fmt: skip
-
-
-def rows(name: str, case: Case, steps: int, turns: Turns) -> None:
+def rows(name: str, case: Case, steps: int, turns: Turns, wanted: list[str]) -> None:
     """A line per system."""
     for label, system in systems(case).items():
-        one_row(name, label, system.make, case.samples, case.device, steps, turns, system.way)
-        if case.told:
-            print(f"| {name} | {label} | {case.told} | | | | | |", flush=True)
-        case.told = ""
+        if any(part in label for part in wanted):
+            row_of(turns, name, label, system.make, case.samples, case.device, steps,
+                   planned_of(system.way), told=case.tell)  # fmt: skip
+
+
+def planned_of(way: WaveWay) -> tuple[float, int]:
+    """What was predicted of it."""
+    return way.samples_per_s, way.peak_bytes
 
 
 # ── bits ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def bits(name: str, case: Case, steps: int, turns: Turns) -> None:
-    """Steps whose loss in two lanes is the same bits as one after the other."""
-    if turns.left_s < 0:
-        return
-    fit = case.outlook.fit
-    torch.use_deterministic_algorithms(True, warn_only=True)
+@contextmanager
+def deterministic(*, strict: bool) -> Iterator[None]:
+    """Kernels whose sums have one order. Attention is among them only where others are not allowed:
+    with warnings alone PyTorch keeps the quicker kernel that goes back in any order."""
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = True
-    plans = {"one lane": one_lane(fit), "two lanes": fit.plan_of(quickest(fit)),
-             "lean": fit.plan_of(lean(fit))}  # fmt: skip
-    losses: dict[str, list[float]] = {}
-    for label, plan in plans.items():
-        try:
-            step = case.ours(plan, fit)
-            with turns.turn():
-                found = []
-                for number in range(1, steps + 1):
-                    torch.manual_seed(draw_seed(0, number, 0))
-                    found.append(step())
-                losses[label] = [float(loss) for loss in found]
-        # Losses of the others are worth knowing.
-        except Exception as error:
-            print(f"| {name} | losses, {label} | {type(error).__name__}: {str(error)[:150]} | |",
-                  flush=True)  # fmt: skip
-    torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.deterministic = False
-    first = losses.pop("one lane", [])
-    for label, others in losses.items():
-        same = sum(a == b for a, b in zip(first, others, strict=True))
-        print(f"| {name} | same bits, {label} | {same} of {steps} steps, last loss "
-              f"{others[-1]:.6f} | | | | | |", flush=True)  # fmt: skip
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
+
+
+def accumulated(case: Case, sizes: tuple[int, ...]) -> Callable[[], Any]:
+    """Plain PyTorch: one microbatch after the other, then the update."""
+    model, loss_of = case.fresh(), ChosenLoss(None)
+    optimizer = adamw(model)
+    parts, shares = microbatches(case.batch, sizes, None)
+
+    def step() -> torch.Tensor:
+        found = []
+        for part, share in zip(parts, shares, strict=True):
+            loss = loss_of(model(**part))
+            (loss * share).backward()
+            found.append(loss.detach() * share)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return torch.stack(found).sum(0)
+
+    return step
+
+
+def losses_of(make: Callable[[], Callable[[], Any]], steps: int) -> list[float]:
+    """Of some steps, each with a seed of its own."""
+    step, found = make(), []
+    for number in range(1, steps + 1):
+        torch.manual_seed(draw_seed(0, number, 0))
+        found.append(step())
+    return [float(loss) for loss in found]
+
+
+def bits(name: str, case: Case, steps: int, turns: Turns) -> None:
+    """Steps whose loss in two lanes is the same bits as one after the other, and as in PyTorch.
+
+    Nobody times anything meanwhile, so no turn is taken.
+    """
+    fit = case.outlook.fit
+    ways = {"two lanes": fit.plan_of(quickest(fit)), "lean": fit.plan_of(lean(fit))}
+    if ways["two lanes"][Lanes] == ways["lean"][Lanes]:
+        del ways["lean"]
+    makes = {"one lane": lambda: case.ours(one_lane(fit), fit)}
+    makes |= {label: partial(case.ours, plan, fit) for label, plan in ways.items()}
+    sizes = fit.accumulated.shares.replicas[0].microbatches
+    makes["plain PyTorch"] = lambda: accumulated(case, sizes)
+    found: dict[str, list[float]] = {}
+    for label, make in makes.items():
+        for strict in (True, False):
+            kind = "" if strict else ", some kernels not deterministic"
+            try:
+                with deterministic(strict=strict):
+                    found[label] = losses_of(make, steps)
+            # Losses of the others are worth knowing.
+            except Exception as error:
+                traceback.print_exc()
+                text = f"{type(error).__name__}: {str(error)[:200]}"
+                turns.write(name, f"losses, {label}{kind}", failed=text)
+                continue
+            first = next(iter(found.values()))
+            same = sum(a == b for a, b in zip(first, found[label], strict=True))
+            turns.write(name, f"losses, {label}{kind}", last=found[label][-1],
+                        same_as_one_lane=f"{same} of {steps}", told=case.tell())  # fmt: skip
+            break
 
 
 # ── one workload ─────────────────────────────────────────────────────────────────────────────────
@@ -266,45 +295,40 @@ def larger(build: Workload, samples: int, device: torch.device) -> Callable[[], 
 def compare(name: str, build: Workload, samples: int, options: argparse.Namespace) -> None:
     """All rows of a workload."""
     device = torch.device("cpu" if options.toy else "cuda")
-    turns = Turns(options.lock, options.until)
-    cap = int(options.cap * GIB)
-    case = Case(build, samples, device, cap, turns)
-    fit = case.outlook.fit
-    gain = "nothing else fits" if fit.gain is None else f"{fit.gain:.2f} x"
-    for label, way in (("planned", quickest(fit)), ("lean", lean(fit))):
-        over = way.peak_bytes / fit.one_wave_bytes
-        slab = fit.plan_of(way)[Lanes].slab_bytes
-        print(f"| {name} | {label}: predicted gain {gain} | {way.samples_per_s:,.1f} | | | | "
-              f"{way.peak_bytes / GIB:.3f} GiB planned, {over:.2f} x one wave "
-              f"({fit.one_wave_bytes / GIB:.3f}), slab {slab / GIB:.3f} | |",
-              flush=True)  # fmt: skip
-    rows(name, case, options.steps, turns)
+    turns = Turns(options.turns, options.until)
+    case = Case(build, samples, device, int(options.cap * GIB))
     if options.losses:
         bits(name, case, options.losses, turns)
+    turns.prepared()
+    case.price(turns)
+    fit = case.outlook.fit
+    for label, way in (("planned", quickest(fit)), ("planned, lean", lean(fit))):
+        turns.write(
+            name, label, predicted=way.samples_per_s, gain=fit.gain or math.inf,
+            planned_gib=way.peak_bytes / GIB, one_wave=way.peak_bytes / fit.one_wave_bytes,
+            slab_gib=fit.plan_of(way)[Lanes].slab_bytes / GIB,
+        )  # fmt: skip
+    wanted = options.systems.split(";")
+    rows(name, case, options.steps, turns, wanted)
     asked = case.outlook.other or fit
-    one_row(name, "eager", case.plain, samples, device, options.steps, turns, asked.plain)
-    one_row(name, "eager, twice the batch", lambda: larger(build, 2 * samples, device),
-            2 * samples, device, options.steps, turns, None)  # fmt: skip
+    plain: dict[str, tuple[Any, int, Any]] = {
+        "eager": (case.plain, samples, planned_of(asked.plain)),
+        "eager, twice the batch": (lambda: larger(build, 2 * samples, device), 2 * samples, None),
+    }
+    for label, (make, count, planned) in plain.items():
+        if any(part in label for part in wanted):
+            row_of(turns, name, label, make, count, device, options.steps, planned)
 
 
 def main() -> int:
     """All tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--toy", action="store_true")
-    parser.add_argument("--cap", type=float, default=8.0, help="GiB")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--steps", type=int, default=50)
+    parser = options_of(__doc__.splitlines()[0])
     parser.add_argument("--losses", type=int, default=100, help="steps whose losses are compared")
-    parser.add_argument("--lock", default="", help="file of who has the GPU")
-    parser.add_argument("--until", type=float, default=math.inf, help="begin nothing after (epoch)")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if not options.toy and not torch.cuda.is_available():
         sys.exit("no CUDA device here: use --toy")
-    if not options.toy:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(options.cap * GIB / total)
-    print(HEAD, flush=True)
+    keep_cap(options)
     for name, (build, samples) in (TOYS if options.toy else WORKLOADS).items():
         if options.only in name:
             compare(name, build, samples, options)

@@ -3,33 +3,38 @@
     PYTHONPATH=src python benchmarks/waves/pairs.py
 
 A row is one kernel again and again, captured as a CUDA graph, as long as the row beside it. Its
-pace is what it takes alone over what both take together; the simulator's is 1 where both ask for no
-more than the whole device, and less by as much as they ask for too much (`hocket.cost.demand`,
-with the time of each kernel as it was measured).
+pace is what it takes alone over what both take together; the simulator's is that of two such rows
+in two lanes, with the time that was measured of each kernel alone and with what it asks for
+(`hocket.cost.demand`).
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
-from timing import Turns
+from timing import Turns, options_of
 from torch import nn
 
-from hocket.api import make_problem
 from hocket.api.planned import find_cluster
 from hocket.capture.model import capture_program
-from hocket.cost.demand import demand_of
+from hocket.cost.costs import Costs, TimeSource
+from hocket.cost.demand import FILL, ON_DEVICE, demand_of
 from hocket.cost.measure import profile_program
-from hocket.cost.roofline import costs_from_settings
+from hocket.cost.profile import merge_profiles
+from hocket.cost.roofline import estimate_costs
+from hocket.graph import Graph, GraphBuilder, Stream
+from hocket.plan.problem import Problem
+from hocket.simulate.engine import simulate_placement
 
 _ROW_S = 4e-3
+ON = "1xh200"
 
 
 class Product(nn.Module):
@@ -73,31 +78,61 @@ def kernels() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
 
 
 class Kernel:
-    """A kernel with its time alone, and the share of the device that it is thought to ask for."""
+    """A kernel with its time alone, and what it is thought to ask for."""
 
-    def __init__(self, module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        graph, program = capture_program(module, given, optimizer=None, device="cuda")
-        (kind,) = find_cluster("1xh200").kinds
-        profile = profile_program(graph, program, kind, device="cuda", budget_s=1.0)
-        problem = make_problem(graph, "1xh200", profile=profile)
-        settings = {**problem.costs.settings, "launches": "replayed"}
-        costs = costs_from_settings(graph, problem.cluster, settings)
+    def __init__(self, module: nn.Module, given: tuple[torch.Tensor, ...], device: str) -> None:
+        self.graph, self.program = capture_program(module, given, optimizer=None, device=device)
+        self._operands = [[each.to(device) for each in given] for _ in range(2)]
+        self._module = module
+        self.predicted_s = self.alone_s = 0.0
+        self.demand = np.zeros(3)
+        self.repeats = 1
+
+    def price(self, profile: Any) -> None:
+        """What is predicted from the times of all kernels on a stream."""
+        cluster = find_cluster(ON)
+        costs = estimate_costs(self.graph, cluster, profile=profile, launches="replayed")
         op = int(costs.op_s[0].argmax())
         self.predicted_s = float(costs.op_s[0, op])
-        self.asks = float(demand_of(graph, problem.cluster, costs)[0, 0, op])
-        self._operands = [[each.cuda() for each in given] for _ in range(2)]
-        self._module = module
-        once_s = self.row_s(20) / 20
+        self.demand = demand_of(self.graph, cluster, costs)[:, 0, op]
+
+    def time(self) -> None:
+        """Its row alone."""
+        once_s = rows_s([(self.calls(0), 20)]) / 20
         self.repeats = max(2, min(2000, round(_ROW_S / once_s)))
-        self.alone_s = self.row_s(self.repeats)
+        self.alone_s = rows_s([(self.calls(0), self.repeats)])
+
+    @property
+    def once_s(self) -> float:
+        """One of the row."""
+        return self.alone_s / self.repeats
 
     def calls(self, which: int) -> Callable[[], Any]:
         """The kernel on operands of its own."""
         return lambda: self._module(*self._operands[which])
 
-    def row_s(self, repeats: int) -> float:
-        """A row alone."""
-        return rows_s([(self.calls(0), repeats)])
+
+def simulated_s(rows: list[tuple[Kernel, int]]) -> float:
+    """What two lanes of such rows take."""
+    builder = GraphBuilder("rows")
+    seconds, demand = [], []
+    for stream, (kernel, count) in zip((Stream.COMPUTE, Stream.SECOND), rows, strict=True):
+        for index in range(count):
+            builder.op(f"{stream}.{index}", "kernel", stream=stream)
+        seconds += [kernel.once_s] * count
+        demand += [kernel.demand] * count
+    return makespan_s(builder.build(), np.array(seconds), np.array(demand).T)
+
+
+def makespan_s(graph: Graph, seconds: Any, demand: Any) -> float:
+    """Of ops with these times and demands."""
+    cluster = find_cluster(ON)
+    costs: Costs = replace(
+        estimate_costs(graph, cluster), op_s=seconds[None],
+        op_source=np.full((1, len(seconds)), TimeSource.FILE, np.uint8), demand=demand[:, None],
+    )  # fmt: skip
+    problem = Problem(work=graph, cluster=cluster, op_costs=costs)
+    return simulate_placement(problem, np.zeros(len(seconds), np.int32))[1].makespan_s
 
 
 def rows_s(rows: list[tuple[Callable[[], Any], int]]) -> float:
@@ -130,39 +165,36 @@ def rows_s(rows: list[tuple[Callable[[], Any], int]]) -> float:
 
 def main() -> int:
     """Kernels alone, then all pairs."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--lock", default="", help="file of who has the GPU")
-    parser.add_argument("--until", type=float, default=math.inf, help="begin nothing after (epoch)")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--toy", action="store_true")
-    options = parser.parse_args()
-    if options.toy or not torch.cuda.is_available():
+    options = options_of(__doc__.splitlines()[0]).parse_args()
+    turns = Turns(options.turns, options.until)
+    device = "cpu" if options.toy else "cuda"
+    found = {name: Kernel(*kernel, device) for name, kernel in kernels().items()}
+    turns.prepared()
+    if options.toy:
         print("pairs are of a CUDA device")
         return 0
-    turns = Turns(options.lock, options.until)
-    print("| kernel | alone | predicted / measured | asks for |\n|---|---|---|---|")
-    found: dict[str, Kernel] = {}
+    (kind,) = find_cluster(ON).kinds
     with turns.turn():
-        for name, (module, given) in kernels().items():
-            try:
-                one = found[name] = Kernel(module, given)
-            # One kernel that cannot be timed must not hide the others.
-            except Exception as error:
-                print(f"| {name} | {type(error).__name__}: {str(error)[:200]} | | |", flush=True)
-                continue
-            alone_s = one.alone_s / one.repeats
-            print(f"| {name} | {alone_s * 1e6:.1f} us | {one.predicted_s / alone_s:.2f} | "
-                  f"{one.asks:.2f} |", flush=True)  # fmt: skip
-        print("| pair | alone | together | pace | simulated |\n|---|---|---|---|---|")
+        profile = merge_profiles([
+            profile_program(each.graph, each.program, kind, device=device, budget_s=1.0)
+            for each in found.values()
+        ])  # fmt: skip
+        for name, one in found.items():
+            one.price(profile)
+            one.time()
+            turns.write("pairs", name, alone_us=one.once_s * 1e6,
+                        predicted_of=one.predicted_s / one.once_s,
+                        on_device=float(one.demand[ON_DEVICE]), fill=float(one.demand[FILL])
+                        )  # fmt: skip
         for first, second in itertools.combinations_with_replacement(found, 2):
             one, two = found[first], found[second]
             longer_s = max(one.alone_s, two.alone_s)
-            counts = [max(1, round(k.repeats * longer_s / k.alone_s)) for k in (one, two)]
+            counts = [max(1, round(longer_s / each.once_s)) for each in (one, two)]
             both_s = rows_s([(one.calls(0), counts[0]), (two.calls(1), counts[1])])
-            pace = longer_s / both_s
-            told = min(1.0, 1.0 / (one.asks + two.asks))
-            print(f"| {first} + {second} | {longer_s * 1e3:.2f} ms | {both_s * 1e3:.2f} ms | "
-                  f"{pace:.2f} | {told:.2f} |", flush=True)  # fmt: skip
+            told_s = simulated_s([(one, counts[0]), (two, counts[1])])
+            turns.write("pairs", f"{first} + {second}", alone_ms=longer_s * 1e3,
+                        both_ms=both_s * 1e3, pace=longer_s / both_s,
+                        simulated=longer_s / told_s)  # fmt: skip
     return 0
 
 

@@ -1,15 +1,22 @@
-"""How the benchmarks of waves time a step, and take turns on one GPU.
+"""How the benchmarks of waves time a step, take turns on one GPU, and write what they found.
 
-Several processes prepare their systems at the same time (captures and compilations take a processor
-much longer than a GPU), and only one of them has the GPU while it measures.
+Several processes prepare their systems at the same time: captures, compilations and comparisons of
+losses, which nobody times. When all are ready, one after the other has the GPU: for the times of
+single ops, and for each row. Meanwhile the others may plan, record and copy weights to the device,
+but run nothing there.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import gc
+import json
+import math
+import os
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +25,10 @@ from typing import Any, NamedTuple
 import torch
 
 GIB = 2**30
-_WARM = 3
+_WARM, _NUM_ROWS = 3, 5
+_ROW_S = 0.15
+"""What a row of steps takes, if no number of steps is asked for."""
+READY, GO = "ready", "go"
 
 
 class Row(NamedTuple):
@@ -38,8 +48,8 @@ class Row(NamedTuple):
 class Turns:
     """One process at a time on the GPU, and nothing begun after a limit of time."""
 
-    def __init__(self, lock: str, until_s: float) -> None:
-        self._lock = Path(lock) if lock else None
+    def __init__(self, folder: str, until_s: float) -> None:
+        self._folder = Path(folder) if folder else None
         self._until_s = until_s
 
     @property
@@ -47,15 +57,86 @@ class Turns:
         """Seconds in which something may begin."""
         return self._until_s - time.time()
 
+    def prepared(self) -> None:
+        """All is made that can be made beforehand: wait until it is so everywhere."""
+        if self._folder is None:
+            return
+        (self._folder / f"{READY}-{os.getpid()}").touch()
+        while not (self._folder / GO).exists():
+            time.sleep(0.05)
+
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Nobody else measures meanwhile."""
-        if self._lock is None:
+        """Nobody else runs anything on the GPU meanwhile."""
+        if self._folder is None:
             yield
             return
-        with self._lock.open("a") as file:
+        with (self._folder / "gpu").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+    def write(self, workload: str, system: str, **found: Any) -> None:
+        """A row, for people and for the table of all."""
+        told = " | ".join(
+            f"{key} {value:,.3f}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in found.items()
+        )
+        print(f"| {workload} | {system} | {told} |", flush=True)
+        if self._folder is not None:
+            with (self._folder / "rows.jsonl").open("a") as file:
+                file.write(json.dumps({"workload": workload, "system": system, **found}) + "\n")
+
+
+def options_of(text: str) -> argparse.ArgumentParser:
+    """The options of every script of a workload."""
+    parser = argparse.ArgumentParser(description=text)
+    parser.add_argument("--toy", action="store_true", help="on a processor, small")
+    parser.add_argument("--cap", type=float, default=8.0, help="GiB")
+    parser.add_argument("--only", default="", help="a part of the workload's name")
+    parser.add_argument("--systems", default="", help="parts of their names, by ;")
+    parser.add_argument("--steps", type=int, default=0, help="0: as many as take a moment")
+    parser.add_argument("--turns", default="", help="folder of who has the GPU")
+    parser.add_argument("--until", type=float, default=math.inf, help="begin nothing after (epoch)")
+    return parser
+
+
+def keep_cap(options: argparse.Namespace) -> None:
+    """This process gets no more of the GPU's memory."""
+    if options.toy:
+        return
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(options.cap * GIB / total)
+
+
+def row_of(
+    turns: Turns, workload: str, system: str, make: Callable[[], Callable[[], Any]], samples: int,
+    device: torch.device, steps: int, planned: tuple[float, int] | None = None,
+    told: Callable[[], str] = str,
+) -> None:  # fmt: skip
+    """Make a system and time it; one that fails says why. ``planned``: samples/s and bytes."""
+    if turns.left_s < 0:
+        turns.write(workload, system, failed="no time left")
+        return
+    try:
+        start_counting(device)
+        step = make()
+        with turns.turn():
+            row = timed(step, samples, device, steps)
+    # One system that cannot run must not hide the others.
+    except Exception as error:
+        traceback.print_exc()
+        turns.write(workload, system, failed=f"{type(error).__name__}: {str(error)[:300]}")
+        return
+    found: dict[str, Any] = {
+        "samples_per_s": row.samples_per_s, "spread": row.spread, "busy": row.busy,
+        "peak_gib": (row.peak_bytes - row.scratch_bytes) / GIB,
+        "reserved_gib": row.reserved_bytes / GIB, "cublas_gib": row.scratch_bytes / GIB,
+    }  # fmt: skip
+    if planned is not None:
+        found |= {"predicted": planned[0], "planned_gib": planned[1] / GIB}
+    if text := told():
+        found["told"] = text
+    turns.write(workload, system, **found)
 
 
 def timed(step: Callable[[], Any], samples: int, device: torch.device, steps: int) -> Row:
@@ -63,13 +144,18 @@ def timed(step: Callable[[], Any], samples: int, device: torch.device, steps: in
     for _ in range(_WARM):
         step()
     settle(device)
+    start = time.perf_counter()
+    step()
+    settle(device)
+    once_s = time.perf_counter() - start
+    count = max(1, steps // _NUM_ROWS if steps else min(100, round(_ROW_S / once_s)))
     seconds = []
-    for _ in range(5):
+    for _ in range(_NUM_ROWS):
         start = time.perf_counter()
-        for _ in range(max(1, steps // 5)):
+        for _ in range(count):
             step()
         settle(device)
-        seconds.append((time.perf_counter() - start) / max(1, steps // 5))
+        seconds.append((time.perf_counter() - start) / count)
     is_cuda = device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if is_cuda else 0
     reserved = torch.cuda.max_memory_reserved() if is_cuda else 0

@@ -140,7 +140,11 @@ def _toy_lstm(batch: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return Words(32, 16), {"input_ids": torch.randint(32, (batch, 8))}
 
 
-TOYS: dict[str, tuple[Workload, int]] = {"BERT, toy": (_toy_bert, 4), "LSTM, toy": (_toy_lstm, 4)}
+TOYS: dict[str, tuple[Workload, int]] = {
+    "BERT, toy": (_toy_bert, 4),
+    "LSTM, toy": (_toy_lstm, 4),
+    "Mixer, toy": (mixer, 4),
+}
 """The same at sizes that a processor trains in a moment."""
 
 
