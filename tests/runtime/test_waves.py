@@ -116,7 +116,7 @@ def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(case):
         train = waved_loop(fit.problem, plan, own, batch.to(device), recipe, device)
         torch.manual_seed(0)
         losses.append([train.step(batch.to(device)).item() for _ in range(8)])
-        assert not train._carrier._waves.refusal
+        assert not train._carrier._waves.repeats.refusal
     assert losses[0] == losses[1]
 
 
