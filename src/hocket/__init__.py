@@ -6,10 +6,12 @@ and ``hocket --help`` stay instant.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Nothing is imported here: the command understands Ctrl-C only once this file has been read, and
+# ``typing`` alone takes half of the time until then.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from hocket.api import Planned, auto, plan_graph, plan_parallel
     from hocket.api.memory import fit
     from hocket.base.errors import HocketError
@@ -93,6 +95,8 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'hocket' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOME[name]), name)
 
 

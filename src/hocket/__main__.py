@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+
+TYPE_CHECKING = False  # as in hocket/__init__.py
+if TYPE_CHECKING:
+    from typing import Any
 
 INTERRUPTED = 130
 _AGAIN_S = 0.02

@@ -55,6 +55,12 @@ def test_an_interrupt_while_modules_are_imported_ends_without_a_traceback():
     assert done.stderr == b"hocket: interrupted\n"
 
 
+def test_little_is_imported_before_an_interrupt_is_understood():
+    loads = "import sys; before = set(sys.modules); import hocket.__main__; "
+    done = python(f"{loads}print(*sorted(set(sys.modules) - before))")
+    assert set(done.stdout.decode().split()) <= {"__future__", "hocket", "hocket.__main__"}
+
+
 def test_an_interrupt_that_a_destructor_swallows_comes_again():
     done = python(SWALLOWED)
     assert done.returncode == 130
