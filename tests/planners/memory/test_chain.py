@@ -27,13 +27,15 @@ def random_chain(seed, count, is_lean=False):
     kept = chain.kept + rng.integers(0, 5, count)
     left = np.maximum(kept - rng.integers(0, 5, (2, count)), chain.output)
     seconds = rng.integers(1, 5, (2, count)).astype(float)
-    return replace(chain, kept=kept, lean=left, lean_s=seconds)
+    chain = replace(chain, kept=kept, lean=left, lean_s=seconds)
+    alone = chain.back - rng.integers(0, 5, (1, count))
+    return replace(chain, alone_s=chain.forward_s[None] / 2, alone_back=alone)
 
 
 def replay(chain, actions):
     """Time and peak of a list of actions, and a failure where something is missing."""
     count = len(chain.forward_s)
-    outputs, whole, lean = {-1}, set(), {}
+    outputs, whole, lean, alone = {-1}, set(), {}, set()
     seconds, peak, gradient_at = 0.0, 0, count - 1
     order = []
 
@@ -52,13 +54,22 @@ def replay(chain, actions):
             outputs.discard(stage)
             continue
         assert stage - 1 in outputs, "the input of a stage must be there"
+        if what == "alone":
+            seconds += chain.alone_s[0, stage]
+            alone.add(stage)
+            continue
         if what == "backward":
             assert stage == gradient_at
-            assert stage in whole or (chain.kept[stage] == chain.output[stage] and stage in outputs)
+            assert stage in whole | alone or (
+                chain.kept[stage] == chain.output[stage] and stage in outputs
+            )
             before = int(chain.gradient[stage - 1]) if stage else 0
             # What was not kept is made again.
             lean.pop(stage, None)
-            peak = max(peak, held() + before + int(chain.backward_work[stage]))
+            work = before + int(chain.backward_work[stage])
+            if stage in alone:
+                work = int(chain.alone_back[0, stage] - chain.gradient[stage])
+            peak = max(peak, held() + work)
             seconds += chain.backward_s[stage]
             whole.discard(stage)
             outputs.discard(stage)
@@ -85,6 +96,8 @@ def every_schedule(chain, first, last, has_output=False):
     if first == last:
         if not has_output:
             yield [("all", first), ("backward", first)]
+            if chain.alone_s is not None and last < len(chain.forward_s) - 1:
+                yield [("alone", first), ("backward", first)]
         elif chain.kept[first] == chain.output[first]:
             yield [("backward", first)]
         return

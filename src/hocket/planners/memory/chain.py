@@ -6,7 +6,8 @@ the input of s stored, either keeps all of s and goes on behind it, or runs forw
 at some j, does j to t from there, and then s to j - 1 again. One way is added: where the backward
 pass of j - 1 needs nothing but its input and its output (a convolution with its activation), the
 checkpoint may stay for it, and that stage does not run again. And a stage may be kept without what
-is cheap to make again, as in Rockmate (Zhao et al., 2023). Optimal among such schedules.
+is cheap to make again, and not all of one has to run for its backward pass, as in Rockmate (Zhao et
+al., 2023). Optimal among such schedules.
 O(stages³ · slots), compiled.
 """
 
@@ -20,14 +21,15 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels import kernel
 
-Action = tuple[Literal["all", "lean", "checkpoint", "drop", "free", "backward"], int]
-"""What is done to a stage: forward with all of it kept, without what is cheap to make again, with
-its input kept, or with its input dropped; its output freed; backward."""
+Action = tuple[Literal["all", "lean", "alone", "checkpoint", "drop", "free", "backward"], int]
+"""What is done to a stage: forward with all of it kept, without what is cheap to make again, only
+what its backward pass needs, with its input kept, or with its input dropped; its output freed;
+backward."""
 MOST_SLOTS = 400
 MOST_ENTRIES = 10_000_000
 """Of the table, both halves together: 12 bytes each."""
-_ALL, _LEAN = -1, -2
-"""Further lean ways are -3, -4 and so on."""
+_ALL = -1
+"""Lean ways are -2, -3 and so on."""
 _NEW, _REUSED = 0, 1
 """Tables: the output of the last stage is to be made, or is there already, beside the slots."""
 
@@ -53,6 +55,48 @@ class Chain:
     lean_s: FloatArray | None = None
     """[way, stage]: seconds to make that again, before the backward pass; inf where there is no
     such way."""
+    lean_ahead: LongArray | None = None
+    """[way, stage]: the most of its own that it holds while it runs forward so; where not told, as
+    if all were kept."""
+    lean_back: LongArray | None = None
+    """[way, stage]: likewise in its backward pass, gradients of input and output included."""
+    alone_s: FloatArray | None = None
+    """[way, stage]: seconds to make what its backward pass needs out of its input, where its output
+    was there before and is not read any more."""
+    alone_back: LongArray | None = None
+    """[way, stage]: the most that is held then, gradients included."""
+    passing: LongArray | None = None
+    """The most of its own that a stage holds while it runs forward with nothing kept; where not
+    told, its output and ``forward_work``."""
+
+    @property
+    def ahead(self) -> LongArray:
+        """The most of its own that a stage holds while it runs forward with all kept."""
+        return self.kept + self.forward_work
+
+    @property
+    def back(self) -> LongArray:
+        """The most that is held in the backward pass of a stage, beside its input."""
+        before = np.append(0, self.gradient[:-1])
+        found: LongArray = self.gradient + before + self.kept + self.backward_work
+        return found
+
+    def ways(self) -> tuple[LongArray, FloatArray, LongArray, LongArray]:
+        """[way, stage], all kept first: what is kept, seconds to make the rest again, and the most
+        that is held forward and backward."""
+        if self.lean is None or self.lean_s is None:
+            no_s = np.zeros((1, len(self.kept)))
+            return self.kept[None], no_s, self.ahead[None], self.back[None]
+        aheads = np.tile(self.ahead, (len(self.lean), 1)) if self.lean_ahead is None else (
+            self.lean_ahead)  # fmt: skip
+        backs = np.tile(self.back, (len(self.lean), 1)) if self.lean_back is None else (
+            self.lean_back)  # fmt: skip
+        return (
+            np.vstack([self.kept[None], self.lean]),
+            np.vstack([np.zeros((1, len(self.kept))), self.lean_s]),
+            np.vstack([self.ahead[None], aheads]),
+            np.vstack([self.back[None], backs]),
+        )
 
 
 @dataclass(frozen=True)
@@ -76,25 +120,28 @@ def schedule_chain(
         num_slots = min(MOST_SLOTS, MOST_ENTRIES // (2 * count * count) + 1)
     unit = max(-(-budget_bytes // num_slots), 1)
     slots = budget_bytes // unit
-    sizes = [
-        -(-np.asarray(column, dtype=np.int64) // unit)
-        for column in (chain.output, chain.kept, chain.gradient, chain.forward_work,
-                       chain.backward_work)
-    ]  # fmt: skip
+
+    def in_slots(column: LongArray) -> LongArray:
+        return -(-np.asarray(column, dtype=np.int64) // unit)
+
+    left, again_s, ahead, back = chain.ways()
+    passing = chain.output + chain.forward_work if chain.passing is None else chain.passing
+    output, kept = in_slots(chain.output), in_slots(left)
     cost = np.full((2, count, count, slots + 1), np.inf)
     split = np.full((2, count, count, slots + 1), _ALL, dtype=np.int32)
     # Asked of the bytes: sizes in slots are rounded.
     suffices = np.asarray(chain.kept == chain.output, dtype=np.int64)
-    none = np.zeros((0, count))
-    lean = -(-np.asarray(none if chain.lean is None else chain.lean, dtype=np.int64) // unit)
-    lean_s = np.asarray(none if chain.lean_s is None else chain.lean_s, dtype=np.float64)
+    alone_s = np.zeros((0, count)) if chain.alone_s is None else chain.alone_s
+    alone_back = np.zeros((0, count), dtype=np.int64)
+    alone_back = alone_back if chain.alone_back is None else chain.alone_back
     _fill(cost, split, suffices, np.asarray(chain.forward_s, dtype=np.float64),
-          np.asarray(chain.backward_s, dtype=np.float64), sizes[0], sizes[1], sizes[2], sizes[3],
-          sizes[4], lean, lean_s)  # fmt: skip
+          np.asarray(chain.backward_s, dtype=np.float64), output, in_slots(chain.gradient),
+          in_slots(passing), kept, np.asarray(again_s, dtype=np.float64), in_slots(ahead),
+          in_slots(back), np.asarray(alone_s, dtype=np.float64), in_slots(alone_back))  # fmt: skip
     seconds = float(cost[_NEW, 0, count - 1, slots])
     if not np.isfinite(seconds):
         return None
-    return ChainSchedule(seconds, _unfolded(split, sizes[0], sizes[1], lean, count, slots))
+    return ChainSchedule(seconds, _unfolded(split, output, kept, count, slots))
 
 
 @kernel
@@ -105,16 +152,18 @@ def _fill(
     forward_s: FloatArray,
     backward_s: FloatArray,
     output: LongArray,
-    kept: LongArray,
     gradient: LongArray,
-    forward_work: LongArray,
-    backward_work: LongArray,
-    lean: LongArray,
-    lean_s: FloatArray,
+    passing: LongArray,
+    kept: LongArray,
+    again_s: FloatArray,
+    ahead: LongArray,
+    back: LongArray,
+    alone_s: FloatArray,
+    alone_back: LongArray,
 ) -> None:
-    """``cost[table, s, t, m]``, and how: keeping all of s, or what is lean of it, or twice the j of
-    the checkpoint, plus one where it then serves as the output of j - 1, for which that
-    ``suffices``."""
+    """``cost[table, s, t, m]``, and how: a way of keeping s, or of making what its backward pass
+    needs, or twice the j of the checkpoint, plus one where it then serves as the output of j - 1,
+    for which that ``suffices``."""
     count, num = cost.shape[1], cost.shape[3]
     for length in range(count):
         for first in range(count - length):
@@ -122,49 +171,49 @@ def _fill(
             for table in range(2):
                 # What lies beside the slots comes back once the last stage is through.
                 beside = output[last] if table == 1 else 0
-                before = gradient[first - 1] if first > 0 else 0
-                back = gradient[first] + before + kept[first] + backward_work[first]
-                ahead = gradient[last] + kept[first] + forward_work[first]
                 own_s = forward_s[first] + backward_s[first]
                 if length == 0 and table == 1:
                     if suffices[first]:
-                        for room in range(max(back - beside, 0), num):
+                        for room in range(max(back[0, first] - beside, 0), num):
                             cost[1, first, last, room] = backward_s[first]
-                            split[1, first, last, room] = -1
+                            split[1, first, last, room] = _ALL
                     continue
-                for room in range(max(ahead, back - beside, kept[first]), num):
-                    inner = 0.0
-                    if length > 0:
-                        inner = cost[table, first + 1, last, room - kept[first]]
-                    cost[table, first, last, room] = inner + own_s
-                    split[table, first, last, room] = _ALL
-                for way in range(len(lean) if length > 0 else 0):
-                    left = lean[way, first]
-                    for room in range(max(ahead, back - beside, left), num):
-                        took_s = cost[table, first + 1, last, room - left] + own_s
-                        took_s += lean_s[way, first]
+                for way in range(len(kept)):
+                    left = kept[way, first]
+                    most = max(gradient[last] + ahead[way, first], back[way, first] - beside, left)
+                    for room in range(most, num):
+                        took_s = own_s + again_s[way, first]
+                        if length > 0:
+                            took_s += cost[table, first + 1, last, room - left]
                         if took_s < cost[table, first, last, room]:
                             cost[table, first, last, room] = took_s
-                            split[table, first, last, room] = _LEAN - way
+                            split[table, first, last, room] = _ALL - way
+                if length == 0 and last < count - 1:
+                    for way in range(len(alone_s)):
+                        for room in range(alone_back[way, first], num):
+                            took_s = alone_s[way, first] + backward_s[first]
+                            if took_s < cost[table, first, last, room]:
+                                cost[table, first, last, room] = took_s
+                                split[table, first, last, room] = _ALL - len(kept) - way
                 run_s = 0.0
                 most = 0
                 for at in range(first + 1, last + 1):
                     size = output[at - 1]
                     run_s += forward_s[at - 1]
-                    held = size + forward_work[at - 1]
+                    held = passing[at - 1]
                     if at - 1 > first:
                         held += output[at - 2]
                     most = max(most, held)
                     for room in range(max(gradient[last] + most, size), num):
                         right = cost[table, at, last, room - size]
                         after = min(room + beside, num - 1)
-                        left = cost[0, first, at - 1, after]
+                        left_s = cost[0, first, at - 1, after]
                         reused = 0
-                        if after >= size and cost[1, first, at - 1, after - size] < left:
-                            left = cost[1, first, at - 1, after - size]
+                        if after >= size and cost[1, first, at - 1, after - size] < left_s:
+                            left_s = cost[1, first, at - 1, after - size]
                             reused = 1
-                        if run_s + right + left < cost[table, first, last, room]:
-                            cost[table, first, last, room] = run_s + right + left
+                        if run_s + right + left_s < cost[table, first, last, room]:
+                            cost[table, first, last, room] = run_s + right + left_s
                             split[table, first, last, room] = 2 * at + reused
 
 
@@ -172,7 +221,6 @@ def _unfolded(
     split: IntArray,
     output: LongArray,
     kept: LongArray,
-    lean: LongArray,
     count: int,
     slots: int,
 ) -> tuple[Action, ...]:
@@ -188,10 +236,13 @@ def _unfolded(
         choice = int(split[table, first, last, room])
         if choice < 0:
             if table == _NEW or last > first:
-                actions.append(("all" if choice == _ALL else "lean", first))
+                is_alone = choice < _ALL - len(kept) + 1
+                actions.append(
+                    ("all" if choice == _ALL else "alone" if is_alone else "lean", first)
+                )
             pending.append(("backward", first))
             if last > first:
-                left = int(kept[first] if choice == _ALL else lean[_LEAN - choice, first])
+                left = int(kept[_ALL - choice, first])
                 pending.append((table, first + 1, last, room - left))
             continue
         at, is_reused = divmod(choice, 2)
