@@ -41,6 +41,27 @@ class Batched(nn.Module):
         return x + made.reshape(x.shape)
 
 
+class Sorted(nn.Module):
+    """Experts that rows choose; rows are sorted by expert, as Transformers does it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.route = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, EXPERTS)
+        self.up = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / WIDTH**0.5)
+        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) / HIDDEN**0.5)
+
+    def forward(self, x):
+        rows = self.norm(x).flatten(0, 1)
+        weight, chosen = self.route(rows).softmax(-1).max(-1)
+        chosen, order = chosen.sort()
+        counts = torch.histc(chosen.float(), EXPERTS, 0, EXPERTS - 1)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        made = functional.grouped_mm(rows[order], self.up.transpose(-2, -1), offs=ends)
+        made = functional.grouped_mm(functional.gelu(made), self.down, offs=ends)
+        mixed = torch.zeros_like(rows).index_copy(0, order, made * weight[order, None])
+        return x + mixed.view_as(x)
+
+
 WAYS = {
     "bmm": (torch.bmm, False),
     "turned": (lambda rows, matrices: rows @ matrices.mT, True),
@@ -65,9 +86,10 @@ class Mixture(nn.Module):
         return functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
-MODELS = {"listed": lambda: Mixture(Listed)} | {
-    name: lambda how=how: Mixture(lambda: Batched(*how)) for name, how in WAYS.items()
-}
+MODELS = {
+    "listed": lambda: Mixture(Listed),
+    "sorted": lambda: Mixture(Sorted).bfloat16(),
+} | {name: lambda how=how: Mixture(lambda: Batched(*how)) for name, how in WAYS.items()}
 
 
 def words(count):

@@ -4,110 +4,23 @@ The matrices of all experts are one parameter, which is at home on the host and 
 batch. While a block computes, a stand-in takes the parameter's place: what people do to it before
 the product (turning it, rounding it) is done to the stand-in; a batched product of it goes through
 groups of experts, each of which is copied to the device, multiplied, and makes room for the next
-one but one. The backward pass does the same again, and sends each group's gradient to the host as
-soon as it is there. Every expert's numbers come from the same kernels as in one batch. Anything
-else that is done to the parameter brings all of it, so that it gets what it expects.
+one but one (`expert_products`). Every expert's numbers come from the same kernels as in one batch.
+Anything else that is done to the parameter brings all of it, so that it gets what it expects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hocket.runtime.memory.blocks import Block, Place
-from hocket.runtime.memory.copies import DONE, CopyEngines, Ticket
-from hocket.simulate.rewriting.homes import NUM_TURNS
-
-Deliver = Callable[[Block, nn.Parameter, slice, torch.Tensor], None]
-"""Sends the gradient of some experts to the host."""
-
-
-class Ring:
-    """Room on the device that groups take turns in."""
-
-    def __init__(self, engines: CopyEngines, num_bytes: int) -> None:
-        self._engines, self._turn = engines, 0
-        self.buffers = [
-            torch.empty(num_bytes, dtype=torch.uint8, device=engines.device)
-            for _ in range(NUM_TURNS if num_bytes else 0)
-        ]
-        self._left: list[Ticket] = [DONE] * len(self.buffers)
-
-    def bring(self, sources: Sequence[torch.Tensor], after: Ticket) -> Iterator[torch.Tensor]:
-        """Bytes of the host one after the other; each is there until the next one is asked for,
-        which comes meanwhile."""
-        coming = self._fetch(sources[0], after)
-        for number, source in enumerate(sources):
-            turn, ticket = coming
-            if number + 1 < len(sources):
-                coming = self._fetch(sources[number + 1], after)
-            ticket.wait()
-            yield self.buffers[turn][: source.numel()]
-            self._left[turn] = self._engines.mark()
-
-    def _fetch(self, source: torch.Tensor, after: Ticket) -> tuple[int, Ticket]:
-        turn = self._turn
-        self._turn = (turn + 1) % len(self.buffers)
-        pairs = [(self.buffers[turn][: source.numel()], source)]
-        return turn, self._engines.fetch(pairs, self._left[turn], after)
-
-
-@dataclass(frozen=True, eq=False)
-class GroupedParameter:
-    """A parameter whose first dimension is that of experts, and how its groups come and go."""
-
-    block: Block
-    place: Place
-    """Where it lies in what is copied of the block."""
-    num_groups: int
-    ring: Ring
-    deliver: Deliver
-
-    @property
-    def parameter(self) -> nn.Parameter:
-        """The person's own."""
-        return self.place.parameter
-
-    @property
-    def groups(self) -> list[slice]:
-        """The experts of each group."""
-        count, size = self.place.shape[0], _group_size(self.place, self.num_groups)
-        return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-    def send(self, group: slice, gradient: torch.Tensor) -> None:
-        """The gradient of a group, home."""
-        self.deliver(self.block, self.parameter, group, gradient)
-
-    def bring(self, groups: Sequence[slice]) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Matrices of groups on the device, each until the next one is asked for."""
-        assert self.block.copied is not None
-        each = self.place.num_bytes // self.place.shape[0]
-        start, home = self.place.start, self.block.copied
-        sources = [home[start + g.start * each : start + g.stop * each] for g in groups]
-        here = self.ring.bring(sources, self.block.returned)
-        for group, buffer in zip(groups, here, strict=True):
-            shape = (group.stop - group.start, *self.place.shape[1:])
-            yield group, buffer.view(self.place.dtype).view(shape)
-
-
-def group_bytes(place: Place, num_groups: int) -> int:
-    """What the largest group takes."""
-    return place.num_bytes // place.shape[0] * _group_size(place, num_groups)
-
-
-def _group_size(place: Place, num_groups: int) -> int:
-    return -(-place.shape[0] // num_groups)
-
-
-def can_be_grouped(parameter: nn.Parameter) -> bool:
-    """Whether experts lie one behind the other, matrix by matrix."""
-    return parameter.dim() == 3 and parameter.is_contiguous()
+from hocket.runtime.memory.expert_products import BatchedProduct, SortedProduct, WholeExperts
+from hocket.runtime.memory.groups import GroupedParameter
 
 
 class ExpertsStandIn(torch.Tensor):
@@ -140,7 +53,7 @@ class ExpertsStandIn(torch.Tensor):
 
     def whole(self) -> torch.Tensor:
         """All of it on the device."""
-        made: torch.Tensor = _Whole.apply(self.source.parameter, self.source)  # type: ignore[no-untyped-call]
+        made: torch.Tensor = WholeExperts.apply(self.source.parameter, self.source)  # type: ignore[no-untyped-call]
         made = made.to(self.dtype)
         return made.transpose(1, 2) if self.is_turned else made
 
@@ -215,66 +128,23 @@ def _product(left: Any, right: Any) -> Any:
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else experts.dtype
     source = experts.source
     with torch.autocast(kind, enabled=False):
-        made: torch.Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+        made: torch.Tensor = BatchedProduct.apply(  # type: ignore[no-untyped-call]
             rows.to(dtype), source.parameter, source, experts.is_turned, dtype
         )
     return made.transpose(1, 2) if is_left else made
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, parameter: nn.Parameter, source: GroupedParameter,
-        is_turned: bool, dtype: torch.dtype,
-    ) -> torch.Tensor:  # fmt: skip
-        ctx.save_for_backward(rows)
-        ctx.how = source, is_turned, dtype
-        width = source.place.shape[1 if is_turned else 2]
-        made = rows.new_empty((*rows.shape[:2], width))
-        for group, matrices in source.bring(source.groups):
-            torch.bmm(rows[group], _as_used(matrices, is_turned, dtype), out=made[group])
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, given: torch.Tensor) -> Any:
-        (rows,) = ctx.saved_tensors
-        source, is_turned, dtype = ctx.how
-        wants_rows, wants_matrices = ctx.needs_input_grad[:2]
-        of_rows = torch.empty_like(rows) if wants_rows else None
-        groups = source.groups[::-1]
-        # Nobody asks for the matrices where nobody asks for the gradient of the rows.
-        brought = source.bring(groups) if wants_rows else None
-        for group in groups:
-            if brought is not None and of_rows is not None:
-                used = _as_used(next(brought)[1], is_turned, dtype)
-                torch.bmm(given[group], used.transpose(1, 2), out=of_rows[group])
-            if wants_matrices:
-                found = torch.bmm(rows[group].transpose(1, 2), given[group])
-                source.send(group, found.transpose(1, 2) if is_turned else found)
-                del found
-        return of_rows, None, None, None, None
-
-
-class _Whole(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parameter: nn.Parameter, source: GroupedParameter) -> torch.Tensor:
-        ctx.source = source
-        shape, device = source.place.shape, source.ring.buffers[0].device
-        made = torch.empty(shape, dtype=source.place.dtype, device=device)
-        for group, matrices in source.bring(source.groups):
-            made[group].copy_(matrices)
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, given: torch.Tensor) -> Any:
-        for group in ctx.source.groups:
-            ctx.source.send(group, given[group])
-        return None, None
-
-
-def _as_used(matrices: torch.Tensor, is_turned: bool, dtype: torch.dtype) -> torch.Tensor:
-    used = matrices.to(dtype)
-    return used.transpose(1, 2) if is_turned else used
+def _sorted_product(
+    rows: Any, experts: Any, *, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """``grouped_mm`` of rows that are sorted by expert."""
+    is_usual = isinstance(experts, ExpertsStandIn) and not isinstance(rows, ExpertsStandIn)
+    if not is_usual or rows.dim() != 2 or offs is None or bias is not None or out_dtype is not None:
+        return NotImplemented
+    source = experts.source
+    return SortedProduct.apply(  # type: ignore[no-untyped-call]
+        rows, offs, source.parameter, source, experts.is_turned, experts.dtype
+    )
 
 
 def _turned(experts: Any, *dims: Any) -> Any:
@@ -331,6 +201,8 @@ _HANDLED: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.matmul: _product,
     torch.Tensor.__matmul__: _product,
     torch.einsum: _einsum,
+    functional.grouped_mm: _sorted_product,
+    torch._grouped_mm: _sorted_product,
     torch.transpose: _turned,
     torch.Tensor.transpose: _turned,
     torch.permute: _permuted,

@@ -12,7 +12,7 @@ from hocket.base.errors import UsageError, unknown_name
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.runtime.memory.blocks import Block
-from hocket.runtime.memory.experts import can_be_grouped
+from hocket.runtime.memory.groups import can_be_grouped
 from hocket.simulate.rewriting.blocks import blocks_of as ops_by_block
 from hocket.simulate.rewriting.experts import find_experts, in_groups
 

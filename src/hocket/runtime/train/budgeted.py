@@ -27,7 +27,8 @@ from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph
 from hocket.runtime.memory.blocks import Block, settle_parameters
 from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
-from hocket.runtime.memory.experts import GroupedParameter, Ring, called_in_groups, group_bytes
+from hocket.runtime.memory.experts import called_in_groups
+from hocket.runtime.memory.groups import GroupedParameter, Ring, group_bytes
 from hocket.runtime.memory.landing import Gradients, Landings
 from hocket.runtime.memory.logits import LazyLogits, last_layer
 from hocket.runtime.memory.part_steps import PartSteps

@@ -21,7 +21,7 @@ from hocket.graph.signatures import tensor_shapes
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.blocks import StepBlocks
 
-_PRODUCT, _COPY = "aten.bmm", "aten.copy_"
+_PRODUCT, _SORTED, _COPY = "aten.bmm", "aten._grouped_mm", "aten.copy_"
 _TURNS = frozenset(
     f"aten.{name}"
     for name in ("_to_copy", "transpose", "permute", "expand", "view", "_unsafe_view", "unsqueeze",
@@ -122,10 +122,13 @@ def _turned(graph: Graph, root: int, ops: list[int]) -> tuple[list[int], list[in
 
 
 def _batches(graph: Graph, op: int) -> set[int]:
-    """How many matrices each side of a batched product has; 0 among them for any other op."""
-    if graph.kind_of(op) != _PRODUCT or graph.op_signature[op] < 0:
+    """How many matrices each side of a batched product has; 0 among them for any other op. Of rows
+    that are sorted by expert it is told how many there are of each."""
+    if graph.kind_of(op) not in (_PRODUCT, _SORTED) or graph.op_signature[op] < 0:
         return {0}
-    return {shape[0] for shape in tensor_shapes(graph.signatures[int(graph.op_signature[op])])}
+    shapes = tensor_shapes(graph.signatures[int(graph.op_signature[op])])
+    of_rows = 2 if graph.kind_of(op) == _SORTED else 0
+    return {shape[0] for shape in shapes if len(shape) != of_rows}
 
 
 @dataclass
