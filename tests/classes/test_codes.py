@@ -1,3 +1,4 @@
+import dataclasses
 from itertools import combinations
 
 import numpy as np
@@ -8,6 +9,7 @@ from hocket.classes import codes
 from hocket.classes.calibrate import calibrated
 from hocket.classes.codes import cyclic_code, pattern_table, ruler
 from hocket.classes.combine import Combiner, OddsCalibration, accuracy, probabilities
+from hocket.classes.validation import lost_workers
 
 
 def test_the_published_codes_come_out():
@@ -67,6 +69,36 @@ def test_a_class_has_the_mean_of_the_answers_that_came():
     assert shares[0] == 0
     assert shares.sum() == pytest.approx(1)
     assert probabilities(combiner.scores([None, None])).sum() == 0
+
+
+def test_a_class_with_fewer_answers_counts_less_where_parts_err_apart():
+    combiner = Combiner(3, ((0, 1), (1, 2)), (OddsCalibration(),) * 2, doubt=0.5)
+    first, second = np.array([0.0, 2.0, 4.0]), np.array([0.0, 5.0, 6.0])
+    assert combiner.scores([first, second]).tolist() == [2.0, 4.5, 6.0]
+    # Class 1 has one of its two answers, class 2 all that it could have.
+    assert combiner.scores([None, second]) == pytest.approx([-np.inf, 5.0 * 0.5**0.5, 6.0])
+
+
+def test_doubt_is_found_from_how_parts_err():
+    """Two of ten workers dead: parts that are wrong aloud lose less, equal ones nothing."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 6000)
+    odds = 4.0 * np.eye(10)[labels] - 2 + rng.normal(0, 1.0, (6000, 10))
+    held = cyclic_code(10, 3)
+    plain = Combiner(10, held, (OddsCalibration(),) * 10)
+    lost, found = {}, {}
+    for own in (0.0, 1.0):
+        noisy = [odds[:, list(mine)] * rng.normal(1, own, (6000, 3)) for mine in held]
+        outputs = [np.pad(each, ((0, 0), (1, 0))) for each in noisy]
+        fitted = calibrated(plain, [each[:3000] for each in outputs], labels[:3000])
+        rest = [each[3000:] for each in outputs]
+        for doubt in (0.0, fitted.doubt, 1.0):
+            combiner = dataclasses.replace(fitted, doubt=doubt)
+            all_came, _, two = lost_workers(combiner, rest, labels[3000:], 2)
+            lost[own, doubt] = all_came.mean - two.mean
+        found[own] = lost[own, fitted.doubt]
+    assert found[0.0] < 0.002 < lost[0.0, 1.0]
+    assert found[1.0] < 0.9 * lost[1.0, 0.0]
 
 
 def test_calibration_mends_parts_whose_confidence_differs():

@@ -3,12 +3,17 @@
 A part says, for each of its classes, the log-odds against "others"; its own scale and shift, found
 on validation data, make log-odds of different parts comparable. A class that several parts hold has
 the mean of those that answered; one that none answered for is missing. O(parts · classes).
+
+A mean of n answers where there could be m is noisier, and the highest of several noisy scores is
+too high: it counts (n / m)^doubt of itself. Doubt 0, the mean, is right for parts that all err
+alike; doubt 1, the sum, for parts whose errors have nothing to do with each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -36,6 +41,8 @@ class Combiner:
     classes: tuple[tuple[int, ...], ...]
     """Of each part."""
     calibrations: tuple[OddsCalibration, ...]
+    doubt: float = 0.0
+    """How much less a class counts for which fewer parts have answered than hold it."""
 
     def scores(self, answers: Sequence[FloatArray | None]) -> FloatArray:
         """Scores of all classes from the raw outputs of parts; ``-inf`` where none answered.
@@ -45,22 +52,31 @@ class Combiner:
         lead = next((answer.shape[:-1] for answer in answers if answer is not None), ())
         total = np.zeros((*lead, self.num_classes))
         copies = np.zeros(self.num_classes)
-        for classes, calibration, answer in zip(
-            self.classes, self.calibrations, answers, strict=True
+        for index, calibration, answer in zip(
+            self._indices, self.calibrations, answers, strict=True
         ):
             if answer is None:
                 continue
-            index = list(classes)
             total[..., index] += calibration.scale * log_odds(answer) + calibration.shift
             copies[index] += 1
-        return np.where(copies > 0, total / np.maximum(copies, 1), -np.inf)
+        came = np.maximum(copies, 1)
+        return np.where(copies > 0, total / came * (came / self._most) ** self.doubt, -np.inf)
+
+    @cached_property
+    def _indices(self) -> list[LongArray]:
+        return [np.array(classes, dtype=np.int64) for classes in self.classes]
+
+    @cached_property
+    def _most(self) -> FloatArray:
+        """Answers of each class where nobody is lost."""
+        return np.maximum(self.copies([True] * len(self.classes)), 1)
 
     def copies(self, has_answered: Sequence[bool]) -> FloatArray:
         """How many answers each class has."""
         copies = np.zeros(self.num_classes)
-        for classes, came in zip(self.classes, has_answered, strict=True):
+        for index, came in zip(self._indices, has_answered, strict=True):
             if came:
-                copies[list(classes)] += 1
+                copies[index] += 1
         return copies
 
 

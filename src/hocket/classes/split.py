@@ -227,8 +227,9 @@ def _table(
         tuple(parts),
         whole,
         material.request.redundancy,
+        done.combiner.doubt,
     )
-    return replace(table), files
+    return table, files
 
 
 def _parameters(net: nn.Module) -> int:

@@ -60,6 +60,8 @@ class PartTable:
     parts: tuple[ServedPart, ...]
     whole: Whole
     redundancy: int
+    doubt: float = 0.0
+    """Of classes that fewer parts have answered for, see `Combiner`."""
     hashes: dict[str, str] = field(default_factory=dict)
     """SHA-256 of every file beside the table."""
 
@@ -69,6 +71,7 @@ class PartTable:
             len(self.class_names),
             tuple(part.classes for part in self.parts),
             tuple(part.calibration for part in self.parts),
+            self.doubt,
         )
 
     @property
@@ -85,6 +88,7 @@ class PartTable:
             "groups": [list(group) for group in self.groups],
             "held": [list(groups) for groups in self.held],
             "redundancy": self.redundancy,
+            "doubt": self.doubt,
             "parts": [
                 {
                     "classes": list(part.classes),
@@ -113,7 +117,7 @@ class PartTable:
         """What a file says, checked."""
         keys = ("schema", "class_names", "input", "groups", "held", "redundancy", "parts", "whole",
                 "hashes")  # fmt: skip
-        table = fields.record(data, "table", required=keys)
+        table = fields.record(data, "table", required=keys, optional=("doubt",))
         fields.choice(table["schema"], "schema", (SCHEMA,))
         names = tuple(fields.text_column(table["class_names"], "class_names"))
         given = fields.record(table["input"], "input", required=("shape", "dtype"))
@@ -137,6 +141,7 @@ class PartTable:
             parts,
             _whole(table["whole"]),
             fields.integer(table["redundancy"], "redundancy", 1, 1000),
+            fields.number(table.get("doubt", 0.0), "doubt", 0, 1),
             hashes,
         )
         _check(made)
