@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from planners.memory.steps import placed
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, assert_same_state, plain_loss, plain_steps
 from torch import nn
@@ -23,7 +24,9 @@ from hocket.api.runs import RunOptions
 from hocket.base.errors import InputFileError, NoFeasiblePlanError, UsageError
 from hocket.capture import CaptureWarning, capture
 from hocket.graph import Phase
+from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory, MemoryBlock
+from hocket.planners.memory.frontier import find_frontier
 from hocket.runtime.memory import travel
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import CopyEngines, Ticket
@@ -33,6 +36,7 @@ from hocket.runtime.memory.pieces import summed_cross_entropy
 from hocket.runtime.memory.uniform import block_names, uniform
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.rebuild import ModelSource
+from hocket.runtime.train.batches import settled
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
@@ -280,6 +284,32 @@ def test_loss_of_convolutions_stays_whole_and_the_section_says_its_budget():
     assert train.memory.section.budget_bytes == (400_000,)
     assert train.memory.peak_bytes <= 400_000
     assert train.step(batch).isfinite()
+
+
+@pytest.mark.parametrize("name", ["convolutions", "tied"])
+def test_prepare_carries_out_what_fit_offers(name):
+    torch.manual_seed(0)
+    if name == "tied":
+        model, batches, forward = MODELS["tied"]()
+        batch = settled(batches[0])
+    else:
+        model = nn.Sequential(*[nn.Conv2d(3 if n == 0 else 8, 8, 3, padding=1) for n in range(4)])
+        batch = torch.randn(2, 3, 32, 32), torch.randint(8, (2, 32, 32))
+
+        def forward(model, batch):
+            return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    optimizer = adamw(model)
+    how = {"optimizer": planned_update(optimizer, model), "device": "cpu", "forward": forward}
+    frontier = find_frontier(*placed(capture(model, batch, **how)), num_levels=4)
+    sections = [plan.memory for plan in frontier.plans if plan.memory is not None]
+    # Logits of a language model go in chunks, the scores of pixels do not.
+    assert (max(section.loss_chunks for section in sections) > 1) is (name == "tied")
+    for section in (sections[-1], max(sections, key=lambda each: each.loss_chunks)):
+        ample = frontier.plan.having(replace(section, budget_bytes=(2**30,)))
+        saved = SavedPlan(frontier.problem, ample)
+        train = hocket.prepare(model, optimizer, batch, plan=saved, forward=forward)
+        assert train.step(batch).isfinite()
 
 
 def test_budget_that_is_large_enough_changes_nothing():

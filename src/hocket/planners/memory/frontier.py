@@ -109,12 +109,12 @@ def find_frontier(
     in_chunks: bool = True,
 ) -> Frontier:
     """Plans of a step that is placed on one device, from the fastest to the leanest; ``in_chunks``
-    says whether its loss can be made in chunks."""
+    says whether its loss may be made in chunks, where it can."""
     started = time.perf_counter()
     if num_levels is None:
         fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(problem.graph.num_ops, 1)
         num_levels = min(NUM_LEVELS, max(FEWEST_LEVELS, fewer))
-    maker = PlanMaker(problem, plan, host_bytes, CHUNKS if in_chunks else CHUNKS[:1])
+    maker = PlanMaker(problem, plan, host_bytes, in_chunks=in_chunks)
     plans = {fitted.name: fitted for fitted in maker.usual()}
     most = plans[PLAIN].peak_bytes
     least = min(fitted.peak_bytes for fitted in plans.values())
@@ -183,7 +183,7 @@ def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
 
 def leanest_bytes(problem: Problem, plan: Plan) -> int:
     """The fewest bytes that a plan of this step is known to need, without looking at its time."""
-    maker = PlanMaker(problem, plan, float("inf"), CHUNKS)
+    maker = PlanMaker(problem, plan, float("inf"))
     least = min(fitted.peak_bytes for fitted in maker.leanest())
     finer = (fitted for each in _in_groups(maker, least) for fitted in each.leanest())
     return min([least, *(fitted.peak_bytes for fitted in finer)])

@@ -31,6 +31,7 @@ from hocket.planners.memory.rounding import rounded
 from hocket.planners.memory.update_order import BY_NEED, UpdateOrders, host_update_orders
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.blocks import StepBlocks
+from hocket.simulate.rewriting.chunks import has_logits
 from hocket.simulate.rewriting.needs import Uses, find_uses
 from hocket.simulate.rewriting.step import BudgetedStep, budgeted, moved_bytes
 from hocket.simulate.timeline import Timeline
@@ -98,15 +99,17 @@ class PlanMaker:
     """Makes plans and has them simulated; what they share is found once."""
 
     def __init__(
-        self, problem: Problem, plan: Plan, host_bytes: float, chunks: tuple[int, ...],
+        self, problem: Problem, plan: Plan, host_bytes: float, *, in_chunks: bool = True,
         blocks: StepBlocks | None = None, expert_groups: int = 1,
     ) -> None:  # fmt: skip
-        """``blocks`` are the usual ones unless others are given; ``expert_groups`` is in how many
-        groups batched experts are streamed."""
+        """``in_chunks`` says whether the loss may be made in chunks, where it can; ``blocks`` are
+        the usual ones unless others are given; ``expert_groups`` is in how many groups batched
+        experts are streamed."""
         self.problem, self.plan = problem, plan
-        self.host_bytes, self.chunks = host_bytes, chunks
-        self.expert_groups = expert_groups
+        self.host_bytes, self.expert_groups = host_bytes, expert_groups
         self.uses: Uses = find_uses(problem.graph, blocks or cut_step(problem.graph))
+        self.in_chunks = in_chunks and has_logits(problem.graph, self.uses.blocks)
+        self.chunks = CHUNKS if self.in_chunks else CHUNKS[:1]
         device = int(plan.device_of[0]) if plan.device_of is not None else 0
         self.numbers: BlockNumbers = measure(
             problem, self.uses, device, expert_groups=expert_groups
@@ -136,8 +139,8 @@ class PlanMaker:
         """The same of blocks that are cut by the lists of modules inside them, and with batched
         experts, in about so many groups where the largest block is concerned."""
         made = PlanMaker(
-            self.problem, self.plan, self.host_bytes, self.chunks,
-            self._cut(self.largest_bytes / count), count,
+            self.problem, self.plan, self.host_bytes, in_chunks=self.in_chunks,
+            blocks=self._cut(self.largest_bytes / count), expert_groups=count,
         )  # fmt: skip
         made.plain_s = self.plain_s
         return made

@@ -15,6 +15,14 @@ import numpy as np
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.rewriting.blocks import StepBlocks
 
+_LOSS = "aten.nll_loss_forward"
+_LINEAR = frozenset({"aten.mm", "aten.addmm", "aten.linear"})
+_BETWEEN = frozenset(
+    f"aten.{name}"
+    for name in ("_log_softmax", "view", "_unsafe_view", "clone", "_to_copy", "slice", "alias")
+)
+"""What is done to logits on their way to the loss."""
+
 
 @dataclass(frozen=True)
 class Region:
@@ -51,6 +59,26 @@ def find_region(graph: Graph, blocks: StepBlocks) -> Region:
             if graph.is_held[tensor] or not inside[users].all():
                 whole.add(int(graph.root_of[tensor]))
     return Region(frozenset(once), frozenset(whole))
+
+
+def has_logits(graph: Graph, blocks: StepBlocks) -> bool:
+    """Whether the loss can be made in chunks: in the last block a linear layer makes logits, whose
+    cross-entropy is the loss. Of graphs that were not recorded from a model nothing is known, and
+    nobody carries them out."""
+    if graph.meta.get("level") != "op":
+        return True
+    first, last = blocks.start[-2:].tolist()
+    losses = [op for op in range(first, last) if graph.kind_of(op) == _LOSS]
+    pending = [int(tensor) for op in losses for tensor in graph.reads_of(op)]
+    while pending:
+        op = int(graph.tensor_producer[pending.pop()])
+        if op < first:
+            continue
+        if graph.kind_of(op) in _LINEAR:
+            return True
+        if graph.kind_of(op) in _BETWEEN:
+            pending += graph.reads_of(op).tolist()
+    return False
 
 
 def _is_batch(graph: Graph, tensor: int) -> bool:
