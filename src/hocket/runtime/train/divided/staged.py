@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_unflatten
 
 from hocket.base.errors import UsageError
 from hocket.capture.fake import all_tensors
+from hocket.capture.perform import draw_seed
 from hocket.capture.recording import Ref
 from hocket.graph.graph import Role
 from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
@@ -59,7 +60,9 @@ class Pipeline:
     ) -> None:
         """``batch`` is this replica's part of one, cut in the proportions of ``sizes``."""
         self._model, self._recipe, self._mesh = model, recipe, mesh
-        self._cutting, self._count, self._seed = cutting, count, seed
+        self._cutting, self._count = cutting, count
+        # Replicas see other samples and draw other masks; the first draws as one device does.
+        self._seed = draw_seed(seed, 0, mesh.data_rank) if mesh.data_rank else seed
         self._max_shapes, self._own = max_shapes, mesh.pipeline_rank
         self._sizes = tuple(sizes)
         self._actions = [_actions(schedule, rank) for rank in range(schedule.num_devices)]
