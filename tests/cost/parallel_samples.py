@@ -6,9 +6,15 @@ from functools import cache
 
 import numpy as np
 
+from hocket.cost.parallel.software import Software
+from hocket.cost.parallel.step import predict
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.shorthand import cluster_from_text
-from hocket.transformer import RECOMPUTES, SCHEDULES, Divisions, Experts, Transformer
+from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Divisions, Experts, Transformer
+from hocket.transformer.files import find_model
+
+LLAMA = find_model("llama3-8b")
+ON = "8xdgx-h100"
 
 
 def gpt(hidden: int = 1024, layers: int = 24, heads: int = 16, **others: int) -> Transformer:
@@ -80,3 +86,13 @@ def random_divisions(count: int, seed: int, max_degree: int = 3) -> Divisions:
         zero=random.integers(0, 4, count).astype(np.int8),
         sequence_parallel=random.integers(0, 2, count).astype(np.bool_),
     )
+
+
+def parts(model: Transformer, software: Software, on: str = ON, **fields: object) -> dict:
+    division = Division(**{"data": 8, "global_batch": 64, "zero": 3, **fields})
+    found = predict(model, Divisions.of([division]), cluster_of(on), software)
+    return {name: float(value[0]) for name, value in found.parts().items()}
+
+
+def step_s(model: Transformer, software: Software, on: str = ON, **fields: object) -> float:
+    return sum(parts(model, software, on, **fields).values())
