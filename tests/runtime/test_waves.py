@@ -12,6 +12,7 @@ from torch import nn
 import hocket
 from hocket.api import make_problem, run_plan
 from hocket.base.errors import CheckError, UsageError
+from hocket.base.units import format_bytes
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
@@ -31,6 +32,8 @@ from hocket.runtime.train.update import planned_update
 from hocket.runtime.train.waves import wave_order
 from hocket.simulate.shares.lanes import pass_order
 from hocket.simulate.verify import verify
+from hocket.view.measured import shares_run_table
+from hocket.view.table import plain
 
 
 class Net(nn.Module):
@@ -101,6 +104,9 @@ def test_whenever_the_second_wave_begins_losses_are_the_same(case, start):
     source = ModelSource(model, batch, None)
     result = run_plan(fit.problem, plan, RunOptions(steps=3, threads=1), source=source)
     assert list(result.losses) == accumulated(case)[0]
+    told = plain(shares_run_table(fit.problem, plan, result))
+    assert "peak: predicted" in told
+    assert format_bytes(result.peak_bytes["gpu0"]) in told
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -65,7 +65,7 @@ def walked(rows):
 
     Of two that begin at once the first lane's is first, and what takes no time takes a round.
     """
-    ends, at, rounds, host, beside = [0.0, 0.0], [0, 0], [0, 0], [0.0, 0.0], [0.0, 0.0]
+    ends, at, rounds, host, beside = [0.0, 0.0], [0, 0], [0, 0], [0.0, 0.0], [(0.0, 0.0)] * 2
     while left := [lane for lane in (0, 1) if at[lane] < len(rows[lane])]:
         lane = min(left, key=lambda lane: (ends[lane], rounds[lane]))
         now, (takes, on_device, on_host, fill) = ends[lane], rows[lane][at[lane]]
@@ -73,10 +73,15 @@ def walked(rows):
         end = begin + takes
         if on_host * takes:
             host[lane] = begin + on_host * takes
-        if takes and ends[1 - lane] > now and beside[1 - lane] + fill > 1:
-            end = max(end, ends[1 - lane] + on_device * takes)
+        filled, kernel = beside[1 - lane]
+        starts = ends[1 - lane] - kernel
+        if takes and ends[1 - lane] > now and filled + fill > 1:
+            if end - on_device * takes >= starts:
+                end = max(end, ends[1 - lane] + on_device * takes)
+            elif end > starts:
+                ends[1 - lane] = end + kernel
         rounds[lane] = rounds[lane] + 1 if end == now else 0
-        ends[lane], beside[lane], at[lane] = end, fill, at[lane] + 1
+        ends[lane], beside[lane], at[lane] = end, (fill, on_device * takes), at[lane] + 1
     return ends
 
 

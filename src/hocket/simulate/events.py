@@ -142,14 +142,21 @@ def _next_op(schedule: Agenda, runs: RunTable, queue: int, strict: bool) -> int:
 
 
 @kernel
-def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: float) -> None:
-    """An op begins, and when it ends is known: what comes later in the other lane waits for it.
+def _ends_at(schedule: Agenda, queue: int, op: int, end_s: float) -> None:
+    schedule.due_s[queue] = end_s
+    push(schedule.events, _ZERO, end_s, _OP_END * _KIND + op)
 
-    The host issues one op after the other. A kernel waits for the one of the other lane where both
-    would fill more than the device; the way to it is gone meanwhile.
+
+@kernel
+def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: float) -> None:
+    """An op begins, and when it ends is known, unless a kernel of the other lane comes first.
+
+    The host issues one op after the other. Of two kernels that would fill more than the device the
+    one that is ready first has it; the way to the other is gone meanwhile.
     """
     end_s = now + runs.duration_s[op]
     other = runs.other_lane[queue]
+    schedule.running[queue] = op
     if other >= 0 and runs.duration_s[op] > 0.0:
         if runs.issue_s[op] > 0.0:
             begin_s = max(now, schedule.host_free_s[other])
@@ -157,10 +164,19 @@ def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: floa
             end_s = begin_s + runs.duration_s[op]
         beside = schedule.running[other]
         if not schedule.is_free[other] and runs.fill[op] + runs.fill[beside] > 1.0:
-            end_s = max(end_s, schedule.due_s[other] + runs.kernel_s[op])
-    schedule.running[queue] = op
-    schedule.due_s[queue] = end_s
-    push(schedule.events, _ZERO, end_s, _OP_END * _KIND + op)
+            kernel_s = runs.kernel_s[beside]
+            if end_s - runs.kernel_s[op] >= schedule.due_s[other] - kernel_s:
+                end_s = max(end_s, schedule.due_s[other] + runs.kernel_s[op])
+            elif end_s > schedule.due_s[other] - kernel_s:
+                _ends_at(schedule, other, beside, end_s + kernel_s)
+    _ends_at(schedule, queue, op, end_s)
+
+
+@kernel
+def _is_due(schedule: Agenda, queue: int, op: int, now: float) -> bool:
+    """Whether an op ends now; a kernel of the other lane may have come before its own."""
+    is_running = not schedule.is_free[queue] and schedule.running[queue] == op
+    return bool(is_running and schedule.due_s[queue] == now)
 
 
 @kernel
@@ -222,6 +238,8 @@ def _end_events(
             event = pop(schedule.events, _ZERO)
             kind, index = event // _KIND, event % _KIND
             if kind == _OP_END:
+                if not _is_due(schedule, runs.queue[index], index, now):
+                    continue
                 _end_op(state, runs, places, index, strict, now)
                 for sent in range(runs.send_ptr[index], runs.send_ptr[index + 1]):
                     _offer(schedule, state.spans, transfers, sent, mode, now)

@@ -88,7 +88,7 @@ class Agenda(NamedTuple):
     running: LongArray
     """Per queue: the op that runs; only read where the queue is not free."""
     due_s: FloatArray
-    """Per queue: when its op ends."""
+    """Per queue: when its op ends; ends at other times are out of date."""
     host_free_s: FloatArray
     """Per queue: when the host has issued the op that it issued last; both lanes have one host."""
     queue_free_s: FloatArray
@@ -117,6 +117,8 @@ def new_state(tables: Instructions) -> EngineState:
     runs, places, transfers, routes = tables
     num_ops, num_transfers = len(runs.device), len(transfers.place)
     num_devices, num_queues = len(places.start_bytes), len(runs.lineup_ptr) - 1
+    # A kernel of the other lane may come first, once: then an op has a second end.
+    num_delayed = num_ops if runs.other_lane.max(initial=-1) >= 0 else 0
     return EngineState(
         spans=Spans(
             *(np.full(num_ops, np.nan) for _ in range(3)),
@@ -128,7 +130,7 @@ def new_state(tables: Instructions) -> EngineState:
             waits=runs.num_waits.copy(),
             user_ptr=zeros(len(places.device) + 2),
             users=zeros(len(places.reader)),
-            events=new_heaps(np.array([0, num_queues + num_transfers])),
+            events=new_heaps(np.array([0, num_queues + num_transfers + num_delayed])),
             ready=_heaps(runs.lineup_ptr, num_ops),
             touched=new_marks(num_queues),
             is_free=np.ones(num_queues, dtype=np.bool_),

@@ -91,14 +91,14 @@ def _told(value: Any, told: Callable[[Any], str]) -> Text:
 # ── shares of a batch, by replica ────────────────────────────────────────────────────────────────
 
 
-def shares_run_table(_: Problem, plan: Plan, result: RunResult) -> RenderableType:
-    """The step, then who took which samples, and where."""
-    columns = (
+def shares_run_table(problem: Problem, plan: Plan, result: RunResult) -> RenderableType:
+    """The step, then who took which samples, and where; what was held, where that was counted."""
+    columns = [
         Column(title="replica", is_name=True),
         Column(title="runs on"),
         Column(title="samples", align="right"),
         Column(title="microbatches", align="right"),
-    )
+    ]
     rows = [
         [
             Text(inert(" > ".join(replica.devices))),
@@ -108,7 +108,13 @@ def shares_run_table(_: Problem, plan: Plan, result: RunResult) -> RenderableTyp
         ]
         for replica in plan[Shares].replicas
     ]
-    return Group(_title(result), FittedTable(columns=columns, rows=rows))
+    if result.peak_bytes:
+        columns += [Column(title=t, align="right") for t in ("peak: predicted", "measured")]
+        peaks = {row["name"]: row["peak_bytes"] for row in _devices(problem, result)}
+        for cells, replica in zip(rows, plan[Shares].replicas, strict=True):
+            held = peaks[replica.devices[0]]
+            cells += [_told(held[by], format_bytes) for by in ("predicted", "measured")]
+    return Group(_title(result), FittedTable(columns=tuple(columns), rows=rows))
 
 
 def shares_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:

@@ -137,7 +137,8 @@ def verdict(fit: WaveFit) -> str:
     if fit.gain is None:
         return "Two waves fit where nothing else does."
     if fit.pays:
-        return f"Tick-tock pays: {format_percent(fit.gain - 1)} more samples per second."
+        told = f"Tick-tock pays: {format_percent(fit.gain - 1)} more samples per second"
+        return f"{told}, less than predictions are off: time both." if fit.is_close else f"{told}."
     return f"Tick-tock does not pay here: {fit.gain:.2f} times the samples per second."
 
 

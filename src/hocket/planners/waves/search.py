@@ -40,6 +40,8 @@ _FIRST_TRIES = 17
 LEAN = 1.25
 """Times what one wave holds: what two hold at most where they are to be lean. Half a period apart
 they hold as much where a backward pass takes twice as long as a forward pass."""
+CLOSE = 1.1
+"""A gain below this is not more than predictions were off (`docs/measurements/waves.md`)."""
 _FINER = 3
 """How often the distance between tries is halved around the best."""
 
@@ -127,6 +129,11 @@ class WaveFit:
     def pays(self) -> bool:
         """Whether the waves are quicker, or the only way that fits."""
         return self.chosen is not None and (self.gain is None or self.gain > 1.0)
+
+    @property
+    def is_close(self) -> bool:
+        """Whether what the waves gain is less than predictions of it were off on a GPU."""
+        return self.gain is not None and 1.0 < self.gain < CLOSE
 
     def blocks(self, way: WaveWay) -> LaneBlocks:
         """What the lanes of the first device hold over time."""

@@ -68,8 +68,9 @@ def reasons(fit: WaveFit) -> list[str]:
     device, host = asked(fit.problem, told.shares.replicas[0].microbatches[0])
     found = []
     if device >= FULL:
+        already = "for" if fit.pays else "already:"
         found.append(
-            f"kernels fill the device already: {format_percent(device)} of a wave that runs alone"
+            f"kernels fill the device {already} {format_percent(device)} of a wave that runs alone"
         )
     elif host >= FULL:
         found.append(

@@ -8,8 +8,10 @@ from itertools import permutations
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.collectives import RingPath, ring_all_reduce_s, ring_path
+from hocket.cost.costs import Costs
+from hocket.cost.demand import demand_of
 from hocket.cost.memory import as_profiled
 from hocket.cost.profile import profile_from_dict
 from hocket.cost.roofline import costs_from_settings
@@ -61,31 +63,40 @@ def gradients_of(graph: Graph) -> IntArray:
 @lru_cache(maxsize=64)
 def accumulate_s(problem: Problem, parts: tuple[int, ...]) -> FloatArray:
     """[kind, part]: seconds to add one gradient to the sum of those before."""
+    return _sum_costs(problem, parts)[1].op_s
+
+
+@lru_cache(maxsize=64)
+def accumulate_demand(problem: Problem, parts: tuple[int, ...]) -> FloatArray | None:
+    """What that asks of a device, as in `Costs`; None, for all of it, where someone states what ops
+    ask for and says nothing of sums."""
+    if problem.costs.demand is not None:
+        return None
+    graph, costs = _sum_costs(problem, parts)
+    return demand_of(graph, problem.cluster, costs)
+
+
+@lru_cache(maxsize=64)
+def _sum_costs(problem: Problem, parts: tuple[int, ...]) -> tuple[Graph, Costs]:
+    """Sums of gradients as a graph, each element of which is computed once."""
     sizes = problem.graph.tensor_bytes[list(parts)]
-    return elementwise_s(problem, sizes, 3 * sizes)
-
-
-def elementwise_s(problem: Problem, num_bytes: LongArray, touched: LongArray) -> FloatArray:
-    """[kind, op]: seconds of sums over so many bytes of which each element is computed once."""
-    if not len(num_bytes):
-        return np.zeros((len(problem.costs.kind_names), 0))
-    names = [f"add.{index}" for index in range(len(num_bytes))]
+    names = [f"add.{index}" for index in range(len(sizes))]
     graph = assemble(
         "gradients",
         OpColumns(
             name=names,
             kind=[_PRICED_AS] * len(names),
             phase=np.full(len(names), Phase.BACKWARD),
-            flops=num_bytes / 4,
-            bytes_touched=touched,
+            flops=sizes / 4,
+            bytes_touched=3 * sizes,
         ),
-        TensorColumns(name=names, bytes=num_bytes, producer=np.arange(len(names))),
+        TensorColumns(name=names, bytes=sizes, producer=np.arange(len(names))),
         np.zeros(len(names) + 1),
         [],
     )
     # A profile has none of these ops; its fit is worth more than none, but it is in no setting.
     settings = {**problem.costs.settings, "profile": None}
-    return costs_from_settings(graph, problem.cluster, settings).op_s
+    return graph, costs_from_settings(graph, problem.cluster, settings)
 
 
 def exchange_s(

@@ -43,6 +43,7 @@ from hocket.simulate.shares.order import pass_kinds, slots, stages_of
 from hocket.simulate.shares.parts import added_parts
 from hocket.simulate.shares.prices import (
     ACCUMULATE,
+    accumulate_demand,
     accumulate_s,
     priced_at,
 )
@@ -239,6 +240,7 @@ def _accumulate(
     added = sheet.add_ops(
         CopiedNames(graph.op_names, maker, f"+{label}"),
         accumulate_s(problem, tuple(parts.tolist())),
+        accumulate_demand(problem, tuple(parts.tolist())),
         kind=sheet.kind(ACCUMULATE),
         module=graph.op_module[maker],
         phase=Phase.BACKWARD,
