@@ -70,11 +70,14 @@ PLANS = {
         "vit": ((0.19, 0.35), [*VIT, *THREE, "--parts", "5", "--redundancy", "4"]),
     },
     "second": {
-        "resnet56": ((0.0, 0.64), RESNET56_PARTS),
-        "vgg19 ten": ((0.05, 0.10), [*VGG19, "--seeds", "0", "--parts", "10", "--redundancy", "8",
+        "resnet56": ((0.0, 0.46), [*RESNET56_PARTS, "--kernels", "10"]),
+        **{f"vit {seed}": ((0.037, 0.074), [*VIT, "--seeds", str(seed), "--parts", "5",
+                                            "--redundancy", "4", "--alike", "--compile"])
+           for seed in range(3)},
+        "vgg19 ten": ((0.04, 0.08), [*VGG19, "--seeds", "0", "--parts", "10", "--redundancy", "8",
                                      "--work", "0.08", "--kernels", "1"]),
-        "resnet56 control": ((0.0, 0.21), [*SGD, *RESNET56, "--seeds", "0", "--work", "0.345",
-                                           "--kernels", "4", "--control-steps", "60000"]),
+        "resnet56 control": ((0.0, 0.10), [*SGD, *RESNET56, "--seeds", "0", "--work", "0.345",
+                                           "--kernels", "10", "--control-steps", "60000"]),
     },
     "controls": {
         "vgg19": ((0.15, 0.35), [*VGG19, "--seeds", "0", "--work", "0.086",
@@ -207,7 +210,7 @@ def training_rows(asked: argparse.Namespace, work: Path, until_s: float) -> list
             command += ["--wholes", str(asked.before), "--pieces", str(asked.before)]
         # The first net has its turn first: the others wait for as long as it takes to start.
         after_s = (LATER_S if asked.plan in PROBED and not asked.toy else 2.0) * place
-        mine = set(range(min(6, cores)))
+        mine = set(range(min(6 if asked.plan in (*TRIALS, *PROBED) else 12, cores)))
         rows.append(Row(name, [(after_s, command)], work / f"{name}.log", mine))
     return rows
 

@@ -65,6 +65,7 @@ from hocket.classes.grouping import chosen_groups
 from hocket.classes.material import Material, described, moved
 from hocket.classes.settings import NetTraining, SplitRequest
 from hocket.classes.sources import load_data, load_net, state_arrays
+from hocket.classes.stepping import Lesson
 from hocket.classes.steps import Steps
 from hocket.classes.structure import multiplications
 from hocket.classes.training import learn, outputs_of, parts_lesson, whole_lesson
@@ -323,17 +324,30 @@ def cut(asked: argparse.Namespace, seed: Seed, share: float, shape: PartCut | No
 
 
 def compile_first(asked: argparse.Namespace, seed: Seed) -> None:
-    """What is compiled for one part serves all; others may train meanwhile."""
+    """What is compiled for one part serves all; others may train meanwhile.
+
+    Kernels of convolutions are not tried yet: that wants the GPU alone.
+    """
     if not asked.compile:
         return
     count = len(seed.parts) if asked.stacked else 1
     first = replace(seed, parts=copy.deepcopy(seed.parts[:count]), classes=seed.classes[:count])
     try:
-        learn([lesson_of(asked, first)], recipe_of(asked, 0, steps=2), lambda *far: None)
+        compile_lesson(lesson_of(asked, first))
         say("compiled")
     except Exception as error:
         say(f"not compiled: {type(error).__name__}: {str(error)[:500]}")
         asked.compile = False
+
+
+def compile_lesson(lesson: Lesson) -> None:
+    """One step of a net that learns nothing."""
+    if lesson.ask_teacher is not None:
+        lesson.ask_teacher()
+    learner = lesson.learners[0]
+    learner.net.train()
+    learner.set_rate(0.0)
+    learner.learn(lesson.batch)
 
 
 def retrained(asked: argparse.Namespace, seeds: list[Seed]) -> int:
@@ -344,7 +358,7 @@ def retrained(asked: argparse.Namespace, seeds: list[Seed]) -> int:
                  lambda *far: tell("retrain parts", *far))  # fmt: skip
 
 
-def lesson_of(asked: argparse.Namespace, seed: Seed) -> Any:
+def lesson_of(asked: argparse.Namespace, seed: Seed) -> Lesson:
     splits = seed.material.splits
     return parts_lesson(seed.parts, seed.classes, seed.material.net, splits.train,
                         recipe_of(asked, seed.told["seed"]), splits.augment)  # fmt: skip

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cifar_gpu import alike_shape, arguments, cut, recipe_of, trained, turn
+from cifar_gpu import alike_shape, arguments, compile_lesson, cut, recipe_of, trained, turn
 from cifar_seed import Seed, say
 
 from hocket.base.atomic import write_atomically
@@ -101,12 +101,7 @@ def compiled(asked: argparse.Namespace, seed: Seed, name: str) -> dict[str, Any]
         return {}
     begun_s = time.time()
     (lesson,) = lessons_of(asked, seed, FORMS[name], 1)
-    learner = lesson.learners[0]
-    learner.net.train()
-    learner.set_rate(0.0)
-    if lesson.ask_teacher is not None:
-        lesson.ask_teacher()
-    learner.learn(lesson.batch)
+    compile_lesson(lesson)
     say(f"{name}: compiled")
     return {"compiled_s": time.time() - begun_s}
 

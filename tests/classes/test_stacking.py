@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.base.errors import UsageError
+from hocket.base.errors import RunError, UsageError
 from hocket.classes.cut import build_part
 from hocket.classes.fit import cut_to
 from hocket.classes.material import prepared
@@ -127,6 +127,13 @@ def test_a_training_in_two_pieces_has_the_rates_of_one(monkeypatch):
     for begin, end in ((0.5, 0.5), (-0.1, 1.0), (0.0, 1.1)):
         with pytest.raises(UsageError, match="of its schedule cannot be"):
             NetTraining(begin=begin, end=end)
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_a_training_that_runs_away_is_told(is_stacked):
+    recipe = NetTraining(steps=9, batch=20, learning_rate=1e37, stacked=is_stacked)
+    with pytest.raises(RunError, match="ran away"):
+        train_parts(made(), GROUPS, None, Labelled(*images()), recipe)
 
 
 def test_alike_parts_have_one_form_and_channels_of_their_own(tmp_path):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hocket.base.errors import UsageError
+from hocket.base.errors import RunError, UsageError
 from hocket.classes.settings import NetTraining
 from hocket.classes.stacking import stacked
 from hocket.classes.stepping import (
@@ -314,7 +314,18 @@ def learn(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -> in
                 f"compiled steps fail: {str(error).strip().partition(chr(10))[0]}",
                 hint="leave out --compile",
             ) from error
+    for lesson in lessons:
+        for learner in lesson.learners:
+            _check_finite(learner.net)
     return steps
+
+
+def _check_finite(net: nn.Module) -> None:
+    if not all(bool(each.isfinite().all()) for each in net.parameters()):
+        raise RunError(
+            "the training ran away: weights are no numbers any more",
+            hint="give a lower --learning-rate or more steps",
+        )
 
 
 @torch.no_grad()
