@@ -12,6 +12,7 @@ core away.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import weakref
@@ -122,10 +123,22 @@ class HostUpdates:
             name="hocket-updates",
         )  # fmt: skip
         self._thread.start()
+        _running[self._thread] = self._jobs
         is_ready.wait()
         weakref.finalize(self, self._jobs.put, None).atexit = False
         # What a thread sets for itself is also what threads that come later begin with.
         torch.set_num_threads(before)
+
+
+_running: weakref.WeakKeyDictionary[threading.Thread, Jobs] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def end_all() -> None:
+    """Let every thread end what it is at: Python would abort in the midst of an update."""
+    for thread, jobs in list(_running.items()):
+        jobs.put(None)
+        thread.join()
 
 
 def _work(jobs: Jobs, failures: list[BaseException], is_ready: threading.Event) -> None:
