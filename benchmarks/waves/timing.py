@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import torch
 
 GIB = 2**30
-_WARM, _NUM_ROWS = 3, 5
+_WARM, _NUM_ROWS = 6, 5
+"""Steps until passes and update are captured, and rows that are timed."""
 _ROW_S = 0.15
 """What a row of steps takes, if no number of steps is asked for."""
 READY, GO = "ready", "go"
@@ -61,6 +62,9 @@ class Turns:
         """All is made that can be made beforehand: wait until it is so everywhere."""
         if self._folder is None:
             return
+        if torch.cuda.is_available():
+            # The first profile of a process takes seconds, and every row is to come after one.
+            busy_share(lambda: torch.ones(1, device="cuda"), torch.device("cuda"))
         (self._folder / f"{READY}-{os.getpid()}").touch()
         while not (self._folder / GO).exists():
             time.sleep(0.05)
