@@ -43,6 +43,7 @@ from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
 from hocket.runtime.train.update import planned_update
+from hocket.simulate.rewriting.homes import NUM_BERTHS
 from hocket.view.measured import placement_run_data
 
 CPU = torch.device("cpu")
@@ -205,6 +206,41 @@ def test_state_is_fetched_only_after_the_last_update_has_come_home():
     train.step(batches[0])
     assert engines.waited
     assert all(returned.intersection(after) for after in engines.waited)
+
+
+def test_pieces_of_state_take_turns_in_berths_that_the_one_before_has_left(monkeypatch):
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    section = uniform(model, 0, parameters="streamed", update="device")
+    train = loop_of(model, adamw(model), section, batches[0], forward)
+    for _ in range(2):
+        train.step(batches[0])
+    visitors, log = train._carrier._visitors, []
+
+    class Logging(Noting):
+        def fetch(self, pairs, *after):
+            log.append((pairs[0][0].untyped_storage().data_ptr(), after))
+            return super().fetch(pairs, *after)
+
+    visitors._engines = Logging()
+    send = visitors._send
+
+    def noted(piece, berth):
+        send(piece, berth)
+        log.append((berth.buffer.data_ptr(), berth.left))
+
+    monkeypatch.setattr(visitors, "_send", noted)
+    for _ in range(3):
+        train.step(batches[0])
+    left, came = {}, []
+    for place, what in log:
+        if isinstance(what, Ticket):
+            left[place] = what
+            continue
+        came.append(place)
+        assert left.get(place) is None or left[place] in what
+    assert len(left) == NUM_BERTHS < len(came)
+    assert came == [came[number % NUM_BERTHS] for number in range(len(came))]
 
 
 @pytest.mark.parametrize("parameters", ["resident", "streamed"])

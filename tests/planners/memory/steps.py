@@ -10,9 +10,16 @@ MIB = 2**20
 
 
 def chain_step(
-    num_layers=5, activation=8 * MIB, weight=4 * MIB, flops=2e11, logits=0, ops_per_layer=4
+    num_layers=5,
+    activation=8 * MIB,
+    weight=4 * MIB,
+    flops=2e11,
+    logits=0,
+    ops_per_layer=4,
+    num_updated=None,
 ):
-    """A step of layers ``net.0``, ``net.1``, …: each saves its input and its inner activation."""
+    """A step of layers ``net.0``, ``net.1``, …: each saves its input and its inner activation, and
+    the first ``num_updated`` of them, if not all, are updated."""
     b = GraphBuilder(f"chain {num_layers}")
     at = b.tensor("batch", activation // 8, role=Role.INPUT)
     weights = [b.tensor(f"w{n}", weight, role=Role.PARAMETER) for n in range(num_layers)]
@@ -52,7 +59,7 @@ def chain_step(
             if k == 0:
                 updates.append((n, b.tensor(f"g{n}", weight, producer=number, role=Role.GRADIENT)))
             grad = grad_in
-    for n, gradient in sorted(updates):
+    for n, gradient in sorted(updates)[:num_updated]:
         number = b.op(
             f"u{n}", "optimizer.adamw", reads=[weights[n], gradient, states[n]],
             phase=Phase.OPTIMIZER, bytes_touched=7 * weight, module=f"net.{n}",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray
-from hocket.graph.graph import Phase, Stream
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
+from hocket.graph.graph import Graph, Phase, Stream
 from hocket.simulate.gradients import (
     GradientChannel,
     GradientOrder,
@@ -31,9 +31,6 @@ AFTER_BACKWARD = GradientOrder("after the backward pass", False, crosses=False, 
 AS_THEY_COME = GradientOrder("as gradients come", by_priority=False, crosses=False)
 BY_NEED = GradientOrder("by need", by_priority=True, crosses=True)
 _STATIONS = (Stream.COPY_OUT, Stream.HOST, Stream.COPY_IN)
-_UPDATED = ("gradients", "parameters", "fetch-forward")
-"""Ends of the names of copies that an update and the pass after it wait for."""
-_RETURNED = "@parameters"
 _NANO = 1e9
 
 
@@ -80,18 +77,42 @@ def host_update_orders(
 def _without_host_s(step: BudgetedStep, timeline: Timeline) -> float:
     """When all has ended that does not wait for an update on the host."""
     graph = step.rewritten.graph
-    waits = np.array([name.endswith(_RETURNED) for name in graph.op_names])
-    return float(timeline.op_end_s[(graph.op_stream != Stream.HOST) & ~waits].max(initial=0.0))
+    waits = (graph.op_stream == Stream.HOST) | _returns(graph)
+    return float(timeline.op_end_s[~waits].max(initial=0.0))
+
+
+def _returns(graph: Graph) -> BoolArray:
+    """Copies of what the host has updated back to the device, where it stays."""
+    reader, maker = _dependences(graph)
+    after = np.zeros(graph.num_ops, dtype=np.bool_)
+    after[reader[graph.op_stream[maker] == Stream.HOST]] = True
+    return np.asarray(after & (graph.op_stream == Stream.COPY_IN))
+
+
+def _sent_home(graph: Graph) -> BoolArray:
+    """Copies to the host that updates there wait for: gradients."""
+    reader, maker = _dependences(graph)
+    before = np.zeros(graph.num_ops, dtype=np.bool_)
+    before[maker[graph.op_stream[reader] == Stream.HOST]] = True
+    return np.asarray(before & (graph.op_stream == Stream.COPY_OUT))
+
+
+def _dependences(graph: Graph) -> tuple[LongArray, LongArray]:
+    """Pairs of ops, of which one reads what the other makes."""
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    maker = graph.tensor_producer[graph.reads].astype(np.int64)
+    return reader[maker >= 0], maker[maker >= 0]
 
 
 def _seconds(step: BudgetedStep, blocks: StepBlocks) -> tuple[FloatArray, FloatArray]:
     """Per block: seconds of its updates at each station, and of its forward and backward pass."""
     graph, op_s = step.rewritten.graph, step.problem.costs.op_s[0]
     block, stream = blocks.block_of[step.rewritten.beside], graph.op_stream
-    # What else crosses the link (activations, parameters for the backward pass) waits for none.
-    is_update = np.array([name.rpartition("@")[2].startswith(_UPDATED) for name in graph.op_names])
-    is_update |= step.rewritten.origin >= 0
     is_forward = graph.op_phase == Phase.FORWARD
+    # What else crosses the link (activations, parameters for the backward pass) waits for none; in
+    # the forward pass nothing comes but parameters.
+    is_fetched = is_forward & (stream == Stream.COPY_IN)
+    is_update = _sent_home(graph) | _returns(graph) | is_fetched | (step.rewritten.origin >= 0)
     kinds = [
         *((stream == station) & is_update for station in _STATIONS),
         *((stream == Stream.COMPUTE) & of_pass for of_pass in (is_forward, ~is_forward)),

@@ -126,13 +126,12 @@ class Emitter:
         self._ops[new] = self._ops[new]._replace(stream=int(Stream.HOST), num_bytes=num_bytes)
         return self._control(new)
 
-    def beside(self, op: int) -> int:
-        """An update on the device beside the computation, in turn with what is sent; returns what
-        tells of its end."""
-        new = self._like(op, "", self._reads_now(op), 1, is_again=False)
+    def beside(self, op: int, number: int, count: int) -> int:
+        """One of so many parts of an update on the device beside the computation, in turn with what
+        is sent; returns what tells of its end."""
+        suffix = f"@{number}" if count > 1 else ""
+        new = self.part(op, 0, count, (), suffix=suffix, is_again=False)
         self._ops[new] = self._ops[new]._replace(stream=int(Stream.COPY_OUT))
-        for tensor in self.graph.made_by(op):
-            self.tensor(tensor, producer=new, num_bytes=self._bytes[tensor])
         return self._control(new)
 
     def chunk(self, op: int, region: Region, chunk: int, count: int, *, tells: bool) -> int | None:

@@ -32,8 +32,8 @@ class GroupWriter:
         """What tells that the groups before have been used."""
         self._sent: list[int] = []
         """What tells that the gradients of the groups before are on the host."""
-        self.landed: dict[int, int] = {}
-        """Parameters to what tells that all their gradients are there."""
+        self.landed: dict[int, list[int]] = {}
+        """Parameters to what tells that their gradients are there, group by group."""
         parts = np.array([self._groups.get(t, 1) for t in range(uses.graph.num_tensors)])
         self._coming = -(-homes.copied // parts)
 
@@ -99,5 +99,5 @@ class GroupWriter:
                 reads=[out.now[gradient]], beside=maker,
             )  # fmt: skip
             self._sent = [*self._sent[-1:], told]
-        self.landed[experts.root] = self._sent[-1]
+            self.landed.setdefault(experts.root, []).append(told)
         return out.told(new)

@@ -91,9 +91,9 @@ class _Rewriter:
         self.room: dict[str, list[int]] = {}
         """What stands for the ``berths`` of state that comes to the device, for the ``slots`` of
         streamed parameters and for the ``ring`` of groups of experts."""
-        self.berths: list[tuple[int, int]] = []
-        """Control tensors of state that went home after updates on the device, and the bytes of
-        its parameters."""
+        self.berths: list[int] = []
+        """Control tensors of the pieces of state that last went home after updates on the
+        device."""
         self.region: Region | None = None
         if memory.loss_chunks > 1:
             self.region = find_region(graph, uses.blocks)
@@ -325,34 +325,41 @@ class _Rewriter:
 
     def _update_visitor(self, ops: list[int], block: int) -> None:
         """State and parameters in full come in a piece, when an earlier one has left its berth, are
-        changed beside the computation, and go home, rounded parameters with their twin."""
-        graph, name = self.graph, self.graph.op_names[ops[0]]
+        changed beside the computation, and go home, rounded parameters with their twin. One large
+        parameter goes in parts."""
+        graph = self.graph
         visiting = list(dict.fromkeys(t for op in ops for t in self._at_home(op)))
+        is_parameter = graph.tensor_role[visiting] == Role.PARAMETER
+        size = int(graph.tensor_bytes[visiting][is_parameter].sum())
+        count = max(1, -(-size // PIECE_BYTES)) if len(ops) == 1 else 1
+        for number in range(count):
+            self._update_part(ops, block, visiting, number, count)
+
+    def _update_part(
+        self, ops: list[int], block: int, visiting: list[int], number: int, count: int
+    ) -> None:
+        graph, name = self.graph, self.graph.op_names[ops[0]]
+        part = f":{number}" if count > 1 else ""
         told = self.done.get(("backward", block + 1))
         waits = self.room["berths"] + ([] if told is None else [told])
         waits += self._berth_left()
         here = self.out.fetch(
-            f"{name}@fetch", visiting, graph.tensor_bytes, reads=waits, beside=ops[0],
-            phase=Phase.OPTIMIZER, is_held=False,
+            f"{name}@fetch{part}", visiting, -(-graph.tensor_bytes // count), reads=waits,
+            beside=ops[0], phase=Phase.OPTIMIZER, is_held=False,
         )  # fmt: skip
-        changed = [self.out.beside(op) for op in ops]
+        changed = [self.out.beside(op, number, count) for op in ops]
         _, size = visiting_bytes(graph, np.array(visiting), self.homes.copied)
         self.changed = changed[-1:]
         left = self.out.copy(
-            f"{name}@return", Stream.COPY_OUT, size, reads=[*changed, *here], beside=ops[0]
-        )
-        self.berths.append((left, sum(int(graph.tensor_bytes[t]) for t in visiting
-                                      if graph.tensor_role[t] == Role.PARAMETER)))  # fmt: skip
+            f"{name}@return{part}", Stream.COPY_OUT, -(-size // count), reads=[*changed, *here],
+            beside=ops[0],
+        )  # fmt: skip
+        self.berths = [*self.berths[1 - NUM_BERTHS :], left]
         self.out.forget(visiting)
 
     def _berth_left(self) -> list[int]:
         """What tells that there is room for another piece of state."""
-        taken = 0
-        for count, (left, num_bytes) in enumerate(reversed(self.berths), 1):
-            taken += max(1, -(-num_bytes // PIECE_BYTES))
-            if taken >= NUM_BERTHS or count == NUM_BERTHS:
-                return [left]
-        return []
+        return self.berths[:1] if len(self.berths) == NUM_BERTHS else []
 
     def _update_on_host(self, ops: list[int], block: int) -> None:
         graph, name = self.graph, self.blocks.names[block]
@@ -367,7 +374,7 @@ class _Rewriter:
         size = int(graph.tensor_bytes[gradients].sum())
         count = len(self.sent["backward", block])
         label = f"{name}@gradients" + (f":{count}" if count else "")
-        sent = [self.groups.landed[root] for root in landed.values()]
+        sent = [told for root in landed.values() for told in self.groups.landed[root]]
         if gradients:
             sent.append(self.out.copy(
                 label, Stream.COPY_OUT, size, reads=[self.out.now[t] for t in gradients],
