@@ -16,7 +16,6 @@ from torch.nn import functional
 from hocket.base.errors import UsageError
 from hocket.classes.artefact import read_folder
 from hocket.classes.cut import PartCut, best_units, build_part
-from hocket.classes.data import splits_from
 from hocket.classes.exported import as_onnx
 from hocket.classes.scores import class_scores
 from hocket.classes.session import infer, open_session
@@ -382,29 +381,6 @@ def test_the_classes_of_a_part_count_for_half_at_least(classes, weights):
         batch = LabelledBatch(torch.zeros(1, 4), torch.tensor([label]), None)
         expected = weight * np.log(1 + len(classes))
         assert float(loss_of(outputs, batch)) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (3, "not inputs and labels"),
-        ((np.zeros((4, 2), np.float32), np.zeros(3, int)), "4 inputs and 3 labels"),
-        ((np.full((4, 2), np.nan, np.float32), np.arange(4)), "no finite numbers"),
-        ({"train": (np.zeros((4, 2), np.float32), np.arange(4)), "tset": 1}, "unknown key 'tset'"),
-        ({"train": (np.zeros((4, 2)), np.arange(4)), "names": ["a"]}, "labels up to 3 and 1 names"),
-    ],
-)
-def test_wrong_data_is_told(given, message):
-    with pytest.raises(UsageError, match=message):
-        splits_from(given, "data.py:images")
-
-
-def test_data_is_divided_with_every_class_in_every_split():
-    splits = splits_from((np.random.rand(100, 3), np.arange(100) % 5), "data.py:images")
-    sizes = [len(each.labels) for each in (splits.train, splits.validation, splits.test)]
-    assert sizes == [60, 20, 20]
-    for each in (splits.train, splits.validation, splits.test):
-        assert np.bincount(each.labels.numpy()).min() == len(each.labels) // 5
 
 
 def test_a_net_without_one_output_per_class_is_refused():

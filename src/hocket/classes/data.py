@@ -85,12 +85,27 @@ def splits_from(given: object, where: str, seed: int = 0) -> Splits:
 def _labelled(pair: Any, where: str) -> Labelled:
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise UsageError("is no pair of inputs and labels", where=where)
-    inputs, labels = (torch.as_tensor(each) for each in pair)
+    try:
+        inputs, labels = (torch.as_tensor(each) for each in pair)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"holds what is no array of numbers: {error}",
+            hint="labels count classes from 0; their names go under the key 'names'",
+            where=where,
+        ) from None
+    if labels.is_floating_point() and not torch.equal(labels, labels.round()):
+        raise UsageError(
+            "has labels that are no whole numbers", hint="count classes from 0", where=where
+        )
     # Whole numbers are tokens.
     inputs = inputs.float() if inputs.is_floating_point() else inputs.long()
     labels = labels.long().flatten()
     if len(inputs) != len(labels) or not len(labels):
-        raise UsageError(f"has {len(inputs)} inputs and {len(labels)} labels", where=where)
+        raise UsageError(
+            f"has {len(inputs)} inputs and {len(labels)} labels",
+            hint="give one label for each input, the number of its class",
+            where=where,
+        )
     if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
         raise UsageError("has inputs that are no finite numbers", where=where)
     if int(labels.min()) < 0:
@@ -124,5 +139,20 @@ def _check_shapes(splits: Splits, where: str) -> None:
     }
     if len(shapes) > 1:
         raise UsageError(f"has inputs of the shapes {sorted(shapes)}", where=where)
+    for name in ("train", "validation", "test"):
+        labels = getattr(splits, name).labels
+        if not len(labels):
+            raise UsageError(
+                f"leaves nothing for the {name} split",
+                hint="give five inputs of each class or more, or all three splits",
+                where=where,
+            )
+        if int(labels.max()) >= splits.num_classes:
+            raise UsageError(
+                f"has labels up to {int(labels.max())} in {name} and {splits.num_classes} classes "
+                "in train",
+                hint="give 'names' of all classes",
+                where=where,
+            )
     if len(splits.names) < 2:
         raise UsageError("has fewer than two classes", where=where)

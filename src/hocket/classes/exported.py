@@ -47,7 +47,8 @@ def _told(form: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise UsageError(
-            f"the net cannot be written as {form}: {type(error).__name__}: {error}",
+            f"the net cannot be written as {form}: {type(error).__name__}: "
+            + str(error).strip().partition("\n")[0],
             hint="check that its forward has no branch on values",
         ) from error
 

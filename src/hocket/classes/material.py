@@ -7,6 +7,7 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from hocket.classes.scores import ClassScores, class_scores
 from hocket.classes.settings import SplitRequest
 from hocket.classes.sources import load_arrays, load_data, load_net, state_arrays
 from hocket.classes.steps import Steps, digest_of_state, key_of
-from hocket.classes.structure import Structure, multiplications, structure_of
+from hocket.classes.structure import Structure, find_head, multiplications, structure_of
 from hocket.classes.training import Labelled, train_whole
 
 Tell = Callable[[str, int, int], None]
@@ -133,9 +134,12 @@ def _check_answers(net: nn.Module, splits: Splits, where: str) -> None:
             answer: Any = net(splits.example)
     except Exception as error:
         shape = tuple(splits.example.shape)
+        is_tokens = not splits.example.is_floating_point()
         raise UsageError(
             f"the net fails on an input of shape {shape}: {type(error).__name__}: {error}",
-            hint="check that net and data belong together",
+            hint="whole numbers are taken for tokens: give images as floats"
+            if is_tokens
+            else "check that net and data belong together",
             where=where,
         ) from error
     expected = (1, splits.num_classes)
@@ -143,7 +147,34 @@ def _check_answers(net: nn.Module, splits: Splits, where: str) -> None:
         got = tuple(answer.shape) if isinstance(answer, torch.Tensor) else type(answer).__name__
         raise UsageError(
             f"the net answers {got}, not {expected}",
-            hint="it must give one score per class",
+            hint="it must give one score per class; 'names' in the data tell of classes without "
+            "inputs",
+            where=where,
+        )
+    _check_end(net, splits, answer, where)
+
+
+def _check_end(net: nn.Module, splits: Splits, answer: torch.Tensor, where: str) -> None:
+    """That scores are those of the last linear layer: a part has others in its place."""
+    probe = deepcopy(net)
+    name = find_head(probe, splits.num_classes)
+    old: Any = probe.get_submodule(name)
+    wider = nn.Linear(old.in_features, splits.num_classes + 1)
+    with torch.no_grad():
+        wider.weight[: splits.num_classes].copy_(old.weight)
+        wider.bias[: splits.num_classes].copy_(torch.zeros(()) if old.bias is None else old.bias)
+        probe.set_submodule(name, wider)
+        try:
+            scores = probe(splits.example)[:, : splits.num_classes]
+            # A constant that all scores share, as of a logarithm of shares, changes nothing.
+            apart = scores.log_softmax(1) - answer.log_softmax(1)
+            is_kept = bool(apart.abs().max() < 1e-3)
+        except (RuntimeError, IndexError):
+            is_kept = False
+    if not is_kept:
+        raise UsageError(
+            f"what the net answers is not what its last linear layer {name!r} gives",
+            hint="return the scores themselves, without a softmax or weights per class after them",
             where=where,
         )
 

@@ -24,7 +24,8 @@ def load_net(spec: str, seed: int) -> nn.Module:
         raise UsageError(
             f"gave {type(net).__name__}, not a torch.nn.Module", hint="return the net", where=spec
         )
-    return net.eval()
+    # What is frozen for use is trained here all the same.
+    return net.eval().requires_grad_(True)
 
 
 def load_data(spec: str, seed: int) -> Splits:
