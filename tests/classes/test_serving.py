@@ -11,6 +11,7 @@ from classes.small import NUM_CLASSES, SHAPE, small_folder, whole_scores
 from fastapi.testclient import TestClient
 from patience import wait_until
 
+import hocket.cli
 from hocket.base.errors import RunError, UsageError
 from hocket.classes.serving.app import answer_body, make_app, max_body_bytes
 from hocket.classes.serving.cores import apart, cores_for, siblings_of
@@ -309,6 +310,22 @@ def test_a_rehearsal_is_not_counted(folder):
         took_s, replies = front_end.rehearse(inputs(1)[0])
         assert all(0 < each.spent_ns < each.after_ns < took_s * 1e9 for each in replies.values())
         assert all(worker.answered == 0 for worker in front_end.metrics().workers)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--deadline", "0s"], "--deadline 0s is no time"),
+        (["--deadline", "61s"], "--deadline 61s is no time"),
+        (["--quorum", "3"], "each class is on 2 workers"),
+        (["--device", "cpu", "--quorum", "1"], "--device has no use for --quorum"),
+    ],
+)
+def test_options_that_cannot_hold_are_refused(folder, capsys, options, message):
+    with pytest.raises(SystemExit) as ended:
+        hocket.cli.main(["serve-classes", str(folder.path), *options])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def _restarts(front_end):

@@ -175,7 +175,7 @@ def test_an_answer_takes_the_slowest_part_where_every_worker_has_a_core():
     small = verdict(1e-5, 1e-4, [5e5] * 5, 1e6, 8)
     assert not small.pays
     assert "too small" in small.why
-    assert "only 2 cores for 5 workers" in verdict(1e-5, 1e-4, [5e5] * 5, 1e6, 2).why
+    assert "only 2 cores for 5 workers" in verdict(1e-3, 1e-3, [5e5] * 5, 1e6, 2).why
 
 
 def test_rounds_that_would_change_no_part_are_left_out(monkeypatch):

@@ -11,6 +11,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hocket.base.units import format_seconds
+
 _LEAST_S = 1e-9
 
 
@@ -74,17 +76,24 @@ def verdict(
     """Compare a split with the whole net on one core."""
     speedup = whole_s / predicted_s
     work = sum(part_macs) / whole_macs
+    count, overhead_s = len(part_macs), FanOut().overhead_s(len(part_macs))
     told = (
-        f"{len(part_macs)} parts with {max(part_macs) / whole_macs:.2f} of the work each at most "
+        f"{count} parts with {max(part_macs) / whole_macs:.2f} of the work each at most "
         f"do {work:.1f}x the work of the whole net"
+        if count > 1
+        else f"the one part does {work:.2f} of the work of the whole net"
     )
     if speedup > 1.1:
         return SplitVerdict(True, speedup, work, f"an answer comes {speedup:.1f}x sooner; {told}")
-    reason = (
-        f"only {cores} cores for {len(part_macs)} workers"
-        if cores <= len(part_macs)
-        else "the net is too small for the cost of sending inputs to processes"
-    )
+    if whole_s <= overhead_s:
+        reason = (
+            f"the net is too small: it takes {format_seconds(whole_s)}, and to reach {count} "
+            f"worker{'s' * (count > 1)} takes about {format_seconds(overhead_s)}"
+        )
+    elif cores <= count:
+        reason = f"only {cores} cores for {count} workers and the front end"
+    else:
+        reason = "parts are not small enough for what it costs to reach their workers"
     return SplitVerdict(
         False, speedup, work, f"splitting does not pay here ({speedup:.2f}x): {reason}; {told}"
     )

@@ -17,7 +17,7 @@ from torch import nn
 from hocket.base.arrays import FloatArray
 from hocket.base.atomic import write_atomically
 from hocket.base.jsonfile import dump_json
-from hocket.classes.artefact import write_folder
+from hocket.classes.artefact import Folder, write_folder
 from hocket.classes.calibrate import calibrated
 from hocket.classes.codes import cyclic_code, held_classes
 from hocket.classes.combine import Combiner, OddsCalibration, accuracy
@@ -28,7 +28,9 @@ from hocket.classes.give_back import blame, larger_budgets
 from hocket.classes.grouping import chosen_groups
 from hocket.classes.groups import Groups
 from hocket.classes.material import Material, Tell, prepared
+from hocket.classes.outlook import FanOut, answer_s
 from hocket.classes.part_job import REQUEST, part_key, save_cut, train_together, trained_part
+from hocket.classes.serving.rehearsal import rehearsed
 from hocket.classes.session import latency_s, open_session
 from hocket.classes.settings import SplitRequest
 from hocket.classes.steps import Steps
@@ -77,8 +79,10 @@ def split(
 ) -> ClassSplit:
     """Carry out a request; ``cores`` are those of the machine that will serve (default: this).
 
-    Parts are trained together in this process, unless ``train_apart`` does it.
+    Parts are trained together in this process, unless ``train_apart`` does it. Where this machine
+    will serve, its workers rehearse at the end; of another one only the number of cores is known.
     """
+    is_here = cores is None
     cores = cores or len(os.sched_getaffinity(0))
     steps = Steps(folder / "work")
     write_atomically(steps.folder / REQUEST, dump_json(request.to_data()))
@@ -99,7 +103,14 @@ def split(
     whole = whole.quicker(whole_times(material))
     stages = [replace(stages[0], slowest_s=whole.latency_s), *stages[1:]]
     table, files = _table(material, whole.latency_s, whole.eager_s, groups, held, best, tell)
-    validation = validated(material, table, best.parts, stages, cores, budgets.target_s)
+    predicted_s = (
+        rehearsed(Folder(folder, table, {}, best.models)).answer_s
+        if is_here
+        else answer_s([part.latency_s for part in table.parts], cores, FanOut())
+    )
+    validation = validated(
+        material, table, best.parts, stages, cores, budgets.target_s, predicted_s
+    )
     table = write_folder(folder, table, files, validation.to_data())
     return ClassSplit(folder, table, validation)
 

@@ -96,4 +96,10 @@ def _end(table: PartTable, validation: Mapping[str, Any]) -> list[str]:
             f"the slowest part takes more than {format_seconds(validation['target_s'])}: channels "
             "were given back for accuracy"
         )
+    asked_s = validation["asked_s"]
+    if asked_s is not None and validation["predicted_s"] > 1.1 * asked_s:
+        lines.append(
+            f"an answer takes longer than the {format_seconds(asked_s)} that were asked for: allow "
+            "fewer --parts, or a core for each worker and one more"
+        )
     return lines

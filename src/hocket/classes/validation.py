@@ -18,7 +18,7 @@ from hocket.base.arrays import FloatArray, LongArray
 from hocket.classes.codes import Losses, pattern_table
 from hocket.classes.combine import Combiner, accuracy
 from hocket.classes.material import Material
-from hocket.classes.outlook import FanOut, SplitVerdict, answer_s, verdict
+from hocket.classes.outlook import SplitVerdict, verdict
 from hocket.classes.table import PartTable
 from hocket.classes.training import outputs_of
 
@@ -57,7 +57,10 @@ class Validation:
     accuracy_loss: float
     """Points lost on validation data."""
     allowed_loss: float
+    asked_s: float | None
+    """Of an answer; None where no target was asked for."""
     target_s: float | None
+    """Of the slowest part, so that an answer is within what was asked for."""
     slowest_s: float
     predicted_s: float
     cores: int
@@ -84,6 +87,7 @@ def validated(
     stages: Sequence[StageScore],
     cores: int,
     target_s: float | None,
+    predicted_s: float,
 ) -> Validation:
     """Try the finished parts on the test split."""
     test = material.splits.test
@@ -93,7 +97,6 @@ def validated(
     combiner = table.combiner()
     scores = combiner.scores(outputs)
     part_s = [part.latency_s for part in table.parts]
-    predicted_s = answer_s(part_s, cores, FanOut())
     macs = [part.macs for part in table.parts]
     best = max(stage.accuracy for stage in stages[1:])
     return Validation(
@@ -104,6 +107,7 @@ def validated(
         len(labels),
         100 * (stages[0].accuracy - best),
         material.request.accuracy_loss,
+        material.request.target_s,
         target_s,
         max(part_s),
         predicted_s,

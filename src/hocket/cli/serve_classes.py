@@ -71,7 +71,7 @@ def command(
 
     for package in ("onnxruntime", "fastapi", "uvicorn"):
         require(package, "hocket serve-classes")
-    from hocket.api.serving import ServeOptions, read_folder, rehearsed
+    from hocket.api.serving import MAX_DEADLINE_S, ServeOptions, read_folder, rehearsed
 
     try:
         deadline_s, spin_s = parse_seconds(deadline), parse_seconds(spin)
@@ -86,8 +86,19 @@ def command(
             "--predict, --device and --ray are three different things", hint="take one"
         )
     _refuse_unused(deadline, spin, quorum, is_on_device=device is not None, on_ray=on_ray)
+    if not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise UsageError(
+            f"--deadline {deadline} is no time that a request may take",
+            hint=f"more than nothing, {format_seconds(MAX_DEADLINE_S)} at most",
+        )
     options = ServeOptions(deadline_s=deadline_s, spin_s=spin_s, quorum=quorum)
     opened = read_folder(folder)
+    if quorum is not None and quorum > opened.table.redundancy:
+        raise UsageError(
+            f"--quorum {quorum} cannot be waited for: each class is on "
+            f"{opened.table.redundancy} workers",
+            hint="split with more --redundancy",
+        )
     workers, cores = len(opened.table.parts), len(os.sched_getaffinity(0))
     if spin_s and cores <= workers:
         raise UsageError(
