@@ -407,8 +407,12 @@ def test_dynamic_models_and_shapes_train_and_say_what_is_not_known():
     ours = [train.step(batch).item() for batch in batches]
     assert ours == plain_steps(twin, adamw(twin), batches)
     loop = loop_of(twin, adamw(twin), mixed(twin, 0), batches[0])
+    # A smaller one holds no more than what was rehearsed.
+    loop.step(batches[0][:3])
+    assert not loop.lost
     with pytest.warns(CaptureWarning, match="other shapes"):
         loop.step(batches[2])
+    assert "may hold more than was foreseen" in loop.lost
 
 
 class Labelled(torch.nn.Linear):
@@ -626,6 +630,10 @@ def test_prepare_keeps_a_budget_or_refuses():
     model, batches, forward = build()
     with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
         hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="10KiB")
+    with pytest.raises(UsageError, match="has 2 devices; a memory plan is for one"):
+        hocket.prepare(
+            model, adamw(model), batches[0], forward=forward, memory="1MiB", on="2xv100-16g"
+        )
     with pytest.raises(UsageError, match="memory: 'lots' is not a number with a unit"):
         hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="lots")
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.api.memory import budget_of
-from hocket.api.planned import Planned, find_cluster, plan_graph
+from hocket.api.memory import budget_of, require_one_device
+from hocket.api.planned import ON_THIS_MACHINE, Planned, find_cluster, plan_graph
 from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError
 from hocket.capture.loss import MEAN
@@ -119,7 +119,10 @@ def budgeted_carrier(
             clips=options.clip_norm is not None, accumulate=options.accumulate,
         )  # fmt: skip
 
-    planned = plan_graph(graph, find_cluster(on), planners=ONE_DEVICE)
+    cluster = find_cluster(on)
+    if on != ON_THIS_MACHINE:
+        require_one_device(cluster)
+    planned = plan_graph(graph, cluster, planners=ONE_DEVICE)
     frontier = find_frontier(planned.problem, planned.plan, in_chunks=has_last_layer(model))
     found = fitted(budget_bytes, frontier, rehearse)
     return Budgeted(model, batch, recipe, found, device, graph=graph, rounded=rounded)

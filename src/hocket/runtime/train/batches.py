@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import gt
 from typing import Any, NamedTuple
 
 import torch
@@ -109,6 +110,15 @@ def require_alike(planned: Signature, now: Signature) -> None:
 
 def _dtype(part: BatchTensor) -> str:
     return str(part.dtype).removeprefix("torch.")
+
+
+def is_larger(now: Signature, before: Signature) -> bool:
+    """Whether any extent of a batch is larger than that of another one."""
+    own, other = ([part.shape for part in each.parts] for each in (now, before))
+    return len(own) != len(other) or any(
+        len(here) != len(there) or any(map(gt, here, there))
+        for here, there in zip(own, other, strict=True)
+    )
 
 
 def shapes_text(signature: Signature) -> str:

@@ -37,7 +37,13 @@ from hocket.runtime.memory.slots import Slots
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.memory.visiting import Visitors
 from hocket.runtime.memory.visits import Visits
-from hocket.runtime.train.batches import on_device, require_alike, shapes_text, signature_of
+from hocket.runtime.train.batches import (
+    is_larger,
+    on_device,
+    require_alike,
+    shapes_text,
+    signature_of,
+)
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.forwards import put_forward, take_away
@@ -356,11 +362,10 @@ class Budgeted:
     def _notice_shapes(self, batch: Any) -> None:
         now = signature_of(batch)
         require_alike(self._rehearsed, now)
-        told, rehearsed = shapes_text(now), shapes_text(self._rehearsed)
-        if told != rehearsed:
+        if is_larger(now, self._rehearsed):
             self._lose(
-                f"a batch of other shapes than the rehearsed one ({told}; rehearsed: "
-                f"{rehearsed}) may hold more than was foreseen"
+                f"a batch of other shapes than the rehearsed one ({shapes_text(now)}; rehearsed: "
+                f"{shapes_text(self._rehearsed)}) may hold more than was foreseen"
             )
 
     def _strayed(self) -> None:
