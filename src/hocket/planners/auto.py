@@ -140,7 +140,12 @@ def portfolio(problem: Problem, known: Sequence[Candidate] = ()) -> list[Candida
 def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> list[Candidate]:
     """Further candidates made from the best proposals."""
     rank = _rank(problem)
-    found = _of_each(sorted((c for c in proposed if c.plan is not None), key=rank), _placement)
+    # Searches start from planners that do not go by the file: none of them is left out because
+    # one that does happens to place alike.
+    found = _of_each(
+        sorted((c for c in proposed if c.plan is not None), key=rank),
+        lambda candidate: (_placement(candidate), _origin(candidate) in BY_POSITION),
+    )
     ordered = [_ordered(problem, candidate) for candidate in found[: effort.ordered]]
     pool = sorted([*found, *ordered], key=rank)
     relieved = [_improved(problem, c, BASE[RELIEF], RELIEF) for c in _worth_repair(pool)]

@@ -44,7 +44,7 @@ PLACERS: dict[str, Planner] = {
     "layer-blocks": layer_blocks,
     "device-map-auto": device_map_auto,
     # which op on which device
-    "m-topo": coarsely(m_topo),
+    "m-topo": by_structure(coarsely(m_topo)),
     "m-etf": by_structure(better_form(m_etf)),
     "m-sct": by_structure(better_form(m_sct)),
     "pardnn": by_structure(coarsely(pardnn)),
@@ -97,9 +97,9 @@ SLOW = ("throughput",)
 not ask ``optimal``, which needs a solver that not all have: of tiny graphs it tries all plans."""
 
 BY_POSITION = (
-    "layer-blocks", "device-map-auto", "m-topo", "dpl", "pipedream", "throughput",
+    "one-device", "layer-blocks", "device-map-auto", "dpl", "pipedream", "throughput",
 )  # fmt: skip
-"""Planners for which it matters where ops stand in the file."""
+"""Planners for whose placement or order it matters where ops stand in the file."""
 
 MENDED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
 """Planners whose placements are mended where they lack memory; what baselines and experts lack is
