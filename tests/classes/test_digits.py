@@ -153,7 +153,8 @@ def test_parts_on_one_device_answer_as_validated(path, validation):
 
 def test_the_report_is_one_page_without_scripts(path):
     page = (path / "report.html").read_text()
-    for title in ("Accuracy against latency", "Parts", "When workers are lost", "answered group"):
+    titles = ("Accuracy against latency", "Parts", "When workers are lost", "answered group")
+    for title in (*titles, "answer of 5 workers on", "of the whole net"):
         assert title in page
     assert "<script" not in page
     assert "http://" not in page.replace("http://www.w3.org", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,18 @@ from hocket.base.atomic import write_atomically
 from hocket.base.units import format_percent, format_seconds
 from hocket.classes.artefact import REPORT
 from hocket.classes.table import PartTable
-from hocket.view.drawing import svg_rect, svg_text
+from hocket.view.drawing import svg_rect, svg_text, tick_step
 from hocket.view.names import inert
 from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
 
-_WIDTH_PX, _HEIGHT_PX, _MARGIN_PX, _DOT_PX = 720, 260, 60, 9
+_WIDTH_PX, _HEIGHT_PX, _MARGIN_PX, _DOT_PX = 860, 260, 60, 9
+_NAME_PX = 240
+"""Right of the last point, for its name."""
+_LINE_PX = 15
+_TICKS = 5
+
+_Point = tuple[str, float, float]
+"""A stage: its name, accuracy and seconds."""
 
 
 def split_report_html(parts: PartTable, validation: Mapping[str, Any]) -> str:
@@ -26,7 +33,7 @@ def split_report_html(parts: PartTable, validation: Mapping[str, Any]) -> str:
         lead=f"{str(verdict['why']).capitalize()}.",
         stats=_stats(parts, validation),
         body=(
-            _stages(validation),
+            _stages(parts, validation),
             _parts(parts),
             _losses(validation),
             _confusion(parts, validation),
@@ -47,44 +54,69 @@ def _stats(parts: PartTable, validation: Mapping[str, Any]) -> str:
     entries = [
         ("Slowest part", format_seconds(slowest_s), f"whole {format_seconds(whole.latency_s)}"),
         ("Answer", format_seconds(validation["predicted_s"]), f"on {validation['cores']} cores"),
-        ("Test accuracy", f"{100 * validation['test_parts']:.2f} %", f"{lost:+.2f} points lost"),
+        ("Test accuracy", f"{100 * validation['test_parts']:.2f} %",
+         f"whole {100 * validation['test_whole']:.2f} %: {abs(lost):.2f} points "
+         + ("lost" if lost >= 0 else "gained")),
         ("Work of all parts", f"{validation['verdict']['total_work']:.2f}x", "of the whole net"),
-    ]
+    ]  # fmt: skip
     return stats_html(entries)
 
 
-def _stages(validation: Mapping[str, Any]) -> str:
+def _stages(parts: PartTable, validation: Mapping[str, Any]) -> str:
     heads = [
         ColumnHead("Stage"),
         ColumnHead("Accuracy (validation)", "number"),
         ColumnHead("Slowest", "number"),
     ]
+    points = _points(parts, validation)
     rows: list[list[Cell]] = [
-        [stage["name"], f"{100 * stage['accuracy']:.2f} %", format_seconds(stage["slowest_s"])]
-        for stage in validation["stages"]
+        [name, f"{100 * share:.2f} %", format_seconds(took_s)] for name, share, took_s in points
     ]
-    return section("stages", "Accuracy against latency", _dots(validation), table(heads, rows))
+    return section("stages", "Accuracy against latency", _dots(points), table(heads, rows))
 
 
-def _dots(validation: Mapping[str, Any]) -> str:
+def _points(parts: PartTable, validation: Mapping[str, Any]) -> list[_Point]:
+    """Every stage by its slowest part, and the answer of all workers, which costs more than it."""
+    stages = [(each["name"], each["accuracy"], each["slowest_s"]) for each in validation["stages"]]
+    best = max(share for _, share, _ in stages[1:])
+    told = f"answer of {len(parts.parts)} workers on {validation['cores']} cores"
+    return [*stages, (told, best, validation["predicted_s"])]
+
+
+def _dots(points: Sequence[_Point]) -> str:
     """Stages as points: time to the right, accuracy upwards."""
-    stages = validation["stages"]
-    longest_s = max(stage["slowest_s"] for stage in stages)
-    low = min(stage["accuracy"] for stage in stages)
-    high = max(stage["accuracy"] for stage in stages)
+    longest_s = max(took_s for _, _, took_s in points)
+    low, high = (choose(share for _, share, _ in points) for choose in (min, max))
     spread = max(high - low, 1e-3)
+    bottom = _HEIGHT_PX - _MARGIN_PX
+
+    def across(took_s: float) -> float:
+        return _MARGIN_PX + (_WIDTH_PX - _MARGIN_PX - _NAME_PX) * took_s / longest_s
+
+    def up(share: float) -> float:
+        return bottom - _DOT_PX - (bottom - _MARGIN_PX / 2 - _DOT_PX) * (share - low) / spread
+
     marks = []
-    for number, stage in enumerate(stages):
-        x = _MARGIN_PX + (_WIDTH_PX - 4 * _MARGIN_PX) * stage["slowest_s"] / longest_s
-        share = (stage["accuracy"] - low) / spread
-        y = _HEIGHT_PX - _MARGIN_PX - (_HEIGHT_PX - 2 * _MARGIN_PX) * share
-        colour = "forward" if number else "backward"
+    step_s = tick_step(longest_s, _TICKS)
+    for tick in range(int(longest_s / step_s + 1e-9) + 1):
+        x = across(tick * step_s)
+        marks.append(f'<path class="grid" d="M{x:.1f} 0V{bottom}"/>')
+        marks.append(svg_text(x, bottom + 16, format_seconds(tick * step_s), "muted", "middle"))
+    for share in {low, high}:
+        marks.append(
+            svg_text(_MARGIN_PX - 8, up(share) + 4, f"{100 * share:.2f} %", "muted", "end")
+        )
+    names: list[tuple[float, float]] = []
+    for number, (name, share, took_s) in enumerate(points):
+        colour = "backward" if number == 0 else "forward"
+        x, y = across(took_s), up(share)
         marks.append(svg_rect(colour, x - _DOT_PX / 2, y - _DOT_PX / 2, _DOT_PX, _DOT_PX))
-        told = f"{stage['name']}: {100 * stage['accuracy']:.2f} %"
-        marks.append(svg_text(x + _DOT_PX, y + 4, told, "label"))
-    marks.append(
-        svg_text(_MARGIN_PX, _HEIGHT_PX - 16, f"0 to {format_seconds(longest_s)} →", "label")
-    )
+        # Names of points that are near each other stand one below the other.
+        line = y
+        while any(abs(x - far) < _NAME_PX and abs(line - own) < _LINE_PX for far, own in names):
+            line += _LINE_PX
+        names.append((x, line))
+        marks.append(svg_text(x + _DOT_PX, line + 4, name, "label"))
     label = "accuracy of every stage over the time of its slowest part"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket hocket-svg" role="img" '
