@@ -1,8 +1,8 @@
 """CIFAR-10 scans and the nets that are split: what `cifar_gpu.py` gives to `hocket.classes`.
 
-``CIFAR_SCANS`` names the folder with ``cifar10_{train,test}_jpegscans.npz`` (and, for ResNet-56,
-``resnet56_cifar10_weights.npz``); images are decoded once, into ``CIFAR_CACHE``. Training images
-are divided into 36,000 to train with and 4,000 to decide with; the 10,000 test images are apart.
+``CIFAR_SCANS`` names the folder with ``cifar10_{train,test}_jpegscans.npz``; images are decoded
+once, into ``CIFAR_CACHE``. Training images are divided into 36,000 to train with and 4,000 to
+decide with; the 10,000 test images are apart.
 """
 
 from __future__ import annotations
@@ -157,16 +157,8 @@ class ResNet(nn.Module):
 
 
 def resnet56() -> nn.Module:
-    """ResNet-56; published weights where they are there, for a start."""
-    net = ResNet(9)
-    weights = folder() / "resnet56_cifar10_weights.npz"
-    if weights.is_file():
-        with np.load(weights, allow_pickle=False) as stored:
-            state = {name: torch.from_numpy(stored[name]) for name in stored.files}
-        missing, unexpected = net.load_state_dict(state, strict=False)
-        assert not unexpected
-        assert all("shortcut" in name or "num_batches" in name for name in missing)
-    return net
+    """ResNet-56, untrained: published weights have seen the images that decide here."""
+    return ResNet(9)
 
 
 class Attention(nn.Module):

@@ -34,6 +34,8 @@ IDLE_S = 36.0
 """Of the limit, when the GPU waits for images, starts and results."""
 LATER_S = 30.0
 """That a net begins after the one before, where steps are probed: the first must come first."""
+STARTS_S = 45.0
+"""In which images are decoded and the whole nets of ResNet-56 are described and saved."""
 PROBE_S = 35.0
 """Of the GPU, to time steps in each of their forms."""
 SGD = ["--batch", "256", "--rate", "0.15", "--retrain", "20000"]
@@ -78,6 +80,14 @@ PLANS = {
                                      "--work", "0.08", "--kernels", "1"]),
         "resnet56 control": ((0.0, 0.10), [*SGD, *RESNET56, "--seeds", "0", "--work", "0.345",
                                            "--kernels", "10", "--control-steps", "60000"]),
+    },
+    # One run: ResNet-56 from scratch, its parts, and its control when the whole nets are there.
+    "scratch": {
+        "resnet56": ((0.22, 0.575), [*RESNET56_PARTS, "--train-rate", "0.15", "--kernels", "6"]),
+        "vgg19 ten": ((0.032, 0.065), [*VGG19, "--seeds", "0", "--parts", "10",
+                                       "--redundancy", "8", "--work", "0.08", "--kernels", "1"]),
+        "resnet56 control": ((0.0, 0.105), [*SGD, *RESNET56, "--seeds", "0", "--work", "0.345",
+                                            "--kernels", "6", "--control-steps", "60000"]),
     },
     "controls": {
         "vgg19": ((0.15, 0.35), [*VGG19, "--seeds", "0", "--work", "0.086",
@@ -210,6 +220,9 @@ def training_rows(asked: argparse.Namespace, work: Path, until_s: float) -> list
             command += ["--wholes", str(asked.before), "--pieces", str(asked.before)]
         # The first net has its turn first: the others wait for as long as it takes to start.
         after_s = (LATER_S if asked.plan in PROBED and not asked.toy else 2.0) * place
+        if asked.plan == "scratch" and "control" in name:
+            command += ["--wholes", str(work)]
+            after_s = plan["resnet56"][0][0] * unit_s + STARTS_S
         mine = set(range(min(6 if asked.plan in (*TRIALS, *PROBED) else 12, cores)))
         rows.append(Row(name, [(after_s, command)], work / f"{name}.log", mine))
     return rows
