@@ -206,9 +206,11 @@ def replay(run: Run, name: str) -> None:
     }  # fmt: skip
     size, build, make_batch = cases[name]
     batch, told = make_batch(), {"model": name, "size": size}
-    row = measured(lambda *a: plain(*a, loss_of=plain_forward), lambda: build(DEVICE), batch,
-                   steps=2, alone=run.book.alone)  # fmt: skip
-    run.book.add("replay", {**told, "system": "eager", **row})
+    # Under the cap, too: that eager fails there is the point.
+    for cap in (None, sizes.cap):
+        row = measured(lambda *a: plain(*a, loss_of=plain_forward), lambda: build(DEVICE), batch,
+                       cap=cap, steps=0 if cap else 2, alone=run.book.alone)  # fmt: skip
+        run.book.add("replay", {**told, "system": "eager", **row})
     under_budget(run, "replay", told, lambda: build("cpu"), batch, sizes.cap, plain_forward)
 
 

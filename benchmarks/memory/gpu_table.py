@@ -103,7 +103,7 @@ def _replays(rows: list[Row]) -> str:
     head = ("model", "size, parameters", "system", "cap", "step", "times uncapped",
             "predicted step", "peak", "predicted peak", "losses beside uncapped")  # fmt: skip
     lines = []
-    for row in rows:
+    for row in sorted(rows, key=lambda row: str(row["model"])):
         if not _fits(row):
             continue
         base = next((other for other in rows if other["model"] == row["model"]
