@@ -25,7 +25,7 @@ from hocket.runtime.train.replayed_update import ReplayedUpdate, with_update
 from hocket.runtime.train.weight import Weight
 
 
-class _Captured(NamedTuple):
+class _CapturedPasses(NamedTuple):
     """A graph of a step's passes, with what it reads and makes."""
 
     graph: torch.cuda.CUDAGraph
@@ -50,7 +50,7 @@ class CompiledModel(CalledModel):
         self._update: Any = recipe.make_update
         if self._is_replayed and recipe.calls_optimizer:
             self._update = ReplayedUpdate()
-        self.repeats: Repeats[_Captured] = Repeats("" if self._is_replayed else NOT_CUDA)
+        self.repeats: Repeats[_CapturedPasses] = Repeats("" if self._is_replayed else NOT_CUDA)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer."""
@@ -121,12 +121,12 @@ class CompiledModel(CalledModel):
         )
         return Carried(loss.detach(), detached(returned)), list(gradients)
 
-    def _capture(self, batch: Any) -> _Captured:
+    def _capture(self, batch: Any) -> _CapturedPasses:
         static = cloned(batch)
         scale, graph = torch.ones((), device=self._device), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             outcome, gradients = self._passes(static, scale)
-        return _Captured(graph, static, scale, outcome, gradients)
+        return _CapturedPasses(graph, static, scale, outcome, gradients)
 
     @torch.no_grad()
     def _add(self, gradients: list[torch.Tensor | None]) -> None:

@@ -20,7 +20,7 @@ from hocket.runtime.train.repeats import Repeats, Same
 from hocket.runtime.train.weight import Weight
 
 
-class _Captured(NamedTuple):
+class _CapturedStep(NamedTuple):
     """A graph of a step, with what it reads and makes."""
 
     graph: torch.cuda.CUDAGraph
@@ -65,10 +65,10 @@ class ReplayedStep(CarriedStep):
     ) -> None:
         super().__init__(setup, device, seed=seed, keep=keep)
         draws = seed is not None and bool(setup.program.draws)
-        self.repeats: Repeats[_Captured] = Repeats(
+        self.repeats: Repeats[_CapturedStep] = Repeats(
             "its draws have seeds of their own" if draws else ""
         )
-        self._replayed: _Captured | None = None
+        self._replayed: _CapturedStep | None = None
         """What the last step was replayed from."""
         self._scale = torch.ones((), device=device)
 
@@ -99,7 +99,7 @@ class ReplayedStep(CarriedStep):
             return super().value(tensor)
         return self._replayed.results[tensor].clone()
 
-    def _capture(self, given: Given, step: int) -> _Captured:
+    def _capture(self, given: Given, step: int) -> _CapturedStep:
         inputs = StaticInputs(self.setup.program, given)
         static = inputs.within(given)
         torch.cuda.synchronize(self.device)
@@ -109,6 +109,6 @@ class ReplayedStep(CarriedStep):
             with torch.cuda.graph(graph):
                 super().carry_out(static, step, self._scale)
             results = {t: super(ReplayedStep, self).value(t) for t in self._keep}
-            return _Captured(graph, inputs, results, self.gradients)
+            return _CapturedStep(graph, inputs, results, self.gradients)
         finally:
             super().forget()

@@ -27,7 +27,7 @@ from hocket.runtime.train.replay import StaticInputs
 from hocket.runtime.train.waves import Wave, WaveOrder, Waves, WaveStep
 
 
-class _Captured(NamedTuple):
+class _CapturedWaves(NamedTuple):
     """A graph of all waves, with what it reads and makes."""
 
     graph: torch.cuda.CUDAGraph
@@ -45,7 +45,7 @@ class ReplayedWaves(Waves):
         self.notes = Notes(device)
         self._lanes = [NotedLane(device, self.notes, which) for which in range(NUM_LANES)]
         self._beside = ThreadPoolExecutor(1, initializer=_enter, initargs=(self.notes.stream,))
-        self.repeats: Repeats[_Captured] = Repeats()
+        self.repeats: Repeats[_CapturedWaves] = Repeats()
 
     def carry(self, waves: Sequence[Wave], step: int) -> list[Carried]:
         """Forward and backward of all waves; gradients that wait for more are added op by op."""
@@ -84,7 +84,7 @@ class ReplayedWaves(Waves):
         """How waves are launched; see `TellsReplay`."""
         return self.repeats.told
 
-    def _capture(self, waves: Sequence[Wave], step: int) -> _Captured:
+    def _capture(self, waves: Sequence[Wave], step: int) -> _CapturedWaves:
         read = [StaticInputs(wave.recorded.program, wave.given) for wave in waves]
         scales = [torch.ones((), device=self._device) for _ in waves]
         static = [
@@ -99,7 +99,7 @@ class ReplayedWaves(Waves):
             with self.notes.capture(graph, self._order.slab_bytes):
                 outcomes = super().carry(static, step)
             gradients = {name: t.grad for name, t in tensors.items() if t.grad is not None}
-            return _Captured(graph, read, scales, outcomes, gradients)
+            return _CapturedWaves(graph, read, scales, outcomes, gradients)
         finally:
             for tensor in tensors.values():
                 tensor.grad = None
