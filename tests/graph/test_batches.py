@@ -42,6 +42,19 @@ def test_a_step_at_another_size_is_the_capture_of_that_size(graph, num_samples):
     assert seen.content_hash == captured.content_hash
 
 
+def test_a_step_at_its_own_size_stays_what_it_is(graph):
+    assert at_batch(graph, 8) is graph
+
+
+def test_the_first_op_that_differs_is_named_by_its_work_or_by_what_it_makes(graph):
+    flops, sizes = graph.flops.copy(), graph.tensor_bytes.copy()
+    flops[3] += 1e6
+    assert differing_op(graph, replace(graph, flops=flops)) == graph.op_names[3]
+    made = int(np.flatnonzero(graph.tensor_producer == 5)[0])
+    sizes[made] += 1
+    assert differing_op(graph, replace(graph, tensor_bytes=sizes)) == graph.op_names[5]
+
+
 def test_one_sample_is_on_the_line_too(graph):
     one, two = at_batch(graph, 1), at_batch(graph, 2)
     assert np.all(one.tensor_bytes <= two.tensor_bytes)

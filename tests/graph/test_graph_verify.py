@@ -125,6 +125,18 @@ def test_verify_refuses_tensors_that_alias_each_other_in_a_ring():
         builder.build()
 
 
+@pytest.mark.parametrize(("alias", "base"), [(0, 1), (1, 0)])
+def test_verify_refuses_an_alias_between_what_is_given_and_what_the_first_op_makes(alias, base):
+    builder = GraphBuilder("apart")
+    builder.tensor("given", 1, role=Role.BUFFER)
+    builder.tensor("made", 1, producer=builder.op("first"))
+    graph = builder.build()
+    aliases = graph.alias_of.copy()
+    aliases[alias] = base
+    with pytest.raises(InputFileError, match="which its producer does not read"):
+        verify_graph(replace(graph, alias_of=aliases))
+
+
 def test_verify_accepts_a_long_chain_of_aliases_before_the_step():
     builder = GraphBuilder("chain of views")
     for index in range(100):
