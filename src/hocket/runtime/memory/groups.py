@@ -17,7 +17,7 @@ Deliver = Callable[[Block, nn.Parameter, slice, torch.Tensor], None]
 """Sends the gradient of some experts to the host."""
 
 
-class Ring:
+class GroupRing:
     """Room on the device that groups take turns in."""
 
     def __init__(self, engines: CopyEngines, num_bytes: int) -> None:
@@ -55,7 +55,7 @@ class GroupedParameter:
     place: Place
     """Where it lies in what is copied of the block."""
     num_groups: int
-    ring: Ring
+    ring: GroupRing
     deliver: Deliver
 
     @property

@@ -28,7 +28,7 @@ from hocket.graph.graph import Graph
 from hocket.runtime.memory.blocks import Block, settle_parameters
 from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
 from hocket.runtime.memory.experts import called_in_groups
-from hocket.runtime.memory.groups import GroupedParameter, Ring, group_bytes
+from hocket.runtime.memory.groups import GroupedParameter, GroupRing, group_bytes
 from hocket.runtime.memory.landing import Gradients, Landings
 from hocket.runtime.memory.logits import LazyLogits, last_layer
 from hocket.runtime.memory.part_steps import PartSteps
@@ -297,14 +297,14 @@ class Budgeted:
         sizes = [b.brought_bytes for b in self.blocks if b.is_streamed]
         return Slots(self._engines, max(sizes, default=0), 1 + max(1, self._memory.prefetch))
 
-    def _make_ring(self) -> Ring:
+    def _make_ring(self) -> GroupRing:
         sizes = [
             group_bytes(place, block.grouped[place.parameter])
             for block in self.blocks
             for place in block.copied_layout.places
             if place.parameter in block.grouped
         ]
-        return Ring(self._engines, max(sizes, default=0))
+        return GroupRing(self._engines, max(sizes, default=0))
 
     @property
     def lasting(self) -> list[torch.Tensor]:

@@ -31,7 +31,7 @@ _TURNS = frozenset(
 
 
 @dataclass(frozen=True, eq=False)
-class Experts:
+class BatchedExperts:
     """One parameter that holds the matrices of experts."""
 
     root: int
@@ -61,7 +61,7 @@ class Experts:
         return {op for ops in self.turned.values() for op in ops} | {*self.gradient, *self.unused}
 
 
-def find_experts(graph: Graph, blocks: StepBlocks) -> dict[int, Experts]:
+def find_experts(graph: Graph, blocks: StepBlocks) -> dict[int, BatchedExperts]:
     """All such parameters, by their numbers."""
     readers: dict[int, list[int]] = {}
     reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
@@ -77,7 +77,9 @@ def find_experts(graph: Graph, blocks: StepBlocks) -> dict[int, Experts]:
             if all(uses[op] == 1 for op in (*each.turned, each.maker) if op >= 0)}  # fmt: skip
 
 
-def _experts(graph: Graph, blocks: StepBlocks, root: int, readers: list[int]) -> Experts | None:
+def _experts(
+    graph: Graph, blocks: StepBlocks, root: int, readers: list[int]
+) -> BatchedExperts | None:
     updates = [op for op in readers if graph.op_phase[op] == Phase.OPTIMIZER]
     ops = [op for op in dict.fromkeys(readers) if graph.op_phase[op] != Phase.OPTIMIZER]
     turning, products = _turned(graph, root, ops)
@@ -94,7 +96,7 @@ def _experts(graph: Graph, blocks: StepBlocks, root: int, readers: list[int]) ->
     turned = {op: tuple(_leading(graph, sources, op)) for op in products}
     used = {op for ops in turned.values() for op in ops}
     made = [t for op in (*turning, *chain.ops, chain.maker) if op >= 0 for t in graph.made_by(op)]
-    return Experts(
+    return BatchedExperts(
         root=root, count=count, block=of_blocks.pop(), turned=turned, maker=chain.maker,
         gradient=tuple(sorted(chain.ops)),
         unused=frozenset(chain.unused.union(turning) - used),
@@ -204,12 +206,12 @@ def _leading(graph: Graph, sources: Mapping[int, int], op: int) -> Iterator[int]
     return iter(sorted(found))
 
 
-def all_in_groups(experts: Mapping[int, Experts], wanted: int) -> dict[int, int]:
+def all_in_groups(experts: Mapping[int, BatchedExperts], wanted: int) -> dict[int, int]:
     """All such parameters in about so many groups; none where one is wanted."""
     return {r: each.num_groups(wanted) for r, each in experts.items()} if wanted > 1 else {}
 
 
-def in_groups(experts: Mapping[int, Experts], memory: Memory) -> dict[int, int]:
+def in_groups(experts: Mapping[int, BatchedExperts], memory: Memory) -> dict[int, int]:
     """Parameters that a section streams in groups of experts, and in how many. Where the loss goes
     in chunks, those of the last block are not."""
     last = len(memory.blocks) - 1
@@ -221,7 +223,9 @@ def in_groups(experts: Mapping[int, Experts], memory: Memory) -> dict[int, int]:
     return chosen
 
 
-def parts_of(graph: Graph, experts: Mapping[int, Experts], groups: Mapping[int, int]) -> LongArray:
+def parts_of(
+    graph: Graph, experts: Mapping[int, BatchedExperts], groups: Mapping[int, int]
+) -> LongArray:
     """Per tensor: in how many parts it exists one after the other; 1 for most."""
     parts = np.ones(graph.num_tensors, dtype=np.int64)
     for root, count in groups.items():

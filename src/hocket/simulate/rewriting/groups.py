@@ -13,7 +13,7 @@ import numpy as np
 
 from hocket.graph.graph import Phase, Stream
 from hocket.simulate.rewriting.emit import Emitter
-from hocket.simulate.rewriting.experts import Experts
+from hocket.simulate.rewriting.experts import BatchedExperts
 from hocket.simulate.rewriting.homes import NUM_TURNS, ParameterHomes
 from hocket.simulate.rewriting.needs import Uses
 
@@ -53,7 +53,7 @@ class GroupWriter:
         )
 
     def _write_product(
-        self, op: int, experts: Experts, room: list[int], waits: list[int], suffix: str, *,
+        self, op: int, experts: BatchedExperts, room: list[int], waits: list[int], suffix: str, *,
         is_again: bool,
     ) -> int:  # fmt: skip
         out, count = self._out, self._groups[experts.root]
@@ -80,7 +80,7 @@ class GroupWriter:
         """What tells that there is room for another group."""
         return self._ring[:1] if len(self._ring) == NUM_TURNS else []
 
-    def _write_gradient(self, experts: Experts, waits: list[int]) -> int:
+    def _write_gradient(self, experts: BatchedExperts, waits: list[int]) -> int:
         out, graph, count = self._out, self._graph, self._groups[experts.root]
         maker, new = experts.maker, -1
         last = experts.gradient[-1] if experts.gradient else maker

@@ -19,7 +19,7 @@ from hocket.base.arrays import BoolArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.simulate.rewriting.blocks import StepBlocks
-from hocket.simulate.rewriting.experts import Experts, find_experts, in_groups
+from hocket.simulate.rewriting.experts import BatchedExperts, find_experts, in_groups
 
 _CAST = "aten._to_copy"
 SMALLEST_MOVED = 64 * 1024
@@ -52,7 +52,7 @@ class Uses:
     something that is not theirs."""
 
     @cached_property
-    def experts(self) -> dict[int, Experts]:
+    def experts(self) -> dict[int, BatchedExperts]:
         """Parameters that hold the matrices of experts."""
         return find_experts(self.graph, self.blocks)
 
