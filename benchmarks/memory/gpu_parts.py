@@ -190,7 +190,7 @@ def replay(run: Run, name: str) -> None:
         torch.randint(29, (sizes.rows, sizes.length), device=DEVICE),
     )
     deep = lambda home: drawn(DeepResNet(sizes.depth, sizes.image, sizes.channels), home)  # noqa: E731
-    experts = {"num_experts": sizes.experts, "hidden": 2 * sizes.width}
+    experts = {"num_experts": sizes.experts, "hidden": 4 * sizes.width}
     cases: dict[str, tuple[str, Callable[[str], Any], Callable[[], Any]]] = {
         "resnet batch 16": (f"{sizes.depth} layers", deep, lambda: images(16)),
         "resnet batch 32": (f"{sizes.depth} layers", deep, lambda: images(32)),
