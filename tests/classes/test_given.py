@@ -115,3 +115,10 @@ def test_a_branch_on_values_is_told_in_one_line():
     with pytest.raises(UsageError, match=r"cannot be written as torch\.export") as told:
         as_exported(Branch(), torch.zeros(1, 2))
     assert "\n" not in told.value.message
+
+
+def test_a_file_where_the_folder_should_be_is_told(tmp_path):
+    (tmp_path / "parts").write_text("mine")
+    with pytest.raises(UsageError, match="cannot make the folder: Not a directory"):
+        Steps(tmp_path / "parts" / "work")
+    assert (tmp_path / "parts").read_text() == "mine"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hocket.base.atomic import write_atomically
+from hocket.base.errors import UsageError
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
@@ -51,7 +52,14 @@ class Steps:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot make the folder: {error.strerror}",
+                hint="name a folder that you may write to with -o",
+                where=str(folder),
+            ) from None
 
     def get(self, name: str, key: str) -> Saved | None:
         """The result of a step, if it was made from the same things."""
