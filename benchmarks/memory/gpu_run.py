@@ -68,7 +68,7 @@ def real_run(book: Book) -> Run:
         book, Sizes(), width=3072, layers=36, caps=caps, largest=(54, caps[-1]),
         baseline_width=2048, starts=dict(zip(caps, (6, 10), strict=True)),
         small=(512, 6, Sizes(tokens=4096)),
-        smallest=(128, 2, Sizes(sequence=256, vocabulary=2048, tokens=1024)),
+        smallest=(128, 4, Sizes(sequence=256, vocabulary=2048, tokens=1024)),
         replays=Replays(),
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ def toy_run(book: Book) -> Run:
     tiny, caps = Sizes(sequence=16, vocabulary=64, tokens=64), (GIB // 1600, GIB // 1024)
     return Run(
         book, tiny, width=32, layers=3, caps=caps, largest=(4, caps[-1]), baseline_width=32,
-        starts=dict.fromkeys(caps, 2), small=(32, 3, tiny), smallest=(32, 2, tiny),
+        starts=dict.fromkeys(caps, 2), small=(32, 3, tiny), smallest=(32, 3, tiny),
         replays=Replays(
             28, 16, 36, rows=4, length=80, hidden=16, width=16, experts=2, cap=GIB // 64
         ),
