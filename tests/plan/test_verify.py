@@ -14,7 +14,7 @@ from hocket.base.errors import CheckError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Placement
+from hocket.plan.sections import Order, Placement
 from hocket.plan.verify import contiguity_violations, raise_violations, structure_violations
 from hocket.plan.violation import Violation
 from hocket.simulate.verify import verify, violations
@@ -44,7 +44,9 @@ def test_verify_names_an_unplaced_op(planned):
 def test_verify_wants_one_placement_per_op(planned):
     plan = planned.plan.having(Placement(planned.plan.device_of[:-1]))
     assert _rules(plan, planned.problem) == {"placed"}
-    assert _rules(planned.plan.without(Placement), planned.problem) == {"placed"}
+    unplaced = planned.plan.without(Placement)
+    assert _rules(unplaced.without(Order), planned.problem) == {"placed"}
+    assert _rules(unplaced, planned.problem) == {"placed", "order"}
 
 
 def test_verify_keeps_groups_together(planned):
