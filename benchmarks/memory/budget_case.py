@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.api import find_cluster, plan_graph
 from hocket.plan.sections import Memory
-from hocket.planners.memory.frontier import FULL_RECOMPUTE, Frontier, find_frontier
+from hocket.planners.memory.frontier import Frontier, find_frontier
+from hocket.planners.memory.maker import FULL_RECOMPUTE
 from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.logits import has_last_layer

@@ -24,7 +24,8 @@ from hocket.api import make_problem
 from hocket.capture import capture, load_model
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.budget import BudgetFit
-from hocket.planners.memory.frontier import FULL_OFFLOAD, FULL_RECOMPUTE, PLAIN, find_frontier
+from hocket.planners.memory.frontier import find_frontier
+from hocket.planners.memory.maker import FULL_OFFLOAD, FULL_RECOMPUTE, PLAIN
 from hocket.simulate.verify import verify
 
 GIB = 2**30

@@ -21,7 +21,7 @@ from gpu_rows import clear
 from gpu_run import Run
 from gpu_systems import adamw
 
-from hocket.planners.memory.frontier import FULL_RECOMPUTE
+from hocket.planners.memory.maker import FULL_RECOMPUTE
 from hocket.runtime.train.fitting import KeptBudget
 
 

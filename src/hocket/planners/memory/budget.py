@@ -16,9 +16,10 @@ from hocket.base.units import format_bytes, typed_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.memory.chain import Chain, schedule_chain
-from hocket.planners.memory.frontier import CHUNKS, Fitted, Frontier, find_frontier
+from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.least import least_bytes
 from hocket.planners.memory.linear import bound_s
+from hocket.planners.memory.maker import CHUNKS, Fitted
 from hocket.planners.memory.numbers import CHEAP, KEPT, RECOMPUTED, RESIDENT, BlockNumbers
 from hocket.planners.memory.update_order import UpdateOrders
 

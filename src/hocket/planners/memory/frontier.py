@@ -20,32 +20,16 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.memory.maker import (
     ANYWHERE,
-    CHUNKS,
-    FULL_OFFLOAD,
-    FULL_RECOMPUTE,
     ON_DEVICE,
     ON_HOST,
     PLAIN,
     SMALL_TAIL,
     Fitted,
     PlanMaker,
-    host_bytes_of,
 )
 from hocket.planners.memory.numbers import BlockNumbers
 from hocket.simulate.rewriting.homes import PIECE_BYTES
 from hocket.simulate.rewriting.needs import Uses
-
-__all__ = [
-    "CHUNKS",
-    "FULL_OFFLOAD",
-    "FULL_RECOMPUTE",
-    "PLAIN",
-    "Fitted",
-    "Frontier",
-    "find_frontier",
-    "host_bytes_of",
-    "leanest_bytes",
-]
 
 NUM_LEVELS = 32
 """Budgets that the linear program is solved for, by turns of `TURNS`."""

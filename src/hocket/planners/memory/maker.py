@@ -250,10 +250,10 @@ class PlanMaker:
 
     def fits_host(self, fitted: Fitted) -> bool:
         """Whether what waits on the host has room there."""
-        return host_bytes_of(fitted) <= self.host_bytes
+        return _host_bytes(fitted) <= self.host_bytes
 
 
-def host_bytes_of(fitted: Fitted) -> int:
+def _host_bytes(fitted: Fitted) -> int:
     """Bytes that a plan keeps on the host: offloaded activations, and what is at home there."""
     if fitted.memory is None:
         return 0

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes, typed_bytes
 from hocket.plan.sections.memory import Memory
-from hocket.planners.memory.frontier import FULL_RECOMPUTE, Fitted, Frontier
+from hocket.planners.memory.frontier import Frontier
+from hocket.planners.memory.maker import FULL_RECOMPUTE, Fitted
 
 _SLACK = 1.25
 """A plan is rehearsed where the simulated peak is within this many budgets."""
