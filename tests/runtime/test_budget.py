@@ -208,6 +208,27 @@ def test_state_is_fetched_only_after_the_last_update_has_come_home():
     assert all(returned.intersection(after) for after in engines.waited)
 
 
+def test_a_new_berth_is_written_after_what_the_computation_was_told_before_it():
+    # Its memory is what the computation gave back and may still be at work in.
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    section = uniform(model, 0, parameters="streamed", update="device")
+    train = loop_of(model, adamw(model), section, batches[0], forward)
+    train.step(batches[0])
+    visitors, marks = train._carrier._visitors, []
+
+    class Marking(Noting):
+        def mark(self):
+            marks.append(Ticket(None))
+            return marks[-1]
+
+    engines = visitors._engines = Marking()
+    visitors._berths = []
+    train.step(batches[0])
+    assert all(set(marks).intersection(after) for after in engines.waited)
+    assert len(engines.waited) >= NUM_BERTHS
+
+
 def test_pieces_of_state_take_turns_in_berths_that_the_one_before_has_left(monkeypatch):
     torch.manual_seed(0)
     model, batches, forward = MODELS["blocks"]()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket.runtime.memory.blocks import Block, Place
-from hocket.runtime.memory.copies import DONE, CopyEngines, Ticket
+from hocket.runtime.memory.copies import CopyEngines, Ticket
 from hocket.simulate.rewriting.homes import NUM_TURNS
 
 Deliver = Callable[[Block, nn.Parameter, slice, torch.Tensor], None]
@@ -26,7 +26,8 @@ class GroupRing:
             torch.empty(num_bytes, dtype=torch.uint8, device=engines.device)
             for _ in range(NUM_TURNS if num_bytes else 0)
         ]
-        self._left: list[Ticket] = [DONE] * len(self.buffers)
+        # The computation may still be at work in memory that it has given back.
+        self._left: list[Ticket] = [engines.mark()] * len(self.buffers)
 
     def bring(self, sources: Sequence[torch.Tensor], after: Ticket) -> Iterator[torch.Tensor]:
         """Bytes of the host one after the other; each is there until the next one is asked for,

@@ -46,10 +46,13 @@ class Slots:
 
     def __init__(self, engines: CopyEngines, num_bytes: int, count: int) -> None:
         self._engines = engines
-        self._slots = [
-            BufferSlot(torch.empty(num_bytes, dtype=torch.uint8, device=engines.device))
+        buffers = [
+            torch.empty(num_bytes, dtype=torch.uint8, device=engines.device)
             for _ in range(count if num_bytes else 0)
         ]
+        # The computation may still be at work in memory that it has given back.
+        free = engines.mark()
+        self._slots = [BufferSlot(buffer, left=free) for buffer in buffers]
         self._by_storage = {slot.buffer.untyped_storage()._cdata: slot for slot in self._slots}
         self._clock = 0
 

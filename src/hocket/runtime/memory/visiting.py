@@ -196,7 +196,10 @@ class Visitors:
         if not self._berths or self._berths[0].buffer.numel() < num_bytes:
             self._settle()
             self._berths = []
-            self._berths = [_Berth(self._room(num_bytes)) for _ in range(NUM_BERTHS)]
+            rooms = [self._room(num_bytes) for _ in range(NUM_BERTHS)]
+            # The computation may still be at work in memory that it has given back.
+            free = self._engines.mark()
+            self._berths = [_Berth(room, left=free) for room in rooms]
             self._turn = 0
         rounding_bytes = max(piece.rounding_bytes for piece in pieces)
         if self._rounding.numel() < rounding_bytes:
