@@ -152,9 +152,9 @@ class Case:
             found = train.step(self.batch)
             if isinstance(waves, ReplayedWaves):
                 notes = waves.notes
-                self.told = (
-                    waves.repeats.refusal or f"{notes.num_waits} waits of {len(notes.lane)} calls"
-                )
+                said = f"{notes.num_waits} waits of {len(notes.lane)} calls"
+                # Nothing is noted of waves that ran in no lanes.
+                self.told = waves.repeats.refusal or (said if notes.lane else "not in lanes")
             return found
 
         return step

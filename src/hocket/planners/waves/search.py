@@ -40,8 +40,12 @@ _FIRST_TRIES = 17
 LEAN = 1.25
 """Times what one wave holds: what two hold at most where they are to be lean. Half a period apart
 they hold as much where a backward pass takes twice as long as a forward pass."""
-CLOSE = 1.1
+CLOSE = 1.12
 """A gain below this is not more than predictions were off (`docs/measurements/waves.md`)."""
+SHORT_S = 10e-6
+"""Of replayed ops that take less on average, gains were predicted far too high."""
+CLOSE_OF_SHORT = 1.85
+"""The same as `CLOSE` for those."""
 _FINER = 3
 """How often the distance between tries is halved around the best."""
 
@@ -133,7 +137,20 @@ class WaveFit:
     @property
     def is_close(self) -> bool:
         """Whether what the waves gain is less than predictions of it were off on a GPU."""
-        return self.gain is not None and 1.0 < self.gain < CLOSE
+        most = CLOSE_OF_SHORT if self.has_short_ops else CLOSE
+        return self.gain is not None and 1.0 < self.gain < most
+
+    @property
+    def op_s(self) -> float:
+        """Mean seconds of an op where waves run one after the other."""
+        num_waves = len(self.accumulated.shares.replicas[0].microbatches)
+        return self.accumulated.step_s / (num_waves * len(pass_order(self.problem.graph)))
+
+    @property
+    def has_short_ops(self) -> bool:
+        """Whether ops follow each other in a replayed graph, and are shorter than `SHORT_S`."""
+        is_replayed = self.problem.costs.settings.get("launches") == "replayed"
+        return is_replayed and self.op_s < SHORT_S
 
     def blocks(self, way: WaveWay) -> LaneBlocks:
         """What the lanes of the first device hold over time."""
