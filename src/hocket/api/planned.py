@@ -69,11 +69,12 @@ class Planned:
     def explain(self) -> str:
         """What was chosen, why, and what limits it."""
         from hocket.view.shared import how_of
+        from hocket.view.wording import count_of
 
         winner = self.comparison.winner
         assert winner is not None, "what was planned has a winner"
         used = len([name for name, peak in self.peak_bytes.items() if peak])
-        on = f"{used} device{'s' if used != 1 else ''} of {self.problem.cluster.name}"
+        on = f"{count_of(used, 'device')} of {self.problem.cluster.name}"
         chosen = f"{how_of(winner)}: {format_seconds(self.step_s)} per step on {on}"
         return "; ".join(part for part in (chosen, self.comparison.why) if part)
 

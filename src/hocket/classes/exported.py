@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from hocket.base.errors import UsageError
+from hocket.base.errors import UsageError, one_line
 from hocket.classes.session import INPUT, OUTPUT
 
 _OPSET = 17
@@ -47,8 +47,7 @@ def _told(form: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise UsageError(
-            f"the net cannot be written as {form}: {type(error).__name__}: "
-            + str(error).strip().partition("\n")[0],
+            f"the net cannot be written as {form}: {one_line(error)}",
             hint="check that its forward has no branch on values",
         ) from error
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hocket.base.errors import HocketError, UsageError
+from hocket.base.errors import HocketError, UsageError, one_line
 from hocket.base.units import format_bytes
 from hocket.capture.program import Call, Program
 from hocket.capture.recording import TensorLayout
@@ -136,8 +136,7 @@ def _measure_all(
             continue
         # Whatever one op of a stranger's model raises must not lose the other measurements.
         except Exception as error:
-            text = str(error).strip().partition("\n")[0]
-            missing[signature] = f"{type(error).__name__}: {text}"[:300]
+            missing[signature] = one_line(error)
             continue
         entries.append(
             ProfileEntry(

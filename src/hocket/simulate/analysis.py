@@ -93,9 +93,9 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
         return "limited by nothing: the step takes no time"
     path = critical_path(timeline, problem) if path is None else path
     summary = summarize(path)
-    exchange_s = _exchange_s(timeline, path)
-    if exchange_s > max(summary.transfer_s, summary.compute_s - exchange_s):
-        return f"limited by exchanges between devices ({format_percent(exchange_s / whole_s)})"
+    together_s = exchange_s(timeline, path)
+    if together_s > max(summary.transfer_s, summary.compute_s - together_s):
+        return f"limited by exchanges between devices ({format_percent(together_s / whole_s)})"
     if summary.transfer_s > summary.compute_s:
         channel, busy_s = _path_channel(timeline, problem, path)
         return f"limited by the link {channel} ({format_percent(busy_s / whole_s)} busy)"
@@ -110,7 +110,7 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
     )
 
 
-def _exchange_s(timeline: Timeline, path: Sequence[PathStep]) -> float:
+def exchange_s(timeline: Timeline, path: Sequence[PathStep]) -> float:
     """Seconds of the path in which devices gather, scatter or sum together."""
     return sum(
         step.end_s - step.start_s

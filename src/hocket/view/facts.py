@@ -19,6 +19,7 @@ from hocket.simulate.analysis import (
     channel_busy_s,
     critical_path,
     crossings,
+    exchange_s,
     price_per_hour,
 )
 from hocket.simulate.timeline import Timeline
@@ -346,17 +347,16 @@ def _path(problem: Problem, timeline: Timeline) -> PathFacts:
     ops = np.array([step.index for step in steps if step.kind == "op"], dtype=np.int32)
     transfers = np.array([step.index for step in steps if step.kind == "transfer"], dtype=np.int32)
     length_s = timeline.op_end_s[ops] - timeline.op_start_s[ops]
-    is_exchange = problem.graph.op_stream[ops] == Stream.COMMUNICATION
-    exchange_s = float(length_s[is_exchange].sum())
-    compute_s = float(length_s.sum()) - exchange_s
+    together_s = exchange_s(timeline, steps)
+    compute_s = float(length_s.sum()) - together_s
     moving_s = float(
         (timeline.transfer_end_s[transfers] - timeline.transfer_start_s[transfers]).sum()
     )
     alone_s = min(_alone_s(problem, timeline, transfers), moving_s)
     queued_s = sum(step.end_s - step.start_s for step in steps if step.reason == "device")
-    rest_s = timeline.makespan_s - compute_s - exchange_s - moving_s
+    rest_s = timeline.makespan_s - compute_s - together_s - moving_s
     spent_s = {
-        COMPUTE: compute_s, EXCHANGES: exchange_s,
+        COMPUTE: compute_s, EXCHANGES: together_s,
         TRANSFERS: alone_s, SHARING: moving_s - alone_s, OTHER: rest_s,
     }  # fmt: skip
     shares = {cause: _share(time_s, timeline.makespan_s) for cause, time_s in spent_s.items()}

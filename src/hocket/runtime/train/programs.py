@@ -31,7 +31,7 @@ from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
 from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like
-from hocket.runtime.train.repeats import NOT_CUDA
+from hocket.runtime.train.repeats import called, never_replayed
 from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.replayed_update import ReplayedUpdate, with_update
 from hocket.runtime.train.weight import Weight
@@ -84,8 +84,8 @@ class Programs:
         if isinstance(self.first.carried, ReplayedStep):
             return with_update(self.first.carried.repeats.told, self._update)
         if not self.first.is_on_one_device:
-            return "call by call: several devices or ranks carry a step"
-        return f"call by call: {'as asked for' if self.devices[0].type == 'cuda' else NOT_CUDA}"
+            return called("several devices or ranks carry a step")
+        return never_replayed(self.devices[0])
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Gradients are used when all are there."""

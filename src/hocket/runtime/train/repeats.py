@@ -21,6 +21,17 @@ NUM_WARM = 2
 REPLAYED = "replayed as a CUDA graph"
 NOT_CUDA = "graphs are for CUDA devices"
 
+
+def called(why: str) -> str:
+    """How steps run that are not replayed, for people."""
+    return f"call by call: {why}"
+
+
+def never_replayed(device: torch.device) -> str:
+    """The same of steps that nobody means to replay."""
+    return called("as asked for" if device.type == "cuda" else NOT_CUDA)
+
+
 Captured = TypeVar("Captured")
 
 
@@ -51,11 +62,11 @@ class Repeats(Generic[Captured]):
     def told(self) -> str:
         """How the next step with the same key runs, for people."""
         if self.refusal:
-            return f"call by call: {self.refusal}"
+            return called(self.refusal)
         if self.captured is not None or self._num_alike >= NUM_WARM:
             return REPLAYED
         left = NUM_WARM - self._num_alike
-        return f"call by call: {left} more {'step' if left == 1 else 'steps'} alike before a graph"
+        return called(f"{left} more {'step' if left == 1 else 'steps'} alike before a graph")
 
     def find(self, key: Any, capture: Callable[[], Captured]) -> Captured | None:
         """What to replay; None where this step is to run call by call."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizers
 
-from hocket.runtime.train.repeats import Repeats
+from hocket.runtime.train.repeats import Repeats, called
 
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 Capture = Callable[[Callable[[], Any]], Callable[[], None]]
@@ -53,7 +53,7 @@ class ReplayedUpdate:
     @property
     def told(self) -> str:
         """How the next update is launched, and why not as a whole; for people."""
-        return f"call by call: {self._hindrance}" if self._hindrance else self.repeats.told
+        return called(self._hindrance) if self._hindrance else self.repeats.told
 
 
 def with_update(passes: str, update: object) -> str:

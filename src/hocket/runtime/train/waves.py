@@ -27,7 +27,7 @@ from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.carry import CarriedStep, Given
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import RecordedStep
-from hocket.runtime.train.repeats import NOT_CUDA
+from hocket.runtime.train.repeats import called, never_replayed
 from hocket.runtime.train.weight import Weight
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares.lanes import lane_waits
@@ -179,8 +179,8 @@ class Waves:
     def replays(self) -> str:
         """How waves are launched; see `TellsReplay`."""
         if self._order.changes == "wave":
-            return "call by call: parameters change after every wave"
-        return f"call by call: {NOT_CUDA if self._device.type != 'cuda' else 'as asked for'}"
+            return called("parameters change after every wave")
+        return never_replayed(self._device)
 
     @property
     def has_updated(self) -> bool:

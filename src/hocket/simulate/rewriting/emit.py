@@ -117,14 +117,14 @@ class Emitter:
         for tensor in self.graph.made_by(op):
             if not (is_again and self._role[tensor] in _PERSISTENT):
                 self.tensor(tensor, producer=new, num_bytes=self._bytes[tensor])
-        return self._control(new) if tells else None
+        return self.told(new) if tells else None
 
     def at_home(self, op: int, after: Iterable[int], num_bytes: int) -> int:
         """An update on the host, once copies have ended, that reads and writes so many bytes;
         returns what tells of its own end."""
         new = self._like(op, "", after, 1, is_again=False)
         self._ops[new] = self._ops[new]._replace(stream=int(Stream.HOST), num_bytes=num_bytes)
-        return self._control(new)
+        return self.told(new)
 
     def beside(self, op: int, number: int, count: int) -> int:
         """One of so many parts of an update on the device beside the computation, in turn with what
@@ -132,14 +132,14 @@ class Emitter:
         suffix = f"@{number}" if count > 1 else ""
         new = self.part(op, 0, count, (), suffix=suffix, is_again=False)
         self._ops[new] = self._ops[new]._replace(stream=int(Stream.COPY_OUT))
-        return self._control(new)
+        return self.told(new)
 
     def chunk(self, op: int, region: Region, chunk: int, count: int, *, tells: bool) -> int | None:
         """A part of an op; what leaves the region is made whole and added to by later chunks."""
         if op in region.once:
             return self.op(op, tells=tells)
         new = self.part(op, chunk, count, region.whole, suffix=f"@{chunk}", is_again=chunk > 0)
-        return self._control(new) if tells else None
+        return self.told(new) if tells else None
 
     def part(
         self, op: int, number: int, count: int, whole: Collection[int], *, suffix: str,
@@ -162,7 +162,7 @@ class Emitter:
 
     def told(self, op: int) -> int:
         """The control tensor that tells of the end of an op that was written."""
-        return self._control(op)
+        return self._add_tensor(f"{self._ops[op].name}@end", 0, op, _CONTROL, -1)
 
     def copy(
         self,
@@ -175,7 +175,7 @@ class Emitter:
         phase: Phase = Phase.BACKWARD,
     ) -> int:
         """A copy to or from the host; returns the control tensor that tells of its end."""
-        return self._control(self._copy(name, stream, num_bytes, reads, beside, phase))
+        return self.told(self._copy(name, stream, num_bytes, reads, beside, phase))
 
     def fetch(
         self, name: str, tensors: Sequence[int], sizes: LongArray, *, reads: Iterable[int],
@@ -290,9 +290,6 @@ class Emitter:
         self._ops.append(op)
         self._reads.append(list(dict.fromkeys(reads)))
         return len(self._reads) - 1
-
-    def _control(self, op: int) -> int:
-        return self._add_tensor(f"{self._ops[op].name}@end", 0, op, _CONTROL, -1)
 
     def _name(self, tensor: int) -> str:
         count = self._number.get(tensor, 0)

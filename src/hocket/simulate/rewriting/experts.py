@@ -53,7 +53,7 @@ class BatchedExperts:
 
     def num_groups(self, wanted: int) -> int:
         """In how many groups of equal size, but for the last, it goes where so many are wanted."""
-        return -(-self.count // -(-self.count // min(wanted, self.count)))
+        return -(-self.count // -(-self.count // wanted))
 
     @property
     def aside(self) -> set[int]:

@@ -63,8 +63,7 @@ class Pipeline:
         self._cutting, self._count = cutting, count
         # Replicas see other samples and draw other masks; the first draws as one device does.
         self._seed = draw_seed(seed, 0, mesh.data_rank) if mesh.data_rank else seed
-        self._max_shapes, self._own = max_shapes, mesh.pipeline_rank
-        self._sizes = tuple(sizes)
+        self._max_shapes, self._own, self._sizes = max_shapes, mesh.pipeline_rank, tuple(sizes)
         self._actions = [_actions(schedule, rank) for rank in range(schedule.num_devices)]
         self._pieces: dict[tuple[Kind, Signature], Piece] = {}
         self._names: dict[int, str] = {}
