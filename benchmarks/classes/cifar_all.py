@@ -7,10 +7,9 @@ VGG-19 and ResNet-56 with three seeds each and a vision transformer, a process e
 that train in turn on one GPU. Meanwhile `serving.py` has the cores that they do not use; at the
 end, with nothing else running, parts are timed and served (`cifar_latency.py`). ``--plan`` names
 one of the plans below: what is trained, and for how long. ``results.json``, ``table.md``,
-``log.txt``, ``outputs.zip``, and of ResNet-56 ``wholes-resnet56.zip`` and ``pieces-resnet56.zip``
-(weights of the nets, and of parts in the midst of their training) in the folder are written anew as
-things are finished; a later run takes the last two, unpacked into one folder, by ``--before``.
-``--toy`` tries it all on a processor in a few minutes, with a few images and steps.
+``log.txt``, ``outputs.zip`` and ``wholes-resnet56.zip`` (weights of the whole nets, which
+`cifar_gpu.py` and `cifar_probe.py` take by ``--wholes``) in the folder are written anew as things
+are finished. ``--toy`` tries it all on a processor in a few minutes, with a few images and steps.
 """
 
 from __future__ import annotations
@@ -32,12 +31,8 @@ HERE = Path(__file__).parent
 START_S = time.time()
 IDLE_S = 36.0
 """Of the limit, when the GPU waits for images, starts and results."""
-LATER_S = 30.0
-"""That a net begins after the one before, where steps are probed: the first must come first."""
 STARTS_S = 45.0
 """In which images are decoded and the whole nets of ResNet-56 are described and saved."""
-PROBE_S = 35.0
-"""Of the GPU, to time steps in each of their forms."""
 SGD = ["--batch", "256", "--rate", "0.15", "--retrain", "20000"]
 SMALL_BATCH = ["--batch", "128", "--rate", "0.1", "--retrain", "40000"]
 ADAMW = ["--optimizer", "adamw", "--decay", "0.05", "--rate", "1e-3", "--retrain", "12000"]
@@ -66,21 +61,6 @@ PLANS = {
                                    "--parts", "5", "--redundancy", "3", "--work", "0.345",
                                    "--kernels", "4"]),
     },
-    # Two runs: the parts of ResNet-56 begin in the first and go on in the second (--before).
-    "first": {
-        "resnet56": ((0.14, 0.32), [*RESNET56_PARTS, "--end", "0.31"]),
-        "vit": ((0.19, 0.35), [*VIT, *THREE, "--parts", "5", "--redundancy", "4"]),
-    },
-    "second": {
-        "resnet56": ((0.0, 0.46), [*RESNET56_PARTS, "--kernels", "10"]),
-        **{f"vit {seed}": ((0.037, 0.074), [*VIT, "--seeds", str(seed), "--parts", "5",
-                                            "--redundancy", "4", "--alike", "--compile"])
-           for seed in range(3)},
-        "vgg19 ten": ((0.04, 0.08), [*VGG19, "--seeds", "0", "--parts", "10", "--redundancy", "8",
-                                     "--work", "0.08", "--kernels", "1"]),
-        "resnet56 control": ((0.0, 0.10), [*SGD, *RESNET56, "--seeds", "0", "--work", "0.345",
-                                           "--kernels", "10", "--control-steps", "60000"]),
-    },
     # One run: ResNet-56 from scratch, its parts, and its control when the whole nets are there.
     "scratch": {
         "resnet56": ((0.22, 0.575), [*RESNET56_PARTS, "--train-rate", "0.15", "--kernels", "6"]),
@@ -98,12 +78,6 @@ PLANS = {
 }  # fmt: skip
 """For each net its time on the GPU beside others', of nets and of parts, and its options."""
 NETS = ("vgg19", "resnet56", "vit")
-PROBED = ("first",)
-"""Plans in which ResNet-56 takes the quickest form of its steps, once that is known."""
-PROBES = {"probe": ["apart", "stacked", "stacked compiled", "stacked, channels in planes",
-                    "stacked, no teacher", "stacked, batch 512", "stacked, batch 128",
-                    "stacked, float32"],
-          "probe-apart": ["compiled"]}  # fmt: skip
 SERVING_AFTER_S = {"ten": 130.0, "five": 0.0}
 """When timings may begin in a plan: not before the nets have fitted their parts."""
 TRIALS = {"ten": ("device", "fresh", "predict", "kill", "overhead", "fan-out"),
@@ -165,7 +139,6 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
     parser.add_argument("--calm", type=float, default=42.0, help="seconds, for timings at the end")
     parser.add_argument("--plan", choices=tuple(PLANS), default="five")
-    parser.add_argument("--before", type=Path, default=None, help="weights of an earlier run")
     parser.add_argument("--form", nargs="*", choices=("stacked", "compile"), default=[],
                         help="of the steps of ResNet-56")  # fmt: skip
     parser.add_argument("--toy", action="store_true")
@@ -182,7 +155,6 @@ def main() -> None:
     until_s = START_S + asked.seconds - asked.calm
     rows = training_rows(asked, work, until_s)
     serving = [serving_row(asked.plan, work)] if asked.plan in TRIALS and not asked.toy else []
-    serving += probe_rows(asked, work) if asked.plan in PROBED else []
     if not run_rows([*rows, *serving], rows, work, asked.out, until_s):
         raise SystemExit(f"a training failed: {asked.out / 'log.txt'}")
     if asked.calm:
@@ -204,8 +176,7 @@ def training_rows(asked: argparse.Namespace, work: Path, until_s: float) -> list
     """One process for each net, on the first cores where there are enough."""
     rows, cores = [], os.cpu_count() or 1
     plan = {name: each for name, each in PLANS[asked.plan].items() if net_of(name) in asked.nets}
-    probe_s = PROBE_S if asked.plan in PROBED else 0.0
-    shared_s = asked.seconds - asked.calm - IDLE_S - probe_s
+    shared_s = asked.seconds - asked.calm - IDLE_S
     unit_s = shared_s / sum(sum(shares) for shares, _ in plan.values())
     for place, (name, (shares, options)) in enumerate(plan.items()):
         limits = ("--train-limit", str(shares[0] * unit_s), "--retrain-limit",
@@ -213,17 +184,15 @@ def training_rows(asked: argparse.Namespace, work: Path, until_s: float) -> list
         command = [str(HERE / "cifar_gpu.py"), "--net", net_of(name), "--out", str(work),
                    "--until", str(until_s), *options, *limits]  # fmt: skip
         if net_of(name) == "resnet56" and asked.plan != "five":
-            command += form_of(asked, work)
+            command += [f"--{word}" for word in asked.form]
         command += TOY if asked.toy else []
         command += ["--control-steps", "2"] if asked.toy and "--control-steps" in options else []
-        if asked.before is not None:
-            command += ["--wholes", str(asked.before), "--pieces", str(asked.before)]
         # The first net has its turn first: the others wait for as long as it takes to start.
-        after_s = (LATER_S if asked.plan in PROBED and not asked.toy else 2.0) * place
+        after_s = 2.0 * place
         if asked.plan == "scratch" and "control" in name:
             command += ["--wholes", str(work)]
             after_s = plan["resnet56"][0][0] * unit_s + STARTS_S
-        mine = set(range(min(6 if asked.plan in (*TRIALS, *PROBED) else 12, cores)))
+        mine = set(range(min(6 if asked.plan in TRIALS else 12, cores)))
         rows.append(Row(name, [(after_s, command)], work / f"{name}.log", mine))
     return rows
 
@@ -231,24 +200,6 @@ def training_rows(asked: argparse.Namespace, work: Path, until_s: float) -> list
 def net_of(name: str) -> str:
     """The net of a row, whose name may say more."""
     return name.partition(" ")[0]
-
-
-def form_of(asked: argparse.Namespace, work: Path) -> list[str]:
-    """How the parts of ResNet-56 step: as asked, or as a probe beside it will say."""
-    if asked.plan in PROBED:
-        return ["--probed", *(str(work / f"{name}.json") for name in PROBES)]
-    return [f"--{word}" for word in asked.form]
-
-
-def probe_rows(asked: argparse.Namespace, work: Path) -> list[Row]:
-    """Forms of a step in two processes: each compiles one of them."""
-    cores = set(range(6, os.cpu_count() or 1)) or set(range(os.cpu_count() or 1))
-    rows = []
-    for name, forms in PROBES.items():
-        command = [str(HERE / "cifar_probe.py"), "--json", str(work / f"{name}.json"),
-                   "--forms", *forms, *["--toy"] * asked.toy]  # fmt: skip
-        rows.append(Row(name, [(1.0, command)], work / f"{name}.log", cores))
-    return rows
 
 
 def serving_row(plan: str, work: Path) -> Row:
@@ -295,7 +246,6 @@ def gather(rows: list[Row], work: Path, out: Path) -> None:
     bundle(out / "outputs.zip", sorted(work.glob("*.outputs.npz")))
     wholes = [path for path in sorted(work.glob("resnet56-*.npz")) if path.stem.count(".") == 0]
     bundle(out / "wholes-resnet56.zip", wholes)
-    bundle(out / "pieces-resnet56.zip", sorted(work.glob("resnet56-*.parts.npz")))
 
 
 def bundle(path: Path, files: list[Path]) -> None:

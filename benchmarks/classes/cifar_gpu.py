@@ -9,13 +9,10 @@ work with which a part is ``--ratio`` times as fast as the net in the same runti
 (or given by ``--work``); the classes are divided among ``--parts`` by a code of ``--redundancy``;
 the parts of all seeds are cut, retrained side by side and calibrated. With ``--alike`` all parts
 have the widths that all classes together want, so that one compiled step serves all of them
-(``--compile``) and the parts of a seed train as one net (``--stacked``); ``--probed FILE`` takes
-the form of a step that `cifar_probe.py` has found quickest. ``--end 0.5`` ends after half of the
-schedule of the parts and leaves them in ``NET-SEED.parts.npz``, from which ``--pieces`` of a later
-run goes on; ``--wholes-only`` ends before parts are cut. Processes that share a GPU train in turn
-(``GPU_TURN`` names a file to lock): what is not training runs beside it. ``--control-steps N``
-makes only the control, of the first seed: one 10-way net cut to ``--work``, with as many steps as
-all parts of a split had together.
+(``--compile``) and the parts of a seed train as one net (``--stacked``). Processes that share a GPU
+train in turn (``GPU_TURN`` names a file to lock): what is not training runs beside it.
+``--control-steps N`` makes only the control, of the first seed: one 10-way net cut to ``--work``,
+with as many steps as all parts of a split had together.
 ``FOLDER/NET-SEED.*.json`` has all numbers and ``NET-SEED.outputs.npz`` what every part said to
 validation and test images.
 """
@@ -44,12 +41,10 @@ from cifar_latency import without_onnx_package
 from cifar_seed import (
     Seed,
     judge,
-    load_parts,
     load_whole,
     path_of,
     said_by,
     save_folder,
-    save_parts,
     save_whole,
     say,
     splits_of,
@@ -74,9 +69,6 @@ HERE = Path(__file__).parent
 WRITING_S = 18.0
 MARGIN = 0.93
 """Of the latency that is asked for: the parts of other groups and seeds differ a little."""
-FORMS = ("apart", "stacked", "compiled", "stacked compiled")
-"""Of a step of all parts, which change nothing but its time."""
-MOST_WAITING_S = 110.0
 FIT_TRIES = 5
 FIT_PROCESSES = 3
 """That time the same part: what one process finds is up to 1.4 times what another does."""
@@ -108,8 +100,6 @@ def main() -> None:
         # Steps that are not recorded take several times as long: not worth a GPU.
         warnings.filterwarnings("error", message="steps cannot be recorded")
     seeds = trained(asked)
-    if asked.wholes_only:
-        return
     if asked.control_steps:
         control(asked, seeds[0])
         return
@@ -119,22 +109,17 @@ def main() -> None:
         cut(asked, seed, share, shape)
         write(asked, seed.told)
     say(f"parts with {share:.3f} of the work are made")
-    take_form(asked)
     compile_first(asked, seeds[0])
     with turn():
         start_s = time.time()
         made = retrained(asked, seeds)
         trained_s = time.time() - start_s
-        if asked.end < 1:
-            save_parts(asked, seeds, made, trained_s)
-            return
         outputs = [
             {name: said_by(seed.parts, data) for name, data in splits_of(seed.material)}
             for seed in seeds
         ]
     for seed, said in zip(seeds, outputs, strict=True):
-        seed.told["parts"] = {"steps": made + seed.done["steps"],
-                              "trained_s": trained_s + seed.done["trained_s"]}  # fmt: skip
+        seed.told["parts"] = {"steps": made, "trained_s": trained_s}
         judge(asked, seed, said)
         write(asked, seed.told, ".split.json")
         save_folder(asked, seed)
@@ -159,10 +144,6 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--alike", action="store_true")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--stacked", action=argparse.BooleanOptionalAction, default=False)
-    parser.add_argument("--probed", type=Path, nargs="*", default=[], help="by cifar_probe.py")
-    parser.add_argument("--end", type=float, default=1.0, help="of the schedule of the parts")
-    parser.add_argument("--pieces", type=Path, default=None, help="folder with NET-SEED.parts.npz")
-    parser.add_argument("--wholes-only", action="store_true")
     parser.add_argument("--first-share", type=float, default=0.2, help="that the fit tries")
     parser.add_argument("--kernels", type=int, default=3, help="tried for each convolution")
     parser.add_argument("--wholes", type=Path, default=None, help="folder with NET-SEED.npz")
@@ -175,22 +156,6 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args(given)
-
-
-def take_form(asked: argparse.Namespace) -> None:
-    """The quickest form of a step, once all that is probed is known."""
-    limit_s = time.time() + MOST_WAITING_S
-    while not all(path.is_file() for path in asked.probed) and time.time() < limit_s:
-        time.sleep(0.5)
-    known: dict[str, float] = {}
-    for path in asked.probed:
-        rows = json.loads(path.read_text()) if path.is_file() else {}
-        known |= {name: row["step_ms"] for name, row in rows.items()
-                  if name in FORMS and "step_ms" in row}  # fmt: skip
-    if known:
-        best = min(known, key=lambda name: known[name])
-        asked.stacked, asked.compile = "stacked" in best, "compiled" in best
-        say(f"steps are {best}, by {known}")
 
 
 def recipe_of(asked: argparse.Namespace, seed: int, **changed: Any) -> NetTraining:
@@ -310,8 +275,6 @@ def cut(asked: argparse.Namespace, seed: Seed, share: float, shape: PartCut | No
     """The parts of a seed."""
     material = seed.material
     seed.groups, seed.held, seed.classes = parts_of(asked, material)
-    if load_parts(asked, seed):
-        return
     if shape is None:
         cuts = [cut_to(material, mine, share * material.whole_macs) for mine in seed.classes]
     else:
@@ -352,7 +315,7 @@ def compile_lesson(lesson: Lesson) -> None:
 
 def retrained(asked: argparse.Namespace, seeds: list[Seed]) -> int:
     """All parts of all seeds; the steps that were made."""
-    recipe = recipe_of(asked, seeds[0].told["seed"], begin=seeds[0].done["end"], end=asked.end,
+    recipe = recipe_of(asked, seeds[0].told["seed"],
                        limit_s=left_s(asked, asked.retrain_limit))  # fmt: skip
     return learn([lesson_of(asked, seed) for seed in seeds], recipe,
                  lambda *far: tell("retrain parts", *far))  # fmt: skip

@@ -27,7 +27,6 @@ import torch
 from cifar_gpu import alike_shape, arguments, compile_lesson, cut, recipe_of, trained, turn
 from cifar_seed import Seed, say
 
-from hocket.base.atomic import write_atomically
 from hocket.classes import stepping, training
 from hocket.classes.stepping import Lesson
 
@@ -83,8 +82,7 @@ def main() -> None:
         # After all timings: a process that was once profiled is slower.
         for name in set(PROFILED) & set(forms) if not mine.toy else ():
             rows[name] |= by_kernel(lessons_of(asked, seed, FORMS[name], 1)[0])
-    # In one move: who waits for it must not read half of it.
-    write_atomically(mine.json, json.dumps(rows).encode())
+    mine.json.write_text(json.dumps(rows))
 
 
 def tried(work: Work, asked: argparse.Namespace, seed: Seed, name: str) -> dict[str, Any]:

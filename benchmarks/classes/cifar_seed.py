@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +42,11 @@ class Seed:
     classes: list[tuple[int, ...]] = field(default_factory=list)
     omitted: list[int] = field(default_factory=list)
     parts: list[torch.nn.Module] = field(default_factory=list)
-    cuts: list[PartCut] = field(default_factory=list)
-    done: dict[str, float] = field(
-        default_factory=lambda: {"steps": 0, "trained_s": 0.0, "end": 0.0}
-    )
-    """What an earlier piece of the training has done."""
 
     def take(self, cuts: list[PartCut]) -> None:
         """The parts that cuts describe."""
         material = self.material
-        self.cuts, self.omitted = cuts, [len(each.omitted) for each in cuts]
+        self.omitted = [len(each.omitted) for each in cuts]
         self.parts = [
             build_part(material.net, material.structure, material.example, each).to(
                 material.request.device
@@ -87,42 +82,9 @@ def load_whole(asked: argparse.Namespace, seed: int, net: torch.nn.Module) -> bo
 def save_whole(asked: argparse.Namespace, seed: Seed) -> None:
     """Weights in half the width, for another run."""
     path = path_of(asked, seed.told["seed"]).with_suffix(".npz")
-    np.savez(path, **_halves(seed.material.net))
-
-
-def _halves(net: torch.nn.Module) -> dict[str, np.ndarray]:
-    return {name: each.astype(np.float16) if each.dtype == np.float32 else each
-            for name, each in state_arrays(net).items()}  # fmt: skip
-
-
-def save_parts(asked: argparse.Namespace, seeds: list[Seed], steps: int, trained_s: float) -> None:
-    """Parts in the midst of their training, for another run."""
-    for seed in seeds:
-        arrays = {f"{index}/{name}": each for index, part in enumerate(seed.parts)
-                  for name, each in _halves(part).items()}  # fmt: skip
-        done = {"steps": steps + seed.done["steps"], "end": asked.end,
-                "trained_s": trained_s + seed.done["trained_s"]}  # fmt: skip
-        told = json.dumps({"cuts": [asdict(each) for each in seed.cuts], "done": done})
-        np.savez(path_of(asked, seed.told["seed"]).with_suffix(".parts.npz"), told=told, **arrays)
-        say(f"parts of seed {seed.told['seed']} are kept after {done}")
-
-
-def load_parts(asked: argparse.Namespace, seed: Seed) -> bool:
-    """Take the parts that an earlier run has left, if there are any."""
-    path = (asked.pieces or Path()) / f"{asked.net}-{seed.told['seed']}.parts.npz"
-    if asked.pieces is None or not path.is_file():
-        return False
-    with np.load(path, allow_pickle=False) as stored:
-        told = json.loads(str(stored["told"]))
-        cuts = [PartCut(tuple(each["classes"]), tuple(map(tuple, each["kept"])),
-                        tuple(each["omitted"])) for each in told["cuts"]]  # fmt: skip
-        seed.take(cuts)
-        for index, part in enumerate(seed.parts):
-            first = f"{index}/"
-            load_arrays(part, {name.removeprefix(first): _wide(stored[name])
-                               for name in stored.files if name.startswith(first)})  # fmt: skip
-    seed.done, seed.classes = told["done"], [each.classes for each in cuts]
-    return True
+    halves = {name: each.astype(np.float16) if each.dtype == np.float32 else each
+              for name, each in state_arrays(seed.material.net).items()}  # fmt: skip
+    np.savez(path, **halves)
 
 
 def _wide(each: np.ndarray) -> np.ndarray:
@@ -161,6 +123,7 @@ def judge(asked: argparse.Namespace, seed: Seed, outputs: dict[str, list[np.ndar
         "parameters": [sum(each.numel() for each in part.parameters()) for part in seed.parts],
         "omitted": seed.omitted,
         "calibrations": [vars(each) for each in combiner.calibrations],
+        "doubt": combiner.doubt,
     }  # fmt: skip
     keep_outputs(asked, material, outputs, told["seed"])
     left_out = ("calibrations", "classes", "held", "lost_workers")
@@ -195,6 +158,6 @@ def save_folder(asked: argparse.Namespace, seed: Seed) -> None:
     whole = Whole("whole.onnx", material.whole_macs, told["whole"]["parameters"], 0.0, 0.0)
     table = PartTable(material.splits.names, tuple(material.example.shape[1:]), "float32",
                       found["groups"], found["held"], tuple(rows), whole,
-                      asked.redundancy)  # fmt: skip
+                      asked.redundancy, found["doubt"])  # fmt: skip
     write_folder(path_of(asked, told["seed"]), table, files, {})
     material.net.to(asked.device)

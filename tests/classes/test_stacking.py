@@ -1,4 +1,4 @@
-"""Nets of one form trained as one, and trainings that are done in pieces."""
+"""Nets of one form trained as one, and the rates and the end of a training."""
 
 import copy
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.base.errors import RunError, UsageError
+from hocket.base.errors import RunError
 from hocket.classes.cut import build_part
 from hocket.classes.fit import cut_to
 from hocket.classes.material import prepared
@@ -116,17 +116,23 @@ def test_nets_that_cannot_be_stacked_are_left_apart(nets):
     assert any(not torch.equal(now, before[name]) for name, now in nets[1].state_dict().items())
 
 
-def test_a_training_in_two_pieces_has_the_rates_of_one(monkeypatch):
+def test_a_training_has_the_rates_of_its_schedule(monkeypatch):
     rates = []
     monkeypatch.setattr(Learner, "set_rate", lambda self, rate: rates.append(rate))
-    data = Labelled(*images())
-    for piece in ({"steps": 6, "end": 0.6}, {"steps": 4, "begin": 0.6}):
-        recipe = NetTraining(batch=20, learning_rate=1.0, **piece)
-        train_parts(made(count=1), GROUPS[:1], None, data, recipe)
-    assert rates == pytest.approx([rate_share(step / 10) for step in range(10)])
-    for begin, end in ((0.5, 0.5), (-0.1, 1.0), (0.0, 1.1)):
-        with pytest.raises(UsageError, match="of its schedule cannot be"):
-            NetTraining(begin=begin, end=end)
+    recipe = NetTraining(steps=10, batch=20, learning_rate=2.0)
+    train_parts(made(count=1), GROUPS[:1], None, Labelled(*images()), recipe)
+    assert rates == pytest.approx([2 * rate_share(step / 10) for step in range(10)])
+    assert rates[2] == max(rates) == 2.0
+
+
+def test_steps_leave_out_the_attention_whose_gradients_may_be_no_numbers():
+    (net,) = made(count=1)
+    seen = []
+    net.register_forward_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    train_parts([net], GROUPS[:1], None, Labelled(*images()), NetTraining(steps=2, batch=20))
+    assert seen == [False, False]
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])

@@ -35,18 +35,7 @@ class NetTraining:
     """By `torch.compile`, once for each shape of a part: worth its time in long trainings."""
     stacked: bool = False
     """Parts of one form as one net with their weights side by side, each layer called once."""
-    begin: float = 0.0
-    """The share of the schedule of learning rates that an earlier training has done."""
-    end: float = 1.0
-    """The share that is done after this one; the next goes on from there."""
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.begin < self.end <= 1:
-            raise UsageError(
-                f"a training from {self.begin} to {self.end} of its schedule cannot be",
-                hint="begin before the end, both from 0 to 1",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ On a GPU the step of each net is recorded once as a CUDA graph and replayed on a
 small nets take longer to launch than to compute, and side by side they fill the device. Elsewhere,
 or where a net cannot be recorded, steps run as they are written. The learning rate goes up for a
 fifth of the training and down along a cosine; with a time limit, as far as time has gone (Li et
-al., "Budgeted training", 2020). A schedule may be done in several trainings, one after the other.
+al., "Budgeted training", 2020).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hocket.base.errors import one_line
 from hocket.classes.settings import NetTraining
 from hocket.classes.stacking import StackedNets, shares_of
 
@@ -30,6 +32,13 @@ _WARM_UPS = 3
 _LEAST_S = 1e-3
 _AHEAD = 16
 """Steps that may be queued on a GPU before the clock is looked at again."""
+_ATTENTIONS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Without cuDNN's, which torch 2.11 prefers on H100 and H200: its gradients may be no numbers where
+all scores of a query are far below 0 (pytorch issue 196678, cudnn-frontend 1072)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +78,7 @@ class Learner:
 
     def learn(self, batch: LabelledBatch) -> None:
         """One step."""
-        with mixed_precision(self._device):
+        with mixed_precision(self._device), sdpa_kernel(_ATTENTIONS):
             outputs = self._forward(batch.inputs)
         self._loss_of(outputs.float(), batch).backward()  # type: ignore[no-untyped-call]
         self._clip()
@@ -215,9 +224,9 @@ def carried(work: Callable[[], object], device: torch.device) -> _CapturedWork |
         return _CapturedWork(work)
     except RuntimeError as error:
         torch.cuda.synchronize()
-        reason = str(error).partition("\n")[0]
         warnings.warn(
-            f"steps cannot be recorded as a CUDA graph and take longer: {reason}", stacklevel=2
+            f"steps cannot be recorded as a CUDA graph and take longer: {one_line(error)}",
+            stacklevel=2,
         )
         return _Written(work)
 
@@ -284,8 +293,7 @@ def run_steps(lessons: Sequence[Lesson], recipe: NetTraining, on_step: OnStep) -
         if step and gone >= 1:
             break
         for each in recorded:
-            share = recipe.begin + gone * (recipe.end - recipe.begin)
-            each.step(recipe.learning_rate * rate_share(share))
+            each.step(recipe.learning_rate * rate_share(gone))
         step += 1
         on_step(step, recipe.steps)
     if is_cuda:
