@@ -60,12 +60,16 @@ def chain_step(
                 updates.append((n, b.tensor(f"g{n}", weight, producer=number, role=Role.GRADIENT)))
             grad = grad_in
     for n, gradient in sorted(updates)[:num_updated]:
-        number = b.op(
-            f"u{n}", "optimizer.adamw", reads=[weights[n], gradient, states[n]],
-            phase=Phase.OPTIMIZER, bytes_touched=7 * weight, module=f"net.{n}",
-        )  # fmt: skip
-        b.tensor(f"w{n}.new", weight, producer=number, role=Role.PARAMETER, alias_of=weights[n])
+        _update(b, n, weight, [weights[n], gradient, states[n]])
     return b.build()
+
+
+def _update(b, n, weight, reads):
+    number = b.op(
+        f"u{n}", "optimizer.adamw", reads=reads, phase=Phase.OPTIMIZER, bytes_touched=7 * weight,
+        module=f"net.{n}",
+    )  # fmt: skip
+    b.tensor(f"w{n}.new", weight, producer=number, role=Role.PARAMETER, alias_of=reads[0])
 
 
 def placed(graph, on="1xh200"):
@@ -114,9 +118,5 @@ def experts_step(num_layers=3, experts=8, expert=4 * MIB, rows=MIB, flops=2e10):
         )
         updates.append((n, made))
     for n, gradient in sorted(updates):
-        number = b.op(
-            f"u{n}", "optimizer.adamw", reads=[weights[n], gradient, states[n]],
-            phase=Phase.OPTIMIZER, bytes_touched=7 * weight, module=f"net.{n}",
-        )  # fmt: skip
-        b.tensor(f"w{n}.new", weight, producer=number, role=Role.PARAMETER, alias_of=weights[n])
+        _update(b, n, weight, [weights[n], gradient, states[n]])
     return b.build()
