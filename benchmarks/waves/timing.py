@@ -40,6 +40,8 @@ class Row(NamedTuple):
     """The slowest of five rows of steps over the quickest."""
     busy: float
     """Share of the time in which kernels ran; 0 on a processor."""
+    num_kernels: int
+    """Of one step; 0 on a processor."""
     peak_bytes: int
     reserved_bytes: int
     scratch_bytes: int
@@ -64,7 +66,7 @@ class Turns:
             return
         if torch.cuda.is_available():
             # The first profile of a process takes seconds, and every row is to come after one.
-            busy_share(lambda: torch.ones(1, device="cuda"), torch.device("cuda"))
+            kernels_of(lambda: torch.ones(1, device="cuda"), torch.device("cuda"))
         (self._folder / f"{READY}-{os.getpid()}").touch()
         while not (self._folder / GO).exists():
             time.sleep(0.05)
@@ -133,6 +135,7 @@ def row_of(
         return
     found: dict[str, Any] = {
         "samples_per_s": row.samples_per_s, "spread": row.spread, "busy": row.busy,
+        "kernels": row.num_kernels,
         "peak_gib": (row.peak_bytes - row.scratch_bytes) / GIB,
         "reserved_gib": row.reserved_bytes / GIB, "cublas_gib": row.scratch_bytes / GIB,
     }  # fmt: skip
@@ -165,7 +168,7 @@ def timed(step: Callable[[], Any], samples: int, device: torch.device, steps: in
     reserved = torch.cuda.max_memory_reserved() if is_cuda else 0
     return Row(
         samples / statistics.median(seconds), max(seconds) / min(seconds),
-        busy_share(step, device), peak, reserved, scratch_bytes() if is_cuda else 0,
+        *kernels_of(step, device), peak, reserved, scratch_bytes() if is_cuda else 0,
     )  # fmt: skip
 
 
@@ -176,10 +179,10 @@ def scratch_bytes() -> int:
     return before - torch.cuda.memory_allocated()
 
 
-def busy_share(step: Callable[[], Any], device: torch.device) -> float:
-    """The share of a step in which at least one kernel runs."""
+def kernels_of(step: Callable[[], Any], device: torch.device) -> tuple[float, int]:
+    """The share of a step in which at least one kernel runs, and how many it has."""
     if device.type != "cuda":
-        return 0.0
+        return 0.0, 0
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         start = time.perf_counter()
@@ -195,7 +198,7 @@ def busy_share(step: Callable[[], Any], device: torch.device) -> float:
     for begin, finish in spans:
         covered += max(0.0, finish - max(begin, end))
         end = max(end, finish)
-    return covered / took_us
+    return covered / took_us, len(spans)
 
 
 def settle(device: torch.device) -> None:
