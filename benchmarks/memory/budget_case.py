@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from hocket.api import find_cluster, plan_graph
+from hocket.api.planned import make_problem
 from hocket.plan.sections import Memory
+from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import FULL_RECOMPUTE
+from hocket.planners.placement.one_device import one_device
 from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.logits import has_last_layer
@@ -52,9 +54,10 @@ class Case:
         self.recipe = Recipe(update=update, device=str(self.device), forward=self.forward)
         self.graph, program = self.recipe.trace(self.model, self.batch, "train")
         self.rounded = rounded_parameters(program)
-        planned = plan_graph(self.graph, find_cluster(self.on), planners=ONE_DEVICE)
+        problem = make_problem(self.graph, self.on)
+        alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
         self.frontier: Frontier = find_frontier(
-            planned.problem, planned.plan, in_chunks=has_last_layer(self.model)
+            problem, alone, in_chunks=has_last_layer(self.model)
         )
         self.rehearsed: dict[Any, int] = {}
         self.step_s = 0.0

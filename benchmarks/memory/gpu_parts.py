@@ -155,16 +155,18 @@ def deepest(run: Run, system: str, cap: int) -> None:
 def pairs(run: Run, name: str) -> None:
     """Five budgets of a model: kept, and as predicted."""
     width, layers, sizes = run.small
-    words = word_batch(sizes)
-    image = torch.randn(8, 3, 56, 56, device=DEVICE), torch.randint(1000, (8,), device=DEVICE)
+    words = lambda: word_batch(sizes)  # noqa: E731
+    images = lambda: (  # noqa: E731
+        torch.randn(8, 3, 56, 56, device=DEVICE), torch.randint(1000, (8,), device=DEVICE),
+    )  # fmt: skip
     models: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
-        "gpt": lambda: (gpt(width, layers, sizes, "cpu"), words, forward),
-        "wide gpt": lambda: (gpt(2 * width, 2, sizes, "cpu"), words, forward),
+        "gpt": lambda: (gpt(width, layers, sizes, "cpu"), words(), forward),
+        "wide gpt": lambda: (gpt(2 * width, 2, sizes, "cpu"), words(), forward),
         "experts": lambda: (
-            gpt(width, 3, sizes, "cpu", num_experts=4, hidden=width), words, forward,
+            gpt(width, 3, sizes, "cpu", num_experts=4, hidden=width), words(), forward,
         ),
         "resnet": lambda: (
-            drawn(DeepResNet(81, 56, run.replays.channels), "cpu"), image, plain_forward,
+            drawn(DeepResNet(81, 56, run.replays.channels), "cpu"), images(), plain_forward,
         ),
     }  # fmt: skip
     case = Case(*models[name](), on="auto", device=torch.device(DEVICE))

@@ -16,7 +16,13 @@ import torch
 from torch import nn
 
 from hocket.api.memory import budget_of, require_one_device
-from hocket.api.planned import ON_THIS_MACHINE, Planned, find_cluster, plan_graph
+from hocket.api.planned import (
+    ON_THIS_MACHINE,
+    Planned,
+    find_cluster,
+    make_problem,
+    plan_graph,
+)
 from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError
 from hocket.capture.loss import MEAN
@@ -25,7 +31,9 @@ from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory
+from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.frontier import find_frontier
+from hocket.planners.placement.one_device import one_device
 from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.executors import choose
 from hocket.runtime.memory.logits import has_last_layer
@@ -122,8 +130,10 @@ def budgeted_carrier(
     cluster = find_cluster(on)
     if on != ON_THIS_MACHINE:
         require_one_device(cluster)
-    planned = plan_graph(graph, cluster, planners=ONE_DEVICE)
-    frontier = find_frontier(planned.problem, planned.plan, in_chunks=has_last_layer(model))
+    problem = make_problem(graph, cluster)
+    # The plain step may hold more than any device has: memory plans are for that.
+    alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
+    frontier = find_frontier(problem, alone, in_chunks=has_last_layer(model))
     found = fitted(budget_bytes, frontier, rehearse)
     return Budgeted(model, batch, recipe, found, device, graph=graph, rounded=rounded)
 

@@ -12,7 +12,7 @@ not seen.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -94,10 +94,15 @@ def rehearsed_peak_bytes(
 
 
 def _workspaces_bytes(device: torch.device) -> int:
+    return sum(_workspaces(device))
+
+
+def _workspaces(device: torch.device) -> list[int]:
+    """The workspaces of a step, in bytes."""
     if device.type != "cuda":
-        return 0
+        return []
     major, _ = torch.cuda.get_device_capability(device)
-    return 2 * (_WORKSPACE_BYTES.get(major, _OTHER_WORKSPACE_BYTES) + _LT_WORKSPACE_BYTES)
+    return 2 * [_WORKSPACE_BYTES.get(major, _OTHER_WORKSPACE_BYTES), _LT_WORKSPACE_BYTES]
 
 
 def _kernels_bytes(device: torch.device, carrier: Budgeted, graph: Graph | None) -> int:
@@ -122,7 +127,21 @@ def _others_bytes(device: torch.device, own: Iterable[torch.Tensor]) -> int:
         return 0
     storages = {t.untyped_storage()._cdata: t for t in own if t.device.type == "cuda"}
     held = sum(aligned(tensor.untyped_storage().nbytes()) for tensor in storages.values())
-    return max(0, torch.cuda.memory_allocated(device) - held - _workspaces_bytes(device))
+    return max(0, torch.cuda.memory_allocated(device) - held - _made_workspaces_bytes(device))
+
+
+def _made_workspaces_bytes(device: torch.device) -> int:
+    """Of the workspaces of a step those that are there: the first product makes them."""
+    index: int | None = device.index
+    index = torch.cuda.current_device() if index is None else index
+    missing = Counter(_workspaces(device))
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    found = 0
+    for block in (b for s in segments if s["device"] == index for b in s["blocks"]):
+        if block["state"] == "active_allocated" and missing[block["requested_size"]]:
+            missing[block["requested_size"]] -= 1
+            found += int(block["size"])
+    return found
 
 
 def _fake_states(optimizer: torch.optim.Optimizer, device: str) -> dict[int, Any]:
