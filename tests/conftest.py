@@ -25,7 +25,7 @@ LONG = (
     "runtime/test_parallel_gradients.py",
     "runtime/test_shares_run.py",
     "runtime/collectives/test_group.py",
-    "runtime/test_budget.py",
+    "runtime/test_budget_prepare.py",
     "service/test_fleet_commands.py",
     "runtime/test_parallel_run.py",
     "service/test_daemon_kill.py",

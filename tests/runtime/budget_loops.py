@@ -1,0 +1,36 @@
+"""Loops within a budget of bytes, of a model and a memory plan, on the processor."""
+
+import torch
+
+from hocket.plan.sections import Memory, MemoryBlock
+from hocket.runtime.memory.uniform import block_names
+from hocket.runtime.train.budgeted import Budgeted
+from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.update import planned_update
+
+CPU = torch.device("cpu")
+WAYS = [
+    {"activations": a, "checkpoint": c, "parameters": p, "update": u}
+    for a, c in (("kept", "kept"), ("offloaded", "kept"), ("recomputed", "kept"),
+                 ("recomputed", "offloaded"))
+    for p, u in (("resident", "device"), ("resident", "host"), ("streamed", "host"),
+                 ("streamed", "device"))
+]  # fmt: skip
+
+
+def mixed(model, seed, **options):
+    """A memory plan with a policy of its own for each block."""
+    draws = torch.Generator().manual_seed(seed)
+    blocks = [
+        MemoryBlock(name=name, **WAYS[int(torch.randint(len(WAYS), (), generator=draws))])
+        for name in block_names(model)
+    ]
+    return Memory(budget_bytes=(0,), blocks=tuple(blocks), **options)
+
+
+def loop_of(model, optimizer, section, batch, forward=None, rounded=None, **options):
+    recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
+    carrier = Budgeted(model, batch, recipe, KeptBudget(section, 0), CPU, rounded=rounded)
+    return TrainingLoop(model, optimizer, carrier, LoopOptions(**options))

@@ -1,0 +1,166 @@
+"""State that comes to the device for its update and goes home again."""
+
+import copy
+
+import pytest
+import torch
+from runtime.budget_loops import CPU, loop_of
+from runtime.budget_models import MODELS
+from runtime.train_loops import adamw, assert_same_state, plain_steps
+
+from hocket.plan.sections import Memory, MemoryBlock
+from hocket.runtime.memory import travel
+from hocket.runtime.memory.copies import CopyEngines, Ticket
+from hocket.runtime.memory.uniform import uniform
+from hocket.simulate.rewriting.homes import NUM_BERTHS
+
+
+class Replacing(torch.optim.Optimizer):
+    """Puts another tensor in place of its state at each step."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    old = self.state[p].get("mean", torch.zeros_like(p))
+                    self.state[p]["mean"] = 0.9 * old + p.grad
+                    self.state[p]["count"] = self.state[p].get("count", 0) + 1
+                    p.sub_(self.state[p]["mean"], alpha=group["lr"])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_visiting_state_is_that_of_the_optimizer_whatever_it_does_with_it(accumulate):
+    """Gradients that wait for others at home, a checkpoint in between, state that is replaced."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
+    twin, batches = copy.deepcopy(model), [torch.randn(5, 4) for _ in range(8)]
+    blocks = [MemoryBlock(name=str(n), parameters="streamed", update="device") for n in range(2)]
+
+    def forward(model, rows):
+        return model(rows).square().mean()
+
+    optimizer, plain = Replacing(model.parameters()), Replacing(twin.parameters())
+    section = Memory(budget_bytes=(0,), blocks=tuple(blocks))
+    train = loop_of(model, optimizer, section, batches[0], forward, accumulate=accumulate)
+    ours = []
+    for number, batch in enumerate(batches):
+        if number == 6:  # other tensors with what these have
+            train.load_state_dict(copy.deepcopy(train.state_dict()))
+        ours.append(train.step(batch).item())
+    assert ours == plain_steps(twin, plain, batches, forward=forward, accumulate=accumulate)
+    train.state_dict()
+    assert_same_state(model, twin)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(optimizer.state[p]["mean"], plain.state[q]["mean"])
+        assert optimizer.state[p]["count"] == plain.state[q]["count"] == 8 // accumulate
+
+
+def test_state_of_large_parameters_visits_in_parts(monkeypatch):
+    monkeypatch.setattr(travel, "PIECE_BYTES", 1 << 11)
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    twin, optimizer = copy.deepcopy(model), adamw(model)
+    section = uniform(model, 0, parameters="streamed", update="device")
+    train = loop_of(model, optimizer, section, batches[0], forward)
+    plain = adamw(twin)
+    torch.manual_seed(1)
+    ours = [train.step(batch).item() for batch in batches * 2]
+    torch.manual_seed(1)
+    assert ours == plain_steps(twin, plain, batches * 2, forward=forward)
+    pieces = [piece for each in train._carrier._visitors._pieces.values() for piece in each]
+    assert any(part.elements is not None for piece in pieces for part in piece.parts)
+    train.state_dict()
+    assert_same_state(model, twin)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        for key, value in plain.state[q].items():
+            assert torch.equal(optimizer.state[p][key], value)
+
+
+class Noting(CopyEngines):
+    """Tells each mark from the others, and what copies to the device waited for."""
+
+    def __init__(self):
+        super().__init__(CPU, is_real=False)
+        self.waited = []
+
+    def mark(self):
+        return Ticket(None)
+
+    def fetch(self, pairs, *after):
+        self.waited.append(after)
+        return super().fetch(pairs, *after)
+
+
+def test_state_is_fetched_only_after_the_last_update_has_come_home():
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    section = uniform(model, 0, parameters="streamed", update="device")
+    train = loop_of(model, adamw(model), section, batches[0], forward)
+    train.step(batches[0])
+    engines = train._carrier._visitors._engines = Noting()
+    train.step(batches[0])
+    returned = {block.returned for block in train._carrier.blocks}
+    engines.waited.clear()
+    train.step(batches[0])
+    assert engines.waited
+    assert all(returned.intersection(after) for after in engines.waited)
+
+
+def test_a_new_berth_is_written_after_what_the_computation_was_told_before_it():
+    # Its memory is what the computation gave back and may still be at work in.
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    section = uniform(model, 0, parameters="streamed", update="device")
+    train = loop_of(model, adamw(model), section, batches[0], forward)
+    train.step(batches[0])
+    visitors, marks = train._carrier._visitors, []
+
+    class Marking(Noting):
+        def mark(self):
+            marks.append(Ticket(None))
+            return marks[-1]
+
+    engines = visitors._engines = Marking()
+    visitors._berths = []
+    train.step(batches[0])
+    assert all(set(marks).intersection(after) for after in engines.waited)
+    assert len(engines.waited) >= NUM_BERTHS
+
+
+def test_pieces_of_state_take_turns_in_berths_that_the_one_before_has_left(monkeypatch):
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    section = uniform(model, 0, parameters="streamed", update="device")
+    train = loop_of(model, adamw(model), section, batches[0], forward)
+    for _ in range(2):
+        train.step(batches[0])
+    visitors, log = train._carrier._visitors, []
+
+    class Logging(Noting):
+        def fetch(self, pairs, *after):
+            log.append((pairs[0][0].untyped_storage().data_ptr(), after))
+            return super().fetch(pairs, *after)
+
+    visitors._engines = Logging()
+    send = visitors._send
+
+    def noted(piece, berth):
+        send(piece, berth)
+        log.append((berth.buffer.data_ptr(), berth.left))
+
+    monkeypatch.setattr(visitors, "_send", noted)
+    for _ in range(3):
+        train.step(batches[0])
+    left, came = {}, []
+    for place, what in log:
+        if isinstance(what, Ticket):
+            left[place] = what
+            continue
+        came.append(place)
+        assert left.get(place) is None or left[place] in what
+    assert len(left) == NUM_BERTHS < len(came)
+    assert came == [came[number % NUM_BERTHS] for number in range(len(came))]
