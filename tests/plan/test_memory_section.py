@@ -88,6 +88,7 @@ def test_memory_says_what_is_wrong_with_it(problem, memory, change, words):
         (lambda data: data.update(loss_chunks=0), "loss_chunks is 0"),
         (lambda data: data.pop("prefetch"), "no key 'prefetch'"),
         (lambda data: data.update(budget_bytes=[]), "budget_bytes has 0 entries"),
+        (lambda data: data.update(blocks=[]), "blocks is empty"),
     ],
 )
 def test_memory_file_errors_name_the_key(problem, memory, edit, words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,8 @@ def fit(
 def budget_of(memory: int | str) -> int:
     """A budget as people write it, in bytes; raises `UsageError` for what is none."""
     if not isinstance(memory, str):
-        if isinstance(memory, bool) or not 0 <= memory <= MOST_BYTES or memory != int(memory):
+        is_number = isinstance(memory, Real) and not isinstance(memory, bool)
+        if not is_number or not 0 <= memory <= MOST_BYTES or memory != int(memory):
             raise UsageError(
                 f"memory: {memory} is not a number of bytes", hint="write it like '8GiB'"
             )

@@ -276,10 +276,11 @@ def require_same(planned: Graph, captured: Graph, name: str) -> None:
         is_same = np.array_equal(before, now) if isinstance(before, np.ndarray) else before == now
         if is_same:
             continue
-        versions = f"captured with PyTorch {planned.meta.get('torch')}, here is {torch.__version__}"
+        before, now = planned.meta.get("torch"), torch.__version__
+        versions = f"; the plan was captured with PyTorch {before}, here is {now}"
         raise UsageError(
             f"model {name!r} gives another graph than the plan's: {_difference(planned, captured)}",
-            hint=f"plan again; the plan was {versions}",
+            hint=f"plan again with this model, optimizer and batch{versions * (before != now)}",
         )
 
 

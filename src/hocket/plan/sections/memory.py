@@ -130,6 +130,8 @@ class Memory(Section):
             data, "memory", required=("budget_bytes", "blocks", "loss_chunks", "prefetch")
         )
         blocks = fields.items(entry["blocks"], "memory.blocks")
+        if not blocks:
+            raise InputFileError("memory.blocks is empty", hint="expected one block or more")
         if len(blocks) > _MAX_BLOCKS:
             raise InputFileError(f"memory.blocks: more than {_MAX_BLOCKS}")
         path, count = "memory.budget_bytes", problem.cluster.num_devices
@@ -170,6 +172,7 @@ class Memory(Section):
             "prefetch": count,
             "blocks": {
                 "type": "array",
+                "minItems": 1,
                 "items": {
                     "type": "object",
                     "properties": {**block, "expert_groups": groups},

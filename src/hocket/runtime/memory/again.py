@@ -28,8 +28,20 @@ def computed_again(
 ) -> Any:
     """What a function of the modules gives; what it saves is made again in its backward pass."""
     again = _Repeated(modules)
+    # A checkpoint saves each argument by itself and calls with other tensors the second time. What
+    # was one tensor must be one again: attention takes another way where query, key and value are.
+    distinct = list({id(value): value for value in args}.values())
+    place_of = {id(value): place for place, value in enumerate(distinct)}
+    places = [place_of[id(value)] for value in args]
+    named = {name: place_of[id(value)] for name, value in kwargs.items() if id(value) in place_of}
+    others = {name: value for name, value in kwargs.items() if name not in named}
+
+    def called(*given: Any, **rest: Any) -> Any:
+        by_name = {name: given[place] for name, place in named.items()}
+        return function(*(given[place] for place in places), **by_name, **rest)
+
     return checkpoint(
-        again.first(function), *args, use_reentrant=False, **kwargs,
+        again.first(called), *distinct, use_reentrant=False, **others,
         preserve_rng_state=repeats_draws, context_fn=again.contexts,
     )  # fmt: skip
 

@@ -202,7 +202,8 @@ class Budgeted:
     def _require_model(self) -> None:
         if self._has_left:
             raise UsageError(
-                "a later hocket.prepare carries this model", hint="train with what it returned"
+                "a later hocket.prepare carries this model",
+                hint="train with what it returned; where it was refused, prepare once more",
             )
 
     # ── gradients and updates ────────────────────────────────────────────────────────────────

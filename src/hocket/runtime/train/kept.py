@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.base.units import format_bytes
+from hocket.base.units import format_bytes, typed_bytes
 from hocket.graph.graph import Graph
 from hocket.plan.sections.memory import Memory
 from hocket.runtime.memory.rounding import rounded_parameters
@@ -40,11 +40,12 @@ def keeping(
     )  # fmt: skip
     budget_bytes = section.budget_bytes[0]
     if peak_bytes > budget_bytes:
+        scaled = typed_bytes(budget_bytes * budget_bytes // peak_bytes)
         raise NoFeasiblePlanError(
             f"the step holds {format_bytes(peak_bytes)} when it is rehearsed, and its plan allows "
             f"{format_bytes(budget_bytes)}",
-            hint=f"plan with --memory {budget_bytes * budget_bytes // peak_bytes}, or have "
-            "hocket.prepare(memory=…) choose among plans that it rehearses",
+            hint=f"plan with --memory {scaled}, or have hocket.prepare(memory=…) choose among "
+            "plans that it rehearses",
         )
     kept = KeptBudget(section, peak_bytes)
     return Budgeted(model, batch, recipe, kept, device, graph=graph, rounded=rounded)
