@@ -47,7 +47,7 @@ def section_of(graph, groups, **policy):
     ))  # fmt: skip
 
 
-def carried(model, groups, batch, rounded=None, **policy):
+def carried(model, groups, batch, **policy):
     """A loop that carries out a section, and what it should hold."""
     optimizer = adamw(model)
     recipe, graph = recorded(model, optimizer, batch)

@@ -24,6 +24,8 @@ from hocket.classes.session import latency_s, open_session, vector_lanes
 from hocket.classes.widths import Floors, chosen_widths, needed_macs
 
 _TRIES = 10
+_WARM_UPS, _RUNS = 3, 20
+"""Of the whole net in eager torch."""
 _NEAR = 0.9
 """Within this share of the target is near enough."""
 _TYPICAL_SHARE = 0.8
@@ -61,20 +63,20 @@ def whole_times(material: Material) -> WholeTimes:
 
 
 @torch.no_grad()
-def eager_latency_s(net: torch.nn.Module, example: torch.Tensor, runs: int = 20) -> float:
+def eager_latency_s(net: torch.nn.Module, example: torch.Tensor) -> float:
     """Processor time of one input in eager torch on one thread."""
     net = net.cpu().eval()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         spent = []
-        for _ in range(runs + 3):
+        for _ in range(_WARM_UPS + _RUNS):
             start = time.process_time_ns()
             net(example)
             spent.append(time.process_time_ns() - start)
     finally:
         torch.set_num_threads(before)
-    return float(np.quantile(spent[3:], 0.1)) * 1e-9
+    return float(np.quantile(spent[_WARM_UPS:], 0.1)) * 1e-9
 
 
 def group_work(material: Material) -> Callable[[tuple[int, ...]], float]:

@@ -31,6 +31,8 @@ from hocket.classes.stepping import (
 
 Augment = Callable[[torch.Tensor], torch.Tensor]
 Draw = Callable[[], torch.Tensor]
+_AT_ONCE = 512
+"""Inputs that a net is asked about in one call."""
 _NO_OTHERS = -30.0
 """Log-probability of "others" for a part with all classes."""
 
@@ -329,12 +331,13 @@ def _check_finite(net: nn.Module) -> None:
 
 
 @torch.no_grad()
-def outputs_of(net: nn.Module, inputs: torch.Tensor, batch: int = 512) -> torch.Tensor:
+def outputs_of(net: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     """What a net says to inputs, in evaluation mode; computed where the inputs are."""
     before, device = next(net.parameters()).device, inputs.device
     net.to(device).eval()
     parts = [
-        net(inputs[at : at + batch].to(device)).float().cpu() for at in range(0, len(inputs), batch)
+        net(inputs[at : at + _AT_ONCE].to(device)).float().cpu()
+        for at in range(0, len(inputs), _AT_ONCE)
     ]
     net.to(before)
     return torch.cat(parts)

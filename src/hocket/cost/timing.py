@@ -17,6 +17,8 @@ from typing import Any
 import torch
 
 NUM_SAMPLES = 5
+NUM_HOST_SAMPLES = 15
+"""Calls of which the one in the middle tells what the host spends."""
 SAMPLE_S = 2e-3
 """A sample holds as many calls as fit into this, at least one."""
 MAX_CALLS = 32
@@ -87,11 +89,11 @@ def _cuda_sample_s(calls: Sequence[Call], num_calls: int) -> float:
     return float(start.elapsed_time(end)) * 1e-3 / num_calls
 
 
-def wall_s(call: Call, device: torch.device, num_samples: int = 15) -> float:
+def wall_s(call: Call, device: torch.device) -> float:
     """Median seconds that the host spends in one call, not waiting for the device to finish."""
     samples = []
     clock = time.perf_counter if device.type == "cuda" else host_clock()
-    for _ in range(num_samples):
+    for _ in range(NUM_HOST_SAMPLES):
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = clock()

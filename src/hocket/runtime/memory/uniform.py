@@ -19,7 +19,7 @@ _FEWEST = 3
 """Members with parameters that a list inside a block has at least where it is cut by them."""
 
 
-def uniform(model: nn.Module, budget_bytes: int, *, loss_chunks: int = 1, **policy: Any) -> Memory:
+def uniform(model: nn.Module, budget_bytes: int, **policy: Any) -> Memory:
     """All blocks under one policy, on one device."""
     names = list(block_names(model))
     if not names:
@@ -28,7 +28,7 @@ def uniform(model: nn.Module, budget_bytes: int, *, loss_chunks: int = 1, **poli
             hint="give its layers modules of their own",
         )
     blocks = tuple(MemoryBlock(name=name, **policy) for name in names)
-    return Memory(budget_bytes=(budget_bytes,), blocks=blocks, loss_chunks=loss_chunks)
+    return Memory(budget_bytes=(budget_bytes,), blocks=blocks)
 
 
 def block_names(model: nn.Module) -> Iterator[str]:
