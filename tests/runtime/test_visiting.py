@@ -80,6 +80,14 @@ def test_state_of_large_parameters_visits_in_parts(monkeypatch):
             assert torch.equal(optimizer.state[p][key], value)
 
 
+def visiting():
+    """A loop whose state all visits, and its batch."""
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    section = uniform(model, 0, parameters="streamed", update="device")
+    return loop_of(model, adamw(model), section, batches[0], forward), batches[0]
+
+
 class Noting(CopyEngines):
     """Tells each mark from the others, and what copies to the device waited for."""
 
@@ -96,27 +104,21 @@ class Noting(CopyEngines):
 
 
 def test_state_is_fetched_only_after_the_last_update_has_come_home():
-    torch.manual_seed(0)
-    model, batches, forward = MODELS["blocks"]()
-    section = uniform(model, 0, parameters="streamed", update="device")
-    train = loop_of(model, adamw(model), section, batches[0], forward)
-    train.step(batches[0])
+    train, batch = visiting()
+    train.step(batch)
     engines = train._carrier._visitors._engines = Noting()
-    train.step(batches[0])
+    train.step(batch)
     returned = {block.returned for block in train._carrier.blocks}
     engines.waited.clear()
-    train.step(batches[0])
+    train.step(batch)
     assert engines.waited
     assert all(returned.intersection(after) for after in engines.waited)
 
 
 def test_a_new_berth_is_written_after_what_the_computation_was_told_before_it():
     # Its memory is what the computation gave back and may still be at work in.
-    torch.manual_seed(0)
-    model, batches, forward = MODELS["blocks"]()
-    section = uniform(model, 0, parameters="streamed", update="device")
-    train = loop_of(model, adamw(model), section, batches[0], forward)
-    train.step(batches[0])
+    train, batch = visiting()
+    train.step(batch)
     visitors, marks = train._carrier._visitors, []
 
     class Marking(Noting):
@@ -126,18 +128,15 @@ def test_a_new_berth_is_written_after_what_the_computation_was_told_before_it():
 
     engines = visitors._engines = Marking()
     visitors._berths = []
-    train.step(batches[0])
+    train.step(batch)
     assert all(set(marks).intersection(after) for after in engines.waited)
     assert len(engines.waited) >= NUM_BERTHS
 
 
 def test_pieces_of_state_take_turns_in_berths_that_the_one_before_has_left(monkeypatch):
-    torch.manual_seed(0)
-    model, batches, forward = MODELS["blocks"]()
-    section = uniform(model, 0, parameters="streamed", update="device")
-    train = loop_of(model, adamw(model), section, batches[0], forward)
+    train, batch = visiting()
     for _ in range(2):
-        train.step(batches[0])
+        train.step(batch)
     visitors, log = train._carrier._visitors, []
 
     class Logging(Noting):
@@ -154,7 +153,7 @@ def test_pieces_of_state_take_turns_in_berths_that_the_one_before_has_left(monke
 
     monkeypatch.setattr(visitors, "_send", noted)
     for _ in range(3):
-        train.step(batches[0])
+        train.step(batch)
     left, came = {}, []
     for place, what in log:
         if isinstance(what, Ticket):

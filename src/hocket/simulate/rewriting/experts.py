@@ -82,7 +82,7 @@ def _experts(
 ) -> BatchedExperts | None:
     updates = [op for op in readers if graph.op_phase[op] == Phase.OPTIMIZER]
     ops = [op for op in dict.fromkeys(readers) if graph.op_phase[op] != Phase.OPTIMIZER]
-    turning, products = _turned(graph, root, ops)
+    turning, products = _turned(graph, ops)
     of_blocks = {int(blocks.block_of[op]) for op in (*turning, *products)}
     counts = {count for op in products for count in _batches(graph, op)}
     if len(of_blocks) != 1 or len(counts) != 1 or len(updates) > 1:
@@ -104,7 +104,7 @@ def _experts(
     )  # fmt: skip
 
 
-def _turned(graph: Graph, root: int, ops: list[int]) -> tuple[list[int], list[int]]:
+def _turned(graph: Graph, ops: list[int]) -> tuple[list[int], list[int]]:
     """Ops that turn or cast a parameter, and those that read it, as it is or turned."""
     turning: list[int] = []
     products: list[int] = []

@@ -371,8 +371,7 @@ class SegmentRun:
         for parameter, parts in piece.addends.items():
             for index, part in enumerate(parts):
                 value = slots[part]
-                maker = program.tensors[part].producer
-                if value is None or piece.segments[maker] != segment:
+                if value is None or piece.segments[program.tensors[part].producer] != segment:
                     continue
                 key, is_free = (program.names[parameter], index), piece.is_free(part, segment)
                 if key in self.gradients:
