@@ -67,6 +67,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Do the op and count what it made."""
+        if func is torch.ops.prim.device.default:
+            # Up to half of all that is dispatched.
+            return func(*args, **(kwargs or {}))
         self._end_sum()
         self._note_node()
         result = func(*args, **(kwargs or {}))
@@ -75,14 +78,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.add.Tensor and self._is_sum_of_autograd(args):
             self._add_sum(args[0].untyped_storage(), result.untyped_storage())
             return result
-        given = {
-            leaf.untyped_storage()._cdata
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, torch.Tensor)
-        }
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                storage = leaf.untyped_storage()
+        unknown = [s for s in _storages(result) if s._cdata not in self._refs]
+        if unknown:
+            given = {storage._cdata for storage in _storages((args, kwargs))}
+            for storage in unknown:
                 if storage._cdata not in given:
                     self._add(storage)
         return result
@@ -138,6 +137,11 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.held_bytes += num_bytes
                 if self._node != _NO_NODE:
                     self._made_by_node.add(key)
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    leaves = [values] if isinstance(values, torch.Tensor) else tree_leaves(values)
+    return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _is_asked_by_engine() -> bool:
