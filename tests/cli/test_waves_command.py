@@ -76,6 +76,16 @@ def test_waves_that_do_not_fit_end_with_4(graph_file):
     told = json.loads(result.stdout)
     assert "the leanest need" in told["error"]["message"]
     assert told["feasible"] is False
+    enough = told["error"]["hint"].removeprefix("give them ").split(",")[0]
+    command = ("waves", graph_file, "--on", "1xv100-16g", "--memory", enough)
+    assert run(*command).exception is None
+
+
+def test_waves_of_several_devices_are_launched(graph_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    result = run("waves", graph_file, "--on", "2xv100-16g", "-o", plan)
+    assert result.exception is None, result.exception
+    assert f"next: hocket launch {plan} train.py" in result.stderr
 
 
 def test_more_waves_than_samples_are_refused(tmp_path):

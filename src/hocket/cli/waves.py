@@ -122,8 +122,11 @@ def command(
         emit({**view.data(outlook), "written": [str(path) for path in written]})
     elif written:
         names = ", ".join(path.name for path in written)
-        say(f"wrote {names} — next: hocket run {written[0]}, or train with "
-            f"hocket.prepare(model, optimizer, batch, plan={str(written[0])!r})")  # fmt: skip
+        if problem.cluster.num_devices == 1:
+            say(f"wrote {names} — next: hocket run {written[0]}, or train with "
+                f"hocket.prepare(model, optimizer, batch, plan={str(written[0])!r})")  # fmt: skip
+        else:
+            _say_launch(names, written[0])
 
 
 def _in_partitions(
@@ -143,8 +146,13 @@ def _in_partitions(
         return
     console().print(view.partition_table(fit))
     if output is not None:
-        say(f"wrote {output.name} — next: hocket launch {output} train.py, whose script calls "
-            f"hocket.prepare(model, optimizer, batch, plan={str(output)!r})")  # fmt: skip
+        _say_launch(output.name, output)
+
+
+def _say_launch(names: str, plan: Path) -> None:
+    """What to do with the plan of several devices, which one process does not carry out."""
+    say(f"wrote {names} — next: hocket launch {plan} train.py, whose script calls "
+        f"hocket.prepare(model, optimizer, batch, plan={str(plan)!r})")  # fmt: skip
 
 
 def _write(outlook: WaveOutlook, output: Path, graph_file: Path | None) -> list[Path]:

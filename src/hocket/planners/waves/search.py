@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from hocket.base.errors import NoFeasiblePlanError, UsageError
-from hocket.base.units import format_bytes
+from hocket.base.units import format_bytes, typed_bytes
 from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -170,7 +170,7 @@ class WaveFit:
                 f"two waves of {self.problem.graph.name} do not fit into "
                 f"{format_bytes(self.budget_bytes)}: the leanest need "
                 f"{format_bytes(least.peak_bytes)}",
-                hint="give them more memory, or make the batch smaller",
+                hint=f"give them {typed_bytes(least.peak_bytes)}, or make the batch smaller",
             )
         return self.plan_of(way)
 
