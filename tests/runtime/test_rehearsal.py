@@ -1,6 +1,7 @@
 """What a rehearsal finds on a GPU beside the training, by what its allocator tells."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from runtime.train_loops import adamw
 import hocket
 from hocket.api import find_cluster
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.runtime.train.rehearsal import _others_bytes
+from hocket.runtime.train.rehearsal import _kernels_bytes, _others_bytes
 
 GPU = torch.device("cuda:0")
 WORKSPACE, LT_WORKSPACE = 32 * 2**20, 2**20
@@ -44,3 +45,12 @@ def test_a_step_that_no_device_has_room_for_is_planned_within_a_budget():
         prepare(model, adamw(model), on=small)
     kept = prepare(model, adamw(model), on=small, memory=int(0.8 * plain)).memory
     assert plain // 2 < kept.peak_bytes <= 0.8 * plain
+
+
+def test_parameters_that_are_updated_on_a_gpu_have_a_counter_there():
+    at_home, visiting, streamed = (
+        SimpleNamespace(parameters=[0] * count, home=home, is_updated_here=is_here)
+        for count, home, is_here in ((2, None, True), (3, "host", True), (4, "host", False))
+    )
+    carrier = SimpleNamespace(blocks=[at_home, visiting, streamed])
+    assert _kernels_bytes(GPU, carrier, None) == (2 + 3) * 512

@@ -109,8 +109,10 @@ def _kernels_bytes(device: torch.device, carrier: Budgeted, graph: Graph | None)
     """What kernels of a CUDA device take that tensors without memory do not show."""
     if device.type != "cuda":
         return 0
-    # Fused kernels count steps on the device, a number for each parameter.
-    counters = sum(len(b.parameters) for b in carrier.blocks if b.home is None) * ALIGNMENT
+    # Fused kernels count steps on the device, a number for each parameter; those that visit are at
+    # most all there at once.
+    updated = (b for b in carrier.blocks if b.home is None or b.is_updated_here)
+    counters = sum(len(block.parameters) for block in updated) * ALIGNMENT
     if graph is None:
         return counters
     touched = [
