@@ -23,7 +23,8 @@ from hocket.cost.roofline import work_on
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import Cluster, DeviceKind
 
-ON_DEVICE, ON_HOST, FILL = range(3)
+NUM_SHARES = 3
+ON_DEVICE, ON_HOST, FILL = range(NUM_SHARES)
 """Of an op's time in which its kernel is on the device, in which the host issues it, and of the
 device that the kernel fills."""
 _TILE_RESULTS_PER_LANE = 32
