@@ -55,7 +55,7 @@ def report_html(
             sections.links(facts),
             sections.critical_path(problem, timeline, facts),
             sections.top_ops(facts),
-            sections.plan_section(problem, plan, facts),
+            sections.plan_section(problem, plan),
         ),
         footer=f"Predicted by simulation with hocket {__version__}.",
         js=template("paint.js") + template("report.js"),

@@ -303,7 +303,7 @@ def top_ops(facts: Facts) -> str:
     return section("ops", "Longest ops", table(heads, rows))
 
 
-def plan_section(problem: Problem, plan: Plan, facts: Facts) -> str:
+def plan_section(problem: Problem, plan: Plan) -> str:
     """Where the numbers come from, and the decisions as data."""
     sources = ", ".join(f"{n:,} by {source}" for source, n in problem.costs.sources().items())
     entries = [
