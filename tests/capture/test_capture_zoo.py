@@ -248,3 +248,13 @@ def test_a_config_that_is_no_model_says_what_is_wrong(tmp_path):
         path.write_text(json.dumps(config))
         with pytest.raises(InputFileError, match=message):
             load_model(str(path), batch=1, seq=8)
+
+
+def test_a_file_of_ones_own_imports_what_lies_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "net_beside_it.py").write_text(
+        "import torch\ndef made(): return torch.nn.Linear(3, 2), torch.zeros(4, 3)\n"
+    )
+    (tmp_path / "mine.py").write_text("from net_beside_it import made\n")
+    model, batch = load_model(f"{tmp_path / 'mine.py'}:made")
+    assert (model.in_features, tuple(batch.shape)) == (3, (4, 3))

@@ -206,3 +206,9 @@ def test_read_graph_says_what_it_expects_of_other_json(tmp_path, text):
         read_graph(tmp_path / "g.json")
     assert caught.value.hint
     assert caught.value.where == str(tmp_path / "g.json")
+
+
+def test_read_graph_tells_a_plan_from_a_graph(tmp_path):
+    (tmp_path / "plan.json").write_text('{"schema": "hocket.plan/2", "claims": {}}')
+    with pytest.raises(InputFileError, match="is a plan, not a graph"):
+        read_graph(tmp_path / "plan.json")

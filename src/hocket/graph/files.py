@@ -61,6 +61,11 @@ def _graph_from_json(value: object, name: str) -> Graph:
     if not isinstance(value, dict):
         raise InputFileError("the file is a list", hint=f"expected {_FORMATS}")
     if "schema" in value:
+        if str(value["schema"]).startswith("hocket.plan/"):
+            raise InputFileError(
+                "the file is a plan, not a graph",
+                hint="give the model or the graph that was planned",
+            )
         return graph_from_dict(value, "")
     if is_memgraph(value):
         return graph_from_memgraph(value, name)

@@ -197,6 +197,9 @@ def _import_file(path: Path) -> Any:
     module_spec = importlib.util.spec_from_file_location(name, path)
     if module_spec is None or module_spec.loader is None:
         raise ImportError(f"{str(path)!r} is not a Python file")
+    # The files beside it can be imported, as when Python runs it.
+    if (folder := str(path.absolute().parent)) not in sys.path:
+        sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module
     module_spec.loader.exec_module(module)
