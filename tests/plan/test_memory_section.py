@@ -86,6 +86,8 @@ def test_memory_says_what_is_wrong_with_it(problem, memory, change, words):
         (lambda data: data["blocks"][0].update(share=1.5), "share is 1.5"),
         (lambda data: data["blocks"][0].update(expert_groups=0), "expert_groups is 0"),
         (lambda data: data.update(loss_chunks=0), "loss_chunks is 0"),
+        (lambda data: data.update(loss_chunks=2**31 - 1), "loss_chunks is 2147483647"),
+        (lambda data: data.update(prefetch=2**31 - 1), "prefetch is 2147483647"),
         (lambda data: data.pop("prefetch"), "no key 'prefetch'"),
         (lambda data: data.update(budget_bytes=[]), "budget_bytes has 0 entries"),
         (lambda data: data.update(blocks=[]), "blocks is empty"),

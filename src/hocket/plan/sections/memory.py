@@ -62,6 +62,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _MAX_BYTES = 2**60
 _MAX_BLOCKS = 1_000_000
 _MAX_COUNT = 2**31 - 1
+_MAX_CHUNKS = _MAX_PREFETCH = 4096
+"""Each chunk is ops of the step, and each block ahead is looked at: more would take for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +142,8 @@ class Memory(Section):
         return cls(
             budget_bytes=tuple(budgets.tolist()),
             blocks=tuple(_block(item, f"memory.blocks[{n}]") for n, item in enumerate(blocks)),
-            loss_chunks=fields.integer(entry["loss_chunks"], "memory.loss_chunks", 1, _MAX_COUNT),
-            prefetch=fields.integer(entry["prefetch"], "memory.prefetch", 0, _MAX_COUNT),
+            loss_chunks=fields.integer(entry["loss_chunks"], "memory.loss_chunks", 1, _MAX_CHUNKS),
+            prefetch=fields.integer(entry["prefetch"], "memory.prefetch", 0, _MAX_PREFETCH),
         )
 
     @classmethod
@@ -168,8 +170,8 @@ class Memory(Section):
                 "items": count,
                 "description": "Per device, bytes that are not exceeded.",
             },
-            "loss_chunks": {"type": "integer", "minimum": 1},
-            "prefetch": count,
+            "loss_chunks": {"type": "integer", "minimum": 1, "maximum": _MAX_CHUNKS},
+            "prefetch": {**count, "maximum": _MAX_PREFETCH},
             "blocks": {
                 "type": "array",
                 "minItems": 1,
