@@ -53,4 +53,4 @@ def test_parameters_that_are_updated_on_a_gpu_have_a_counter_there():
         for count, home, is_here in ((2, None, True), (3, "host", True), (4, "host", False))
     )
     carrier = SimpleNamespace(blocks=[at_home, visiting, streamed])
-    assert _kernels_bytes(GPU, carrier, None) == (2 + 3) * 512
+    assert _kernels_bytes(GPU, carrier, None, 2**30) == (2 + 3) * 512
