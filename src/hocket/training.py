@@ -104,7 +104,8 @@ def prepare(
     if plan is None and PLAN_VARIABLE in variables:
         plan = variables[PLAN_VARIABLE]
     saved = read_plan(plan) if isinstance(plan, str | Path) else plan
-    # Only now: a call that is refused must not end the training that carries this model.
+    # Only now: a call with wrong arguments must not end the training that carries this model. What
+    # is recorded from here on needs the model's own forwards, also where no plan keeps its limits.
     let_go(model)
     recipe = Recipe(
         loss=loss, forward=forward, update=planned_update(optimizer, model),

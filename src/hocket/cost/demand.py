@@ -33,8 +33,9 @@ _CLOCK_HZ = 1.8e9
 """Of accelerators, 1.4 to 2 GHz: a vector lane multiplies and adds once per cycle."""
 _MEMORY_LATENCY_S = 0.7e-6
 """From asking for bytes of a busy memory to having them."""
-_DTYPE_BYTES = np.array([8 if "64" in name else 2 if "16" in name else 1 if "8" in name else 4
-                         for name in DTYPES])  # fmt: skip
+_ELEMENT_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1,
+                  "other": 4}  # fmt: skip
+_BYTES_BY_DTYPE = np.array([_ELEMENT_BYTES[name] for name in DTYPES])
 
 
 def demand_of(graph: Graph, cluster: Cluster, costs: Costs) -> FloatArray:
@@ -79,4 +80,4 @@ def _num_results(graph: Graph, work: OpWork) -> FloatArray:
     made = graph.tensor_producer >= 0
     makers = graph.tensor_producer[made]
     num_bytes = np.bincount(makers, graph.tensor_bytes[made], minlength=graph.num_ops)
-    return np.asarray(num_bytes / _DTYPE_BYTES[work.dtype])
+    return np.asarray(num_bytes / _BYTES_BY_DTYPE[work.dtype])
