@@ -18,8 +18,8 @@ from hocket.graph.graph import Phase
 from hocket.plan.sections import Lanes
 from hocket.planners.waves.candidate import in_lanes
 from hocket.planners.waves.room import held_bytes, room_waits
-from hocket.planners.waves.search import CLOSE, CLOSE_OF_SHORT, fit_waves
-from hocket.planners.waves.slab import slab_of
+from hocket.planners.waves.search import CLOSE, CLOSE_OF_SHORT, NEARLY, fit_waves
+from hocket.planners.waves.slab import own_slabs, slab_of
 from hocket.planners.waves.why import reasons
 from hocket.planners.whole.budget import simulated as judged
 from hocket.simulate import simulate
@@ -133,26 +133,32 @@ def test_lanes_and_both_together_add_up(steady):
     assert blocks.peak_bytes() + before == pytest.approx(steady.leanest.peak_bytes, rel=0.05)
 
 
-def test_addresses_of_the_slab_hold_whatever_the_lanes_do(steady):
+@pytest.mark.parametrize("place", [slab_of, own_slabs])
+def test_addresses_of_the_slab_hold_whatever_the_lanes_do(steady, place):
     """No op overwrites what the other lane may still use, by its lane's order and waits alone."""
     blocks = steady.blocks(steady.leanest)
-    addresses, waits = slab_of(blocks)
-    assert addresses.slab_bytes <= 1.05 * blocks.peak_bytes()
+    slab = place(blocks)
+    most = blocks.peak_bytes() if place is slab_of else sum(map(blocks.peak_bytes, (0, 1)))
+    assert sum(slab.sizes) <= 1.05 * most
     at = [{op: n for n, op in enumerate(ops)} for ops in blocks.sequence]
     passed = [np.full(len(ops), -1) for ops in blocks.sequence]
-    for wait in waits:
+    for wait in slab.waits:
         lane = wait.wave % 2
         passed[lane][at[lane][wait.wave, wait.op]] = at[1 - lane][wait.on_wave, wait.on_op]
     passed = [np.maximum.accumulate(row) for row in passed]
-    top = addresses.address + blocks.num_bytes
+    top = slab.address + blocks.num_bytes
     for block in np.flatnonzero(blocks.made_at >= 0):
         lane, made_at = blocks.lane[block], blocks.made_at[block]
-        meets = (addresses.address < top[block]) & (top > addresses.address[block])
+        meets = (slab.address < top[block]) & (top > slab.address[block])
         other = np.flatnonzero(meets & (blocks.lane != lane) & (blocks.made_at >= 0))
         for beside in other:
             is_after = passed[lane][made_at] >= blocks.used_at[1 - lane][beside]
             is_before = passed[1 - lane][blocks.made_at[beside]] >= blocks.used_at[lane][block]
             assert is_after or is_before
+        # What the other lane reads of this one's is read before something else lies there.
+        here = np.flatnonzero(meets & (blocks.lane == lane) & (blocks.used_at[1 - lane] >= 0))
+        for earlier in here[blocks.end_s[here] < blocks.start_s[block]]:
+            assert passed[lane][made_at] >= blocks.used_at[1 - lane][earlier]
 
 
 def test_plans_are_legal_and_take_what_was_promised(problem, steady):
@@ -160,6 +166,23 @@ def test_plans_are_legal_and_take_what_was_promised(problem, steady):
     assert plan[Lanes].slab_bytes > 0
     assert not violations(plan, problem)
     assert simulate(problem, plan).makespan_s == steady.chosen.step_s == plan.claims.step_s
+
+
+def test_lanes_have_memory_of_their_own_where_there_is_room(problem, steady):
+    own = steady.chosen.lanes.own_bytes
+    blocks = steady.blocks(steady.chosen)
+    assert all(blocks.peak_bytes(lane) <= own[lane] for lane in (0, 1))
+    # What is there before the step is in no lane.
+    before = steady.problem.graph.held_bytes[steady.problem.graph.tensor_producer < 0].sum()
+    assert steady.chosen.peak_bytes == pytest.approx(before + sum(own), rel=0.05)
+    together = min(way.step_s for way in steady.tried)
+    assert together <= steady.chosen.step_s <= NEARLY * together
+    tight = fit_waves(problem, num_waves=4, budget_bytes=steady.chosen.peak_bytes - 1)
+    assert not tight.chosen.lanes.own_bytes
+    plan = steady.plan()
+    assert Lanes.from_data(plan[Lanes].to_data(), problem) == plan[Lanes]
+    # Calls that are asked for one by one follow each other in one memory.
+    assert not fit_waves(make_problem(problem.graph, "1xv100-16g")).chosen.lanes.own_bytes
 
 
 def test_a_tighter_budget_starts_later_and_none_too_tight_is_kept(problem, steady):

@@ -30,7 +30,7 @@ def test_record_of_the_allocator_says_which_call_was_given_what() -> None:
         *mark(), entry("alloc", 2048, 1), entry("free_requested", 0, 513),
         entry("free_completed", 0, 513), entry("alloc", 0, 512),
     ]  # fmt: skip
-    found = blocks_of(trace, STREAM, MARKS, 2)
+    found = blocks_of(trace, {STREAM}, MARKS, 2)
     assert found.start.tolist() == [0, 2048, 0]
     assert found.stop.tolist() == [1024, 2560, 512]
     assert found.given_to.tolist() == [0, 1, 1]
@@ -39,7 +39,7 @@ def test_record_of_the_allocator_says_which_call_was_given_what() -> None:
 
 def test_record_that_misses_calls_is_refused() -> None:
     with pytest.raises(ValueError, match="1 of 2 calls"):
-        blocks_of(mark(), STREAM, MARKS, 2)
+        blocks_of(mark(), {STREAM}, MARKS, 2)
 
 
 def blocks(*rows: tuple[int, int, int, int]) -> Blocks:
@@ -61,6 +61,23 @@ def test_later_waits_that_say_no_more_are_left_out() -> None:
     assert lane_edges([0, 0, 1, 1, 1], told, blocks(), [True] * 5) == [Edge(1, 2)]
 
 
+def test_lanes_that_are_apart_wait_once_for_many_calls() -> None:
+    """One lane is ten calls behind the other, and each of its calls needs the same of the other."""
+    order = [(0, n) for n in range(10)]
+    order += [each for n in range(90) for each in ((0, 10 + n), (1, n))]
+    order += [(1, n) for n in range(90, 100)]
+    at = {call: number for number, call in enumerate(order)}
+    told = [Edge(at[0, n], at[1, n]) for n in range(100)]
+    found = lane_edges([lane for lane, _ in order], told, blocks(), [True] * 200)
+    assert len(found) <= 11
+    assert all(edge.awaited < edge.waiting for edge in found)
+    passed = -1
+    awaited = {edge.waiting: edge.awaited for edge in found}
+    for n in range(100):
+        passed = max(passed, awaited.get(at[1, n], -1))
+        assert passed >= at[0, n]
+
+
 def test_nodes_of_calls_are_found_also_where_a_call_forks() -> None:
     # Call 0: 1 -> 2; call 1 adds nothing; call 2: 3 and 4 side by side, joined by what follows.
     arrows = [Arrow(1, 2), Arrow(2, 3), Arrow(2, 4), Arrow(3, 5), Arrow(4, 5, b"\1" * 8)]
@@ -72,11 +89,19 @@ def test_nodes_of_calls_are_found_also_where_a_call_forks() -> None:
     assert new_arrows(calls, [(0, 3), (2, 3)]) == [Arrow(2, 5), Arrow(3, 5), Arrow(4, 5)]
 
 
+def test_a_chain_over_two_streams_is_taken_apart_too() -> None:
+    # Calls of lanes 0, 1, 0, 1; each waits for the one before, and for the last of its own stream.
+    arrows = [Arrow(1, 2), Arrow(1, 3), Arrow(2, 3), Arrow(3, 4), Arrow(2, 4)]
+    calls = calls_of(arrows, [(1,), (2,), (3,), (4,)])
+    assert calls.first == calls.last == [(1,), (2,), (3,), (4,)]
+    assert sorted(calls.between) == sorted(arrows)
+
+
 def test_any_order_that_the_lanes_allow_leaves_memory_as_it_was_captured() -> None:
     for seed in range(30):
         draw = random.Random(seed)
         lane, reads, trace, writes = captured(draw)
-        taken = blocks_of(trace, STREAM, MARKS, len(lane))
+        taken = blocks_of(trace, {STREAM}, MARKS, len(lane))
         edges = lane_edges(lane, [], taken, [True] * len(lane))
         for _ in range(10):
             run(draw, lane, reads, writes, edges)

@@ -114,8 +114,8 @@ def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(case):
     model, batch, fit = case
     whole = len(pass_order(fit.problem.graph))
     losses = []
-    for lead in (0, whole):
-        plan, own = fit.plan_of(fit.aligned).having(Lanes(lead=lead)), copy.deepcopy(model)
+    for lanes in (Lanes(lead=0), Lanes(lead=0, own_bytes=(1 << 20, 1 << 20)), Lanes(lead=whole)):
+        plan, own = fit.plan_of(fit.aligned).having(lanes), copy.deepcopy(model)
         update = planned_update(torch.optim.AdamW(own.parameters(), lr=1e-3, fused=True), own)
         recipe = Recipe(loss=None, update=update, device="cuda", name="waves")
         device = torch.device("cuda")
@@ -123,7 +123,7 @@ def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(case):
         torch.manual_seed(0)
         losses.append([train.step(batch.to(device)).item() for _ in range(8)])
         assert not train._carrier._waves.repeats.refusal
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[1] == losses[2]
 
 
 def between_waves(case, num_waves=4, steps=3):

@@ -13,7 +13,8 @@ as waves; the result is not that of accumulation.
 
 ``waits`` keep addresses safe: where something of one lane lies in the slab where something of the
 other lay before, the op that makes it waits for the last one that read the other, however fast the
-lanes really are.
+lanes really are. Where there is room, each lane has memory of its own (``own_bytes``) and waits for
+nothing but results.
 """
 
 from __future__ import annotations
@@ -61,6 +62,18 @@ class Lanes(Section):
     waits: tuple[LaneWait, ...] = ()
     changes: Changes = "step"
     """After what the parameters change."""
+    own_bytes: tuple[int, ...] = ()
+    """What each lane takes where none is given the memory of the other; else empty."""
+
+    @property
+    def slabs(self) -> tuple[int, ...]:
+        """Bytes of the one memory, or of each lane's own."""
+        return self.own_bytes or (self.slab_bytes,)
+
+    @property
+    def apart_bytes(self) -> int:
+        """What memory of each lane's own takes over one memory of both."""
+        return max(sum(self.own_bytes) - self.slab_bytes, 0)
 
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
@@ -69,20 +82,23 @@ class Lanes(Section):
             "slab_bytes": self.slab_bytes,
             "waits": [list(wait) for wait in self.waits],
             **({} if self.changes == "step" else {"changes": self.changes}),
+            **({"own_bytes": list(self.own_bytes)} if self.own_bytes else {}),
         }
 
     @classmethod
     def from_data(cls, data: object, problem: Problem) -> Lanes:
         """The section of such data."""
         entry = fields.record(
-            data, "lanes", required=("lead", "slab_bytes", "waits"), optional=("changes",)
-        )
+            data, "lanes", required=("lead", "slab_bytes", "waits"),
+            optional=("changes", "own_bytes"),
+        )  # fmt: skip
         told = fields.choice(entry.get("changes", "step"), "lanes.changes", CHANGES)
         return cls(
             changes=next(name for name in CHANGES if name == told),
             lead=fields.integer(entry["lead"], "lanes.lead", 0, _MAX_COUNT),
             slab_bytes=fields.integer(entry["slab_bytes"], "lanes.slab_bytes", 0, _MAX_BYTES),
             waits=tuple(_waits(entry["waits"], "lanes.waits")),
+            own_bytes=_own_bytes(entry["own_bytes"]) if "own_bytes" in entry else (),
         )
 
     @classmethod
@@ -103,6 +119,13 @@ class Lanes(Section):
                 "changes": {
                     "enum": list(CHANGES),
                     "description": "After what parameters change; a step where it is left out.",
+                },
+                "own_bytes": {
+                    "type": "array",
+                    "items": count,
+                    "minItems": NUM_LANES,
+                    "maxItems": NUM_LANES,
+                    "description": "Memory of each lane's own; one for both where it is left out.",
                 },
             },
         }
@@ -144,6 +167,11 @@ class Lanes(Section):
             if any(graph.op_phase[op] == Phase.OPTIMIZER for op in ops):
                 yield Violation("lanes", f"a wait is about an update: {list(wait)}")
                 return
+
+
+def _own_bytes(data: object) -> tuple[int, ...]:
+    fields.sized(data, "lanes.own_bytes", NUM_LANES, "bytes of each lane")
+    return tuple(fields.int_column(data, "lanes.own_bytes", 0, _MAX_BYTES).tolist())
 
 
 def _waits(data: object, path: str) -> Iterator[LaneWait]:

@@ -6,7 +6,10 @@ kernels leave free: the earlier, the more the lanes overlap; the later, the less
 So starts are tried over the whole of the first wave, evenly in its time, then ever finer around the
 best; where memory is short, waves are also tried that begin at once and wait wherever both would
 hold too much (`room`). Every one is simulated as a whole, and the plan is the shortest that keeps
-the budget. Beside it stands what people do without lanes. O(tries) simulations.
+the budget. Where there is room for it, each lane of a graph that is replayed has memory of its own,
+so that it waits for results alone; and it begins as late as costs next to nothing, since lanes that
+are some ops apart wait for each other less often. Beside it stands what people do without lanes.
+O(tries) simulations.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from hocket.planners.candidates import empty_plan
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
 from hocket.planners.waves.room import held_bytes, room_waits
-from hocket.planners.waves.slab import slab_of
+from hocket.planners.waves.slab import own_slabs, slab_of
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares import Unfolded, priced_at
 from hocket.simulate.shares.lanes import pass_order
@@ -46,6 +49,12 @@ SHORT_S = 10e-6
 """Of replayed ops that take less on average, gains were predicted far too high."""
 CLOSE_OF_SHORT = 1.85
 """The same as `CLOSE` for those."""
+NEARLY = 1.03
+"""Times the shortest step: how long one may be in which lanes wait for each other less often. What
+a wait costs is not in the times, and this is less than they are off."""
+LITTLE_MORE = 1.1
+"""Times what both hold together: what they may take with memory of each lane's own. Where it would
+be more, lanes overlap little, and have little to gain from it."""
 _FINER = 3
 """How often the distance between tries is halved around the best."""
 
@@ -98,8 +107,26 @@ class WaveFit:
 
     @cached_property
     def chosen(self) -> WaveWay | None:
-        """The shortest step within the budget; None where no two waves fit."""
-        return self._shortest_within(self.budget_bytes)
+        """The shortest step within the budget, with memory of each lane's own where there is room;
+        None where no two waves fit."""
+        shortest = self._shortest_within(self.budget_bytes)
+        return shortest if shortest is None else self._apart(shortest) or shortest
+
+    def _apart(self, shortest: WaveWay) -> WaveWay | None:
+        """A step about as short whose lanes share no memory; None without room for it."""
+        near = [
+            way
+            for way in self._overlapping
+            if way.step_s <= NEARLY * shortest.step_s
+            and way.lanes is not None
+            and way.lanes.changes == "step"
+        ]
+        if not near or not self.is_replayed:
+            return None
+        latest = max(near, key=lambda way: (way.lanes.lead if way.lanes else 0, -way.step_s))
+        found = in_own_memory(self.problem, latest)
+        most = min(round(LITTLE_MORE * latest.peak_bytes), self.budget_bytes)
+        return found if found.peak_bytes <= most else None
 
     @cached_property
     def lean(self) -> WaveWay | None:
@@ -149,8 +176,12 @@ class WaveFit:
     @property
     def has_short_ops(self) -> bool:
         """Whether ops follow each other in a replayed graph, and are shorter than `SHORT_S`."""
-        is_replayed = self.problem.costs.settings.get("launches") == "replayed"
-        return is_replayed and self.op_s < SHORT_S
+        return self.is_replayed and self.op_s < SHORT_S
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether ops follow each other in a graph that was captured."""
+        return self.problem.costs.settings.get("launches") == "replayed"
 
     def blocks(self, way: WaveWay) -> LaneBlocks:
         """What the lanes of the first device hold over time."""
@@ -177,9 +208,11 @@ class WaveFit:
     def plan_of(self, way: WaveWay) -> Plan:
         """The plan of a way with lanes, with its addresses and waits."""
         assert way.lanes is not None
-        addresses, waits = slab_of(self.blocks(way))
-        joined = tuple(sorted({*way.lanes.waits, *waits}))
-        lanes = replace(way.lanes, slab_bytes=addresses.slab_bytes, waits=joined)
+        own, blocks = way.lanes.own_bytes, self.blocks(way)
+        slab = own_slabs(blocks) if own else slab_of(blocks)
+        joined = tuple(sorted({*way.lanes.waits, *slab.waits}))
+        slab_bytes = way.lanes.slab_bytes if own else sum(slab.sizes)
+        lanes = replace(way.lanes, slab_bytes=slab_bytes, waits=joined)
         plan = empty_plan(self.problem, PLANNER).having(way.shares, lanes)
         return plan.claiming(step_s=way.step_s, peak_bytes=tuple(way.timeline.peak_bytes.tolist()))
 
@@ -265,6 +298,15 @@ def simulated(problem: Problem, name: str, shares: Shares, lanes: Lanes | None =
     """A way and its timeline."""
     unfolded, timeline = simulate_shares(problem, shares, None, lanes)
     return WaveWay(name=name, shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
+
+
+def in_own_memory(problem: Problem, way: WaveWay) -> WaveWay:
+    """The same with memory of each lane's own."""
+    assert way.lanes is not None
+    blocks = lane_blocks(problem.graph, way.unfolded, way.timeline)
+    (together,), apart = slab_of(blocks).sizes, own_slabs(blocks).sizes
+    lanes = replace(way.lanes, slab_bytes=together, own_bytes=apart)
+    return simulated(problem, way.name, way.shares, lanes)
 
 
 def within(

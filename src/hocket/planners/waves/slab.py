@@ -4,24 +4,51 @@ Offline best fit (`hocket.planners.memory.packing`) gives addresses for the live
 saw. Inside a lane ops follow each other, so nothing is overwritten too early. Between lanes the
 plan makes sure of it: an op whose result lies where something of the other lane lay waits for the
 last op of that lane which used it. A lane passes its waits in order, so of several only the latest
-counts. O(packing + blocks²) numpy, row by row.
+counts. Where memory is of each lane's own, it has a slab to itself, behind that of the lane before;
+then a lane waits for the other only where that used what it had made (a gradient, to add it).
+O(packing + blocks²) numpy, row by row.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.plan.sections import LaneWait
-from hocket.planners.memory.packing import ALIGNMENT_BYTES, Addresses, Intervals, pack
+from hocket.planners.memory.packing import ALIGNMENT_BYTES, Intervals, pack
 from hocket.planners.waves.blocks import LaneBlocks
 
 
-def slab_of(blocks: LaneBlocks) -> tuple[Addresses, tuple[LaneWait, ...]]:
-    """Addresses, and where lanes wait for each other so that they hold."""
+class Slab(NamedTuple):
+    """Where all blocks lie, and where lanes wait for each other so that it holds."""
+
+    address: LongArray
+    sizes: tuple[int, ...]
+    """Bytes of the one slab, or of each lane's own."""
+    waits: tuple[LaneWait, ...]
+
+
+def slab_of(blocks: LaneBlocks) -> Slab:
+    """One slab for all lanes."""
     lives = _lives(blocks)
-    addresses = pack(lives)
-    return addresses, tuple(_waits(blocks, lives, addresses.address))
+    found = pack(lives)
+    waits = _waits(blocks, lives, found.address)
+    return Slab(found.address, (found.slab_bytes,), tuple(waits))
+
+
+def own_slabs(blocks: LaneBlocks) -> Slab:
+    """A slab for each lane."""
+    lives = _lives(blocks)
+    address = np.zeros(len(blocks.lane), dtype=np.int64)
+    sizes: list[int] = []
+    for lane in range(len(blocks.sequence)):
+        here = blocks.lane == lane
+        found = pack(Intervals(*(column[here] for column in lives)))
+        address[here] = found.address + sum(sizes)
+        sizes.append(found.slab_bytes)
+    return Slab(address, tuple(sizes), tuple(_waits(blocks, lives, address)))
 
 
 def _lives(blocks: LaneBlocks) -> Intervals:

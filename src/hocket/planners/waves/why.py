@@ -92,6 +92,8 @@ def reasons(fit: WaveFit) -> list[str]:
             "the second wave begins later than would be quickest, so that both fit into "
             f"{format_bytes(fit.budget_bytes)}"
         )
+    if fit.chosen is not None and fit.chosen.lanes and fit.chosen.lanes.own_bytes:
+        found.append("there is room for memory of each lane's own, so lanes wait for results alone")
     if fit.pays and fit.has_short_ops:
         found.append(
             f"ops take {format_seconds(fit.op_s)} on average: of ops shorter than "

@@ -5,12 +5,16 @@ them holds at most, whenever that is. Captured on one stream in the planned orde
 what the other has dropped, and no more is held than planned. Afterwards the lanes are taken apart
 again: a call waits for the one before it in its lane, for what it was told to wait for, and for the
 call after which the memory that it was given was free. A lane passes its waits in order, so of
-several only the latest counts, and only where it is later than all before. O(blocks²), numpy.
+several only the latest counts, and only where it is later than all before.
+
+A wait costs time of its own in a graph of short kernels. So a call that has to wait waits for all
+that is over by then as planned: later calls of its lane then find most of what they need. Lanes
+that are some calls apart wait once for so many, instead of at each. O(blocks²), numpy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,34 +45,34 @@ class Edge(NamedTuple):
 
 
 def blocks_of(
-    trace: Sequence[Mapping[str, Any]], stream: int, marks: int, num_calls: int
+    trace: Sequence[Mapping[str, Any]], streams: Collection[int], marks: int, num_calls: int
 ) -> Blocks:
-    """What the allocator's own record says of the calls of a stream.
+    """What the allocator's own record says of the calls of some streams.
 
     Before each call something was allocated on the stream ``marks``; of a longer record the last
     calls count.
     """
-    begins = [at for at, entry in enumerate(trace) if _is(entry, "alloc", marks)]
+    begins = [at for at, entry in enumerate(trace) if _is(entry, "alloc", (marks,))]
     if len(begins) < num_calls:
         raise ValueError(f"{len(begins)} of {num_calls} calls are in the allocator's record")
     call = -1
     rows: list[list[int]] = []
     living: dict[int, int] = {}
     for entry in trace[begins[-num_calls] :]:
-        if _is(entry, "alloc", marks):
+        if _is(entry, "alloc", (marks,)):
             call += 1
-        elif _is(entry, "alloc", stream):
+        elif _is(entry, "alloc", streams):
             living[entry["addr"]] = len(rows)
             size = -(-max(entry["size"], 1) // _ROUNDED_BYTES) * _ROUNDED_BYTES
             rows.append([entry["addr"], entry["addr"] + size, call, NEVER])
-        elif _is(entry, "free_completed", stream) and entry["addr"] in living:
+        elif _is(entry, "free_completed", streams) and entry["addr"] in living:
             rows[living.pop(entry["addr"])][3] = call
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
     return Blocks(*table.T)
 
 
-def _is(entry: Mapping[str, Any], action: str, stream: int) -> bool:
-    return bool(entry["action"] == action and entry["stream"] == stream)
+def _is(entry: Mapping[str, Any], action: str, streams: Collection[int]) -> bool:
+    return bool(entry["action"] == action and entry["stream"] in streams)
 
 
 def lane_edges(
@@ -95,7 +99,13 @@ def lane_edges(
         needed = np.maximum.accumulate(need[own])
         # What puts nothing on the device is over with the call before it.
         number = np.searchsorted(others, needed, "right") - 1
-        own, number = own[does[own]], number[does[own]]
-        grows = np.flatnonzero(np.diff(number, prepend=-1) > 0)
-        found += [Edge(int(others[number[at]]), int(own[at])) for at in grows]
+        # Of the other lane the last call before this one has begun, so those before that are over.
+        over = np.searchsorted(others, own) - 2
+        passed = -1
+        for call, least, most in zip(
+            own[does[own]], number[does[own]], over[does[own]], strict=True
+        ):
+            if least > passed:
+                passed = max(least, most)
+                found.append(Edge(int(others[passed]), int(call)))
     return sorted(found)

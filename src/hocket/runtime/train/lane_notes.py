@@ -1,14 +1,16 @@
-"""Two lanes captured on one stream: what is asked for is noted, then the graph is taken apart.
+"""Two lanes captured as one chain of calls: what is asked for is noted, then it is taken apart.
 
-One stream, so that one lane is given the memory that the other has dropped. The allocator's own
-record says who was given what: before each call a mark is put into it, by a byte of another stream.
-In the graph each lane is a row of its own afterwards, which waits for the other where it has to
-(`lane_edges`).
+Memory of one stream is never lent to another. So lanes that share memory are captured on one
+stream, and one is given what the other has dropped; lanes with memory of their own have a stream
+each, and whenever the lane changes its stream waits for the other's, so that it is one chain
+nonetheless. The allocator's own record says who was given what: before each call a mark is put into
+it, by a byte of another stream. In the graph each lane is a row of its own afterwards, which waits
+for the other where it has to (`lane_edges`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -34,8 +36,10 @@ _MAX_ENTRIES = 2_000_000
 class Notes:
     """What is asked for, call by call, while a stream is captured."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device, slabs: Sequence[int]) -> None:
+        streams = [torch.cuda.Stream(device) for _ in slabs]  # type: ignore[no-untyped-call]
+        self.streams = [streams[lane % len(streams)] for lane in range(NUM_LANES)]
+        """Of each lane."""
         self.lane: list[int] = []
         """Of each call."""
         self.told: list[Edge] = []
@@ -43,16 +47,20 @@ class Notes:
         """Of one lane for the other, in the graph."""
         self._device = device
         self._marks = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._slabs = slabs
         self._ends: list[Nodes] = []
         self._is_capturing = False
+        self._now = 0
+        """The lane whose stream is the current one."""
 
     def begin_call(self, lane: int) -> None:
         """A call of a lane comes next."""
         if self._is_capturing:
             if self.lane:
-                self._ends.append(last_nodes(self.stream.cuda_stream))
+                self._ends.append(last_nodes(self.streams[self._now].cuda_stream))
             self.lane.append(lane)
             self._mark()
+        self._go_to(lane)
 
     def wait(self, awaited: int) -> None:
         """The call that is asked for waits for an earlier one."""
@@ -60,7 +68,34 @@ class Notes:
             self.told.append(Edge(awaited, len(self.lane) - 1))
 
     @contextmanager
-    def capture(self, graph: torch.cuda.CUDAGraph, slab_bytes: int) -> Iterator[None]:
+    def call_by_call(self) -> Iterator[None]:
+        """On the streams that are captured later, for which libraries make what they need."""
+        here = torch.cuda.current_stream(self._device)
+        self.streams[0].wait_stream(here)
+        with torch.cuda.stream(self.streams[0]), self._all_joined():
+            yield
+        here.wait_stream(self.streams[0])
+
+    @contextmanager
+    def _all_joined(self) -> Iterator[None]:
+        """The first lane's stream is the current one before and after."""
+        self._now = 0
+        try:
+            yield
+            self._go_to(0)
+        finally:
+            torch.cuda.set_stream(self.streams[0])
+
+    def _go_to(self, lane: int) -> None:
+        """What is asked for next is of this lane and comes after all before."""
+        before, after = self.streams[self._now], self.streams[lane]
+        self._now = lane
+        if before != after:
+            after.wait_stream(before)
+            torch.cuda.set_stream(after)
+
+    @contextmanager
+    def capture(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         """Capture what is asked for; the graph has its lanes afterwards and is ready."""
         self.lane, self.told, self._ends = [], [], []
         # As long as one mark is there, others find memory beside it; a capture must not ask for it.
@@ -70,16 +105,21 @@ class Notes:
         )
         try:
             # What another thread asks for meanwhile is no concern of this capture.
-            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="relaxed"):
-                if slab_bytes:
+            with (
+                torch.cuda.graph(graph, stream=self.streams[0], capture_error_mode="relaxed"),
+                self._all_joined(),
+            ):
+                for lane, num_bytes in enumerate(self._slabs):
                     # All that calls are given is cut from it.
-                    torch.UntypedStorage(slab_bytes, device=self._device)  # type: ignore[no-untyped-call]
+                    self._go_to(lane)
+                    if num_bytes:
+                        torch.UntypedStorage(num_bytes, device=self._device)  # type: ignore[no-untyped-call]
                 self._is_capturing = True
                 try:
                     yield
                 finally:
                     self._is_capturing = False
-                self._ends.append(last_nodes(self.stream.cuda_stream))
+                self._ends.append(last_nodes(self.streams[self._now].cuda_stream))
             trace = torch.cuda.memory._snapshot(self._device)["device_traces"]
         finally:
             torch.cuda.memory._record_memory_history(None)
@@ -94,8 +134,8 @@ class Notes:
         raw = graph.raw_cuda_graph()
         calls = calls_of(arrows_of(raw), self._ends)
         works = [bool(last) for last in calls.last]
-        streams = self.stream.cuda_stream, self._marks.cuda_stream
-        blocks = blocks_of(trace, *streams, len(self.lane))
+        streams = {stream.cuda_stream for stream in self.streams}
+        blocks = blocks_of(trace, streams, self._marks.cuda_stream, len(self.lane))
         pairs: list[tuple[int, int]] = [*lane_edges(self.lane, self.told, blocks, works)]
         self.num_waits = len(pairs)
         for lane in range(NUM_LANES):
@@ -106,7 +146,7 @@ class Notes:
 
 
 class NotedLane(Lane):
-    """A lane whose calls are noted; all lanes have one stream."""
+    """A lane whose calls are noted."""
 
     def __init__(self, device: torch.device, notes: Notes, which: int) -> None:
         super().__init__(device)

@@ -79,7 +79,9 @@ class Repeats(Generic[Captured]):
                 self.captured = capture()
             # Whatever a kernel or a library raises: steps go on without a graph.
             except Exception as error:
-                self.refusal = one_line(error)
+                # The end of a capture that has failed raises too, and says less than what failed.
+                causes = [error, *([error.__context__] if error.__context__ else [])]
+                self.refusal = "; after ".join(map(one_line, causes))
                 if torch.cuda.is_available():
                     torch.cuda.synchronize()
         self._num_alike += 1

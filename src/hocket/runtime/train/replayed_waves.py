@@ -1,11 +1,11 @@
-"""Replay two waves as one CUDA graph in which lanes run side by side in one memory.
+"""Replay two waves as one CUDA graph in which lanes run side by side.
 
 Two rows of small kernels leave a device idle while the host asks for them one by one, so that two
-streams gain little; a graph has both rows before it starts. The calls of both lanes are captured on
-one stream in the planned order and made two rows of the graph afterwards (`lane_notes`), so no more
-is held than planned. Libraries keep scratch memory of their own for each thread, so the second
-lane's calls are asked for by a second thread. The first steps run call by call in the same order
-(`repeats`).
+streams gain little; a graph has both rows before it starts. The calls of both lanes are captured
+one after the other in the planned order and made two rows of the graph afterwards (`lane_notes`),
+so no more is held than planned, in one memory or in one of each lane's own. Libraries keep scratch
+memory of their own for each thread, so the second lane's calls are asked for by a second thread.
+The first steps run call by call in the same order (`repeats`).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ReplayedWaves(Waves):
 
     def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
         super().__init__(programs, order, device)
-        self.notes = Notes(device)
+        self.notes = Notes(device, order.slabs)
         self._lanes = [NotedLane(device, self.notes, which) for which in range(NUM_LANES)]
-        self._beside = ThreadPoolExecutor(1, initializer=_enter, initargs=(self.notes.stream,))
+        self._beside = ThreadPoolExecutor(1, initializer=_enter, initargs=(self.notes.streams[1],))
         self.repeats: Repeats[_CapturedWaves] = Repeats()
 
     def carry(self, waves: Sequence[Wave], step: int) -> list[Carried]:
@@ -65,13 +65,8 @@ class ReplayedWaves(Waves):
         return [Carried(each.loss.clone(), cloned(each.outputs)) for each in found.outcomes]
 
     def _call_by_call(self, waves: Sequence[Wave], step: int) -> list[Carried]:
-        """On the stream that is captured later, for which libraries make what they need."""
-        here = torch.cuda.current_stream(self._device)
-        self.notes.stream.wait_stream(here)
-        with torch.cuda.stream(self.notes.stream):
-            found = super().carry(waves, step)
-        here.wait_stream(self.notes.stream)
-        return found
+        with self.notes.call_by_call():
+            return super().carry(waves, step)
 
     def _run(self, own: WaveStep, op: int, lane: int) -> None:
         if lane:
@@ -96,7 +91,7 @@ class ReplayedWaves(Waves):
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         tensors = self._programs.tensors
         try:
-            with self.notes.capture(graph, self._order.slab_bytes):
+            with self.notes.capture(graph):
                 outcomes = super().carry(static, step)
             gradients = {name: t.grad for name, t in tensors.items() if t.grad is not None}
             return _CapturedWaves(graph, read, scales, outcomes, gradients)

@@ -48,8 +48,8 @@ class WaveOrder(NamedTuple):
     """What an op waits for in the other lane so that results are those of accumulation."""
     num_ops: int
     """Of the graph, updates included."""
-    slab_bytes: int = 0
-    """What the planned addresses of both lanes take; 0 where none are planned."""
+    slabs: tuple[int, ...] = (0,)
+    """Bytes of the memory of both lanes, or of each lane's own; 0 where none is planned."""
     changes: Changes = "step"
     """After what parameters change."""
 
@@ -68,7 +68,7 @@ def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0)
         key = wait.wave, wait.op
         waits[key] = (*waits.get(key, ()), (wait.on_wave, wait.on_op))
     sequence = zip(wave[order].tolist(), op[order].tolist(), strict=True)
-    return WaveOrder(tuple(sequence), waits, problem.graph.num_ops, lanes.slab_bytes, lanes.changes)
+    return WaveOrder(tuple(sequence), waits, problem.graph.num_ops, lanes.slabs, lanes.changes)
 
 
 class Wave(NamedTuple):

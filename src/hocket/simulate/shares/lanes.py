@@ -89,6 +89,11 @@ def hold_back(graph: Graph, own: ReplicaCopy, lanes: Lanes, sheet: Sheet) -> Non
         raise CheckError(wrong.message, hint="plan this step again with hocket waves")
     if lanes.changes == "wave":
         _hold_changes(graph, own, sheet)
+    if lanes.apart_bytes:
+        name = f"room of each lane's own{own.label}"
+        _hold(
+            graph, own, sheet, sheet.add_tensors([name], bytes=lanes.apart_bytes, role=Role.BUFFER)
+        )
     for wait in dict.fromkeys(lane_waits(graph, lanes, len(own.passes))):
         waiting, awaited = (
             own.passes[wait.wave].op[wait.op],
@@ -108,7 +113,11 @@ def _hold_changes(graph: Graph, own: ReplicaCopy, sheet: Sheet) -> None:
     parameters = int(graph.tensor_bytes[is_parameter].sum())
     names = [f"parameters of lane {lane}{own.label}" for lane in range(len(LANE_STREAMS))]
     names.append(f"gradients of the wave before{own.label}")
-    held = sheet.add_tensors(names, bytes=parameters, role=Role.BUFFER)
+    _hold(graph, own, sheet, sheet.add_tensors(names, bytes=parameters, role=Role.BUFFER))
+
+
+def _hold(graph: Graph, own: ReplicaCopy, sheet: Sheet, held: IntArray) -> None:
+    """Have tensors on the device of a replica over all of the step."""
     ops = own.passes[0].op[pass_order(graph)]
     sheet.add_reads(np.repeat(ops[ops >= 0][:1], len(held)), held)
 
