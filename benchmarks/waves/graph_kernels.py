@@ -1,0 +1,295 @@
+"""What the nodes of a CUDA graph are, graphs made of others, and what a profiled replay tells.
+
+A node's kernel has a grid of blocks of threads; how many of those a multiprocessor takes at once
+hangs on threads, registers and shared memory of a block: the driver says it (`node_kernels`). When
+each kernel ran is in the trace of the profiler (`events_of`). These are plain lists, for JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hocket.plan.sections.lanes import NUM_LANES
+from hocket.runtime.train.graph_nodes import (
+    Arrow,
+    Nodes,
+    _do,
+    _new_nodes,
+    arrows_of,
+    calls_of,
+    change,
+    new_arrows,
+)
+from hocket.runtime.train.lane_edges import Blocks, lane_edges
+from hocket.runtime.train.lane_notes import Notes
+
+_KERNEL_NODE = 0
+_SHARED_BYTES, _REGISTERS = 1, 4
+"""Attributes of a function."""
+_DEVICE_EVENTS = "kernel", "gpu_memcpy", "gpu_memset"
+_STATIC = ("grid", "block", "registers per thread", "shared memory", "blocks per SM",
+           "warps per SM", "est. achieved occupancy %", "bytes")  # fmt: skip
+"""What a trace says of every run of a kernel alike."""
+_NO_BLOCKS = Blocks(*np.empty((4, 0), dtype=np.int64))
+_NUM_ROWS, _FEWEST, _MOST = 3, 7, 40
+"""Rows of launches that are timed, and how many each has."""
+_ROW_S = 0.06
+_NUM_AHEAD, _SLEEP_CYCLES = 5, 60_000_000
+"""Launches that the host asks for while the device sleeps, about 30 ms."""
+
+
+# ── nodes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _KernelParams(ctypes.Structure):
+    """``CUDA_KERNEL_NODE_PARAMS_v2``."""
+
+    _fields_ = (
+        ("func", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("params", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+def nodes_by_call(arrows: Iterable[Arrow], ends: Sequence[Nodes]) -> list[Nodes]:
+    """The nodes of each call of a captured chain, in order."""
+    into: dict[int, list[Arrow]] = {}
+    for arrow in arrows:
+        into.setdefault(arrow.dst, []).append(arrow)
+        into.setdefault(arrow.src, [])
+    owner: dict[int, int] = {}
+    found = []
+    for call, end in enumerate(ends):
+        for node in end:
+            into.setdefault(node, [])
+        own = tuple(reversed([*_new_nodes(end, into, owner)]))
+        owner.update(dict.fromkeys(own, call))
+        found.append(own)
+    return found
+
+
+def node_kernel(node: int) -> list[Any]:
+    """Kind of node; of kernels also name, grid, block, shared bytes asked for and of its own,
+    registers of a thread, and blocks that a multiprocessor takes at once."""
+    kind = ctypes.c_int()
+    _do("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
+    if kind.value != _KERNEL_NODE:
+        return [kind.value]
+    params = _KernelParams()
+    _do("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(params))
+    function = ctypes.c_void_p(params.func)
+    if not function.value:
+        _do("cuKernelGetFunction", ctypes.byref(function), ctypes.c_void_p(params.kernel))
+    name = ctypes.c_char_p()
+    _do("cuFuncGetName", ctypes.byref(name), function)
+    threads = params.block[0] * params.block[1] * params.block[2]
+    blocks = ctypes.c_int()
+    _do("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(blocks), function,
+        ctypes.c_int(threads), ctypes.c_size_t(params.shared_bytes))  # fmt: skip
+    own_bytes, registers = (_attribute(which, function) for which in (_SHARED_BYTES, _REGISTERS))
+    return [kind.value, (name.value or b"").decode(), [*params.grid], [*params.block],
+            params.shared_bytes, own_bytes, registers, blocks.value]  # fmt: skip
+
+
+def _attribute(which: int, function: ctypes.c_void_p) -> int:
+    value = ctypes.c_int()
+    _do("cuFuncGetAttribute", ctypes.byref(value), ctypes.c_int(which), function)
+    return value.value
+
+
+class OpenNotes(Notes):
+    """Notes that keep what was captured, so that lanes can be tied in other ways."""
+
+    graph: torch.cuda.CUDAGraph
+
+    def _take_apart(self, graph: torch.cuda.CUDAGraph, trace: list[Any]) -> None:
+        arrows = arrows_of(graph.raw_cuda_graph())
+        self.nodes, self._tied = nodes_by_call(arrows, self._ends), calls_of(arrows, self._ends)
+        self._call_of = {node: call for call, own in enumerate(self.nodes) for node in own}
+        super()._take_apart(graph, trace)
+        self.graph = graph
+
+    def waits(self) -> list[tuple[int, int]]:
+        """Calls of one lane that wait for calls of the other, as the graph has them now."""
+        ends = {(self._call_of[a.src], self._call_of[a.dst]) for a in self._arrows()}
+        return sorted(pair for pair in ends if self.lane[pair[0]] != self.lane[pair[1]])
+
+    def told_waits(self) -> list[tuple[int, int]]:
+        """Those that results ask for, whatever lies where."""
+        works = [bool(own) for own in self.nodes]
+        return [*map(tuple, lane_edges(self.lane, self.told, _NO_BLOCKS, works))]
+
+    def tie(self, waits: Sequence[tuple[int, int]]) -> None:
+        """Rows of the lanes, with these waits between them and no others."""
+        between = [a for a in self._arrows() if self._call_of[a.src] != self._call_of[a.dst]]
+        pairs = [*waits]
+        for lane in range(NUM_LANES):
+            own = [at for at, which in enumerate(self.lane) if which == lane and self.nodes[at]]
+            pairs += pairwise(own)
+        change(self.graph.raw_cuda_graph(), between, new_arrows(self._tied, pairs))
+        self.graph.instantiate()
+
+    def _arrows(self) -> list[Any]:
+        return arrows_of(self.graph.raw_cuda_graph())
+
+
+class Beside:
+    """Graphs as the rows of one: nothing of one waits for anything of another."""
+
+    def __init__(self, graphs: Sequence[torch.cuda.CUDAGraph]) -> None:
+        self._kept = graphs
+        whole, self._made = ctypes.c_void_p(), ctypes.c_void_p()
+        _do("cuGraphCreate", ctypes.byref(whole), ctypes.c_uint(0))
+        for graph in graphs:
+            node = ctypes.c_void_p()
+            _do("cuGraphAddChildGraphNode", ctypes.byref(node), whole, None, ctypes.c_size_t(0),
+                ctypes.c_void_p(graph.raw_cuda_graph()))  # fmt: skip
+        _do("cuGraphInstantiateWithFlags", ctypes.byref(self._made), whole, ctypes.c_ulonglong(0))
+
+    def replay(self) -> None:
+        """Launch all on the current stream."""
+        stream = torch.cuda.current_stream().cuda_stream
+        _do("cuGraphLaunch", self._made, ctypes.c_void_p(stream))
+
+
+# ── times ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Times(NamedTuple):
+    """Of one launch, in µs."""
+
+    back_to_back: list[float]
+    ahead: list[float]
+    """The same, when the host has asked for all before the first one begins."""
+    host: float
+    """Until the host is free again, with a device that has nothing to do."""
+
+
+def times_of(launch: Callable[[], Any]) -> Times:
+    """Rows of launches without a wait inside."""
+    once_us = [_row_us(launch, 1, sleeps=False) for _ in range(3)][-1]
+    count = max(_FEWEST, min(_MOST, round(1e6 * _ROW_S / once_us)))
+    rows = [_row_us(launch, count, sleeps=False) for _ in range(_NUM_ROWS)]
+    ahead = [_row_us(launch, _NUM_AHEAD, sleeps=True) for _ in range(_NUM_ROWS)]
+    hosts = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        launch()
+        hosts.append(1e6 * (time.perf_counter() - start))
+    torch.cuda.synchronize()
+    return Times(rows, ahead, statistics.median(hosts))
+
+
+def _row_us(launch: Callable[[], Any], count: int, *, sleeps: bool) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    if sleeps:
+        torch.cuda._sleep(_SLEEP_CYCLES)
+    start.record()
+    for _ in range(count):
+        launch()
+    end.record()
+    end.synchronize()
+    return 1e3 * start.elapsed_time(end) / count
+
+
+# ── traces ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Table:
+    """Values by number, each once."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._number: dict[str, int] = {}
+
+    def number(self, value: Any) -> int:
+        """That of a value, which is kept."""
+        key = json.dumps(value)
+        if key not in self._number:
+            self._number[key] = len(self.values)
+            self.values.append(value)
+        return self._number[key]
+
+
+def events_of(trace: dict[str, Any], kernels: Table) -> list[list[Any]]:
+    """What ran on the device: kernel, start and length in ns, stream, node; by start."""
+    found = []
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X" and event.get("cat") in _DEVICE_EVENTS:
+            told = event.get("args", {})
+            places = (told.get("occupancy") or {}).get("activeBlocksPerMultiprocessor")
+            kernel = kernels.number([event["name"], *(told.get(key) for key in _STATIC), places])
+            found.append([kernel, event["ts"], event["dur"], told.get("stream"),
+                          told.get("graph node id")])  # fmt: skip
+    found.sort(key=lambda row: row[1])
+    first = found[0][1] if found else 0.0
+    return [
+        [kernel, round(1e3 * (start - first)), round(1e3 * took), stream, node]
+        for kernel, start, took, stream, node in found
+    ]
+
+
+def profiled(launch: Callable[[], Any], times: int, kernels: Table) -> list[list[list[Any]]]:
+    """Events of each of some launches, one after the other; all in one list if they differ."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(times):
+            launch()
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = events_of(json.loads(path.read_text()), kernels)
+    if len(events) % times:
+        return [events]
+    size = len(events) // times
+    return [events[at : at + size] for at in range(0, len(events), size)]
+
+
+class Spans(NamedTuple):
+    """What the events of one launch come to, in µs."""
+
+    kernels: int
+    span_us: float
+    sum_us: float
+    """Of all kernels, one by one."""
+    idle_us: float
+    """No kernel runs."""
+    both_us: float
+    """Two or more run."""
+
+    def gap_us(self, rows: int) -> float:
+        """Between kernels of a row, where so many rows are there from beginning to end."""
+        return (rows * self.span_us - self.sum_us) / max(1, self.kernels)
+
+
+def spans_of(events: Sequence[Sequence[Any]]) -> Spans:
+    """Sums over the events of one launch, which are sorted by start."""
+    edges = sorted((at, step) for _, start, took, *_ in events
+                   for at, step in ((start, 1), (start + took, -1)))  # fmt: skip
+    idle = both = running = 0
+    for (at, step), (later, _) in pairwise(edges):
+        running += step
+        idle += (later - at) * (running == 0)
+        both += (later - at) * (running > 1)
+    total = sum(event[2] for event in events)
+    span = edges[-1][0] - edges[0][0] if edges else 0
+    return Spans(len(events), span / 1e3, total / 1e3, idle / 1e3, both / 1e3)

@@ -1,0 +1,374 @@
+"""Every kernel of a replayed step: when it ran, how long, and how much of the device it can take.
+
+    PYTHONPATH=src:benchmarks/waves python benchmarks/waves/step_kernels.py --seconds 150 --out FOLDER
+    … --toy     # on a processor, small: no kernels, all else
+
+For each workload the whole batch, one microbatch, two in one lane and two lanes, captured as the
+runtime does; the two lanes also without the waits for memory and without any (what they compute is
+wrong then, and nobody looks at it); and two microbatches with memory of their own as two graphs on
+two streams and as two rows of one graph. Of each the time of a step, without the profiler: back to
+back, and with a device that sleeps until the host has asked for all; what the host needs to launch;
+then all kernels of two replays. `tied_rows.py` has rows of equal kernels with waits between them.
+
+A line per form (``rows.jsonl``) and a file per workload (``NAME.json.gz``): ``kernels`` and
+``kinds`` are tables; a form has ``calls`` (wave, op), ``nodes`` of each call (numbers of ``kinds``:
+see `node_kernel`), ``waits`` (calls) and ``replays``: rows of kernel (a number of ``kernels``: name,
+then `graph_kernels._STATIC`, then blocks per multiprocessor), start ns, length ns, stream, node.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from all_rows import Started, Task
+from graph_kernels import (
+    Beside,
+    OpenNotes,
+    Table,
+    node_kernel,
+    profiled,
+    spans_of,
+    times_of,
+)
+from h200 import Case, one_lane, quickest
+from timing import GIB, Turns, options_of, settle
+from workloads import TOYS, WORKLOADS
+
+from hocket.plan.plan import Plan
+from hocket.runtime.sessions.waves import waved_loop
+from hocket.runtime.smaller import with_graph
+from hocket.runtime.train import replayed_waves
+from hocket.runtime.train.programs import Programs
+from hocket.runtime.train.waves import WaveOrder, Waves
+from hocket.simulate.shares.lanes import pass_order
+
+ASKED = ("ResNet-56, CIFAR, 32", "ResNet-56, CIFAR, 256", "Mixer, CIFAR, 64", "GPT-2 small 4 x 512")
+_WARM = 4
+"""Steps until all is captured."""
+_NUM_PROFILED, _NUM_KEPT = 3, 2
+_AGAIN = "one wave, again"
+
+
+# ── what is captured ─────────────────────────────────────────────────────────────────────────────
+
+
+class Captured(NamedTuple):
+    """Waves that were captured, or that run call by call on a processor."""
+
+    waves: Waves
+    order: WaveOrder
+    step: Callable[[], Any]
+    """A step as a loop makes it, where there is one."""
+
+    @property
+    def notes(self) -> OpenNotes:
+        """Of the graph."""
+        return self.waves.notes  # type: ignore[attr-defined, no-any-return]
+
+    def warm(self) -> Captured:
+        """Steps until there is a graph."""
+        for _ in range(_WARM):
+            self.step()
+        refusal = getattr(self.waves, "repeats", None) and self.waves.repeats.refusal  # type: ignore[attr-defined]
+        if refusal:
+            raise RuntimeError(f"was not captured: {refusal}")
+        return self
+
+
+def looped(case: Case, plan: Plan) -> Captured:
+    """A loop whose waves are in one lane or two."""
+    train = waved_loop(
+        case.outlook.fit.problem, plan, case.fresh(), case.batch, case.recipe, case.device
+    )
+    waves = train._carrier._waves
+    return Captured(waves, waves._order, lambda: train.step(case.batch))
+
+
+def chain(case: Case, size: int) -> Captured:
+    """One wave of so many samples, and no update."""
+    model = case.fresh()
+    batch = {name: rows[:size] for name, rows in case.batch.items()}
+    graph, program = case.recipe.trace(model, batch, "train")
+    problem = with_graph(case.outlook.fit.problem, graph)
+    plan = Plan(planner="one wave").placing(np.zeros(graph.num_ops, dtype=np.int32))
+    programs = Programs(
+        model, batch, case.recipe, problem, plan, program, [case.device], seed=None, outputs=False,
+        max_shapes=4, replay=True, is_ranked=False,
+    )  # fmt: skip
+    sequence = tuple((0, op) for op in pass_order(graph).tolist())
+    order = WaveOrder(sequence, {}, graph.num_ops)
+    waves = replayed_waves.make_waves(programs, order, case.device)
+
+    def step() -> None:
+        waves.train([batch], 1, [1.0])
+        model.zero_grad(set_to_none=True)
+
+    return Captured(waves, order, step)
+
+
+# ── one workload ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Found:
+    """What is known of a workload, written after every form."""
+
+    def __init__(self, name: str, case: Case, turns: Turns, out: Path) -> None:
+        self._name, self._case, self._turns = name, case, turns
+        self._path = out / f"{''.join(c if c.isalnum() else '-' for c in name)}.json.gz"
+        self.kernels, self.kinds = Table(), Table()
+        self.data: dict[str, Any] = {"workload": name, "samples": case.samples, "forms": {}}
+
+    def add(self, form: str, launch: Callable[[], Any], rows: int, **known: Any) -> None:
+        """Time and profile a form; ``rows`` of kernels are in it side by side."""
+        if self._case.device.type != "cuda":
+            launch()
+            self._keep(form, {**known, "replays": []})
+            return
+        times = times_of(launch)
+        found: dict[str, Any] = {**known, "times_us": times._asdict()}
+        replays = profiled(launch, _NUM_PROFILED, self.kernels)
+        found["replays"] = replays[-_NUM_KEPT:]
+        self._keep(form, found)
+        spans = spans_of(replays[-1])
+        self._turns.write(
+            self._name, form, step_us=statistics.median(times.back_to_back),
+            ahead_us=statistics.median(times.ahead), host_us=times.host,
+            spread=max(times.back_to_back) / min(times.back_to_back), kernels=spans.kernels,
+            profiled_us=spans.span_us, sum_us=spans.sum_us, idle_us=spans.idle_us,
+            both_us=spans.both_us, gap_us=spans.gap_us(rows), waits=len(known.get("waits", ())),
+        )  # fmt: skip
+
+    def fail(self, form: str) -> None:
+        """One form that cannot run must not hide the others."""
+        error = sys.exc_info()[1]
+        traceback.print_exc()
+        self._turns.write(self._name, form, failed=f"{type(error).__name__}: {str(error)[:300]}")
+
+    def _keep(self, form: str, found: dict[str, Any]) -> None:
+        self.data["forms"][form] = found
+        self.save()
+
+    def save(self) -> None:
+        """As a file."""
+        tables = {"kernels": self.kernels.values, "kinds": self.kinds.values}
+        text = json.dumps({**self.data, **tables}, separators=(",", ":"))
+        self._path.write_bytes(gzip.compress(text.encode()))
+
+
+class Systems(NamedTuple):
+    """All that is captured of a workload, made while others have the GPU."""
+
+    captured: dict[str, Captured]
+    whole: Callable[[], Any]
+    """A step of the whole batch with its update."""
+
+
+def systems(case: Case) -> Systems:
+    """Nothing runs yet."""
+    fit, half = case.outlook.fit, case.samples // 2
+    found = {
+        "whole batch": chain(case, case.samples),
+        "one wave": chain(case, half),
+        _AGAIN: chain(case, half),
+        "one lane": looped(case, one_lane(fit)),
+        "two lanes": looped(case, fit.plan_of(quickest(fit))),
+    }
+    return Systems(found, case.whole())
+
+
+def measure(found: Found, case: Case, made: Systems, *, is_safe: bool) -> None:
+    """All forms of a workload; the GPU is ours."""
+    for form, captured in made.captured.items():
+        try:
+            captured.warm()
+            if form != _AGAIN:
+                found.add(form, launch_of(captured), 1 + (form == "two lanes"), **told_of(captured))
+            if form == "two lanes":
+                found.add("two lanes, with update", captured.step, 2)
+        except Exception:
+            found.fail(form)
+    try:
+        for _ in range(_WARM):
+            made.whole()
+        found.add("whole batch, with update", made.whole, 1)
+    except Exception:
+        found.fail("whole batch, with update")
+    if case.device.type == "cuda":
+        compare_rows(found, made.captured, is_safe=is_safe)
+        for form, captured in made.captured.items():
+            name_kernels(found, form, captured)
+
+
+def compare_rows(found: Found, made: dict[str, Captured], *, is_safe: bool) -> None:
+    """Two rows that wait for less: in one memory if that ``is_safe``, and each in its own."""
+    if is_safe:
+        notes = made["two lanes"].notes
+        for form, waits in (("without waits for memory", notes.told_waits()), ("no waits", [])):
+            try:
+                notes.tie(waits)
+                found.add(f"two lanes, {form}", notes.graph.replay, 2, waits=waits)
+            except Exception:
+                found.fail(form)
+    try:
+        graphs = [made[form].notes.graph for form in ("one wave", _AGAIN)]
+        found.add("two rows, own memory", Beside(graphs).replay, 2)
+        found.add("two graphs on two streams", on_two_streams(graphs), 2)
+    except Exception:
+        found.fail("two rows, own memory")
+
+
+def on_two_streams(graphs: Sequence[torch.cuda.CUDAGraph]) -> Callable[[], None]:
+    """Both begin when what was before is over, and what follows waits for both."""
+    streams = [torch.cuda.Stream() for _ in graphs]
+
+    def launch() -> None:
+        here = torch.cuda.current_stream()
+        for stream, graph in zip(streams, graphs, strict=True):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                graph.replay()
+        for stream in streams:
+            here.wait_stream(stream)
+
+    return launch
+
+
+def launch_of(captured: Captured) -> Callable[[], Any]:
+    """The graph alone; on a processor a step."""
+    return captured.notes.graph.replay if hasattr(captured.waves, "notes") else captured.step
+
+
+def told_of(captured: Captured) -> dict[str, Any]:
+    """Which calls there are, and what waits for what."""
+    known: dict[str, Any] = {"calls": captured.order.sequence}
+    if hasattr(captured.waves, "notes"):
+        notes = captured.notes
+        known |= {"nodes": [len(own) for own in notes.nodes], "waits": notes.waits()}
+        known["told"] = notes.told_waits()
+    return known
+
+
+def name_kernels(found: Found, form: str, captured: Captured) -> None:
+    """The kernels of each call, last of all: the driver is asked in ways that nobody has tried."""
+    if form not in found.data["forms"]:
+        return
+    try:
+        found.data["forms"][form]["nodes"] = [
+            [found.kinds.number(node_kernel(node)) for node in own] for own in captured.notes.nodes
+        ]
+        found.save()
+    except Exception:
+        found.fail(f"kernels of {form}")
+
+
+def facts_of(case: Case) -> dict[str, Any]:
+    """Ops of both sizes with their predicted times, what was measured of each alone, the plan."""
+    fit = case.outlook.fit
+    profile = fit.problem.costs.settings.get("profile")
+    programs = {}
+    for form, (graph, _) in zip(("whole", "wave"), case._recorded, strict=True):
+        costs = with_graph(fit.problem, graph).costs
+        programs[form] = {
+            "signatures": graph.signatures, "signature": graph.op_signature.tolist(),
+            "kind": [graph.kind_of(op) for op in range(graph.num_ops)],
+            "phase": graph.op_phase.tolist(), "flops": graph.flops.tolist(),
+            "bytes": graph.bytes_touched.tolist(),
+            "predicted_us": [round(1e6 * seconds, 3) for seconds in costs.op_s[0].tolist()],
+        }  # fmt: skip
+    ways = {"whole": fit.plain, "one lane": fit.accumulated, "two lanes": quickest(fit)}
+    found = {
+        "programs": programs,
+        "alone_us": {entry["signature"]: round(1e6 * entry["seconds"], 3)
+                     for entry in profile["entries"]} if profile else {},
+        "predicted_step_us": {form: 1e6 * way.step_s for form, way in ways.items()},
+        "torch": str(torch.__version__), "cuda": torch.version.cuda,
+    }  # fmt: skip
+    if case.device.type == "cuda":
+        here = torch.cuda.get_device_properties(case.device)
+        found["device"] = {
+            "name": here.name, "multiprocessors": here.multi_processor_count,
+            "cache_bytes": here.L2_cache_size,
+        }  # fmt: skip
+    return found
+
+
+# ── all workloads ────────────────────────────────────────────────────────────────────────────────
+
+
+def one_process(options: argparse.Namespace) -> None:
+    """One workload, when it is its turn."""
+    device = torch.device("cpu") if options.toy else torch.device("cuda")
+    turns = Turns(options.turns, options.until)
+    # The runtime makes them when it makes waves.
+    replayed_waves.Notes = OpenNotes
+    for name, (build, samples) in (TOYS if options.toy else WORKLOADS).items():
+        if options.only in name:
+            case = Case(build, samples, device, int(options.cap * GIB))
+            turns.prepared()
+            case.price(turns)
+            found = Found(name, case, turns, options.out)
+            found.data |= facts_of(case)
+            made = systems(case)
+            with turns.turn():
+                # Words and positions by which calls look things up lie in memory of both lanes.
+                measure(found, case, made, is_safe="GPT" not in name)
+                settle(device)
+
+
+def main() -> int:
+    """A process for each workload; then the table."""
+    parser = options_of(__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--out", type=Path, default=Path())
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if not options.toy and not torch.cuda.is_available():
+        sys.exit("no CUDA device here: use --toy")
+    if options.turns:
+        one_process(options)
+        return 0
+    options.extra = ""
+    options.out.mkdir(parents=True, exist_ok=True)
+    until = time.time() + options.seconds - 5
+    out = ("--out", str(options.out))
+    asked = [name for name in (("Mixer, toy",) if options.toy else ASKED) if options.only in name]
+    tasks = [Task("step_kernels.py", name, out) for name in asked] + [Task("tied_rows.py", "")]
+    with tempfile.TemporaryDirectory() as folder:
+        started = Started(tasks, folder, until, options)
+        started.let_go(0.5 * options.seconds)
+        started.end(until)
+        rows = Path(folder) / "rows.jsonl"
+        if rows.exists():
+            shutil.copy(rows, options.out / "rows.jsonl")
+            print(table_of(rows))
+    return 0
+
+
+def table_of(rows: Path) -> str:
+    """A line per form."""
+    keys = ("step_us", "ahead_us", "host_us", "kernels", "profiled_us", "sum_us", "idle_us",
+            "both_us", "gap_us", "waits", "spread", "failed")  # fmt: skip
+    lines = [f"| workload | form | {' | '.join(keys)} |", "|---" * (len(keys) + 2) + "|"]
+    for line in rows.read_text().splitlines():
+        row = json.loads(line)
+        told = [f"{v:,.2f}" if isinstance(v := row.get(key, ""), float) else str(v) for key in keys]
+        lines.append(f"| {row['workload']} | {row['system']} | {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
