@@ -130,10 +130,20 @@ class OpenNotes(Notes):
         ends = {(self._call_of[a.src], self._call_of[a.dst]) for a in self._arrows()}
         return sorted(pair for pair in ends if self.lane[pair[0]] != self.lane[pair[1]])
 
-    def told_waits(self) -> list[tuple[int, int]]:
-        """Those that results ask for, whatever lies where."""
+    def told_waits(self, *, together: bool) -> list[tuple[int, int]]:
+        """Those that results ask for, whatever lies where; one for many calls, or each."""
         works = [bool(own) for own in self.nodes]
-        return [*map(tuple, lane_edges(self.lane, self.told, _NO_BLOCKS, works))]
+        if together:
+            return [*map(tuple, lane_edges(self.lane, self.told, _NO_BLOCKS, works))]
+        passed = [-1] * NUM_LANES
+        found = []
+        for awaited, waiting in sorted(self.told, key=lambda edge: edge.waiting):
+            lane = self.lane[waiting]
+            is_needed = lane != self.lane[awaited] and awaited > passed[lane]
+            if is_needed and works[awaited] and works[waiting]:
+                passed[lane] = awaited
+                found.append((awaited, waiting))
+        return found
 
     def tie(self, waits: Sequence[tuple[int, int]]) -> None:
         """Rows of the lanes, with these waits between them and no others."""

@@ -4,9 +4,9 @@
     … --toy     # on a processor, small: no kernels, all else
 
 For each workload the whole batch, one microbatch, two in one lane and two lanes, captured as the
-runtime does; the two lanes also without the waits for memory and without any (what they compute is
-wrong then, and nobody looks at it); and two microbatches with memory of their own as two graphs on
-two streams and as two rows of one graph. Of each the time of a step, without the profiler: back to
+runtime does; the two lanes as planned, in one memory, in one memory without the waits for it, with
+a wait for each result and without any (what they compute may be wrong then, and nobody looks at
+it); and two microbatches that share nothing as two rows of one graph and as two graphs. Of each the time of a step, without the profiler: back to
 back, and with a device that sleeps until the host has asked for all; what the host needs to launch;
 then all kernels of two replays. `tied_rows.py` has rows of equal kernels with waits between them.
 
@@ -44,7 +44,7 @@ from graph_kernels import (
     spans_of,
     times_of,
 )
-from h200 import Case, one_lane, quickest
+from h200 import Case, one_lane, quickest, shared
 from timing import GIB, Turns, options_of, settle
 from workloads import TOYS, WORKLOADS
 
@@ -60,7 +60,7 @@ ASKED = ("ResNet-56, CIFAR, 32", "ResNet-56, CIFAR, 256", "Mixer, CIFAR, 64", "G
 _WARM = 4
 """Steps until all is captured."""
 _NUM_PROFILED, _NUM_KEPT = 3, 2
-_AGAIN = "one wave, again"
+_AGAIN, _LANES, _SHARED = "one wave, again", "two lanes", "two lanes, shared memory"
 
 
 # ── what is captured ─────────────────────────────────────────────────────────────────────────────
@@ -180,13 +180,16 @@ class Systems(NamedTuple):
 def systems(case: Case) -> Systems:
     """Nothing runs yet."""
     fit, half = case.outlook.fit, case.samples // 2
+    quick, mixed = quickest(fit), shared(fit)
     found = {
         "whole batch": chain(case, case.samples),
         "one wave": chain(case, half),
         _AGAIN: chain(case, half),
         "one lane": looped(case, one_lane(fit)),
-        "two lanes": looped(case, fit.plan_of(quickest(fit))),
+        _LANES: looped(case, fit.plan_of(quick)),
     }
+    if mixed is not quick:
+        found[_SHARED] = looped(case, fit.plan_of(mixed))
     return Systems(found, case.whole())
 
 
@@ -196,9 +199,10 @@ def measure(found: Found, case: Case, made: Systems, *, is_safe: bool) -> None:
         try:
             captured.warm()
             if form != _AGAIN:
-                found.add(form, launch_of(captured), 1 + (form == "two lanes"), **told_of(captured))
-            if form == "two lanes":
-                found.add("two lanes, with update", captured.step, 2)
+                num_rows = 2 if form in (_LANES, _SHARED) else 1
+                found.add(form, launch_of(captured), num_rows, **told_of(captured))
+            if form == _LANES:
+                found.add(f"{_LANES}, with update", captured.step, 2)
         except Exception:
             found.fail(form)
     try:
@@ -214,21 +218,25 @@ def measure(found: Found, case: Case, made: Systems, *, is_safe: bool) -> None:
 
 
 def compare_rows(found: Found, made: dict[str, Captured], *, is_safe: bool) -> None:
-    """Two rows that wait for less: in one memory if that ``is_safe``, and each in its own."""
-    if is_safe:
-        notes = made["two lanes"].notes
-        for form, waits in (("without waits for memory", notes.told_waits()), ("no waits", [])):
+    """Two rows that wait less, or more often; in one memory only if that ``is_safe``."""
+    ties: list[tuple[str, str, bool | None]] = [(_SHARED, "waits for results", True)]
+    if is_safe or _SHARED in made:
+        ties += [(_LANES, "a wait for each result", False), (_LANES, "no waits", None)]
+    for form, how, together in ties:
+        if form in made and (form != _SHARED or is_safe):
             try:
+                notes = made[form].notes
+                waits = [] if together is None else notes.told_waits(together=together)
                 notes.tie(waits)
-                found.add(f"two lanes, {form}", notes.graph.replay, 2, waits=waits)
+                found.add(f"{form}, {how}", notes.graph.replay, 2, waits=waits)
             except Exception:
-                found.fail(form)
+                found.fail(f"{form}, {how}")
     try:
         graphs = [made[form].notes.graph for form in ("one wave", _AGAIN)]
-        found.add("two rows, own memory", Beside(graphs).replay, 2)
+        found.add("two rows, nothing shared", Beside(graphs).replay, 2)
         found.add("two graphs on two streams", on_two_streams(graphs), 2)
     except Exception:
-        found.fail("two rows, own memory")
+        found.fail("two rows, nothing shared")
 
 
 def on_two_streams(graphs: Sequence[torch.cuda.CUDAGraph]) -> Callable[[], None]:
@@ -258,7 +266,6 @@ def told_of(captured: Captured) -> dict[str, Any]:
     if hasattr(captured.waves, "notes"):
         notes = captured.notes
         known |= {"nodes": [len(own) for own in notes.nodes], "waits": notes.waits()}
-        known["told"] = notes.told_waits()
     return known
 
 
@@ -294,6 +301,8 @@ def facts_of(case: Case) -> dict[str, Any]:
         "programs": programs,
         "alone_us": {entry["signature"]: round(1e6 * entry["seconds"], 3)
                      for entry in profile["entries"]} if profile else {},
+        "lanes": {form: way.lanes.to_data() for form, way in
+                  ((_LANES, quickest(fit)), (_SHARED, shared(fit))) if way.lanes},
         "predicted_step_us": {form: 1e6 * way.step_s for form, way in ways.items()},
         "torch": str(torch.__version__), "cuda": torch.version.cuda,
     }  # fmt: skip
