@@ -1,8 +1,7 @@
-"""What the nodes of a CUDA graph are, graphs made of others, and what a profiled replay tells.
+"""A CUDA graph made of others, times of one, and what a profiled replay tells of every kernel.
 
-A node's kernel has a grid of blocks of threads; how many of those a multiprocessor takes at once
-hangs on threads, registers and shared memory of a block: the driver says it (`node_kernels`). When
-each kernel ran is in the trace of the profiler (`events_of`). These are plain lists, for JSON.
+When each kernel ran, and the threads, registers and shared memory of its blocks, is in the trace of
+the profiler (`events_of`). These are plain lists, for JSON.
 """
 
 from __future__ import annotations
@@ -12,36 +11,19 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from hocket.plan.sections.lanes import NUM_LANES
-from hocket.runtime.train.graph_nodes import (
-    Arrow,
-    Nodes,
-    _do,
-    _new_nodes,
-    arrows_of,
-    calls_of,
-    change,
-    new_arrows,
-)
-from hocket.runtime.train.lane_edges import Blocks, lane_edges
-from hocket.runtime.train.lane_notes import Notes
+from hocket.runtime.train.graph_nodes import _do
 
-_KERNEL_NODE = 0
-_SHARED_BYTES, _REGISTERS = 1, 4
-"""Attributes of a function."""
 _DEVICE_EVENTS = "kernel", "gpu_memcpy", "gpu_memset"
 _STATIC = ("grid", "block", "registers per thread", "shared memory", "blocks per SM",
            "warps per SM", "est. achieved occupancy %", "bytes")  # fmt: skip
 """What a trace says of every run of a kernel alike."""
-_NO_BLOCKS = Blocks(*np.empty((4, 0), dtype=np.int64))
 _NUM_ROWS, _FEWEST, _MOST = 3, 7, 40
 """Rows of launches that are timed, and how many each has."""
 _ROW_S = 0.06
@@ -49,114 +31,7 @@ _NUM_AHEAD, _SLEEP_CYCLES = 5, 60_000_000
 """Launches that the host asks for while the device sleeps, about 30 ms."""
 
 
-# ── nodes ────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _KernelParams(ctypes.Structure):
-    """``CUDA_KERNEL_NODE_PARAMS_v2``."""
-
-    _fields_ = (
-        ("func", ctypes.c_void_p),
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("params", ctypes.c_void_p),
-        ("extra", ctypes.c_void_p),
-        ("kernel", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-    )
-
-
-def nodes_by_call(arrows: Iterable[Arrow], ends: Sequence[Nodes]) -> list[Nodes]:
-    """The nodes of each call of a captured chain, in order."""
-    into: dict[int, list[Arrow]] = {}
-    for arrow in arrows:
-        into.setdefault(arrow.dst, []).append(arrow)
-        into.setdefault(arrow.src, [])
-    owner: dict[int, int] = {}
-    found = []
-    for call, end in enumerate(ends):
-        for node in end:
-            into.setdefault(node, [])
-        own = tuple(reversed([*_new_nodes(end, into, owner)]))
-        owner.update(dict.fromkeys(own, call))
-        found.append(own)
-    return found
-
-
-def node_kernel(node: int) -> list[Any]:
-    """Kind of node; of kernels also name, grid, block, shared bytes asked for and of its own,
-    registers of a thread, and blocks that a multiprocessor takes at once."""
-    kind = ctypes.c_int()
-    _do("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
-    if kind.value != _KERNEL_NODE:
-        return [kind.value]
-    params = _KernelParams()
-    _do("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(params))
-    function = ctypes.c_void_p(params.func)
-    if not function.value:
-        _do("cuKernelGetFunction", ctypes.byref(function), ctypes.c_void_p(params.kernel))
-    name = ctypes.c_char_p()
-    _do("cuFuncGetName", ctypes.byref(name), function)
-    threads = params.block[0] * params.block[1] * params.block[2]
-    blocks = ctypes.c_int()
-    _do("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(blocks), function,
-        ctypes.c_int(threads), ctypes.c_size_t(params.shared_bytes))  # fmt: skip
-    own_bytes, registers = (_attribute(which, function) for which in (_SHARED_BYTES, _REGISTERS))
-    return [kind.value, (name.value or b"").decode(), [*params.grid], [*params.block],
-            params.shared_bytes, own_bytes, registers, blocks.value]  # fmt: skip
-
-
-def _attribute(which: int, function: ctypes.c_void_p) -> int:
-    value = ctypes.c_int()
-    _do("cuFuncGetAttribute", ctypes.byref(value), ctypes.c_int(which), function)
-    return value.value
-
-
-class OpenNotes(Notes):
-    """Notes that keep what was captured, so that lanes can be tied in other ways."""
-
-    graph: torch.cuda.CUDAGraph
-
-    def _take_apart(self, graph: torch.cuda.CUDAGraph, trace: list[Any]) -> None:
-        arrows = arrows_of(graph.raw_cuda_graph())
-        self.nodes, self._tied = nodes_by_call(arrows, self._ends), calls_of(arrows, self._ends)
-        self._call_of = {node: call for call, own in enumerate(self.nodes) for node in own}
-        super()._take_apart(graph, trace)
-        self.graph = graph
-
-    def waits(self) -> list[tuple[int, int]]:
-        """Calls of one lane that wait for calls of the other, as the graph has them now."""
-        ends = {(self._call_of[a.src], self._call_of[a.dst]) for a in self._arrows()}
-        return sorted(pair for pair in ends if self.lane[pair[0]] != self.lane[pair[1]])
-
-    def told_waits(self, *, together: bool) -> list[tuple[int, int]]:
-        """Those that results ask for, whatever lies where; one for many calls, or each."""
-        works = [bool(own) for own in self.nodes]
-        if together:
-            return [*map(tuple, lane_edges(self.lane, self.told, _NO_BLOCKS, works))]
-        passed = [-1] * NUM_LANES
-        found = []
-        for awaited, waiting in sorted(self.told, key=lambda edge: edge.waiting):
-            lane = self.lane[waiting]
-            is_needed = lane != self.lane[awaited] and awaited > passed[lane]
-            if is_needed and works[awaited] and works[waiting]:
-                passed[lane] = awaited
-                found.append((awaited, waiting))
-        return found
-
-    def tie(self, waits: Sequence[tuple[int, int]]) -> None:
-        """Rows of the lanes, with these waits between them and no others."""
-        between = [a for a in self._arrows() if self._call_of[a.src] != self._call_of[a.dst]]
-        pairs = [*waits]
-        for lane in range(NUM_LANES):
-            own = [at for at, which in enumerate(self.lane) if which == lane and self.nodes[at]]
-            pairs += pairwise(own)
-        change(self.graph.raw_cuda_graph(), between, new_arrows(self._tied, pairs))
-        self.graph.instantiate()
-
-    def _arrows(self) -> list[Any]:
-        return arrows_of(self.graph.raw_cuda_graph())
+# ── graphs ───────────────────────────────────────────────────────────────────────────────────────
 
 
 class Beside:
@@ -240,20 +115,18 @@ class Table:
 
 
 def events_of(trace: dict[str, Any], kernels: Table) -> list[list[Any]]:
-    """What ran on the device: kernel, start and length in ns, stream, node; by start."""
+    """What ran on the device: kernel, start and length in ns, stream; by start."""
     found = []
     for event in trace["traceEvents"]:
         if event.get("ph") == "X" and event.get("cat") in _DEVICE_EVENTS:
             told = event.get("args", {})
-            places = (told.get("occupancy") or {}).get("activeBlocksPerMultiprocessor")
-            kernel = kernels.number([event["name"], *(told.get(key) for key in _STATIC), places])
-            found.append([kernel, event["ts"], event["dur"], told.get("stream"),
-                          told.get("graph node id")])  # fmt: skip
+            kernel = kernels.number([event["name"], *(told.get(key) for key in _STATIC)])
+            found.append((kernel, event["ts"], event["dur"], told.get("stream")))
     found.sort(key=lambda row: row[1])
     first = found[0][1] if found else 0.0
     return [
-        [kernel, round(1e3 * (start - first)), round(1e3 * took), stream, node]
-        for kernel, start, took, stream, node in found
+        [kernel, round(1e3 * (start - first)), round(1e3 * took), stream]
+        for kernel, start, took, stream in found
     ]
 
 

@@ -1,24 +1,26 @@
 """Every kernel of a replayed step: when it ran, how long, and how much of the device it can take.
 
-    PYTHONPATH=src:benchmarks/waves python benchmarks/waves/step_kernels.py --seconds 150 --out FOLDER
+    PYTHONPATH=src:benchmarks/waves python benchmarks/waves/step_kernels.py --seconds 115 --out FOLDER
     … --toy     # on a processor, small: no kernels, all else
 
-For each workload the whole batch, one microbatch, two in one lane and two lanes, captured as the
-runtime does; the two lanes as planned, in one memory, in one memory without the waits for it, with
-a wait for each result and without any (what they compute may be wrong then, and nobody looks at
-it); and two microbatches that share nothing as two rows of one graph and as two graphs. Of each the time of a step, without the profiler: back to
-back, and with a device that sleeps until the host has asked for all; what the host needs to launch;
-then all kernels of two replays. `tied_rows.py` has rows of equal kernels with waits between them.
+For each workload the whole batch, one microbatch, two in one lane, two lanes as planned and in one
+memory, captured as the runtime does, and two microbatches that share nothing as two rows of one
+graph. Of each the time of a step, without the profiler: back to back, and with a device that sleeps
+until the host has asked for all; what the host needs to launch; then all kernels of two replays.
+`tied_rows.py` has rows of equal kernels with waits between them. A form that takes longer than
+`_LIMIT_S` ends its process, and the others get their turns. (Lanes in one memory without the waits
+for it are not among the forms: kernels that count in memory which another overwrites never end.)
 
-A line per form (``rows.jsonl``) and a file per workload (``NAME.json.gz``): ``kernels`` and
-``kinds`` are tables; a form has ``calls`` (wave, op), ``nodes`` of each call (numbers of ``kinds``:
-see `node_kernel`), ``waits`` (calls) and ``replays``: rows of kernel (a number of ``kernels``: name,
-then `graph_kernels._STATIC`, then blocks per multiprocessor), start ns, length ns, stream, node.
+A line per form (``rows.jsonl``) and a file per workload (``NAME.json.gz``): ``kernels`` is a table;
+a form has ``calls`` (wave, op), ``nodes`` (how many each call has), ``waits`` (calls) and
+``replays``: rows of kernel (a number of ``kernels``: name, then `graph_kernels._STATIC`), start ns,
+length ns, stream.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gzip
 import json
 import shutil
@@ -28,42 +30,63 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from all_rows import Started, Task
-from graph_kernels import (
-    Beside,
-    OpenNotes,
-    Table,
-    node_kernel,
-    profiled,
-    spans_of,
-    times_of,
-)
+from graph_kernels import Beside, Table, profiled, spans_of, times_of
 from h200 import Case, one_lane, quickest, shared
-from timing import GIB, Turns, options_of, settle
+from timing import GIB, Turns, options_of
 from workloads import TOYS, WORKLOADS
 
 from hocket.plan.plan import Plan
 from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.smaller import with_graph
 from hocket.runtime.train import replayed_waves
+from hocket.runtime.train.graph_nodes import arrows_of, calls_of
+from hocket.runtime.train.lane_notes import Notes
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.waves import WaveOrder, Waves
 from hocket.simulate.shares.lanes import pass_order
 
-ASKED = ("ResNet-56, CIFAR, 32", "ResNet-56, CIFAR, 256", "Mixer, CIFAR, 64", "GPT-2 small 4 x 512")
+ASKED = ("ResNet-56, CIFAR, 256", "Mixer, CIFAR, 64", "BERT-base 16 x 128", "GPT-2 small 4 x 512",
+         "ResNet-56, CIFAR, 32", "LSTM 2 x 512")  # fmt: skip
+_LIMIT_S = 12
+"""Of one form; most take two."""
 _WARM = 4
 """Steps until all is captured."""
 _NUM_PROFILED, _NUM_KEPT = 3, 2
 _AGAIN, _LANES, _SHARED = "one wave, again", "two lanes", "two lanes, shared memory"
+_APART = "two rows, nothing shared"
 
 
 # ── what is captured ─────────────────────────────────────────────────────────────────────────────
+
+
+class OpenNotes(Notes):
+    """Notes that keep the graph, how many nodes each call has, and which calls wait for which."""
+
+    graph: torch.cuda.CUDAGraph
+    num_nodes: list[int]
+    waits: list[tuple[int, int]]
+
+    def _take_apart(self, graph: torch.cuda.CUDAGraph, trace: list[Any]) -> None:
+        tied = calls_of(arrows_of(graph.raw_cuda_graph()), self._ends)
+        super()._take_apart(graph, trace)
+        call_of = {node: call for own in (tied.first, tied.last) for call, nodes in enumerate(own)
+                   for node in nodes}  # fmt: skip
+        ends = {(call_of.get(a.src), call_of.get(a.dst))
+                for a in arrows_of(graph.raw_cuda_graph())}  # fmt: skip
+        self.graph, self.num_nodes = graph, tied.num_nodes
+        self.waits = sorted(
+            (a, b)
+            for a, b in ends
+            if a is not None and b is not None and self.lane[a] != self.lane[b]
+        )
 
 
 class Captured(NamedTuple):
@@ -129,7 +152,7 @@ class Found:
     def __init__(self, name: str, case: Case, turns: Turns, out: Path) -> None:
         self._name, self._case, self._turns = name, case, turns
         self._path = out / f"{''.join(c if c.isalnum() else '-' for c in name)}.json.gz"
-        self.kernels, self.kinds = Table(), Table()
+        self.kernels = Table()
         self.data: dict[str, Any] = {"workload": name, "samples": case.samples, "forms": {}}
 
     def add(self, form: str, launch: Callable[[], Any], rows: int, **known: Any) -> None:
@@ -164,95 +187,52 @@ class Found:
 
     def save(self) -> None:
         """As a file."""
-        tables = {"kernels": self.kernels.values, "kinds": self.kinds.values}
-        text = json.dumps({**self.data, **tables}, separators=(",", ":"))
+        text = json.dumps({**self.data, "kernels": self.kernels.values}, separators=(",", ":"))
         self._path.write_bytes(gzip.compress(text.encode()))
 
 
-class Systems(NamedTuple):
-    """All that is captured of a workload, made while others have the GPU."""
-
-    captured: dict[str, Captured]
-    whole: Callable[[], Any]
-    """A step of the whole batch with its update."""
-
-
-def systems(case: Case) -> Systems:
-    """Nothing runs yet."""
+def systems(case: Case) -> dict[str, Captured]:
+    """All that is captured of a workload, made while others have the GPU; nothing runs yet."""
     fit, half = case.outlook.fit, case.samples // 2
     quick, mixed = quickest(fit), shared(fit)
     found = {
         "whole batch": chain(case, case.samples),
         "one wave": chain(case, half),
-        _AGAIN: chain(case, half),
         "one lane": looped(case, one_lane(fit)),
         _LANES: looped(case, fit.plan_of(quick)),
     }
     if mixed is not quick:
         found[_SHARED] = looped(case, fit.plan_of(mixed))
-    return Systems(found, case.whole())
+    found[_AGAIN] = chain(case, half)
+    return found
 
 
-def measure(found: Found, case: Case, made: Systems, *, is_safe: bool) -> None:
+def measure(found: Found, made: dict[str, Captured], device: torch.device) -> None:
     """All forms of a workload; the GPU is ours."""
-    for form, captured in made.captured.items():
-        try:
+    for form, captured in made.items():
+        with tried(found, form):
             captured.warm()
             if form != _AGAIN:
                 num_rows = 2 if form in (_LANES, _SHARED) else 1
                 found.add(form, launch_of(captured), num_rows, **told_of(captured))
             if form == _LANES:
                 found.add(f"{_LANES}, with update", captured.step, 2)
-        except Exception:
-            found.fail(form)
+    if device.type == "cuda":
+        with tried(found, _APART):
+            graphs = [made[form].notes.graph for form in ("one wave", _AGAIN)]
+            found.add(_APART, Beside(graphs).replay, 2)
+
+
+@contextmanager
+def tried(found: Found, form: str) -> Iterator[None]:
+    """One form that fails must not hide the others, one that never ends not the other workloads."""
+    faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
     try:
-        for _ in range(_WARM):
-            made.whole()
-        found.add("whole batch, with update", made.whole, 1)
+        yield
     except Exception:
-        found.fail("whole batch, with update")
-    if case.device.type == "cuda":
-        compare_rows(found, made.captured, is_safe=is_safe)
-        for form, captured in made.captured.items():
-            name_kernels(found, form, captured)
-
-
-def compare_rows(found: Found, made: dict[str, Captured], *, is_safe: bool) -> None:
-    """Two rows that wait less, or more often; in one memory only if that ``is_safe``."""
-    ties: list[tuple[str, str, bool | None]] = [(_SHARED, "waits for results", True)]
-    if is_safe or _SHARED in made:
-        ties += [(_LANES, "a wait for each result", False), (_LANES, "no waits", None)]
-    for form, how, together in ties:
-        if form in made and (form != _SHARED or is_safe):
-            try:
-                notes = made[form].notes
-                waits = [] if together is None else notes.told_waits(together=together)
-                notes.tie(waits)
-                found.add(f"{form}, {how}", notes.graph.replay, 2, waits=waits)
-            except Exception:
-                found.fail(f"{form}, {how}")
-    try:
-        graphs = [made[form].notes.graph for form in ("one wave", _AGAIN)]
-        found.add("two rows, nothing shared", Beside(graphs).replay, 2)
-        found.add("two graphs on two streams", on_two_streams(graphs), 2)
-    except Exception:
-        found.fail("two rows, nothing shared")
-
-
-def on_two_streams(graphs: Sequence[torch.cuda.CUDAGraph]) -> Callable[[], None]:
-    """Both begin when what was before is over, and what follows waits for both."""
-    streams = [torch.cuda.Stream() for _ in graphs]
-
-    def launch() -> None:
-        here = torch.cuda.current_stream()
-        for stream, graph in zip(streams, graphs, strict=True):
-            stream.wait_stream(here)
-            with torch.cuda.stream(stream):
-                graph.replay()
-        for stream in streams:
-            here.wait_stream(stream)
-
-    return launch
+        found.fail(form)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def launch_of(captured: Captured) -> Callable[[], Any]:
@@ -265,21 +245,8 @@ def told_of(captured: Captured) -> dict[str, Any]:
     known: dict[str, Any] = {"calls": captured.order.sequence}
     if hasattr(captured.waves, "notes"):
         notes = captured.notes
-        known |= {"nodes": [len(own) for own in notes.nodes], "waits": notes.waits()}
+        known |= {"nodes": notes.num_nodes, "waits": notes.waits}
     return known
-
-
-def name_kernels(found: Found, form: str, captured: Captured) -> None:
-    """The kernels of each call, last of all: the driver is asked in ways that nobody has tried."""
-    if form not in found.data["forms"]:
-        return
-    try:
-        found.data["forms"][form]["nodes"] = [
-            [found.kinds.number(node_kernel(node)) for node in own] for own in captured.notes.nodes
-        ]
-        found.save()
-    except Exception:
-        found.fail(f"kernels of {form}")
 
 
 def facts_of(case: Case) -> dict[str, Any]:
@@ -333,15 +300,13 @@ def one_process(options: argparse.Namespace) -> None:
             found.data |= facts_of(case)
             made = systems(case)
             with turns.turn():
-                # Words and positions by which calls look things up lie in memory of both lanes.
-                measure(found, case, made, is_safe="GPT" not in name)
-                settle(device)
+                measure(found, made, device)
 
 
 def main() -> int:
     """A process for each workload; then the table."""
     parser = options_of(__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=150)
+    parser.add_argument("--seconds", type=float, default=115)
     parser.add_argument("--out", type=Path, default=Path())
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -358,7 +323,7 @@ def main() -> int:
     tasks = [Task("step_kernels.py", name, out) for name in asked] + [Task("tied_rows.py", "")]
     with tempfile.TemporaryDirectory() as folder:
         started = Started(tasks, folder, until, options)
-        started.let_go(0.5 * options.seconds)
+        started.let_go(0.35 * options.seconds)
         started.end(until)
         rows = Path(folder) / "rows.jsonl"
         if rows.exists():

@@ -88,6 +88,7 @@ class Tied(NamedTuple):
     last: list[Nodes]
     between: list[Arrow]
     """Edges from one call to another."""
+    num_nodes: list[int]
 
 
 def calls_of(arrows: Iterable[Arrow], ends: Sequence[Nodes]) -> Tied:
@@ -99,7 +100,7 @@ def calls_of(arrows: Iterable[Arrow], ends: Sequence[Nodes]) -> Tied:
     for arrow in arrows:
         into[arrow.dst].append(arrow)
     owner: dict[int, int] = {}
-    first, last, between = [], [], []
+    first, last, between, num_nodes = [], [], [], []
     for call, end in enumerate(ends):
         own = list(_new_nodes(end, into, owner))
         owner.update(dict.fromkeys(own, call))
@@ -108,7 +109,8 @@ def calls_of(arrows: Iterable[Arrow], ends: Sequence[Nodes]) -> Tied:
         begun = {a.dst for a in entering} | {node for node in own if not into[node]}
         first.append(tuple(node for node in own if node in begun))
         last.append(tuple(node for node in end if owner[node] == call))
-    return Tied(first, last, between)
+        num_nodes.append(len(own))
+    return Tied(first, last, between, num_nodes)
 
 
 def _new_nodes(end: Nodes, into: dict[int, list[Arrow]], owner: dict[int, int]) -> Iterator[int]:
