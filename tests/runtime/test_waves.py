@@ -13,6 +13,7 @@ import hocket
 from hocket.api import make_problem, run_plan
 from hocket.base.errors import CheckError, UsageError
 from hocket.base.units import format_bytes
+from hocket.capture.attention import ACCELERATOR
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
@@ -29,7 +30,7 @@ from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.train.divided.turns import Partitions, turn_slots
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
-from hocket.runtime.train.waves import wave_order
+from hocket.runtime.train.waves import WaveWarning, wave_order
 from hocket.simulate.shares.lanes import pass_order
 from hocket.simulate.verify import verify
 from hocket.view.measured import shares_run_table
@@ -53,10 +54,10 @@ class Net(nn.Module):
         return self.out(self.body(self.out(rows))).pow(2).mean()
 
 
-def fitted(depth):
+def fitted(depth, device=ACCELERATOR):
     torch.manual_seed(0)
     model, batch = Net(depth=depth), torch.randn(1024, 32)
-    graph = capture_sizes(model, batch)
+    graph = capture_sizes(model, batch, device=device)
     problem = make_problem(graph, "1xv100-16g")
     return model, batch, fit_waves(problem, num_waves=4)
 
@@ -109,9 +110,56 @@ def test_whenever_the_second_wave_begins_losses_are_the_same(case, start):
     assert format_bytes(result.peak_bytes["gpu0"]) in told
 
 
+class Looks(nn.Module):
+    """Looks at its weights in another way where they lie in one storage, as cuDNN's layers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+
+    def forward(self, rows):
+        for layer in self.layers:
+            weight = layer.weight
+            if weight.storage_offset():
+                weight = weight.flatten().view(weight.shape)
+            rows = nn.functional.linear(rows, weight, layer.bias).relu()
+        return rows.pow(2).mean()
+
+
+def in_one_storage(model):
+    """The same model, its parameters views of one flat tensor."""
+    model = copy.deepcopy(model)
+    parameters = [*model.parameters()]
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    parts = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part.view(parameter.shape)
+    return model
+
+
+def test_views_of_parameters_that_lie_otherwise_leave_waves_in_lanes():
+    torch.manual_seed(0)
+    model, batch = Looks(), torch.randn(64, 16)
+    fit = fit_waves(make_problem(capture_sizes(model, batch), "1xv100-16g"), num_waves=4)
+    flat = in_one_storage(model)
+    graphs = [capture_sizes(each, batch) for each in (model, flat)]
+    views = [int(graph.only_looks.sum()) for graph in graphs]
+    assert views[0] < views[1]
+    assert graphs[1].num_ops - graphs[0].num_ops == views[1] - views[0]
+    optimizer = torch.optim.AdamW(flat.parameters(), lr=1e-3, fused=True)
+    plan = SavedPlan(fit.problem, fit.plan_of(fit.leanest))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WaveWarning)
+        train = hocket.prepare(flat, optimizer, batch, plan=plan, seed=0)
+        losses, state = accumulated((model, batch))
+        assert [train.step(batch).item() for _ in losses] == losses
+    assert all(torch.equal(value, state[name]) for name, value in flat.state_dict().items())
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(case):
-    model, batch, fit = case
+def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit():
+    # Recorded as on the device: other kernels would be other ops, and lanes would be refused.
+    model, batch, fit = fitted(depth=3, device="cuda")
     whole = len(pass_order(fit.problem.graph))
     losses = []
     for lanes in (Lanes(lead=0), Lanes(lead=0, own_bytes=(1 << 20, 1 << 20)), Lanes(lead=whole)):
@@ -122,7 +170,9 @@ def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(case):
         train = waved_loop(fit.problem, plan, own, batch.to(device), recipe, device)
         torch.manual_seed(0)
         losses.append([train.step(batch.to(device)).item() for _ in range(8)])
-        assert not train._carrier._waves.repeats.refusal
+        waves = train._carrier._waves
+        assert not waves.repeats.refusal
+        assert {*waves.notes.lane} == {0, 1}
     assert losses[0] == losses[1] == losses[2]
 
 

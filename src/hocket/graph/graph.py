@@ -251,6 +251,13 @@ class Graph:
         return _frozen(works)
 
     @cached_property
+    def only_looks(self) -> BoolArray:
+        """Whether each op is a view: it does nothing, makes no storage and draws no numbers."""
+        makes = np.zeros(self.num_ops, dtype=np.bool_)
+        makes[self.tensor_producer[(self.tensor_producer >= 0) & (self.held_bytes > 0)]] = True
+        return _frozen(~(self.works | makes | (self.rng_order >= 0) | (self.workspace_bytes > 0)))
+
+    @cached_property
     def root_of(self) -> IntArray:
         """For each tensor, the tensor at the end of its chain of aliases: the storage's owner."""
         root = np.where(self.alias_of >= 0, self.alias_of, np.arange(self.num_tensors))

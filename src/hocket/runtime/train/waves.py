@@ -25,6 +25,7 @@ from hocket.runtime.lanes import Lane
 from hocket.runtime.setup import Setup
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.carry import CarriedStep, Given
+from hocket.runtime.train.counted import counted_ops
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import RecordedStep
 from hocket.runtime.train.repeats import called, never_replayed
@@ -46,8 +47,8 @@ class WaveOrder(NamedTuple):
     sequence: tuple[WaveOp, ...]
     waits: Mapping[WaveOp, tuple[WaveOp, ...]]
     """What an op waits for in the other lane so that results are those of accumulation."""
-    num_ops: int
-    """Of the graph, updates included."""
+    ops: tuple[int, ...]
+    """Those of a wave that are no views, in its order."""
     slabs: tuple[int, ...] = (0,)
     """Bytes of the memory of both lanes, or of each lane's own; 0 where none is planned."""
     changes: Changes = "step"
@@ -55,10 +56,10 @@ class WaveOrder(NamedTuple):
 
 
 def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0) -> WaveOrder:
-    """The order of a plan, of the waves of one replica."""
+    """The order of a plan, of the waves of one replica; views come with the op before them."""
     unfolded, timeline = simulate_shares(problem, shares, None, lanes)
     passes = unfolded.passes[replica]
-    wave, op = np.nonzero(passes >= 0)
+    wave, op = np.nonzero((passes >= 0) & ~problem.graph.only_looks)
     number = passes[wave, op]
     order = np.lexsort((number, timeline.op_start_s[number]))
     waits: dict[WaveOp, tuple[WaveOp, ...]] = {}
@@ -68,7 +69,8 @@ def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0)
         key = wait.wave, wait.op
         waits[key] = (*waits.get(key, ()), (wait.on_wave, wait.on_op))
     sequence = zip(wave[order].tolist(), op[order].tolist(), strict=True)
-    return WaveOrder(tuple(sequence), waits, problem.graph.num_ops, lanes.slabs, lanes.changes)
+    ops = tuple(op for op, _ in counted_ops(problem.graph))
+    return WaveOrder(tuple(sequence), waits, ops, lanes.slabs, lanes.changes)
 
 
 class Wave(NamedTuple):
@@ -81,11 +83,21 @@ class Wave(NamedTuple):
 
 
 class WaveStep(CarriedStep):
-    """One wave: a recorded step whose calls are asked for one by one."""
+    """One wave: a recorded step whose calls are asked for op by op of a plan."""
 
-    def __init__(self, setup: Setup, device: torch.device, *, keep: frozenset[int]) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        device: torch.device,
+        calls_of: Mapping[int, Sequence[int]],
+        *,
+        keep: frozenset[int],
+    ) -> None:
+        """``calls_of`` has the calls of the recording that an op of the plan stands for."""
         super().__init__(setup, device, seed=None, keep=keep)
-        self._act_of = {act.op: act for part in self._parts for act in part}
+        act_of = {act.op: act for part in self._parts for act in part}
+        self._acts_of = {op: [act_of[call] for call in calls] for op, calls in calls_of.items()}
+        op_of = {call: op for op, calls in calls_of.items() for call in calls}
         self.made_at: dict[int, list[tuple[int, int]]] = {}
         """By op: parameters and their gradients that nothing but an update needs after it."""
         for parameter, gradient in setup.program.gradients.items():
@@ -95,7 +107,7 @@ class WaveStep(CarriedStep):
                 (op for op in users if calls[op].phase != Phase.OPTIMIZER),
                 default=setup.program.tensors[gradient].producer,
             )
-            self.made_at.setdefault(last, []).append((parameter, gradient))
+            self.made_at.setdefault(op_of[last], []).append((parameter, gradient))
 
     def begin(self, given: Given, step: int, weight: Weight) -> None:
         """Start a wave from the tensors that are there before, with what its loss counts."""
@@ -103,8 +115,9 @@ class WaveStep(CarriedStep):
         self._weight = weight
 
     def run(self, op: int) -> None:
-        """One call and what it makes free; under `as_recorded`."""
-        self._perform(self._act_of[op])
+        """An op of the plan and what it makes free; under `as_recorded`."""
+        for act in self._acts_of[op]:
+            self._perform(act)
 
     def take(self, gradient: int) -> torch.Tensor:
         """A gradient, which the wave forgets."""
@@ -129,8 +142,8 @@ class Waves:
     def train(self, batches: Sequence[Any], step: int, weights: Sequence[Weight]) -> list[Carried]:
         """Forward and backward of all microbatches; their gradients are added to the parameters."""
         found = [self._programs.find("train", batch) for batch in batches]
-        counts = {recorded.setup.graph.num_ops for recorded, _ in found}
-        if counts != {self._order.num_ops}:
+        counts = {len(counted_ops(recorded.setup.graph)) for recorded, _ in found}
+        if counts != {len(self._order.ops)}:
             self._warn(max(counts))
             return [
                 self._programs.train(batch, step, weight)
@@ -200,14 +213,16 @@ class Waves:
     def _step(self, recorded: RecordedStep, wave: int) -> WaveStep:
         key = id(recorded), wave % NUM_LANES
         if key not in self._steps:
-            self._steps[key] = WaveStep(recorded.setup, self._device, keep=recorded.keep)
+            calls = (calls for _, calls in counted_ops(recorded.setup.graph))
+            calls_of = dict(zip(self._order.ops, calls, strict=True))
+            self._steps[key] = WaveStep(recorded.setup, self._device, calls_of, keep=recorded.keep)
         return self._steps[key]
 
     def _warn(self, num_ops: int) -> None:
         if not self._has_warned:
             warnings.warn(
-                f"a microbatch has {num_ops} ops where the plan's graph has "
-                f"{self._order.num_ops}: its waves run one after the other, with the same numbers",
+                f"a microbatch has {num_ops} ops without views where the plan's graph has "
+                f"{len(self._order.ops)}: its waves run one after the other, with the same numbers",
                 WaveWarning,
                 5,
             )
