@@ -35,8 +35,6 @@ PACES = [
     0.56, 0.57, 0.85, 0.56, 0.51, 0.55, 0.35, 0.50, 0.51, 0.50, 0.51, 0.57,
 ]  # fmt: skip
 UNEXPLAINED = {
-    # Kernels that fit beside each other lose 13 to 25 % all the same, for an unknown reason.
-    ("product 256", "product 256"), ("product 256", "relu 0.5"), ("relu 0.5", "relu 0.5"),
     # The tail of a product that fills the device twice leaves more than nothing.
     ("product 256", "product 1024"), ("product 1024", "relu 16"),
     # Two no longer fit into the cache that one fits into.

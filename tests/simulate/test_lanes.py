@@ -25,6 +25,7 @@ from hocket.plan.sections import Lanes, LaneWait, Replica, Shares
 from hocket.planners.candidates import empty_plan
 from hocket.simulate import simulate
 from hocket.simulate.engine import simulate_placement, simulate_shares
+from hocket.simulate.events import BESIDE
 from hocket.simulate.shares import unfold
 from hocket.simulate.shares.lanes import pass_order
 from hocket.simulate.verify import violations
@@ -80,6 +81,9 @@ def walked(rows):
                 end = max(end, ends[1 - lane] + on_device * takes)
             elif end > starts:
                 ends[1 - lane] = end + kernel
+        elif takes and ends[1 - lane] > now and not on_host:
+            lost = (BESIDE - 1) * (min(end, ends[1 - lane]) - now)
+            end, ends[1 - lane] = end + lost, ends[1 - lane] + lost
         rounds[lane] = rounds[lane] + 1 if end == now else 0
         ends[lane], beside[lane], at[lane] = end, (fill, on_device * takes), at[lane] + 1
     return ends
@@ -106,7 +110,19 @@ def test_one_lane_is_what_it_was_to_the_bit(row):
 def test_a_device_is_busy_once_where_both_lanes_work():
     problem = two_rows([[(2.0, 0.5, 0.0, 0.5)], [(3.0, 0.5, 0.0, 0.5)]])
     _, timeline = simulate_placement(problem, np.zeros(2, np.int32))
-    assert timeline.busy_s.tolist() == [3.0]
+    # Beside each other until the shorter ends, then alone.
+    assert timeline.busy_s.tolist() == pytest.approx([BESIDE * 2.0 + 1.0])
+    assert timeline.op_end_s.tolist() == pytest.approx([BESIDE * 2.0, BESIDE * 2.0 + 1.0])
+
+
+@given(st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=1, max_size=8), st.integers(1, 8))
+def test_ops_that_fit_run_at_one_pace_however_they_are_cut(lengths, cuts):
+    """A row beside a long op takes as long as one op of the same work."""
+    row = [(length / cuts, 1.0, 0.0, 0.5) for length in lengths for _ in range(cuts)]
+    problem = two_rows([[(100.0, 1.0, 0.0, 0.5)], row])
+    _, timeline = simulate_placement(problem, np.zeros(problem.graph.num_ops, np.int32))
+    assert timeline.op_end_s[-1] == pytest.approx(BESIDE * sum(lengths))
+    assert timeline.op_end_s[0] == pytest.approx(100.0 + (BESIDE - 1) * sum(lengths))
 
 
 # ── waves of a model ─────────────────────────────────────────────────────────────────────────────

@@ -39,6 +39,10 @@ _KIND = 1 << 40
 """An event is ``kind * _KIND + index``, so that at one instant events come by kind and index."""
 _ZERO = cast(int, np.int64(0))
 """For a plain 0 as argument the compiler would make a further version of a function."""
+BESIDE = 1 / 0.83
+"""Times as long as alone: ops of two rows of a replayed graph whose kernels fit beside each other,
+their kernels as well as the way to the next. Pairs of short kernels on an H200 took 1.15 to 1.33
+times (`docs/measurements/waves.md`), whatever they do."""
 UNDECIDED = np.inf
 """Priority, in a strict order, of ops whose position has not been chosen yet."""
 
@@ -152,7 +156,8 @@ def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: floa
     """An op begins, and when it ends is known, unless a kernel of the other lane comes first.
 
     The host issues one op after the other. Of two kernels that would fill more than the device the
-    one that is ready first has it; the way to the other is gone meanwhile.
+    one that is ready first has it; the way to the other is gone meanwhile. Two that fit slow each
+    other down for as long as both run; a later neighbour of either adds what it costs itself.
     """
     end_s = now + runs.duration_s[op]
     other = runs.other_lane[queue]
@@ -162,13 +167,19 @@ def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: floa
             begin_s = max(now, schedule.host_free_s[other])
             schedule.host_free_s[queue] = begin_s + runs.issue_s[op]
             end_s = begin_s + runs.duration_s[op]
-        beside = schedule.running[other]
-        if not schedule.is_free[other] and runs.fill[op] + runs.fill[beside] > 1.0:
+        beside, due_s = schedule.running[other], schedule.due_s[other]
+        if schedule.is_free[other]:
+            pass
+        elif runs.fill[op] + runs.fill[beside] > 1.0:
             kernel_s = runs.kernel_s[beside]
-            if end_s - runs.kernel_s[op] >= schedule.due_s[other] - kernel_s:
-                end_s = max(end_s, schedule.due_s[other] + runs.kernel_s[op])
-            elif end_s > schedule.due_s[other] - kernel_s:
+            if end_s - runs.kernel_s[op] >= due_s - kernel_s:
+                end_s = max(end_s, due_s + runs.kernel_s[op])
+            elif end_s > due_s - kernel_s:
                 _ends_at(schedule, other, beside, end_s + kernel_s)
+        elif runs.issue_s[op] == 0.0 and due_s > now:
+            lost_s = (BESIDE - 1.0) * (min(end_s, due_s) - now)
+            end_s += lost_s
+            _ends_at(schedule, other, beside, due_s + lost_s)
     _ends_at(schedule, queue, op, end_s)
 
 

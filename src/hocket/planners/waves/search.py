@@ -121,12 +121,14 @@ class WaveFit:
             and way.lanes is not None
             and way.lanes.changes == "step"
         ]
-        if not near or not self.is_replayed:
+        if not self.is_replayed:
             return None
-        latest = max(near, key=lambda way: (way.lanes.lead if way.lanes else 0, -way.step_s))
-        found = in_own_memory(self.problem, latest)
-        most = min(round(LITTLE_MORE * latest.peak_bytes), self.budget_bytes)
-        return found if found.peak_bytes <= most else None
+        near.sort(key=lambda way: (way.lanes.lead if way.lanes else 0, -way.step_s), reverse=True)
+        for way in near:
+            found = in_own_memory(self.problem, way)
+            if found.peak_bytes <= min(round(LITTLE_MORE * way.peak_bytes), self.budget_bytes):
+                return found
+        return None
 
     @cached_property
     def lean(self) -> WaveWay | None:
