@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hocket.runtime.train.graph_nodes import _do
+from hocket.capture.driver import call_driver
 
 _DEVICE_EVENTS = "kernel", "gpu_memcpy", "gpu_memset"
 _STATIC = ("grid", "block", "registers per thread", "shared memory", "blocks per SM",
@@ -40,17 +40,21 @@ class Beside:
     def __init__(self, graphs: Sequence[torch.cuda.CUDAGraph]) -> None:
         self._kept = graphs
         whole, self._made = ctypes.c_void_p(), ctypes.c_void_p()
-        _do("cuGraphCreate", ctypes.byref(whole), ctypes.c_uint(0))
+        call_driver("cuGraphCreate", ctypes.byref(whole), ctypes.c_uint(0))
         for graph in graphs:
             node = ctypes.c_void_p()
-            _do("cuGraphAddChildGraphNode", ctypes.byref(node), whole, None, ctypes.c_size_t(0),
-                ctypes.c_void_p(graph.raw_cuda_graph()))  # fmt: skip
-        _do("cuGraphInstantiateWithFlags", ctypes.byref(self._made), whole, ctypes.c_ulonglong(0))
+            call_driver(
+                "cuGraphAddChildGraphNode", ctypes.byref(node), whole, None, ctypes.c_size_t(0),
+                ctypes.c_void_p(graph.raw_cuda_graph()),
+            )  # fmt: skip
+        call_driver(
+            "cuGraphInstantiateWithFlags", ctypes.byref(self._made), whole, ctypes.c_ulonglong(0)
+        )
 
     def replay(self) -> None:
         """Launch all on the current stream."""
         stream = torch.cuda.current_stream().cuda_stream
-        _do("cuGraphLaunch", self._made, ctypes.c_void_p(stream))
+        call_driver("cuGraphLaunch", self._made, ctypes.c_void_p(stream))
 
 
 # ── times ────────────────────────────────────────────────────────────────────────────────────────

@@ -5,9 +5,10 @@ traffic; the rest is the way from one kernel to the next, or the wait for the ho
 there it fills a part of the device. A product is computed in tiles, one per multiprocessor: it
 fills as much as its results have tiles. What streams fills as much as it has bytes to move of those
 that are in flight when the memory is at its full rate: rate times latency (Little's law). Norms
-over batches have one block of threads per channel. And its host takes a part of the time to issue
-it; one process issues the ops of both lanes. The engine lets kernels run beside each other that
-fit, and the others wait: a device gives its places in the order in which kernels come. On a
+over batches have one block of threads per channel. Where a profile has the kernels of a replayed
+step, their blocks of threads say it (`replayed_kernels`). And its host takes a part of the time to
+issue it; one process issues the ops of both lanes. The engine lets kernels run beside each other
+that fit, and the others wait: a device gives its places in the order in which kernels come. On a
 processor an op is the work of all its threads. O(kinds · ops), numpy.
 """
 
@@ -58,7 +59,8 @@ def _shares(graph: Graph, kind: DeviceKind, costs: Costs, row: int) -> FloatArra
         np.where(works, np.minimum(seconds / long_s, 1.0), 0.0)
         for seconds in (np.where(is_stated, takes_s, parts.device_s), parts.host_s)
     )
-    return np.stack((on_device, on_host, np.where(is_stated, 1.0, _fill(graph, kind))))
+    fill = np.where(np.isfinite(parts.fill), parts.fill, _fill(graph, kind))
+    return np.stack((on_device, on_host, np.where(is_stated, 1.0, fill)))
 
 
 def _fill(graph: Graph, kind: DeviceKind) -> FloatArray:

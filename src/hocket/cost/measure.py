@@ -4,7 +4,8 @@ Signatures are taken in the order of the time that the roofline expects of them,
 that runs out leaves only what matters least; none may take more than a few times its share of the
 time that is left. An op that fails or has no room is noted as missing with the reason and priced by
 the roofline fitted to the rest; a profile that knows some signatures is gone on from. One timing
-per signature, not per op: seconds for a model of any depth.
+per signature, not per op: seconds for a model of any depth. On a GPU the whole step is then
+captured and replayed once more, and ops are timed in their place (`replay`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from hocket.cost.dispatch import measure_host_overhead
 from hocket.cost.efficiency import ideal_s, roofline_s, work_of
 from hocket.cost.inputs import argument_bytes, filled, make_arguments
 from hocket.cost.profile import Profile, ProfileEntry
+from hocket.cost.replay import replayed_in_place
 from hocket.cost.timing import call_s
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import DeviceKind
@@ -46,6 +48,8 @@ SHARES = 4
 """How many times its share of the time that is left one signature may take."""
 OUT_OF_TIME = "not measured: the time budget was used up"
 OUT_OF_MEMORY = "not measured: too little memory"
+REPLAYED_STEP = "the step as one CUDA graph"
+"""Stands among what is missing where the step could not be captured."""
 
 
 class NoRoomError(HocketError):
@@ -89,6 +93,8 @@ def profile_program(
         deadline = time.perf_counter() + budget_s
         times = {} if known is None else dict(known.by_signature)
         entries, missing = _measure_all(graph, program, kind, place, deadline, times, others, on_op)
+        if on_cuda:
+            entries = _with_replayed(entries, missing, graph, program, place)
     return Profile(
         device_kind=kind.name,
         device=here,
@@ -98,6 +104,22 @@ def profile_program(
         entries=tuple(sorted(entries, key=lambda entry: entry.signature)),
         missing=dict(sorted(missing.items())),
     )
+
+
+def _with_replayed(
+    entries: list[ProfileEntry], missing: dict[str, str], graph: Graph, program: Program,
+    device: torch.device,
+) -> list[ProfileEntry]:  # fmt: skip
+    """Entries with what their ops take in a replayed step; why not, where it cannot be captured."""
+    try:
+        found = replayed_in_place(graph, program, device)
+    # The times of single ops are there, and must not be lost for whatever a capture raises.
+    except Exception as error:
+        missing[REPLAYED_STEP] = one_line(error)
+        return entries
+    finally:
+        torch.cuda.empty_cache()
+    return [replace(entry, replayed=found.get(entry.signature)) for entry in entries]
 
 
 def _is_of(profile: Profile, kind: DeviceKind, device: str, versions: dict[str, str]) -> bool:

@@ -1,7 +1,8 @@
 """A profile: measured seconds of op signatures on one kind of device, as a value and as a file.
 
 Each entry also keeps what the op asks of the device, so that a profile can be calibrated without
-the graphs that it was measured for. The file is ``hocket.profile/1`` JSON.
+the graphs that it was measured for, and what it takes in a replayed step where that was measured.
+The file is ``hocket.profile/1`` JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hocket.base.jsonfile import dump_json, read_json
 from hocket.cost.efficiency import OpWork
 from hocket.cost.families import family_index, refine
 from hocket.cost.host import HostOverhead
+from hocket.cost.replayed_kernels import InPlace
 from hocket.cost.tiles import shaped_work
 from hocket.graph.graph import DTYPES, Graph
 
@@ -49,6 +51,8 @@ class ProfileEntry:
     """Median device time of one call."""
     workspace_bytes: int = 0
     """Bytes that the call held beside its inputs and outputs; 0 where not measured."""
+    replayed: InPlace | None = None
+    """The same call in a step that is replayed as one CUDA graph; None where not measured."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -155,7 +159,7 @@ def profile_to_dict(profile: Profile) -> dict[str, Any]:
         "versions": dict(sorted(profile.versions.items())),
         "host": asdict(profile.host),
         "reserved_bytes": profile.reserved_bytes,
-        "entries": [asdict(entry) for entry in profile.entries],
+        "entries": [_entry_to_dict(entry) for entry in profile.entries],
         "missing": dict(sorted(profile.missing.items())),
     }
 
@@ -216,9 +220,24 @@ def _profile(data: object) -> Profile:
     )
 
 
+def _entry_to_dict(entry: ProfileEntry) -> dict[str, Any]:
+    data = asdict(entry)
+    del data["replayed"]
+    return data if entry.replayed is None else {**data, "replayed": entry.replayed._asdict()}
+
+
+def _in_place(data: object, path: str) -> InPlace:
+    found = fields.record(data, path, required=InPlace._fields)
+    return InPlace(
+        fields.number(found["seconds"], f"{path}.seconds", 0, MAX_SECONDS),
+        fields.integer(found["kernels"], f"{path}.kernels", 1, _MAX_COUNT),
+        fields.number(found["fill"], f"{path}.fill", 0, 1),
+    )
+
+
 def _entry(data: object, path: str) -> ProfileEntry:
     keys = ("signature", "kind", "dtype", "flops", "bytes_touched", "count", "seconds")
-    entry = fields.record(data, path, required=keys, optional=("workspace_bytes",))
+    entry = fields.record(data, path, required=keys, optional=("workspace_bytes", "replayed"))
     return ProfileEntry(
         signature=fields.text(entry["signature"], f"{path}.signature"),
         kind=fields.text(entry["kind"], f"{path}.kind"),
@@ -232,6 +251,7 @@ def _entry(data: object, path: str) -> ProfileEntry:
         workspace_bytes=fields.integer(
             entry.get("workspace_bytes", 0), f"{path}.workspace_bytes", 0, _MAX_OP_BYTES
         ),
+        replayed=_in_place(entry["replayed"], f"{path}.replayed") if "replayed" in entry else None,
     )
 
 

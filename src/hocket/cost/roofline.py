@@ -123,6 +123,9 @@ class KindWork(NamedTuple):
     host_s: FloatArray
     """Seconds in which the host issues each op; 0 where it does the work itself, and where a graph
     is replayed: the time from one kernel to the next is then the device's own, in each lane."""
+    fill: FloatArray
+    """What the kernels of each op fill of the device, where that was measured in a replayed step;
+    NaN elsewhere."""
 
 
 def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> KindWork:
@@ -138,8 +141,16 @@ def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> Kind
         seconds = measured_op_s(graph, measured) - _launches_s(graph, kind, fit)
         known = np.isfinite(seconds) & ~_is_update(graph)
         device_s = np.where(known, np.maximum(seconds, 0.0), device_s)
+    in_place_s, fill = np.full((2, graph.num_ops), np.nan)
+    if measured is not None and found.launches == "replayed":
+        in_place_s, fill = _replayed(graph, measured)
     is_issued = host.overlaps and found.launches == "eager"
-    return KindWork(device_s, _issue_s(graph, kind, host) * is_issued)
+    return KindWork(
+        # Hardly anything lies between kernels in their place.
+        np.where(np.isfinite(in_place_s), in_place_s, device_s),
+        _issue_s(graph, kind, host) * is_issued,
+        fill,
+    )
 
 
 def _launches_s(graph: Graph, kind: DeviceKind, fit: KindFit) -> FloatArray:
@@ -157,6 +168,18 @@ def _as_replayed(graph: Graph, kind: DeviceKind, fit: KindFit, seconds: FloatArr
     )
     shorter_s = np.maximum(seconds - (on_stream_s - in_graph_s), np.minimum(seconds, in_graph_s))
     return np.where(_is_update(graph), seconds, shorter_s)
+
+
+def _replayed(graph: Graph, profile: Profile) -> tuple[FloatArray, FloatArray]:
+    """Seconds and what is filled, of ops that were measured in a replayed step; NaN elsewhere."""
+    # One more than the signatures, so that -1 (unknown) reads the last.
+    table = np.full((2, len(graph.signatures) + 1), np.nan)
+    for index, signature in enumerate(graph.signatures):
+        entry = profile.by_signature.get(signature)
+        if entry is not None and entry.replayed is not None:
+            table[:, index] = entry.replayed.seconds, entry.replayed.fill
+    seconds, fill = table[:, graph.op_signature]
+    return seconds, fill
 
 
 def _is_update(graph: Graph) -> BoolArray:
@@ -223,7 +246,10 @@ def _op_times(
     if measured is not None:
         seconds = measured_op_s(graph, measured)
         if launches == "replayed" and not kind.is_cpu:
-            seconds = _as_replayed(graph, kind, fit, seconds)
+            in_place_s, _ = _replayed(graph, measured)
+            seconds = np.where(
+                np.isfinite(in_place_s), in_place_s, _as_replayed(graph, kind, fit, seconds)
+            )
         known = np.isfinite(seconds)
         op_s = np.where(known, seconds, op_s)
         source[known] = TimeSource.PROFILE

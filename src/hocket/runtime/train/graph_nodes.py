@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from hocket.capture.driver import call_driver
 
 Nodes = tuple[int, ...]
 
@@ -35,23 +36,12 @@ class Arrow(NamedTuple):
     data: bytes = bytes(8)
 
 
-@cache
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _do(name: str, *arguments: Any) -> None:
-    code = getattr(_driver(), name)(*arguments)
-    if code:
-        raise RuntimeError(f"{name} of the CUDA driver failed with error {code}")
-
-
 def last_nodes(stream: int) -> Nodes:
     """What the next call on a stream that is captured will wait for."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
     graph, nodes, data = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_void_p()
     count = ctypes.c_size_t()
-    _do(
+    call_driver(
         "cuStreamGetCaptureInfo_v3", ctypes.c_void_p(stream), ctypes.byref(status),
         ctypes.byref(number), ctypes.byref(graph), ctypes.byref(nodes), ctypes.byref(data),
         ctypes.byref(count),
@@ -62,10 +52,10 @@ def last_nodes(stream: int) -> Nodes:
 def arrows_of(graph: int) -> list[Arrow]:
     """All edges."""
     count = ctypes.c_size_t()
-    _do("cuGraphGetEdges_v2", ctypes.c_void_p(graph), None, None, None, ctypes.byref(count))
+    call_driver("cuGraphGetEdges_v2", ctypes.c_void_p(graph), None, None, None, ctypes.byref(count))
     src, dst = ((ctypes.c_void_p * count.value)() for _ in range(2))
     data = (EdgeData * count.value)()
-    _do("cuGraphGetEdges_v2", ctypes.c_void_p(graph), src, dst, data, ctypes.byref(count))
+    call_driver("cuGraphGetEdges_v2", ctypes.c_void_p(graph), src, dst, data, ctypes.byref(count))
     rows = zip(src, dst, data, strict=True)
     return [Arrow(int(a or 0), int(b or 0), bytes(c)) for a, b, c in rows]
 
@@ -78,7 +68,7 @@ def change(graph: int, removed: Sequence[Arrow], added: Sequence[Arrow]) -> None
             src = (ctypes.c_void_p * len(arrows))(*(arrow.src for arrow in arrows))
             dst = (ctypes.c_void_p * len(arrows))(*(arrow.dst for arrow in arrows))
             data = (EdgeData * len(arrows))(*(EdgeData.from_buffer_copy(a.data) for a in arrows))
-            _do(name, ctypes.c_void_p(graph), src, dst, data, ctypes.c_size_t(len(arrows)))
+            call_driver(name, ctypes.c_void_p(graph), src, dst, data, ctypes.c_size_t(len(arrows)))
 
 
 class Tied(NamedTuple):

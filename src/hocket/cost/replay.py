@@ -1,0 +1,151 @@
+"""Replay a captured program as one CUDA graph, as training does, and time its calls in their place.
+
+Timed one by one, an op finds other data in the caches than in a step, and each of its kernels has a
+longer way to the next than in a graph. So forward and backward pass run once as recorded, on
+numbers made up, are captured on one stream and replayed: without the profiler for the step, and
+with it for each kernel. Ops that ask the host while they run cannot be captured, and a step needs
+as much memory as a training's.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket.capture.driver import num_captured
+from hocket.capture.perform import BoundCall
+from hocket.capture.program import Program
+from hocket.capture.storage import first_tensors
+from hocket.cost.inputs import filled, index_bound
+from hocket.cost.replayed_kernels import InPlace, Limits, in_place, kernels_of
+from hocket.graph.graph import Graph, Phase
+
+_WARM, _NUM_ROWS, _ROW, _NUM_PROFILED = 2, 5, 4, 5
+"""Runs before the capture, rows of replays that are timed, how many each has, and replays that are
+looked at kernel by kernel."""
+_REGISTERS = 65536
+"""Of a multiprocessor, of all that PyTorch runs on."""
+_SMALL = 0.05
+"""Of numbers that are made up: sums over many of them stay numbers."""
+
+
+def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> dict[str, InPlace]:
+    """By signature, what forward and backward calls take in a replayed step on a CUDA device."""
+    passes = Passes(program, device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM):
+            passes.run()
+    torch.cuda.synchronize(device)
+    captured = torch.cuda.CUDAGraph()
+    counts: list[int] = []
+    with torch.cuda.graph(captured, stream=stream, capture_error_mode="relaxed"):
+        counts.append(num_captured(stream.cuda_stream))
+        passes.run(lambda: counts.append(num_captured(stream.cuda_stream)))
+    nodes = [after - before for before, after in pairwise(counts)]
+    step_s = statistics.median(_row_s(captured) for _ in range(_NUM_ROWS))
+    # Ops of no signature are alike in nothing.
+    keys = [
+        graph.signatures[number] if (number := int(graph.op_signature[op])) >= 0 else f"op {op}"
+        for op in passes.ops
+    ]
+    kernels = kernels_of(_trace(captured))
+    return in_place(kernels, _NUM_PROFILED, nodes, keys, step_s, _limits(device))
+
+
+class Passes:
+    """Forward and backward calls of a program with all that they read, on a device."""
+
+    def __init__(self, program: Program, device: torch.device) -> None:
+        self.ops = [at for at, call in enumerate(program.calls) if call.phase != Phase.OPTIMIZER]
+        self._calls = [BoundCall(program.calls[op], device) for op in self.ops]
+        self._given = _made_up(program, device)
+        last: dict[int, int] = {}
+        for position, op in enumerate(self.ops):
+            call = program.calls[op]
+            for tensor in (*call.reads, *call.outputs, *call.written):
+                if tensor is not None:
+                    last[tensor] = position
+        kept = {*program.outputs, *program.gradients.values(), *self._given}
+        self._dropped: list[list[int]] = [[] for _ in self.ops]
+        for tensor, position in last.items():
+            if tensor not in kept:
+                self._dropped[position].append(tensor)
+
+    def run(self, after_call: Callable[[], Any] = lambda: None) -> None:
+        """All of them once, and after each what is given; tensors go when nobody reads them."""
+        known = dict(self._given)
+        # Some kernels save less where gradients are switched off, and backward calls would miss it.
+        with torch.enable_grad():
+            for call, dropped in zip(self._calls, self._dropped, strict=True):
+                call.perform(known, 1)
+                for tensor in dropped:
+                    known.pop(tensor, None)
+                after_call()
+
+
+def _made_up(program: Program, device: torch.device) -> dict[int, torch.Tensor]:
+    """The tensors that are there before a step, with valid numbers inside."""
+    bounds: dict[int, int] = {}
+    for call in program.calls:
+        bound = 1 if isinstance(call.function, str) else index_bound(call, program)
+        if bound > 1:
+            for tensor in call.reads:
+                storage = program.tensors[tensor].storage
+                bounds[storage] = min(bound, bounds.get(storage, bound))
+    generator = torch.Generator(device).manual_seed(0)
+    storages: dict[int, torch.Tensor] = {}
+    for number in program.names:
+        _, storage, num_bytes, *_ = spec = program.tensors[number]
+        if spec.layout is not None and storage not in storages:
+            count = -(-num_bytes // spec.layout.dtype.itemsize)
+            flat = spec.layout._replace(shape=(count,), stride=(1,), offset=0)
+            values = filled(flat, device, bounds.get(storage, 1), generator)
+            if values.is_floating_point():
+                values.mul_(_SMALL)
+            storages[storage] = values.view(torch.uint8)
+    used = [tensor for tensor in program.names if program.tensors[tensor].layout is not None]
+    return first_tensors(used, dict(enumerate(program.tensors)), storages, device)
+
+
+def _row_s(captured: torch.cuda.CUDAGraph) -> float:
+    """Seconds of a replay among some that follow each other."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    captured.replay()
+    start.record()
+    for _ in range(_ROW):
+        captured.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3 / _ROW
+
+
+def _trace(captured: torch.cuda.CUDAGraph) -> dict[str, Any]:
+    """Of some replays, one after the other."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(_NUM_PROFILED):
+            captured.replay()
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _limits(device: torch.device) -> Limits:
+    here = torch.cuda.get_device_properties(device)
+    return Limits(
+        here.multi_processor_count,
+        here.max_threads_per_multi_processor,
+        _REGISTERS,
+        here.shared_memory_per_multiprocessor,
+    )

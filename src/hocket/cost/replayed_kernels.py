@@ -1,0 +1,152 @@
+"""What a profiled replay of a captured step tells of each of its calls.
+
+The calls of a graph that was captured on one stream run one after the other, so the kernels of a
+trace in order of time are those of its calls in order. A call takes as long as its kernels run in
+their place, and for each of them the way to the next: what the step takes without the profiler
+beyond all kernels, shared out. A kernel fills as much of a device as it has blocks of threads of
+those that can be there at once, which threads, registers and shared memory of a block decide
+(NVIDIA's occupancy calculation). Of several replays and of equal calls the median counts: a kernel
+that another process held up is hundreds of times as long. O(kernels log kernels).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, prod
+from typing import Any, NamedTuple
+
+_DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
+_WARP, _NUM_PARTITIONS, _MOST_BLOCKS = 32, 4, 32
+"""Threads of a warp, the parts of a multiprocessor that have registers of their own, and blocks
+that it takes at most."""
+_REGISTERS_UNIT, _SHARED_UNIT_BYTES, _OWN_SHARED_BYTES = 256, 128, 1024
+"""Registers of a warp and shared memory of a block are given out in these; each block takes some
+for itself."""
+
+
+class Limits(NamedTuple):
+    """What a device has room for."""
+
+    multiprocessors: int
+    threads: int
+    """Of one multiprocessor, as those that follow."""
+    registers: int
+    shared_bytes: int
+
+
+class Kernel(NamedTuple):
+    """One run of a kernel, a copy or a memset."""
+
+    start_us: float
+    length_us: float
+    blocks: int = 0
+    """0 of copies and memsets, which take no multiprocessor."""
+    threads: int = 1
+    """Of a block, as those that follow."""
+    registers: int = 0
+    """Of a thread."""
+    shared_bytes: int = 0
+
+    def fill(self, limits: Limits) -> float:
+        """The part of a device that it takes."""
+        places = limits.multiprocessors * _blocks_at_once(self, limits)
+        return min(1.0, self.blocks / places)
+
+
+class InPlace(NamedTuple):
+    """A call in a replayed step."""
+
+    seconds: float
+    """With the way to the next kernel."""
+    kernels: int
+    fill: float
+    """Of a device, the mean over the time of its kernels."""
+
+
+def kernels_of(trace: Mapping[str, Any]) -> list[Kernel]:
+    """What ran on the device, by start; ``trace`` is as PyTorch's profiler exports it."""
+    found = []
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X" and event.get("cat") in _DEVICE_EVENTS:
+            told = event.get("args", {})
+            found.append(
+                Kernel(
+                    float(event["ts"]),
+                    float(event["dur"]),
+                    prod(told["grid"]) if "grid" in told else 0,
+                    prod(told.get("block", ())),
+                    int(told.get("registers per thread", 0)),
+                    int(told.get("shared memory", 0)),
+                )
+            )
+    return sorted(found)
+
+
+def in_place(
+    kernels: Sequence[Kernel],
+    num_replays: int,
+    nodes: Sequence[int],
+    keys: Sequence[str],
+    step_s: float,
+    limits: Limits,
+) -> dict[str, InPlace]:
+    """By key of a call, what it takes; calls have so many ``nodes`` and may have equal ``keys``.
+
+    ``kernels`` are those of all replays, ``step_s`` is one replay without the profiler. Raises
+    `ValueError` where the trace is not of these calls.
+    """
+    size = sum(nodes)
+    if not size or len(kernels) != num_replays * size:
+        raise ValueError(
+            f"the trace has {len(kernels)} kernels, {num_replays} replays have {size} each"
+        )
+    busy_us: dict[str, list[float]] = {}
+    fills: dict[str, list[float]] = {}
+    count = dict(zip(keys, nodes, strict=True))
+    for first in range(0, len(kernels), size):
+        at = first
+        for key, num in zip(keys, nodes, strict=True):
+            own = kernels[at : at + num]
+            at += num
+            busy_us.setdefault(key, []).append(_covered_us(own))
+            fills.setdefault(key, []).append(_mean_fill(own, limits))
+    busy_s = {key: 1e-6 * statistics.median(each) for key, each in busy_us.items()}
+    gap_s = max(0.0, step_s - sum(busy_s[key] for key in keys)) / size
+    return {
+        key: InPlace(busy_s[key] + gap_s * count[key], count[key], statistics.median(fills[key]))
+        for key in busy_s
+        if count[key]
+    }
+
+
+def _covered_us(kernels: Iterable[Kernel]) -> float:
+    """Time in which at least one runs: libraries put some beside each other."""
+    covered = end = 0.0
+    for kernel in kernels:
+        stop = kernel.start_us + kernel.length_us
+        covered += max(0.0, stop - max(kernel.start_us, end))
+        end = max(end, stop)
+    return covered
+
+
+def _mean_fill(kernels: Sequence[Kernel], limits: Limits) -> float:
+    total_us = sum(kernel.length_us for kernel in kernels)
+    filled_us = sum(kernel.length_us * kernel.fill(limits) for kernel in kernels)
+    return filled_us / total_us if total_us else 0.0
+
+
+def _blocks_at_once(kernel: Kernel, limits: Limits) -> int:
+    """Blocks that a multiprocessor takes at once, at least one."""
+    warps = ceil(kernel.threads / _WARP)
+    most = [_MOST_BLOCKS, limits.threads // _WARP // warps]
+    if kernel.registers:
+        unit = _rounded(kernel.registers * _WARP, _REGISTERS_UNIT)
+        most.append(_NUM_PARTITIONS * (limits.registers // _NUM_PARTITIONS // unit) // warps)
+    held = _rounded(kernel.shared_bytes + _OWN_SHARED_BYTES, _SHARED_UNIT_BYTES)
+    most.append(limits.shared_bytes // held)
+    return max(1, min(most))
+
+
+def _rounded(number: int, unit: int) -> int:
+    return ceil(number / unit) * unit

@@ -1,0 +1,78 @@
+"""A program's passes run on numbers made up, and what becomes of a step that is not captured."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cost.cost_samples import TESLA, cluster_of, entry_of, graph_of, profile_of
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hocket.capture.model import capture_program  # noqa: E402
+from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E402
+from hocket.cost import measure  # noqa: E402
+from hocket.cost.demand import FILL, ON_DEVICE, demand_of  # noqa: E402
+from hocket.cost.profile import profile_from_dict, profile_to_dict  # noqa: E402
+from hocket.cost.replay import Passes  # noqa: E402
+from hocket.cost.replayed_kernels import InPlace  # noqa: E402
+from hocket.cost.roofline import estimate_costs  # noqa: E402
+from hocket.graph import Phase  # noqa: E402
+
+MODELS = {
+    "gpt2": lambda: language.gpt2(2, 16, n_embd=32, n_layer=2, n_head=2, vocab_size=101,
+                                  bos_token_id=1, eos_token_id=1),
+    "resnet": lambda: vision.resnet(50, 1),
+    "experts": lambda: experts.moe(2, 16, layers=1, experts=4, width=64, hidden=64, vocabulary=101),
+    "lstm": lambda: recurrent.lstm(2, 3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_passes_of_a_program_run_on_numbers_made_up(name):
+    with torch.device("meta"):
+        model, batch = MODELS[name]()
+    _, program = capture_program(model.train(), batch, name=name)
+    passes, counted = Passes(program, torch.device("cpu")), []
+    for _ in range(2):
+        passes.run(lambda: counted.append(1))
+    assert len(counted) == 2 * sum(call.phase != Phase.OPTIMIZER for call in program.calls)
+
+
+def test_a_step_that_cannot_be_captured_keeps_its_times_and_says_why(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(measure, "replayed_in_place", refuse)
+    entries, missing = [entry_of("a", 1e-3)], {}
+    graph = graph_of([{"kind": "aten.mm", "signature": "a"}])
+    assert measure._with_replayed(entries, missing, graph, None, torch.device("cpu")) == entries
+    assert missing == {measure.REPLAYED_STEP: "RuntimeError: operation not permitted when stream "
+                       "is capturing"}  # fmt: skip
+
+
+def test_times_in_their_place_price_replayed_steps_and_no_others():
+    graph = graph_of(
+        [
+            {"kind": "aten.mm", "flops": 1e9, "bytes_touched": 10**6, "signature": "mm"},
+            {"kind": "aten.add", "flops": 1e6, "bytes_touched": 10**6, "signature": "add"},
+        ]
+    )
+    cluster = cluster_of(TESLA)
+    plain = profile_of([entry_of("add", 30e-6), entry_of("mm", 200e-6)])
+    entries = (replace(plain.entries[0], replayed=InPlace(21e-6, 2, 0.125)), plain.entries[1])
+    both = replace(plain, entries=entries)
+    for launches, is_same in (("eager", True), ("replayed", False)):
+        known, told = (
+            estimate_costs(graph, cluster, profile=each, launches=launches)
+            for each in (plain, both)
+        )
+        assert np.array_equal(known.op_s, told.op_s) == is_same
+        assert known.op_s[0, 0] == told.op_s[0, 0]
+    assert told.op_s[0, 1] == 21e-6
+    shares = demand_of(graph, cluster, told)
+    assert shares[FILL, 0, 1] == 0.125
+    assert shares[ON_DEVICE, 0, 1] == 1.0
+    # A file holds it, and one without it is what it was.
+    assert profile_from_dict(profile_to_dict(both), "file").entries == both.entries
+    assert all("replayed" not in entry for entry in profile_to_dict(plain)["entries"])
