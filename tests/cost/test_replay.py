@@ -14,7 +14,7 @@ from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E40
 from hocket.cost import measure  # noqa: E402
 from hocket.cost.demand import FILL, ON_DEVICE, demand_of  # noqa: E402
 from hocket.cost.profile import profile_from_dict, profile_to_dict  # noqa: E402
-from hocket.cost.replay import Passes  # noqa: E402
+from hocket.cost.replay import ReplayedPasses  # noqa: E402
 from hocket.cost.replayed_kernels import InPlace  # noqa: E402
 from hocket.cost.roofline import estimate_costs  # noqa: E402
 from hocket.graph import Phase  # noqa: E402
@@ -33,7 +33,7 @@ def test_passes_of_a_program_run_on_numbers_made_up(name):
     with torch.device("meta"):
         model, batch = MODELS[name]()
     _, program = capture_program(model.train(), batch, name=name)
-    passes, counted = Passes(program, torch.device("cpu")), []
+    passes, counted = ReplayedPasses(program, torch.device("cpu")), []
     for _ in range(2):
         passes.run(lambda: counted.append(1))
     assert len(counted) == 2 * sum(call.phase != Phase.OPTIMIZER for call in program.calls)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hocket.cost.replayed_kernels import Kernel, Limits, in_place, kernels_of
+from hocket.cost.replayed_kernels import BlockRoom, KernelRun, in_place, kernels_of
 
-H200 = Limits(132, 2048, 65536, 233472)
+H200 = BlockRoom(132, 2048, 65536, 233472)
 RECORDED = json.loads((Path(__file__).parent / "data" / "resnet56_replay.json").read_text())
 KEYS = [call["signature"] for call in RECORDED["calls"]]
 NODES = [call["nodes"] for call in RECORDED["calls"]]
@@ -62,7 +62,7 @@ def test_a_kernel_that_was_held_up_in_one_replay_does_not_count():
 def test_blocks_fill_what_they_take_of_those_that_are_there_at_once(
     blocks, threads, registers, shared, at_once
 ):
-    kernel = Kernel(0.0, 1.0, blocks, threads, registers, shared)
+    kernel = KernelRun(0.0, 1.0, blocks, threads, registers, shared)
     assert kernel.fill(H200) == pytest.approx(min(1.0, blocks / (132 * at_once)))
 
 
@@ -75,7 +75,7 @@ def test_recorded_kernels_of_a_small_wave_leave_most_of_the_device_free():
 
 
 def test_kernels_beside_each_other_count_once():
-    kernels = [Kernel(0.0, 4.0), Kernel(1.0, 2.0), Kernel(3.0, 3.0)]
+    kernels = [KernelRun(0.0, 4.0), KernelRun(1.0, 2.0), KernelRun(3.0, 3.0)]
     told = in_place(kernels, 1, [3], ["rnn"], 0.0, H200)
     assert told["rnn"].seconds == pytest.approx(6e-6)
 

@@ -24,7 +24,7 @@ from hocket.capture.perform import BoundCall
 from hocket.capture.program import Program
 from hocket.capture.storage import first_tensors
 from hocket.cost.inputs import filled, index_bound
-from hocket.cost.replayed_kernels import InPlace, Limits, in_place, kernels_of
+from hocket.cost.replayed_kernels import BlockRoom, InPlace, in_place, kernels_of
 from hocket.graph.graph import Graph, Phase
 
 _WARM, _NUM_ROWS, _ROW, _NUM_PROFILED = 2, 5, 4, 5
@@ -38,7 +38,7 @@ _SMALL = 0.05
 
 def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> dict[str, InPlace]:
     """By signature, what forward and backward calls take in a replayed step on a CUDA device."""
-    passes = Passes(program, device)
+    passes = ReplayedPasses(program, device)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for _ in range(_WARM):
@@ -57,10 +57,10 @@ def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> d
         for op in passes.ops
     ]
     kernels = kernels_of(_trace(captured))
-    return in_place(kernels, _NUM_PROFILED, nodes, keys, step_s, _limits(device))
+    return in_place(kernels, _NUM_PROFILED, nodes, keys, step_s, _room(device))
 
 
-class Passes:
+class ReplayedPasses:
     """Forward and backward calls of a program with all that they read, on a device."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
@@ -141,9 +141,9 @@ def _trace(captured: torch.cuda.CUDAGraph) -> dict[str, Any]:
     return found
 
 
-def _limits(device: torch.device) -> Limits:
+def _room(device: torch.device) -> BlockRoom:
     here = torch.cuda.get_device_properties(device)
-    return Limits(
+    return BlockRoom(
         here.multi_processor_count,
         here.max_threads_per_multi_processor,
         _REGISTERS,

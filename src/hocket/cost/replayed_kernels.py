@@ -25,7 +25,7 @@ _REGISTERS_UNIT, _SHARED_UNIT_BYTES, _OWN_SHARED_BYTES = 256, 128, 1024
 for itself."""
 
 
-class Limits(NamedTuple):
+class BlockRoom(NamedTuple):
     """What a device has room for."""
 
     multiprocessors: int
@@ -35,7 +35,7 @@ class Limits(NamedTuple):
     shared_bytes: int
 
 
-class Kernel(NamedTuple):
+class KernelRun(NamedTuple):
     """One run of a kernel, a copy or a memset."""
 
     start_us: float
@@ -48,9 +48,9 @@ class Kernel(NamedTuple):
     """Of a thread."""
     shared_bytes: int = 0
 
-    def fill(self, limits: Limits) -> float:
+    def fill(self, room: BlockRoom) -> float:
         """The part of a device that it takes."""
-        places = limits.multiprocessors * _blocks_at_once(self, limits)
+        places = room.multiprocessors * _blocks_at_once(self, room)
         return min(1.0, self.blocks / places)
 
 
@@ -64,14 +64,14 @@ class InPlace(NamedTuple):
     """Of a device, the mean over the time of its kernels."""
 
 
-def kernels_of(trace: Mapping[str, Any]) -> list[Kernel]:
+def kernels_of(trace: Mapping[str, Any]) -> list[KernelRun]:
     """What ran on the device, by start; ``trace`` is as PyTorch's profiler exports it."""
     found = []
     for event in trace["traceEvents"]:
         if event.get("ph") == "X" and event.get("cat") in _DEVICE_EVENTS:
             told = event.get("args", {})
             found.append(
-                Kernel(
+                KernelRun(
                     float(event["ts"]),
                     float(event["dur"]),
                     prod(told["grid"]) if "grid" in told else 0,
@@ -84,12 +84,12 @@ def kernels_of(trace: Mapping[str, Any]) -> list[Kernel]:
 
 
 def in_place(
-    kernels: Sequence[Kernel],
+    kernels: Sequence[KernelRun],
     num_replays: int,
     nodes: Sequence[int],
     keys: Sequence[str],
     step_s: float,
-    limits: Limits,
+    room: BlockRoom,
 ) -> dict[str, InPlace]:
     """By key of a call, what it takes; calls have so many ``nodes`` and may have equal ``keys``.
 
@@ -110,7 +110,7 @@ def in_place(
             own = kernels[at : at + num]
             at += num
             busy_us.setdefault(key, []).append(_covered_us(own))
-            fills.setdefault(key, []).append(_mean_fill(own, limits))
+            fills.setdefault(key, []).append(_mean_fill(own, room))
     busy_s = {key: 1e-6 * statistics.median(each) for key, each in busy_us.items()}
     gap_s = max(0.0, step_s - sum(busy_s[key] for key in keys)) / size
     return {
@@ -120,7 +120,7 @@ def in_place(
     }
 
 
-def _covered_us(kernels: Iterable[Kernel]) -> float:
+def _covered_us(kernels: Iterable[KernelRun]) -> float:
     """Time in which at least one runs: libraries put some beside each other."""
     covered = end = 0.0
     for kernel in kernels:
@@ -130,21 +130,21 @@ def _covered_us(kernels: Iterable[Kernel]) -> float:
     return covered
 
 
-def _mean_fill(kernels: Sequence[Kernel], limits: Limits) -> float:
+def _mean_fill(kernels: Sequence[KernelRun], room: BlockRoom) -> float:
     total_us = sum(kernel.length_us for kernel in kernels)
-    filled_us = sum(kernel.length_us * kernel.fill(limits) for kernel in kernels)
+    filled_us = sum(kernel.length_us * kernel.fill(room) for kernel in kernels)
     return filled_us / total_us if total_us else 0.0
 
 
-def _blocks_at_once(kernel: Kernel, limits: Limits) -> int:
+def _blocks_at_once(kernel: KernelRun, room: BlockRoom) -> int:
     """Blocks that a multiprocessor takes at once, at least one."""
     warps = ceil(kernel.threads / _WARP)
-    most = [_MOST_BLOCKS, limits.threads // _WARP // warps]
+    most = [_MOST_BLOCKS, room.threads // _WARP // warps]
     if kernel.registers:
         unit = _rounded(kernel.registers * _WARP, _REGISTERS_UNIT)
-        most.append(_NUM_PARTITIONS * (limits.registers // _NUM_PARTITIONS // unit) // warps)
+        most.append(_NUM_PARTITIONS * (room.registers // _NUM_PARTITIONS // unit) // warps)
     held = _rounded(kernel.shared_bytes + _OWN_SHARED_BYTES, _SHARED_UNIT_BYTES)
-    most.append(limits.shared_bytes // held)
+    most.append(room.shared_bytes // held)
     return max(1, min(most))
 
 
