@@ -1,13 +1,14 @@
 """All workloads of the benchmarks of waves in one run, with one table at the end.
 
     PYTHONPATH=src:benchmarks/waves python benchmarks/waves/all_rows.py --seconds 290 --out FOLDER
-    … --toy     # on a processor, small
+    … --toy     # on a processor, small, one process at a time
 
 Each workload has a process for recorded and one for compiled steps. First all prepare side by side:
 they capture, compile, and compare losses over 100 steps; nothing is timed. When all are ready, or
 after ``--prepare`` seconds, they take turns on a GPU that is otherwise idle (`timing.Turns`); who is
-late is named, since it disturbs. Lines are printed and saved as they come (``waves.log``,
-``rows.jsonl``); the table (``waves.md``) is written at the end of whatever there is.
+late is named, since it disturbs; who hangs ends itself (`timing.at_most`), and others go on. Lines
+are printed and saved as they come (``waves.log``, ``rows.jsonl``); the table (``waves.md``) is
+written at the end of whatever there is.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -86,6 +87,10 @@ class Started:
             thread = threading.Thread(target=self._hand_on, args=(task, child), daemon=True)
             thread.start()
             self._threads.append(thread)
+            if options.toy:
+                # A processor has no turns to wait for, and no room for many.
+                (self._folder / GO).touch()
+                child.wait()
 
     def tell(self, text: str) -> None:
         """A line with the seconds since the beginning."""
@@ -126,6 +131,9 @@ class Started:
             except subprocess.TimeoutExpired:
                 self.tell(f"out of time: {self.children[child]}")
                 child.kill()
+                continue
+            if child.returncode:
+                self.tell(f"ended with {child.returncode}: {self.children[child]}")
         for thread in self._threads:
             thread.join(2)
         self._log.close()

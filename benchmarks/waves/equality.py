@@ -26,7 +26,8 @@ from hocket.capture.optimizer import optimizer_of_meta
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
 from hocket.capture.step import apply_model
-from hocket.planners.waves.search import WaveFit, WaveWay, fit_waves
+from hocket.planners.waves.search import WaveFit, fit_waves
+from hocket.planners.waves.way import WaveWay
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.shared.trainer import torch_optimizer

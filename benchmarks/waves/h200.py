@@ -25,7 +25,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -33,7 +32,7 @@ from unittest.mock import patch
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
-from timing import GIB, Turns, keep_cap, options_of, row_of
+from timing import GIB, LOSSES_S, Turns, at_most, keep_cap, options_of, row_of
 from torch import nn
 from workloads import TOYS, WORKLOADS, Workload, adamw, plain_step
 
@@ -50,7 +49,8 @@ from hocket.cost.roofline import Launches
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Lanes
-from hocket.planners.waves.search import WaveFit, WaveWay
+from hocket.planners.waves.search import WaveFit
+from hocket.planners.waves.way import WaveWay, placed
 from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.train import lane_notes
 from hocket.runtime.train.divided.shares import microbatches
@@ -205,10 +205,11 @@ def shared(fit: WaveFit) -> WaveWay:
     """The same start, with one memory for both lanes."""
     way = quickest(fit)
     assert way.lanes is not None
-    return way if not way.lanes.own_bytes else next(
-        each for each in fit.tried
-        if each.lanes == replace(way.lanes, slab_bytes=0, own_bytes=())
-    )  # fmt: skip
+    if not way.lanes.own_bytes:
+        return way
+    lead, waits = way.lanes.lead, way.lanes.waits
+    start = next(w for w in fit.tried if w.lanes.lead == lead and {*w.lanes.waits} <= {*waits})
+    return placed(fit.problem, start)
 
 
 def lean(fit: WaveFit) -> WaveWay:
@@ -300,7 +301,7 @@ def bits(name: str, case: Case, steps: int, turns: Turns) -> None:
         for strict in (True, False):
             kind = "" if strict else ", some kernels not deterministic"
             try:
-                with deterministic(strict=strict):
+                with deterministic(strict=strict), at_most(LOSSES_S):
                     found[label] = losses_of(make, steps)
             # Losses of the others are worth knowing.
             except Exception as error:
@@ -343,7 +344,8 @@ def compare(name: str, build: Workload, samples: int, options: argparse.Namespac
         turns.write(
             name, label, predicted=way.samples_per_s, gain=fit.gain or math.inf,
             planned_gib=way.peak_bytes / GIB, one_wave=way.peak_bytes / fit.one_wave_bytes,
-            lead=way.lanes.lead, slab_gib=sum(fit.plan_of(way)[Lanes].slabs) / GIB,
+            lead=way.lanes.lead, waits=way.num_waits,
+            slab_gib=sum(fit.plan_of(way)[Lanes].slabs) / GIB,
         )  # fmt: skip
     wanted = options.systems.split(";")
     rows(name, case, options.steps, turns, wanted)

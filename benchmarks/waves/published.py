@@ -30,7 +30,8 @@ from hocket.cost.roofline import costs_from_settings
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
 from hocket.planners.waves.round_robin import even_cuts, round_robin
-from hocket.planners.waves.search import even_shares, fit_waves, simulated
+from hocket.planners.waves.search import even_shares, fit_waves
+from hocket.planners.waves.way import simulated
 from hocket.simulate.engine import simulate_shares
 
 ALL, ALONE = (0.04, 0.15, 0.04), (0.15,)

@@ -9,6 +9,7 @@ but run nothing there.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import fcntl
 import gc
 import json
@@ -29,6 +30,8 @@ _WARM, _NUM_ROWS = 6, 5
 """Steps until passes and update are captured, and rows that are timed."""
 _ROW_S = 0.15
 """What a row of steps takes, if no number of steps is asked for."""
+TURN_S, LOSSES_S = 40, 90
+"""Who has the GPU for longer, or takes longer for the losses of a system, is taken to hang."""
 READY, GO = "ready", "go"
 
 
@@ -46,6 +49,17 @@ class Row(NamedTuple):
     reserved_bytes: int
     scratch_bytes: int
     """Of the peak: what cuBLAS keeps for itself."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """End this process where what is inside does not end: others are waiting for the GPU."""
+    if torch.cuda.is_available():
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class Turns:
@@ -79,7 +93,8 @@ class Turns:
             return
         with (self._folder / "gpu").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            with at_most(TURN_S):
+                yield
 
     def write(self, workload: str, system: str, **found: Any) -> None:
         """A row, for people and for the table of all."""

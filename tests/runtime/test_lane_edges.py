@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hocket.planners.waves.waiting import Edge
 from hocket.runtime.train.graph_nodes import Arrow, calls_of, new_arrows
-from hocket.runtime.train.lane_edges import NEVER, Blocks, Edge, blocks_of, lane_edges
+from hocket.runtime.train.lane_edges import NEVER, Blocks, blocks_of, lane_edges
 
 STREAM, MARKS, OTHER = 7, 8, 9
 

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.planners.waves.round_robin import PartitionFit
-from hocket.planners.waves.search import WaveFit, WaveWay
+from hocket.planners.waves.search import WaveFit
+from hocket.planners.waves.way import WaveWay
 from hocket.planners.waves.why import reasons
 from hocket.view.table import Column, FittedTable
 from hocket.view.wording import sentence

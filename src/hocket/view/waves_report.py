@@ -13,7 +13,8 @@ from hocket.base.units import format_bytes, format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.waves.blocks import LaneBlocks
-from hocket.planners.waves.search import WaveFit, WaveWay
+from hocket.planners.waves.search import WaveFit
+from hocket.planners.waves.way import WaveWay
 from hocket.planners.waves.why import reasons
 from hocket.view.facts import facts_of
 from hocket.view.names import inert

@@ -64,6 +64,8 @@ class Lanes(Section):
     """After what the parameters change."""
     own_bytes: tuple[int, ...] = ()
     """What each lane takes where none is given the memory of the other; else empty."""
+    lived_bytes: int = 0
+    """The most that lives in both lanes at once; 0 where no memory is reserved for them."""
 
     @property
     def slabs(self) -> tuple[int, ...]:
@@ -72,8 +74,8 @@ class Lanes(Section):
 
     @property
     def apart_bytes(self) -> int:
-        """What memory of each lane's own takes over one memory of both."""
-        return max(sum(self.own_bytes) - self.slab_bytes, 0)
+        """What reserved memory takes over what lives in it at once."""
+        return max(sum(self.slabs) - self.lived_bytes, 0) if self.lived_bytes else 0
 
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
@@ -83,6 +85,7 @@ class Lanes(Section):
             "waits": [list(wait) for wait in self.waits],
             **({} if self.changes == "step" else {"changes": self.changes}),
             **({"own_bytes": list(self.own_bytes)} if self.own_bytes else {}),
+            **({"lived_bytes": self.lived_bytes} if self.lived_bytes else {}),
         }
 
     @classmethod
@@ -90,7 +93,7 @@ class Lanes(Section):
         """The section of such data."""
         entry = fields.record(
             data, "lanes", required=("lead", "slab_bytes", "waits"),
-            optional=("changes", "own_bytes"),
+            optional=("changes", "own_bytes", "lived_bytes"),
         )  # fmt: skip
         told = fields.choice(entry.get("changes", "step"), "lanes.changes", CHANGES)
         return cls(
@@ -99,6 +102,9 @@ class Lanes(Section):
             slab_bytes=fields.integer(entry["slab_bytes"], "lanes.slab_bytes", 0, _MAX_BYTES),
             waits=tuple(_waits(entry["waits"], "lanes.waits")),
             own_bytes=_own_bytes(entry["own_bytes"]) if "own_bytes" in entry else (),
+            lived_bytes=fields.integer(
+                entry.get("lived_bytes", 0), "lanes.lived_bytes", 0, _MAX_BYTES
+            ),
         )
 
     @classmethod
@@ -126,6 +132,10 @@ class Lanes(Section):
                     "minItems": NUM_LANES,
                     "maxItems": NUM_LANES,
                     "description": "Memory of each lane's own; one for both where it is left out.",
+                },
+                "lived_bytes": {
+                    **count,
+                    "description": "The most that lives at once in the memory that is reserved.",
                 },
             },
         }

@@ -2,7 +2,8 @@
 
 Microbatches are there because the batch does not fit at once, which is where lanes can gain. They
 are tried only for kernels that leave something of device and host free: a closed form of two sums;
-then both waves from the start, and with waits that keep the memory. O(simulations of three ways).
+then both waves from the start, and with waits that keep the memory, each in one memory and in one
+of each lane's own. O(simulations of seven ways).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Iterable
 
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Shares
-from hocket.planners.candidates import Candidate, empty_plan
+from hocket.planners.candidates import Candidate
 from hocket.planners.placement.devices import workers
-from hocket.planners.waves.search import PLANNER, simulated, within
+from hocket.planners.waves.search import within
+from hocket.planners.waves.way import best_within, plan_of, simulated
 from hocket.planners.waves.why import FULL, asked
 
 TWO_LANES = "two lanes"
@@ -33,13 +35,10 @@ def in_lanes(problem: Problem, ways: Iterable[Candidate]) -> list[Candidate]:
     most = int(problem.memory_bytes[workers(problem)].min())
     one = simulated(problem, "one after the other", shares)
     tried = [simulated(problem, TWO_LANES, shares, Lanes(lead=0)), *within(problem, one, most)]
-    fitting = [way for way in tried if way.peak_bytes <= most and way.step_s < best.step_s]
-    if not fitting:
+    way = best_within(problem, tried, most)
+    if way is None or way.judged_s >= best.step_s:
         return []
-    way = min(fitting, key=lambda way: way.step_s)
-    assert way.lanes is not None
-    plan = empty_plan(problem, PLANNER).having(shares, way.lanes)
-    plan = plan.claiming(step_s=way.step_s, peak_bytes=tuple(way.timeline.peak_bytes.tolist()))
+    plan = plan_of(problem, way)
     return [
         Candidate(
             planner=TWO_LANES, plan=plan, timeline=way.timeline, feasible=True, reason="",

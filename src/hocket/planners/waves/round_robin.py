@@ -26,7 +26,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.blocks import cut_step
-from hocket.planners.waves.search import PLANNER
+from hocket.planners.waves.way import PLANNER
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.order import places_of, stages_of

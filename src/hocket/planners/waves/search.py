@@ -6,10 +6,9 @@ kernels leave free: the earlier, the more the lanes overlap; the later, the less
 So starts are tried over the whole of the first wave, evenly in its time, then ever finer around the
 best; where memory is short, waves are also tried that begin at once and wait wherever both would
 hold too much (`room`). Every one is simulated as a whole, and the plan is the shortest that keeps
-the budget. Where there is room for it, each lane of a graph that is replayed has memory of its own,
-so that it waits for results alone; and it begins as late as costs next to nothing, since lanes that
-are some ops apart wait for each other less often. Beside it stands what people do without lanes.
-O(tries) simulations.
+the budget, by its time and by what its waits cost (`way`): lanes that are some ops apart wait for
+each other less often, and those with memory of their own for results alone. Beside it stands what
+people do without lanes. O(tries) simulations.
 """
 
 from __future__ import annotations
@@ -27,17 +26,13 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Replica, Shares
 from hocket.plan.sections.lanes import NUM_LANES, Changes
-from hocket.planners.candidates import empty_plan
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
 from hocket.planners.waves.room import held_bytes, room_waits
-from hocket.planners.waves.slab import own_slabs, slab_of
-from hocket.simulate.engine import simulate_shares
-from hocket.simulate.shares import Unfolded, priced_at
+from hocket.planners.waves.way import WaveWay, best_within, is_replayed, plan_of, simulated
+from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.lanes import pass_order
-from hocket.simulate.timeline import Timeline
 
-PLANNER = "waves"
 _FIRST_TRIES = 17
 """Starts over the whole of the first wave, its two ends among them."""
 LEAN = 1.25
@@ -49,40 +44,11 @@ SHORT_S = 10e-6
 """Of replayed ops that take less on average, gains were predicted far too high."""
 CLOSE_OF_SHORT = 1.85
 """The same as `CLOSE` for those."""
-NEARLY = 1.03
-"""Times the shortest step: how long one may be in which lanes wait for each other less often. What
-a wait costs is not in the times, and this is less than they are off."""
-LITTLE_MORE = 1.1
-"""Times what both hold together: what they may take with memory of each lane's own. Where it would
-be more, lanes overlap little, and have little to gain from it."""
+_NUM_ROOMS, _LESS_ROOM = 4, 0.015
+"""How often waves get less room, and by what share: packing takes 0.1 to 2.6 % more than lives at
+once."""
 _FINER = 3
 """How often the distance between tries is halved around the best."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class WaveWay:
-    """One way to take the samples of a step, and what the simulator thinks of it."""
-
-    name: str
-    shares: Shares
-    lanes: Lanes | None
-    unfolded: Unfolded
-    timeline: Timeline
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of one step."""
-        return self.timeline.makespan_s
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples of all replicas."""
-        return self.shares.num_samples / self.step_s
-
-    @property
-    def peak_bytes(self) -> int:
-        """Of the fullest device."""
-        return int(self.timeline.peak_bytes.max())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -107,37 +73,18 @@ class WaveFit:
 
     @cached_property
     def chosen(self) -> WaveWay | None:
-        """The shortest step within the budget, with memory of each lane's own where there is room;
-        None where no two waves fit."""
-        shortest = self._shortest_within(self.budget_bytes)
-        return shortest if shortest is None else self._apart(shortest) or shortest
-
-    def _apart(self, shortest: WaveWay) -> WaveWay | None:
-        """A step about as short whose lanes share no memory; None without room for it."""
-        near = [
-            way
-            for way in self._overlapping
-            if way.step_s <= NEARLY * shortest.step_s
-            and way.lanes is not None
-            and way.lanes.changes == "step"
-        ]
-        if not self.is_replayed:
-            return None
-        near.sort(key=lambda way: (way.lanes.lead if way.lanes else 0, -way.step_s), reverse=True)
-        for way in near:
-            found = in_own_memory(self.problem, way)
-            if found.peak_bytes <= min(round(LITTLE_MORE * way.peak_bytes), self.budget_bytes):
-                return found
-        return None
+        """The quickest within the budget, with its memory; None where no two waves fit."""
+        return best_within(self.problem, self._overlapping, self.budget_bytes)
 
     @cached_property
     def lean(self) -> WaveWay | None:
-        """The shortest step that holds at most `LEAN` times one wave; None where none does."""
-        return self._shortest_within(min(round(LEAN * self.one_wave_bytes), self.budget_bytes))
-
-    def _shortest_within(self, most_bytes: int) -> WaveWay | None:
-        fitting = [way for way in self._overlapping if way.peak_bytes <= most_bytes]
-        return min(fitting, key=lambda way: (way.step_s, way.peak_bytes), default=None)
+        """The quickest that holds at most `LEAN` times one wave; None where none does."""
+        most_bytes = round(LEAN * self.one_wave_bytes)
+        if self.budget_bytes <= most_bytes:
+            return self.chosen
+        if self.chosen is not None and self.chosen.peak_bytes <= most_bytes:
+            return self.chosen
+        return best_within(self.problem, self._overlapping, most_bytes)
 
     @property
     def _overlapping(self) -> list[WaveWay]:
@@ -183,7 +130,7 @@ class WaveFit:
     @property
     def is_replayed(self) -> bool:
         """Whether ops follow each other in a graph that was captured."""
-        return self.problem.costs.settings.get("launches") == "replayed"
+        return is_replayed(self.problem)
 
     def blocks(self, way: WaveWay) -> LaneBlocks:
         """What the lanes of the first device hold over time."""
@@ -209,14 +156,7 @@ class WaveFit:
 
     def plan_of(self, way: WaveWay) -> Plan:
         """The plan of a way with lanes, with its addresses and waits."""
-        assert way.lanes is not None
-        own, blocks = way.lanes.own_bytes, self.blocks(way)
-        slab = own_slabs(blocks) if own else slab_of(blocks)
-        joined = tuple(sorted({*way.lanes.waits, *slab.waits}))
-        slab_bytes = way.lanes.slab_bytes if own else sum(slab.sizes)
-        lanes = replace(way.lanes, slab_bytes=slab_bytes, waits=joined)
-        plan = empty_plan(self.problem, PLANNER).having(way.shares, lanes)
-        return plan.claiming(step_s=way.step_s, peak_bytes=tuple(way.timeline.peak_bytes.tolist()))
+        return plan_of(self.problem, way)
 
 
 def fit_waves(
@@ -296,40 +236,28 @@ def even_shares(problem: Problem, num_waves: int) -> Shares:
     )
 
 
-def simulated(problem: Problem, name: str, shares: Shares, lanes: Lanes | None = None) -> WaveWay:
-    """A way and its timeline."""
-    unfolded, timeline = simulate_shares(problem, shares, None, lanes)
-    return WaveWay(name=name, shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
-
-
-def in_own_memory(problem: Problem, way: WaveWay) -> WaveWay:
-    """The same with memory of each lane's own."""
-    assert way.lanes is not None
-    blocks = lane_blocks(problem.graph, way.unfolded, way.timeline)
-    (together,), apart = slab_of(blocks).sizes, own_slabs(blocks).sizes
-    lanes = replace(way.lanes, slab_bytes=together, own_bytes=apart)
-    return simulated(problem, way.name, way.shares, lanes)
-
-
 def within(
     problem: Problem, one: WaveWay, most_bytes: int, changes: Changes = "step"
 ) -> list[WaveWay]:
-    """Waves that wait where both would hold more than so much; none where one alone does."""
+    """Waves that wait where both would hold more than so much; none where one alone does.
+
+    They come with ever less room: what is reserved for them is more than lives there at once.
+    """
     replica = one.shares.replicas[0]
     wave = priced_at(problem, max(replica.microbatches)).graph
     beside = one.peak_bytes - int(held_bytes(wave).max())
-    over = 0
-    for _ in range(_FINER):
-        waits = room_waits(wave, len(replica.microbatches), most_bytes - beside - over)
+    found: list[WaveWay] = []
+    room = most_bytes - beside
+    for _ in range(_NUM_ROOMS):
+        waits = room_waits(wave, len(replica.microbatches), room)
         if waits is None:
-            return []
+            break
         way = simulated(
             problem, "tick-tock", one.shares, Lanes(lead=0, waits=waits, changes=changes)
         )
-        if way.peak_bytes <= most_bytes:
-            return [way]
-        over += way.peak_bytes - most_bytes
-    return []
+        found += [way] * (way.peak_bytes <= most_bytes)
+        room -= max(way.peak_bytes - most_bytes, round(_LESS_ROOM * room))
+    return found
 
 
 def _search(problem: Problem, shares: Shares, budget_bytes: int, changes: Changes) -> list[WaveWay]:

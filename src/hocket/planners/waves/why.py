@@ -8,7 +8,8 @@ from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import workers
-from hocket.planners.waves.search import SHORT_S, WaveFit, WaveWay
+from hocket.planners.waves.search import SHORT_S, WaveFit
+from hocket.planners.waves.way import WaveWay
 from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.lanes import in_lane, pass_order
 

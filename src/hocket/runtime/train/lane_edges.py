@@ -4,12 +4,8 @@ Memory of one CUDA stream is never lent to another, so two lanes on two streams 
 them holds at most, whenever that is. Captured on one stream in the planned order, one lane is given
 what the other has dropped, and no more is held than planned. Afterwards the lanes are taken apart
 again: a call waits for the one before it in its lane, for what it was told to wait for, and for the
-call after which the memory that it was given was free. A lane passes its waits in order, so of
-several only the latest counts, and only where it is later than all before.
-
-A wait costs time of its own in a graph of short kernels. So a call that has to wait waits for all
-that is over by then as planned: later calls of its lane then find most of what they need. Lanes
-that are some calls apart wait once for so many, instead of at each. O(blocks²), numpy.
+call after which the memory that it was given was free; one wait is for many calls (`waiting`).
+O(blocks²), numpy.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket.base.arrays import LongArray
+from hocket.planners.waves.waiting import Edge, joined_waits
 
 _ROUNDED_BYTES = 512
 """To which PyTorch's allocator rounds."""
@@ -35,13 +32,6 @@ class Blocks(NamedTuple):
     """The call that was given it."""
     dropped_by: LongArray
     """The call after which it was free; `NEVER` where it stayed."""
-
-
-class Edge(NamedTuple):
-    """A call that waits for one of the other lane."""
-
-    awaited: int
-    waiting: int
 
 
 def blocks_of(
@@ -82,7 +72,7 @@ def lane_edges(
 
     ``lane`` is that of each call, in the order of the capture.
     """
-    lanes, does = np.asarray(lane), np.asarray(works, dtype=np.bool_)
+    lanes = np.asarray(lane)
     need = np.full(len(lanes), -1, dtype=np.int64)
     for awaited, waiting in told:
         if lanes[awaited] != lanes[waiting]:
@@ -93,19 +83,4 @@ def lane_edges(
         lay_there = (start < blocks.stop[row]) & (stop > blocks.start[row]) & (before <= call)
         from_other = lay_there & (dropped_in[:row] != lanes[call])
         need[call] = max(need[call], int(before[from_other].max(initial=-1)))
-    found = []
-    for one in np.unique(lanes).tolist():
-        own, others = np.flatnonzero(lanes == one), np.flatnonzero((lanes != one) & does)
-        needed = np.maximum.accumulate(need[own])
-        # What puts nothing on the device is over with the call before it.
-        number = np.searchsorted(others, needed, "right") - 1
-        # Of the other lane the last call before this one has begun, so those before that are over.
-        over = np.searchsorted(others, own) - 2
-        passed = -1
-        for call, least, most in zip(
-            own[does[own]], number[does[own]], over[does[own]], strict=True
-        ):
-            if least > passed:
-                passed = max(least, most)
-                found.append(Edge(int(others[passed]), int(call)))
-    return sorted(found)
+    return joined_waits(lanes, need, works)

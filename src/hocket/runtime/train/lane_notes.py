@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hocket.plan.sections.lanes import NUM_LANES
+from hocket.planners.waves.waiting import Edge
 from hocket.runtime.lanes import Lane
 from hocket.runtime.train.graph_nodes import (
     Nodes,
@@ -27,7 +28,7 @@ from hocket.runtime.train.graph_nodes import (
     last_nodes,
     new_arrows,
 )
-from hocket.runtime.train.lane_edges import Edge, blocks_of, lane_edges
+from hocket.runtime.train.lane_edges import blocks_of, lane_edges
 
 _MAX_ENTRIES = 2_000_000
 """Of the allocator's record."""

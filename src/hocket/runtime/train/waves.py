@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from hocket.graph.graph import Phase
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Shares
 from hocket.plan.sections.lanes import NUM_LANES, Changes
+from hocket.planners.waves.waiting import by_start
 from hocket.runtime.lanes import Lane
 from hocket.runtime.setup import Setup
 from hocket.runtime.train.carrier import Carried
@@ -59,16 +59,14 @@ def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0)
     """The order of a plan, of the waves of one replica; views come with the op before them."""
     unfolded, timeline = simulate_shares(problem, shares, None, lanes)
     passes = unfolded.passes[replica]
-    wave, op = np.nonzero((passes >= 0) & ~problem.graph.only_looks)
-    number = passes[wave, op]
-    order = np.lexsort((number, timeline.op_start_s[number]))
+    looks = problem.graph.only_looks
     waits: dict[WaveOp, tuple[WaveOp, ...]] = {}
     # Waits for room are kept by the order: memory is given out in it, whatever runs beside what.
     needed = replace(lanes, lead=0, waits=())
     for wait in lane_waits(problem.graph, needed, len(passes)):
         key = wait.wave, wait.op
         waits[key] = (*waits.get(key, ()), (wait.on_wave, wait.on_op))
-    sequence = zip(wave[order].tolist(), op[order].tolist(), strict=True)
+    sequence = (at for at in by_start(passes, timeline) if not looks[at[1]])
     ops = tuple(op for op, _ in counted_ops(problem.graph))
     return WaveOrder(tuple(sequence), waits, ops, lanes.slabs, lanes.changes)
 

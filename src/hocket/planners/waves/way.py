@@ -1,0 +1,135 @@
+"""Ways to take the samples of a step, simulated, and the memory that two lanes are given.
+
+Lanes of a graph that is replayed are given memory that is reserved: one for both, or one of each
+lane's own. It takes somewhat more than what lives at once, and that is held besides. In one memory
+a lane waits where it takes over what the other had; that costs time (`WAIT_S`), while memory of each
+lane's own costs bytes. Both are made of every way that may be the best, and the better one within
+the budget is taken. O(ways · (simulation + packing)).
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Lanes, Shares
+from hocket.plan.sections.lanes import NUM_LANES
+from hocket.planners.candidates import empty_plan
+from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
+from hocket.planners.waves.slab import own_slabs, slab_of
+from hocket.planners.waves.waiting import num_waits
+from hocket.simulate.engine import simulate_shares
+from hocket.simulate.shares import Unfolded
+from hocket.simulate.timeline import Timeline
+
+PLANNER = "waves"
+WAIT_S = 8e-6
+"""What a wait of one lane for the other costs in a replayed graph, which the simulator does not
+count: ResNet-56 with 32 samples took 7,067 us with 315 waits and 4,703 with 20 on an H200."""
+_EQUAL = 1.01
+"""Of ways whose times differ by less, the one that holds least is taken."""
+_NUM_PLACED = 4
+"""Forms that fit and are compared, the quickest first: packing takes longer than a simulation."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WaveWay:
+    """One way to take the samples of a step, and what the simulator thinks of it."""
+
+    name: str
+    shares: Shares
+    lanes: Lanes | None
+    unfolded: Unfolded
+    timeline: Timeline
+    num_waits: int = 0
+    """Of one lane for the other, where a graph is replayed."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one step."""
+        return self.timeline.makespan_s
+
+    @property
+    def judged_s(self) -> float:
+        """The same with what its waits cost."""
+        return self.step_s + WAIT_S * self.num_waits
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of all replicas."""
+        return self.shares.num_samples / self.step_s
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the fullest device."""
+        return int(self.timeline.peak_bytes.max())
+
+
+def simulated(problem: Problem, name: str, shares: Shares, lanes: Lanes | None = None) -> WaveWay:
+    """A way and its timeline."""
+    unfolded, timeline = simulate_shares(problem, shares, None, lanes)
+    return WaveWay(name=name, shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
+
+
+def is_replayed(problem: Problem, lanes: Lanes | None = None) -> bool:
+    """Whether ops follow each other in a graph that was captured."""
+    changes_once = lanes is None or lanes.changes == "step"
+    return changes_once and problem.costs.settings.get("launches") == "replayed"
+
+
+def placed(problem: Problem, way: WaveWay, *, apart: bool = False) -> WaveWay:
+    """The same with addresses and waits, in one memory or, ``apart``, in one of each lane's own."""
+    assert way.lanes is not None
+    blocks = _blocks(problem, way)
+    slab = own_slabs(blocks) if apart else slab_of(blocks)
+    # What is asked for call by call is not given reserved memory.
+    lived_bytes = blocks.peak_bytes() if is_replayed(problem, way.lanes) else 0
+    lanes = replace(
+        way.lanes,
+        waits=tuple(sorted({*way.lanes.waits, *slab.waits})),
+        slab_bytes=0 if apart else sum(slab.sizes),
+        own_bytes=slab.sizes if apart else (),
+        lived_bytes=lived_bytes,
+    )
+    found = simulated(problem, way.name, way.shares, lanes)
+    waits = num_waits(problem.graph, way.unfolded.passes[0], way.timeline, slab.waits)
+    return replace(found, num_waits=waits)
+
+
+def best_within(problem: Problem, ways: Iterable[WaveWay], most_bytes: int) -> WaveWay | None:
+    """The quickest two lanes that hold at most so much, with their memory; None where none do."""
+    fitting = [way for way in ways if way.lanes is not None and way.peak_bytes <= most_bytes]
+    if not fitting or not is_replayed(problem, fitting[0].lanes):
+        return min(fitting, key=lambda way: (way.step_s, way.peak_bytes), default=None)
+    graph = problem.graph
+    counted = [
+        replace(way, num_waits=num_waits(graph, way.unfolded.passes[0], way.timeline))
+        for way in fitting
+    ]
+    found: list[WaveWay] = []
+    for way in sorted(counted, key=lambda way: (way.judged_s, way.peak_bytes)):
+        blocks = _blocks(problem, way)
+        apart_bytes = sum(map(blocks.peak_bytes, range(NUM_LANES))) - blocks.peak_bytes()
+        can_part = way.peak_bytes + apart_bytes <= most_bytes
+        forms = (placed(problem, way, apart=apart) for apart in (True, False)[not can_part :])
+        found += [form for form in forms if form.peak_bytes <= most_bytes]
+        if len(found) >= _NUM_PLACED:
+            break
+    least_s = min((way.judged_s for way in found), default=0.0)
+    equal = [way for way in found if way.judged_s <= _EQUAL * least_s]
+    return min(equal, key=lambda way: (way.peak_bytes, way.judged_s), default=None)
+
+
+def _blocks(problem: Problem, way: WaveWay) -> LaneBlocks:
+    return lane_blocks(problem.graph, way.unfolded, way.timeline)
+
+
+def plan_of(problem: Problem, way: WaveWay) -> Plan:
+    """The plan of a way with lanes, with its addresses and waits."""
+    assert way.lanes is not None
+    way = way if any(way.lanes.slabs) else placed(problem, way)
+    assert way.lanes is not None
+    plan = empty_plan(problem, PLANNER).having(way.shares, way.lanes)
+    return plan.claiming(step_s=way.step_s, peak_bytes=tuple(way.timeline.peak_bytes.tolist()))
