@@ -80,6 +80,18 @@ def test_kernels_beside_each_other_count_once():
     assert told["rnn"].seconds == pytest.approx(6e-6)
 
 
+def test_seeds_that_are_set_before_each_replay_are_no_kernels_of_calls():
+    kernels, size = kernels_of(RECORDED), sum(NODES)
+    seeds = [
+        KernelRun(kernels[first].start_us - before, 1.0, 1, 32)
+        for first in range(0, len(kernels), size)
+        for before in (4.0, 2.0)
+    ]
+    assert found(sorted(kernels + seeds)) == found(kernels)
+
+
 def test_a_trace_of_something_else_is_refused():
+    with pytest.raises(ValueError, match="replays have 33 each"):
+        found(kernels_of(RECORDED)[:-1] + [KernelRun(9e9, 1.0)] * 2)
     with pytest.raises(ValueError, match="replays have 34 each"):
         found(nodes=[NODES[0] + 1, *NODES[1:]])

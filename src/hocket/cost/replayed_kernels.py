@@ -17,6 +17,8 @@ from math import ceil, prod
 from typing import Any, NamedTuple
 
 _DEVICE_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset")
+_SEEDS = 2
+"""Kernels with which PyTorch sets seed and offset before a graph that draws numbers is replayed."""
 _WARP, _NUM_PARTITIONS, _MOST_BLOCKS = 32, 4, 32
 """Threads of a warp, the parts of a multiprocessor that have registers of their own, and blocks
 that it takes at most."""
@@ -97,15 +99,16 @@ def in_place(
     `ValueError` where the trace is not of these calls.
     """
     size = sum(nodes)
-    if not size or len(kernels) != num_replays * size:
+    each, rest = divmod(len(kernels), num_replays)
+    if not size or rest or each - size not in (0, _SEEDS):
         raise ValueError(
             f"the trace has {len(kernels)} kernels, {num_replays} replays have {size} each"
         )
     busy_us: dict[str, list[float]] = {}
     fills: dict[str, list[float]] = {}
     count = dict(zip(keys, nodes, strict=True))
-    for first in range(0, len(kernels), size):
-        at = first
+    for end in range(each, len(kernels) + 1, each):
+        at = end - size
         for key, num in zip(keys, nodes, strict=True):
             own = kernels[at : at + num]
             at += num

@@ -42,7 +42,7 @@ _ZERO = cast(int, np.int64(0))
 BESIDE = 1 / 0.83
 """Times as long as alone: ops of two rows of a replayed graph whose kernels fit beside each other,
 their kernels as well as the way to the next. Pairs of short kernels on an H200 took 1.15 to 1.33
-times (`docs/measurements/waves.md`), whatever they do."""
+times, a softmax of few blocks 1.03 times (`docs/measurements/waves.md`)."""
 UNDECIDED = np.inf
 """Priority, in a strict order, of ops whose position has not been chosen yet."""
 
