@@ -22,6 +22,7 @@ import numpy as np
 
 from hocket.api.planned import find_cluster
 from hocket.cost.costs import Costs, device_rows
+from hocket.cost.demand import TIMES_BESIDE
 from hocket.cost.replayed_kernels import BlockRoom, InPlace, KernelRun, in_place
 from hocket.graph import GraphBuilder, Stream
 from hocket.plan.problem import Problem
@@ -61,11 +62,12 @@ def two_rows_s(ops: list[InPlace]) -> float:
             builder.tensor(f"made {stream}.{index}", 1, producer=op)
     graph, cluster = builder.build(), find_cluster("1xh200")
     seconds, fill = (np.tile([getattr(op, what) for op in ops], 2) for what in ("seconds", "fill"))
+    ones = np.ones_like(fill)
     costs = Costs(
         kind_names=tuple(kind.name for kind in cluster.kinds), op_s=seconds[None],
         op_source=np.ones((1, len(seconds)), np.uint8), device_row=device_rows(cluster),
         routes=cluster.routes, tensor_bytes=graph.tensor_bytes, settings={},
-        demand=np.stack((np.ones_like(fill), np.zeros_like(fill), fill))[:, None],
+        demand=np.stack((ones, 0 * ones, fill, TIMES_BESIDE * ones))[:, None],
     )  # fmt: skip
     problem = Problem(work=graph, cluster=cluster, op_costs=costs)
     return simulate_placement(problem, np.zeros(graph.num_ops, np.int32))[1].makespan_s

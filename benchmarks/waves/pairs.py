@@ -25,7 +25,7 @@ from torch import nn
 from hocket.api.planned import find_cluster
 from hocket.capture.model import capture_program
 from hocket.cost.costs import Costs, TimeSource
-from hocket.cost.demand import FILL, ON_DEVICE, demand_of
+from hocket.cost.demand import FILL, NUM_SHARES, ON_DEVICE, demand_of
 from hocket.cost.measure import profile_program
 from hocket.cost.profile import merge_profiles
 from hocket.cost.roofline import estimate_costs
@@ -85,7 +85,7 @@ class Kernel:
         self._operands = [[each.to(device) for each in given] for _ in range(2)]
         self._module = module
         self.predicted_s = self.alone_s = 0.0
-        self.demand = np.zeros(3)
+        self.demand = np.zeros(NUM_SHARES)
         self.repeats = 1
 
     def price(self, profile: Any) -> None:
@@ -190,8 +190,11 @@ def main() -> int:
             counts = [max(1, round(longer_s / each.once_s)) for each in rows]
             calls = [(each.calls(which), counts[which]) for which, each in enumerate(rows)]
             measured[pair] = counts, rows_s(calls)
+    # A rule of pairs is looked at, and not what was measured of two rows of one kernel.
+    entries = tuple(replace(entry, replayed=None) for entry in profile.entries)
+    alone = replace(profile, entries=entries)
     for name, one in found.items():
-        one.price(profile)
+        one.price(alone)
         turns.write("pairs", name, alone_us=one.once_s * 1e6,
                     predicted_of=one.predicted_s / one.once_s,
                     on_device=float(one.demand[ON_DEVICE]), fill=float(one.demand[FILL])

@@ -25,7 +25,7 @@ from workloads import resnet56
 from hocket.api import make_problem
 from hocket.capture import load_model
 from hocket.capture.sizes import capture_sizes
-from hocket.cost.demand import FILL, NUM_SHARES, ON_DEVICE
+from hocket.cost.demand import BESIDE, FILL, NUM_SHARES, ON_DEVICE, TIMES_BESIDE
 from hocket.cost.roofline import costs_from_settings
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
@@ -47,7 +47,7 @@ STEADY = 8
 def asking(problem: Problem, share: float) -> Problem:
     """Every op is on its device, and fills it, for one share of its time; no host is in the way."""
     demand = np.zeros((NUM_SHARES, *problem.costs.op_s.shape))
-    demand[ON_DEVICE], demand[FILL] = share, 1.0
+    demand[ON_DEVICE], demand[FILL], demand[BESIDE] = share, 1.0, TIMES_BESIDE
     return replace(problem, op_costs=replace(problem.costs, demand=demand))
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 from hocket.capture.model import capture_program  # noqa: E402
 from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E402
 from hocket.cost import measure  # noqa: E402
-from hocket.cost.demand import FILL, ON_DEVICE, demand_of  # noqa: E402
+from hocket.cost.demand import BESIDE, FILL, ON_DEVICE, TIMES_BESIDE, demand_of  # noqa: E402
 from hocket.cost.profile import profile_from_dict, profile_to_dict  # noqa: E402
 from hocket.cost.replay import ReplayedPasses  # noqa: E402
 from hocket.cost.replayed_kernels import InPlace  # noqa: E402
@@ -73,6 +73,14 @@ def test_times_in_their_place_price_replayed_steps_and_no_others():
     shares = demand_of(graph, cluster, told)
     assert shares[FILL, 0, 1] == 0.125
     assert shares[ON_DEVICE, 0, 1] == 1.0
+    assert shares[BESIDE, 0].tolist() == [TIMES_BESIDE, TIMES_BESIDE]
+    # What two rows of the step took counts instead of what each op fills.
+    entries = (replace(plain.entries[0], replayed=InPlace(21e-6, 2, 0.125, 1.7)), plain.entries[1])
+    rows = replace(plain, entries=entries)
+    told = estimate_costs(graph, cluster, profile=rows, launches="replayed")
+    shares = demand_of(graph, cluster, told)
+    assert (shares[FILL, 0, 1], shares[BESIDE, 0, 1]) == (0.0, 1.7)
+    assert profile_from_dict(profile_to_dict(rows), "file").entries == rows.entries
     # A file holds it, and one without it is what it was.
     assert profile_from_dict(profile_to_dict(both), "file").entries == both.entries
     assert all("replayed" not in entry for entry in profile_to_dict(plain)["entries"])

@@ -14,7 +14,7 @@ from hocket.api import make_problem
 from hocket.base.errors import CheckError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.costs import Costs, device_rows
-from hocket.cost.demand import FILL, ON_DEVICE, ON_HOST, demand_of
+from hocket.cost.demand import FILL, ON_DEVICE, ON_HOST, TIMES_BESIDE, demand_of
 from hocket.cost.roofline import estimate_costs
 from hocket.graph import GraphBuilder, Stream
 from hocket.graph.verify import verify_graph
@@ -25,7 +25,6 @@ from hocket.plan.sections import Lanes, LaneWait, Replica, Shares
 from hocket.planners.candidates import empty_plan
 from hocket.simulate import simulate
 from hocket.simulate.engine import simulate_placement, simulate_shares
-from hocket.simulate.events import BESIDE
 from hocket.simulate.shares import unfold
 from hocket.simulate.shares.lanes import pass_order
 from hocket.simulate.verify import violations
@@ -41,7 +40,7 @@ OPS = st.lists(
 )  # fmt: skip
 
 
-def two_rows(rows):
+def two_rows(rows, beside=TIMES_BESIDE):
     """Two rows of ops, one per lane: (seconds, share on the device, on the host, what it fills)."""
     builder = GraphBuilder("rows")
     for lane, row in enumerate(rows):
@@ -52,7 +51,7 @@ def two_rows(rows):
     graph = builder.build()
     kind = device_kind("x")
     cluster = Cluster(name="one", devices=(device("d", kind, host="h"),), hosts=("h",))
-    flat = np.array([op for row in rows for op in row])
+    flat = np.array([(*op, beside) for row in rows for op in row])
     costs = Costs(
         kind_names=("x",), op_s=flat[None, :, 0], op_source=np.zeros((1, len(flat)), np.uint8),
         device_row=device_rows(cluster), routes=cluster.routes, tensor_bytes=graph.tensor_bytes,
@@ -82,7 +81,7 @@ def walked(rows):
             elif end > starts:
                 ends[1 - lane] = end + kernel
         elif takes and ends[1 - lane] > now and not on_host:
-            lost = (BESIDE - 1) * (min(end, ends[1 - lane]) - now)
+            lost = (TIMES_BESIDE - 1) * (min(end, ends[1 - lane]) - now)
             end, ends[1 - lane] = end + lost, ends[1 - lane] + lost
         rounds[lane] = rounds[lane] + 1 if end == now else 0
         ends[lane], beside[lane], at[lane] = end, (fill, on_device * takes), at[lane] + 1
@@ -111,8 +110,10 @@ def test_a_device_is_busy_once_where_both_lanes_work():
     problem = two_rows([[(2.0, 0.5, 0.0, 0.5)], [(3.0, 0.5, 0.0, 0.5)]])
     _, timeline = simulate_placement(problem, np.zeros(2, np.int32))
     # Beside each other until the shorter ends, then alone.
-    assert timeline.busy_s.tolist() == pytest.approx([BESIDE * 2.0 + 1.0])
-    assert timeline.op_end_s.tolist() == pytest.approx([BESIDE * 2.0, BESIDE * 2.0 + 1.0])
+    assert timeline.busy_s.tolist() == pytest.approx([TIMES_BESIDE * 2.0 + 1.0])
+    assert timeline.op_end_s.tolist() == pytest.approx(
+        [TIMES_BESIDE * 2.0, TIMES_BESIDE * 2.0 + 1.0]
+    )
 
 
 @given(st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=1, max_size=8), st.integers(1, 8))
@@ -121,8 +122,17 @@ def test_ops_that_fit_run_at_one_pace_however_they_are_cut(lengths, cuts):
     row = [(length / cuts, 1.0, 0.0, 0.5) for length in lengths for _ in range(cuts)]
     problem = two_rows([[(100.0, 1.0, 0.0, 0.5)], row])
     _, timeline = simulate_placement(problem, np.zeros(problem.graph.num_ops, np.int32))
-    assert timeline.op_end_s[-1] == pytest.approx(BESIDE * sum(lengths))
-    assert timeline.op_end_s[0] == pytest.approx(100.0 + (BESIDE - 1) * sum(lengths))
+    assert timeline.op_end_s[-1] == pytest.approx(TIMES_BESIDE * sum(lengths))
+    assert timeline.op_end_s[0] == pytest.approx(100.0 + (TIMES_BESIDE - 1) * sum(lengths))
+
+
+@given(OPS, st.sampled_from([1.0, 1.3, 1.9, 2.2]))
+def test_rows_of_one_step_take_together_what_was_measured_of_them(row, beside):
+    """What was measured of two rows of the same ops comes out again."""
+    row = [(takes, on_device, 0.0, 0.0) for takes, on_device, *_ in row]
+    problem = two_rows([row, row], beside)
+    _, timeline = simulate_placement(problem, np.zeros(problem.graph.num_ops, np.int32))
+    assert timeline.makespan_s == pytest.approx(beside * sum(takes for takes, *_ in row))
 
 
 # ── waves of a model ─────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,6 @@
 """What ops of two lanes ask of one device and of its host, so that they can run beside each other.
 
-Three shares per op. Its kernel is on the device for a part of its time: arithmetic or memory
+Four numbers per op. Its kernel is on the device for a part of its time: arithmetic or memory
 traffic; the rest is the way from one kernel to the next, or the wait for the host. While it is
 there it fills a part of the device. A product is computed in tiles, one per multiprocessor: it
 fills as much as its results have tiles. What streams fills as much as it has bytes to move of those
@@ -8,8 +8,10 @@ that are in flight when the memory is at its full rate: rate times latency (Litt
 over batches have one block of threads per channel. Where a profile has the kernels of a replayed
 step, their blocks of threads say it (`replayed_kernels`). And its host takes a part of the time to
 issue it; one process issues the ops of both lanes. The engine lets kernels run beside each other
-that fit, and the others wait: a device gives its places in the order in which kernels come. On a
-processor an op is the work of all its threads. O(kinds · ops), numpy.
+that fit, and the others wait: a device gives its places in the order in which kernels come. Where a
+profile knows how long two rows of a step's own kernels take beside each other, all of them run
+beside each other and take that many times as long. On a processor an op is the work of all its
+threads. O(kinds · ops), numpy.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ from hocket.cost.roofline import work_on
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import Cluster, DeviceKind
 
-NUM_SHARES = 3
-ON_DEVICE, ON_HOST, FILL = range(NUM_SHARES)
-"""Of an op's time in which its kernel is on the device, in which the host issues it, and of the
-device that the kernel fills."""
+NUM_SHARES = 4
+ON_DEVICE, ON_HOST, FILL, BESIDE = range(NUM_SHARES)
+"""Of an op's time in which its kernel is on the device, in which the host issues it, of the device
+that the kernel fills, and how many times as long it takes while an op of the other lane runs."""
+TIMES_BESIDE = 1 / 0.83
+"""Ops of two rows of a replayed graph whose kernels fit beside each other, their kernels as well as
+the way to the next. Pairs of short kernels on an H200 took 1.15 to 1.33 times, a softmax of few
+blocks 1.03 times (`docs/measurements/waves.md`)."""
 _TILE_RESULTS_PER_LANE = 32
 """A tile of 64 x 64 results takes the 128 vector lanes of a multiprocessor."""
 _CLOCK_HZ = 1.8e9
@@ -40,7 +46,7 @@ _BYTES_BY_DTYPE = np.array([_ELEMENT_BYTES[name] for name in DTYPES])
 
 
 def demand_of(graph: Graph, cluster: Cluster, costs: Costs) -> FloatArray:
-    """[`ON_DEVICE`, `ON_HOST` or `FILL`, kind, op]: shares between 0 and 1."""
+    """[`ON_DEVICE`, `ON_HOST`, `FILL` or `BESIDE`, kind, op]: shares, and times of 1 or more."""
     shares = [_shares(graph, kind, costs, row) for row, kind in enumerate(cluster.kinds)]
     return np.stack(shares, axis=1)
 
@@ -49,7 +55,7 @@ def _shares(graph: Graph, kind: DeviceKind, costs: Costs, row: int) -> FloatArra
     takes_s = costs.op_s[row]
     nothing, all_of_it = np.zeros(graph.num_ops), np.ones(graph.num_ops)
     if kind.is_cpu:
-        return np.stack((all_of_it, nothing, all_of_it))
+        return np.stack((all_of_it, nothing, all_of_it, all_of_it))
     parts = work_on(graph, kind, costs.settings)
     # Of a time that a file states nobody knows what it is spent on.
     is_stated = costs.op_source[row] == TimeSource.FILE
@@ -60,7 +66,11 @@ def _shares(graph: Graph, kind: DeviceKind, costs: Costs, row: int) -> FloatArra
         for seconds in (np.where(is_stated, takes_s, parts.device_s), parts.host_s)
     )
     fill = np.where(np.isfinite(parts.fill), parts.fill, _fill(graph, kind))
-    return np.stack((on_device, on_host, np.where(is_stated, 1.0, fill)))
+    fill = np.where(is_stated, 1.0, fill)
+    # How the step's own kernels do beside each other says more than what each of them fills.
+    is_measured = np.isfinite(parts.beside)
+    beside = np.where(is_measured, parts.beside, TIMES_BESIDE)
+    return np.stack((on_device, on_host, np.where(is_measured, 0.0, fill), beside))
 
 
 def _fill(graph: Graph, kind: DeviceKind) -> FloatArray:

@@ -32,6 +32,7 @@ PROFILE_SCHEMA = "hocket.profile/1"
 MAX_FILE_BYTES = 64 * 2**20
 MAX_SECONDS = 1e6
 _MAX_COUNT = 2**62
+_MAX_BESIDE = 1000.0
 _SCHEMA = re.compile(r"hocket\.[a-z]{1,20}/[0-9]{1,6}")
 _MAX_OP_BYTES = 2**50
 
@@ -223,15 +224,20 @@ def _profile(data: object) -> Profile:
 def _entry_to_dict(entry: ProfileEntry) -> dict[str, Any]:
     data = asdict(entry)
     del data["replayed"]
-    return data if entry.replayed is None else {**data, "replayed": entry.replayed._asdict()}
+    if entry.replayed is None:
+        return data
+    told = {key: value for key, value in entry.replayed._asdict().items() if value is not None}
+    return {**data, "replayed": told}
 
 
 def _in_place(data: object, path: str) -> InPlace:
-    found = fields.record(data, path, required=InPlace._fields)
+    found = fields.record(data, path, required=InPlace._fields[:-1], optional=("beside",))
+    beside = found.get("beside")
     return InPlace(
         fields.number(found["seconds"], f"{path}.seconds", 0, MAX_SECONDS),
         fields.integer(found["kernels"], f"{path}.kernels", 1, _MAX_COUNT),
         fields.number(found["fill"], f"{path}.fill", 0, 1),
+        None if beside is None else fields.number(beside, f"{path}.beside", 1, _MAX_BESIDE),
     )
 
 

@@ -64,6 +64,9 @@ class InPlace(NamedTuple):
     kernels: int
     fill: float
     """Of a device, the mean over the time of its kernels."""
+    beside: float | None = None
+    """How many times as long the step takes with a second one in a row of its own beside it; None
+    where not measured."""
 
 
 def kernels_of(trace: Mapping[str, Any]) -> list[KernelRun]:

@@ -126,6 +126,8 @@ class KindWork(NamedTuple):
     fill: FloatArray
     """What the kernels of each op fill of the device, where that was measured in a replayed step;
     NaN elsewhere."""
+    beside: FloatArray
+    """How many times as long each op takes beside another row of the same step; NaN likewise."""
 
 
 def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> KindWork:
@@ -141,15 +143,16 @@ def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> Kind
         seconds = measured_op_s(graph, measured) - _launches_s(graph, kind, fit)
         known = np.isfinite(seconds) & ~_is_update(graph)
         device_s = np.where(known, np.maximum(seconds, 0.0), device_s)
-    in_place_s, fill = np.full((2, graph.num_ops), np.nan)
+    in_place_s, fill, beside = np.full((3, graph.num_ops), np.nan)
     if measured is not None and found.launches == "replayed":
-        in_place_s, fill = _replayed(graph, measured)
+        in_place_s, fill, beside = _replayed(graph, measured)
     is_issued = host.overlaps and found.launches == "eager"
     return KindWork(
         # Hardly anything lies between kernels in their place.
         np.where(np.isfinite(in_place_s), in_place_s, device_s),
         _issue_s(graph, kind, host) * is_issued,
         fill,
+        beside,
     )
 
 
@@ -170,16 +173,17 @@ def _as_replayed(graph: Graph, kind: DeviceKind, fit: KindFit, seconds: FloatArr
     return np.where(_is_update(graph), seconds, shorter_s)
 
 
-def _replayed(graph: Graph, profile: Profile) -> tuple[FloatArray, FloatArray]:
-    """Seconds and what is filled, of ops that were measured in a replayed step; NaN elsewhere."""
+def _replayed(graph: Graph, profile: Profile) -> FloatArray:
+    """Seconds, what is filled and what a second row costs, of ops in a replayed step, else NaN."""
     # One more than the signatures, so that -1 (unknown) reads the last.
-    table = np.full((2, len(graph.signatures) + 1), np.nan)
+    table = np.full((3, len(graph.signatures) + 1), np.nan)
     for index, signature in enumerate(graph.signatures):
         entry = profile.by_signature.get(signature)
         if entry is not None and entry.replayed is not None:
-            table[:, index] = entry.replayed.seconds, entry.replayed.fill
-    seconds, fill = table[:, graph.op_signature]
-    return seconds, fill
+            found = entry.replayed
+            table[:, index] = found.seconds, found.fill, found.beside or np.nan
+    told: FloatArray = table[:, graph.op_signature]
+    return told
 
 
 def _is_update(graph: Graph) -> BoolArray:
@@ -246,7 +250,7 @@ def _op_times(
     if measured is not None:
         seconds = measured_op_s(graph, measured)
         if launches == "replayed" and not kind.is_cpu:
-            in_place_s, _ = _replayed(graph, measured)
+            in_place_s, *_ = _replayed(graph, measured)
             seconds = np.where(
                 np.isfinite(in_place_s), in_place_s, _as_replayed(graph, kind, fit, seconds)
             )

@@ -39,10 +39,6 @@ _KIND = 1 << 40
 """An event is ``kind * _KIND + index``, so that at one instant events come by kind and index."""
 _ZERO = cast(int, np.int64(0))
 """For a plain 0 as argument the compiler would make a further version of a function."""
-BESIDE = 1 / 0.83
-"""Times as long as alone: ops of two rows of a replayed graph whose kernels fit beside each other,
-their kernels as well as the way to the next. Pairs of short kernels on an H200 took 1.15 to 1.33
-times, a softmax of few blocks 1.03 times (`docs/measurements/waves.md`)."""
 UNDECIDED = np.inf
 """Priority, in a strict order, of ops whose position has not been chosen yet."""
 
@@ -177,7 +173,8 @@ def _begin_work(schedule: Agenda, runs: RunTable, queue: int, op: int, now: floa
             elif end_s > due_s - kernel_s:
                 _ends_at(schedule, other, beside, end_s + kernel_s)
         elif runs.issue_s[op] == 0.0 and due_s > now:
-            lost_s = (BESIDE - 1.0) * (min(end_s, due_s) - now)
+            times = max(runs.beside[op], runs.beside[beside])
+            lost_s = (times - 1.0) * (min(end_s, due_s) - now)
             end_s += lost_s
             _ends_at(schedule, other, beside, due_s + lost_s)
     _ends_at(schedule, queue, op, end_s)

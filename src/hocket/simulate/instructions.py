@@ -45,6 +45,8 @@ class RunTable(NamedTuple):
     """Of the duration: what the host takes to issue it."""
     fill: FloatArray
     """Share of its device that the op fills."""
+    beside: FloatArray
+    """How many times as long it takes while an op of the other lane runs that fits beside it."""
     other_lane: LongArray
     """Per queue: the queue of the other lane of compute on its device; -1 for none."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.cost.costs import Costs
-from hocket.cost.demand import FILL, ON_DEVICE, ON_HOST
+from hocket.cost.demand import BESIDE, FILL, ON_DEVICE, ON_HOST
 from hocket.graph.graph import Graph, Role, Stream
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
@@ -186,6 +186,7 @@ def _run_room(graph: Graph, num_queues: int, num_streams: int) -> RunTable:
         kernel_s=np.zeros(num_ops),
         issue_s=np.zeros(num_ops),
         fill=np.zeros(num_ops),
+        beside=np.ones(num_ops),
         other_lane=_other_lanes(num_queues, num_streams),
     )
 
@@ -355,6 +356,7 @@ def _list_runs(given: Given, runs: RunTable, places: PlaceTable, scratch: Scratc
             runs.kernel_s[op] = given.demand[ON_DEVICE, row, op] * runs.duration_s[op]
             runs.issue_s[op] = given.demand[ON_HOST, row, op] * runs.duration_s[op]
             runs.fill[op] = given.demand[FILL, row, op]
+            runs.beside[op] = given.demand[BESIDE, row, op]
         num_bytes = runs.workspace_bytes[op]
         for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
             num_bytes += places.num_bytes[tensor]

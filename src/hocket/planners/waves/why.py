@@ -23,7 +23,8 @@ _MUCH = 0.1
 def asked(problem: Problem, num_samples: int) -> tuple[float, float]:
     """Shares of its time in which a wave of so many samples keeps device and host busy, alone.
 
-    A kernel that fills more than half of a device leaves no place to its like.
+    A kernel that fills more than half of a device leaves no place to its like. Of two rows that
+    were measured each has half of the device.
     """
     wave = in_lane(priced_at(problem, num_samples), 0)
     demand, ops = wave.costs.demand, pass_order(wave.graph)
@@ -31,8 +32,9 @@ def asked(problem: Problem, num_samples: int) -> tuple[float, float]:
     row = int(wave.costs.device_row[workers(problem)[0]])
     seconds = wave.costs.op_s[row, ops]
     total_s = float(seconds.sum()) or 1.0
-    on_device, on_host, fill = demand[:, row, ops]
-    on_device = on_device * np.where(fill > _HALF, 1.0, fill)
+    on_device, on_host, fill, beside = demand[:, row, ops]
+    filled = np.where(fill > _HALF, 1.0, np.where(fill > 0, fill, np.minimum(beside * _HALF, 1.0)))
+    on_device = on_device * filled
     device_s, host_s = ((share * seconds).sum() for share in (on_device, on_host))
     return float(device_s / total_s), float(host_s / total_s)
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers, positions
+from hocket.cost.demand import TIMES_BESIDE
 from hocket.graph.build import topological_order
 from hocket.graph.graph import Graph, distinct
 
@@ -90,8 +91,9 @@ class Sheet:
         count = len(names)
         self._op_names.append(names)
         self._op_s.append(op_s)
+        all_of_it = np.ones_like(op_s)
         self._demand.append(
-            np.stack((np.ones_like(op_s), np.zeros_like(op_s), np.ones_like(op_s)))
+            np.stack((all_of_it, np.zeros_like(op_s), all_of_it, all_of_it * TIMES_BESIDE))
             if demand is None
             else demand
         )
