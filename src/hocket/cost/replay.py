@@ -94,6 +94,9 @@ class ReplayedPasses:
         self.ops = [at for at, call in enumerate(program.calls) if call.phase != Phase.OPTIMIZER]
         self._calls = [BoundCall(program.calls[op], device) for op in self.ops]
         self._given = _made_up(program, device)
+        if device.type == "cuda":
+            # Another stream would read numbers of rows before they are there.
+            torch.cuda.synchronize(device)
         last: dict[int, int] = {}
         for position, op in enumerate(self.ops):
             call = program.calls[op]
