@@ -1,6 +1,6 @@
 """A model whose memory plans are made once, chosen and trained for many budgets.
 
-Plans are chosen as ``hocket.prepare(memory=)`` chooses them. What two steps hold is counted storage
+Plans are chosen as ``hocket.prepare(memory=)`` chooses them. What three steps hold is counted storage
 by storage on a processor, and by PyTorch's allocator on a GPU.
 """
 
@@ -61,7 +61,7 @@ class Case:
         )
         self.rehearsed: dict[Any, int] = {}
         self.step_s = 0.0
-        """Of the plan that was counted last: the median of six steps, on a CPU of two."""
+        """Of the plan that was counted last: the median of six steps, on a CPU of three."""
 
     def rehearse(self, section: Memory) -> int:
         """The predicted peak of a plan."""
@@ -96,7 +96,7 @@ class Case:
         return TrainingLoop(model, optimizer or adamw(model), carrier, LoopOptions(**options))
 
     def counted(self, kept: KeptBudget) -> int:
-        """The most that two steps held; on a GPU six are made, for the sake of ``step_s``."""
+        """The most that three steps held; on a GPU six are made, for the sake of ``step_s``."""
         model = copy.deepcopy(self.model)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -111,7 +111,7 @@ class Case:
             ledger.hold(train._carrier.lasting)
             batch = dict(self.batch) if hasattr(self.batch, "keys") else self.batch
             ledger.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
-            self.step_s = min(self._timed(train) for _ in range(2))
+            self.step_s = min(self._timed(train) for _ in range(3))
             train.state_dict()
         return ledger.peak_bytes
 

@@ -4,7 +4,7 @@
 
 The models of the zoo at toy size (``tests/runtime/small_zoo.py``) and those of
 ``tests/runtime/budget_models.py``; budgets evenly from the leanest plan's peak up to the plain
-step's. Each pair is trained for two steps with every storage counted. A pair is broken where the
+step's. Each pair is trained for three steps with every storage counted. A pair is broken where the
 counted peak is above the budget or is not exactly the predicted one, where the predicted step is
 longer than that of a smaller budget, or where full checkpointing keeps the budget and is predicted
 to be faster. Times are predictions for one H200.

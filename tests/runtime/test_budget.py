@@ -12,6 +12,7 @@ import torch
 from runtime.budget_loops import CPU, loop_of, mixed
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, assert_same_state, plain_loss, plain_steps
+from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,6 +26,7 @@ from hocket.runtime.memory.copies import Ticket
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.parts import blocks_of
 from hocket.runtime.memory.pieces import summed_cross_entropy
+from hocket.runtime.memory.saved import SavedStorages
 from hocket.runtime.memory.uniform import block_names, uniform
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.train.budgeted import Budgeted
@@ -234,6 +236,30 @@ def test_rehearsed_peak_is_what_steps_hold(name):
     recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
     rehearsed = rehearsed_peak_bytes(model, optimizer, batches[0], recipe, section, CPU)
     assert held(model, optimizer, section, batches[0], forward) == rehearsed
+
+
+class Shortcuts(nn.Module):
+    """What each layer is given is made outside of all layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(8))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = (x + layer(x)).relu()
+        return x.square().mean()
+
+
+def test_what_is_made_outside_of_blocks_stays_whatever_lay_in_its_place_before(monkeypatch):
+    sent = []
+    monkeypatch.setattr(SavedStorages, "_send", lambda self, tensor: sent.append(tensor.shape))
+    model, batch = Shortcuts(), (torch.randn(64, 32),)
+    way = {"activations": "recomputed", "checkpoint": "offloaded"}
+    train = loop_of(model, adamw(model), uniform(model, 0, **way), batch)
+    for _ in range(20):
+        train.step(batch)
+    assert not sent
 
 
 class AtHome(TorchDispatchMode):

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from hocket.runtime.record import StepRecord
     from hocket.runtime.train.loop import TrainingLoop
 
-_NUM_COUNTED = 2
-"""Steps on a processor whose bytes are counted storage by storage, which takes time."""
+_NUM_COUNTED = 3
+"""Steps on a processor whose bytes are counted storage by storage, which takes time. State that
+visits the device has its room there from the backward pass of the second step on."""
 
 
 @dataclass(frozen=True, eq=False)

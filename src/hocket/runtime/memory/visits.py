@@ -10,6 +10,7 @@ waits for what it needs, and says so once.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,8 +39,8 @@ class Visit:
     number: int
     saved: SavedStorages | None = None
     """None where nothing is offloaded."""
-    outputs: frozenset[int] = frozenset()
-    """Storages that it returned."""
+    outputs: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
+    """Storages that it returned; others may come to lie where one was that is gone."""
 
 
 @dataclass(eq=False)
@@ -174,8 +175,9 @@ class Visits:
         )
         if not is_sent:
             return None
-        before = self._forward[visit.number - 1].outputs if visit.number else frozenset()
-        shared = _storages(args) - before
+        before = self._forward[visit.number - 1].outputs if visit.number else []
+        made = {storage._cdata for ref in before if (storage := ref()) is not None}
+        shared = frozenset(storage._cdata for storage in _storages(args)) - made
         limit = float("inf")
         if policy.activations == "offloaded" and policy.share < 1:
             # The first step sends everything and learns how much that is.
@@ -209,7 +211,7 @@ class Visits:
         block = visit.block
         self._put_back(block)
         tensors = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-        visit.outputs = _storages(tensors)
+        visit.outputs = [weakref.ref(storage) for storage in _storages(tensors)]
         if visit.saved is not None:
             self._shares[visit.number] = visit.saved.num_offered_bytes
         if torch.is_grad_enabled() and (traced := [t for t in tensors if t.requires_grad]):
@@ -290,12 +292,9 @@ def _put_aside_gradients(block: Block) -> None:
             parameter.grad = None
 
 
-def _storages(tree: Any) -> frozenset[int]:
-    return frozenset(
-        leaf.untyped_storage()._cdata
-        for leaf in tree_leaves(tree)
-        if isinstance(leaf, torch.Tensor)
-    )
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    leaves = tree_leaves(tree)
+    return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 @contextmanager
