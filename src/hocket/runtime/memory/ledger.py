@@ -2,9 +2,9 @@
 
 The rule is that of the memory model: the unit is the storage; an op's new storages are added, the
 peak is noted, and a storage counts until the last tensor that looks at it is gone. What the host
-holds is made `on_host`. Temporaries inside one op are not seen. Autograd may add up gradients in
-place, but not under a mode such as this one: such a sum counts in full, so that what is counted is
-never too little for it. O(outputs) per op.
+holds is made `on_host`. Temporaries inside one op are not seen. Autograd adds up gradients in
+place, but not under a mode such as this one: a sum that would be counts as made in place (`sums`).
+O(outputs) per op.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from hocket.runtime.memory.sums import current_node, held_by_engine_alone, is_made_in_place
 
 _host_depth = threading.local()
 
@@ -39,10 +41,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, unit_bytes: int = 1) -> None:
         """Storages take whole units, as an allocator gives them."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._unit_bytes = unit_bytes
+        self._unit_bytes, self._alone = unit_bytes, held_by_engine_alone()
         self.held_bytes = 0
         self.peak_bytes = 0
         self._refs: dict[int, weakref.ref[Any]] = {}
+        self._makers: dict[int, int] = {}
+        """By storage the node of the backward pass that made it."""
         # Storages are also let go by other threads, and by this one in the midst of counting.
         self._lock = threading.RLock()
 
@@ -62,6 +66,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.prim.device.default:
             # Up to half of all that is dispatched.
             return func(*args, **(kwargs or {}))
+        in_place = is_made_in_place(func, args, kwargs, self._alone, self._maker_of)
         result = func(*args, **(kwargs or {}))
         if getattr(_host_depth, "value", 0):
             return result
@@ -70,10 +75,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             given = {storage._cdata for storage in _storages((args, kwargs))}
             for storage in unknown:
                 if storage._cdata not in given:
-                    self._add(storage)
+                    self._add(storage, in_place=in_place)
         return result
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
+    def _maker_of(self, tensor: torch.Tensor) -> int | None:
+        return self._makers.get(tensor.untyped_storage()._cdata)
+
+    def _add(self, storage: torch.UntypedStorage, *, in_place: bool = False) -> None:
+        """``in_place`` is the place of another that is gone at once."""
         key = storage._cdata
         num_bytes = -(-storage.nbytes() // self._unit_bytes) * self._unit_bytes
 
@@ -81,14 +90,16 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self._lock:
                 # Its place may be another's by now.
                 if self._refs.get(key) is ref:
-                    del self._refs[key]
+                    del self._refs[key], self._makers[key]
                 self.held_bytes -= num_bytes
 
         with self._lock:
             if key not in self._refs and num_bytes:
                 self._refs[key] = weakref.ref(storage, gone)
+                self._makers[key] = current_node()
                 self.held_bytes += num_bytes
-                self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+                if not in_place:
+                    self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:
