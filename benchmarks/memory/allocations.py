@@ -47,11 +47,7 @@ class _Event:
     """Ops that were under way, from the outside."""
     op_ends_ns: int | None
     """Of the outermost op that is not only made of others."""
-
-    @property
-    def is_counted(self) -> bool:
-        """States of random numbers and single numbers come from no op."""
-        return self.op_ends_ns is not None and _HOST not in self.path
+    is_counted: bool
 
 
 class Allocations:
@@ -72,6 +68,17 @@ class Allocations:
             phase = moment.phase.partition(" ")[0]
             found[phase] = max(found.get(phase, 0), moment.held_bytes)
         return found
+
+    @property
+    def end_bytes(self) -> int:
+        """What was held at the end."""
+        live = dict(self._held)
+        for event in self._events:
+            if event.num_bytes < 0:
+                live.pop(event.address, None)
+            elif event.is_counted:
+                live[event.address] = event.num_bytes
+        return sum(live.values())
 
     def _moments(self, with_temporaries: bool) -> Iterator[Moment]:
         freed_ns = self._freed_ns()
@@ -123,8 +130,11 @@ def _events(
     for event in tree:
         if event.tag == _EventType.Allocation:
             given = event.extra_fields
+            # On a processor states of random numbers and single numbers come from no op.
+            is_device = kind != "cpu" or (op_ends_ns is not None and _HOST not in path)
             if given.device.type == kind:
-                yield _Event(event.start_time_ns, given.ptr, given.alloc_size, path, op_ends_ns)
+                yield _Event(event.start_time_ns, given.ptr, given.alloc_size, path, op_ends_ns,
+                             is_device)  # fmt: skip
         ends_ns = op_ends_ns
         if ends_ns is None and event.name.startswith(_OP) and not _is_made_of_others(event.name):
             ends_ns = event.end_time_ns
@@ -158,7 +168,7 @@ def _phase(path: tuple[str, ...], before: str) -> str:
 
 def _ops(path: tuple[str, ...]) -> str:
     ops = [name for name in path if name.startswith(_OP)]
-    return " … ".join(dict.fromkeys((ops[0], ops[-1])))
+    return " … ".join(dict.fromkeys((*ops[:1], *ops[-1:])))
 
 
 class _MarkedDepth(threading.local):

@@ -1,7 +1,7 @@
 """A model whose memory plans are made once, chosen and trained for many budgets.
 
-Plans are chosen as ``hocket.prepare(memory=)`` chooses them. What three steps hold is counted storage
-by storage on a processor, and by PyTorch's allocator on a GPU.
+Plans are chosen as ``hocket.prepare(memory=)`` chooses them. What three steps hold is counted
+storage by storage on a processor, and by PyTorch's allocator on a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from allocations import allocations
 from torch.utils._pytree import tree_leaves
 
 from hocket.api.planned import make_problem
@@ -26,11 +27,12 @@ from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.logits import has_last_layer
 from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.runtime.memory.workspaces import workspaces_on
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget, fitted
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
+from hocket.runtime.train.rehearsal import RehearsedPeak, rehearsed_peak
 from hocket.runtime.train.update import planned_update
 
 
@@ -59,19 +61,19 @@ class Case:
         self.frontier: Frontier = find_frontier(
             problem, alone, in_chunks=has_last_layer(self.model)
         )
-        self.rehearsed: dict[Any, int] = {}
+        self.rehearsed: dict[Any, RehearsedPeak] = {}
         self.step_s = 0.0
         """Of the plan that was counted last: the median of six steps, on a CPU of three."""
 
     def rehearse(self, section: Memory) -> int:
         """The predicted peak of a plan."""
-        key = section.blocks, section.loss_chunks
+        key = _key(section)
         if key not in self.rehearsed:
-            self.rehearsed[key] = rehearsed_peak_bytes(
+            self.rehearsed[key] = rehearsed_peak(
                 self.model, adamw(self.model), self.batch, self.recipe, section, self.device,
                 graph=self.graph, rounded=self.rounded,
             )  # fmt: skip
-        return self.rehearsed[key]
+        return self.rehearsed[key].num_bytes
 
     def chosen(self, budget_bytes: int) -> KeptBudget:
         """The plan of a budget."""
@@ -115,6 +117,29 @@ class Case:
             train.state_dict()
         return ledger.peak_bytes
 
+    def explained(self, kept: KeptBudget) -> dict[str, Any]:
+        """Where the predicted peak lies, and where that of a third step by the allocator's events:
+        by phase, and what of it lives and dies inside one op."""
+        model = copy.deepcopy(self.model)
+        train = self.loop(model, kept)
+        for _ in range(2):
+            float(train.step(self.batch))
+        train.state_dict()
+        held = [*train._carrier.lasting, *tree_leaves(self.batch)]
+        noted = allocations(
+            lambda: float(train.step(self.batch)), self.device,
+            [each for each in held if isinstance(each, torch.Tensor)],
+        )  # fmt: skip
+        most, seen = noted.peak(with_temporaries=True), noted.peak(with_temporaries=False)
+        found = {
+            "predicted_at": self.rehearsed[_key(kept.section)].at,
+            "allocated_at": f"{most.phase}: {most.op}", "allocated": most.held_bytes,
+            "without_temporaries": seen.held_bytes, "phases": noted.peaks(),
+        }  # fmt: skip
+        if self.device.type == "cuda":
+            found["not_measured"] = workspaces_on(self.device).unknown
+        return found
+
     def _timed(self, train: TrainingLoop) -> float:
         start = time.perf_counter()
         float(train.step(self.batch))
@@ -128,3 +153,7 @@ class Case:
         assert full is not None
         assert full.memory is not None
         return self.rehearse(full.memory), full.step_s
+
+
+def _key(section: Memory) -> Any:
+    return section.blocks, section.loss_chunks

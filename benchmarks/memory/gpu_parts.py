@@ -175,7 +175,9 @@ def pairs(run: Run, name: str) -> None:
         kept = case.chosen(budget)
         with run.book.alone():
             counted = case.counted(kept)
-        row = {"budget": budget, "predicted": kept.peak_bytes, "counted": counted}
+            clear()
+            why = case.explained(kept)
+        row = {"budget": budget, "predicted": kept.peak_bytes, "counted": counted, **why}
         run.book.add("pair", {"model": name, **row, "predicted_step_s": kept.step_s,
                               "step_s": case.step_s, "kept": counted <= budget})  # fmt: skip
 

@@ -133,7 +133,25 @@ def _pairs(rows: list[Row]) -> str:
     kept = sum(row["kept"] for row in rows)
     near = sum(abs(row["predicted"] / row["counted"] - 1) <= 0.02 for row in rows)
     told = f"Pairs of model and budget: {kept} of {len(rows)} kept, {near} predicted within 2 %"
-    return _grid(told, head, lines)
+    return "\n\n".join(part for part in (_grid(told, head, lines), _peaks(rows)) if part)
+
+
+def _peaks(rows: list[Row]) -> str:
+    """Where the peaks of pairs lie that are not predicted to the byte."""
+    head = ("model", "budget", "predicted at", "allocated at", "of it inside one op",
+            "forward, backward, update", "not measured")  # fmt: skip
+    lines = [
+        (
+            row["model"], f"{row['budget']:,}", row["predicted_at"], row["allocated_at"],
+            f"{row['allocated'] - row['without_temporaries']:,}",
+            ", ".join(f"{row['phases'].get(phase, 0):,}"
+                      for phase in ("forward", "backward", "update")),
+            ", ".join(row.get("not_measured", {})),
+        )
+        for row in sorted(rows, key=lambda row: (row["model"], row["budget"]))
+        if row["predicted"] != row["counted"]
+    ]  # fmt: skip
+    return _grid("Peaks of pairs that are not as predicted", head, lines)
 
 
 def _losses(rows: list[Row]) -> str:

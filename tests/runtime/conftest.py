@@ -1,5 +1,11 @@
+import importlib.util
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+ORACLE = Path(__file__).parents[2] / "benchmarks" / "memory" / "allocations.py"
 
 
 @pytest.fixture(autouse=True)
@@ -9,3 +15,13 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def allocations(monkeypatch):
+    """A function that notes what another one allocates."""
+    spec = importlib.util.spec_from_file_location("memory_allocations", ORACLE)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module.allocations

@@ -1,9 +1,6 @@
 """What is counted and rehearsed under a dispatch mode is what the allocator gives without one."""
 
 import copy
-import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +14,9 @@ from hocket.plan.sections import Memory
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
+from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
 
-ORACLE = Path(__file__).parents[2] / "benchmarks" / "memory" / "allocations.py"
 NUM_BYTES = 40_000
 WAYS = {
     "plain": {},
@@ -29,16 +25,6 @@ WAYS = {
                     "parameters": "streamed", "update": "host"},
     "visiting": {"activations": "offloaded", "parameters": "streamed", "update": "device"},
 }  # fmt: skip
-
-
-@pytest.fixture
-def allocations(monkeypatch):
-    """A function that notes what another one allocates."""
-    spec = importlib.util.spec_from_file_location("memory_allocations", ORACLE)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module.allocations
 
 
 class Told(torch.autograd.Function):
@@ -167,7 +153,7 @@ def rehearsed_and_allocated(allocations, build, section_of):
     section, batch = section_of(model), batches[0]
     optimizer = adamw(model)
     recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    rehearsed = rehearsed_peak_bytes(model, optimizer, batch, recipe, section, CPU)
+    rehearsed = rehearsed_peak(model, optimizer, batch, recipe, section, CPU).num_bytes
     model = copy.deepcopy(model)
     train = loop_of(model, adamw(model), section, batch, forward)
 

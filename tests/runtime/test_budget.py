@@ -33,7 +33,7 @@ from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
+from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
 
 
@@ -234,7 +234,7 @@ def test_rehearsed_peak_is_what_steps_hold(name):
         section = replace(section, blocks=tuple(blocks))
     optimizer = adamw(model)
     recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    rehearsed = rehearsed_peak_bytes(model, optimizer, batches[0], recipe, section, CPU)
+    rehearsed = rehearsed_peak(model, optimizer, batches[0], recipe, section, CPU).num_bytes
     assert held(model, optimizer, section, batches[0], forward) == rehearsed
 
 
@@ -365,5 +365,7 @@ def test_offloading_does_not_ask_which_number_a_device_has():
         optimizer = adamw(model)
         recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
         section = uniform(model, 0, activations="offloaded")
-        peaks.append(rehearsed_peak_bytes(model, optimizer, batches[0], recipe, section, device))
+        peaks.append(
+            rehearsed_peak(model, optimizer, batches[0], recipe, section, device).num_bytes
+        )
     assert peaks[0] == peaks[1]

@@ -20,7 +20,7 @@ from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
+from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def carried(model, groups, batch, **policy):
     optimizer = adamw(model)
     recipe, graph = recorded(model, optimizer, batch)
     section = section_of(graph, groups, **policy)
-    peak = rehearsed_peak_bytes(model, optimizer, batch, recipe, section, CPU, graph=graph)
+    peak = rehearsed_peak(model, optimizer, batch, recipe, section, CPU, graph=graph).num_bytes
     carrier = Budgeted(model, batch, recipe, KeptBudget(section, peak), CPU, graph=graph)
     return carrier, optimizer, peak
 

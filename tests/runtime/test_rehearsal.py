@@ -11,7 +11,7 @@ from runtime.train_loops import adamw
 import hocket
 from hocket.api import find_cluster
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.runtime.train.rehearsal import _kernels_bytes, _others_bytes
+from hocket.runtime.train.rehearsal import _counters_bytes, _others_bytes
 
 GPU = torch.device("cuda:0")
 WORKSPACE, LT_WORKSPACE = 32 * 2**20, 2**20
@@ -53,4 +53,4 @@ def test_parameters_that_are_updated_on_a_gpu_have_a_counter_there():
         for count, home, is_here in ((2, None, True), (3, "host", True), (4, "host", False))
     )
     carrier = SimpleNamespace(blocks=[at_home, visiting, streamed])
-    assert _kernels_bytes(GPU, carrier, None, 2**30) == (2 + 3) * 512
+    assert _counters_bytes(GPU, carrier) == (2 + 3) * 512

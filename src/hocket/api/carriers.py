@@ -49,7 +49,7 @@ from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.ranked import rank_device
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
+from hocket.runtime.train.rehearsal import rehearsed_peak
 
 
 def placed_carrier(
@@ -122,10 +122,10 @@ def budgeted_carrier(
     rounded = rounded_parameters(program)
 
     def rehearse(section: Memory) -> int:
-        return rehearsed_peak_bytes(
+        return rehearsed_peak(
             model, optimizer, batch, recipe, section, device, graph=graph, rounded=rounded,
             clips=options.clip_norm is not None, accumulate=options.accumulate,
-        )  # fmt: skip
+        ).num_bytes  # fmt: skip
 
     cluster = find_cluster(on)
     if on != ON_THIS_MACHINE:

@@ -2,16 +2,16 @@
 
 The rule is that of the memory model: the unit is the storage; an op's new storages are added, the
 peak is noted, and a storage counts until the last tensor that looks at it is gone. What the host
-holds is made `on_host`. Temporaries inside one op are not seen. Autograd adds up gradients in
-place, but not under a mode such as this one: a sum that would be counts as made in place (`sums`).
-O(outputs) per op.
+holds is made `on_host`. Temporaries inside one op are not seen, unless somebody knows of them.
+Autograd adds up gradients in place, but not under a mode such as this one: a sum that would be
+counts as made in place (`sums`). O(outputs) per op.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hocket.runtime.memory.sums import current_node, held_by_engine_alone, is_made_in_place
+from hocket.runtime.memory.sums import (
+    NO_NODE,
+    current_node,
+    held_by_engine_alone,
+    is_made_in_place,
+)
 
+Beside = Callable[[Any, tuple[Any, ...], Mapping[str, Any] | None], int]
+"""Tells what an op with these arguments takes for a moment beside its results, in bytes."""
 _host_depth = threading.local()
 
 
@@ -38,12 +45,15 @@ def on_host() -> Iterator[None]:
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that ops make while it is entered, and of those it was told."""
 
-    def __init__(self, unit_bytes: int = 1) -> None:
+    def __init__(self, unit_bytes: int = 1, beside: Beside | None = None) -> None:
         """Storages take whole units, as an allocator gives them."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._unit_bytes, self._alone = unit_bytes, held_by_engine_alone()
+        self._unit_bytes, self._beside = unit_bytes, beside
+        self._alone = held_by_engine_alone()
         self.held_bytes = 0
         self.peak_bytes = 0
+        self.peak_at = ""
+        """The op of the peak, and before it the node of the backward pass that wanted it."""
         self._refs: dict[int, weakref.ref[Any]] = {}
         self._makers: dict[int, int] = {}
         """By storage the node of the backward pass that made it."""
@@ -54,6 +64,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count tensors that are there before, until they are gone."""
         for tensor in tensors:
             self._add(tensor.untyped_storage())
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def __torch_dispatch__(
         self,
@@ -75,14 +86,22 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             given = {storage._cdata for storage in _storages((args, kwargs))}
             for storage in unknown:
                 if storage._cdata not in given:
-                    self._add(storage, in_place=in_place)
+                    self._add(storage)
+        if not in_place:
+            beside = 0 if self._beside is None else self._beside(func, args, kwargs)
+            self._note_peak(self.held_bytes + beside, func)
         return result
 
     def _maker_of(self, tensor: torch.Tensor) -> int | None:
         return self._makers.get(tensor.untyped_storage()._cdata)
 
-    def _add(self, storage: torch.UntypedStorage, *, in_place: bool = False) -> None:
-        """``in_place`` is the place of another that is gone at once."""
+    def _note_peak(self, num_bytes: int, func: Any) -> None:
+        if num_bytes > self.peak_bytes:
+            node = torch._C._current_autograd_node() if current_node() != NO_NODE else None
+            self.peak_bytes = num_bytes
+            self.peak_at = f"{func}" if node is None else f"{node.name()} {func}"
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         num_bytes = -(-storage.nbytes() // self._unit_bytes) * self._unit_bytes
 
@@ -98,8 +117,6 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._refs[key] = weakref.ref(storage, gone)
                 self._makers[key] = current_node()
                 self.held_bytes += num_bytes
-                if not in_place:
-                    self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:

@@ -17,7 +17,7 @@ from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
+from hocket.runtime.train.rehearsal import rehearsed_peak
 
 
 def keeping(
@@ -34,10 +34,10 @@ def keeping(
     graph, program = recipe.trace(model, batch, "train", is_run=False)
     require_same(planned, graph, recipe.name)
     rounded = rounded_parameters(program)
-    peak_bytes = rehearsed_peak_bytes(
+    peak_bytes = rehearsed_peak(
         model, optimizer, batch, recipe, section, device, graph=graph, rounded=rounded,
         clips=options.clip_norm is not None, accumulate=options.accumulate,
-    )  # fmt: skip
+    ).num_bytes  # fmt: skip
     budget_bytes = section.budget_bytes[0]
     if peak_bytes > budget_bytes:
         scaled = typed_bytes(budget_bytes * budget_bytes // peak_bytes)

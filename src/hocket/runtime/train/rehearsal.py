@@ -3,18 +3,17 @@
 The step that a memory plan asks for is carried out by the very code that will do it, on fake
 tensors, under the byte-counting allocator; so what is predicted is what happens, op by op. The
 optimizer's state on the device is made before, as a first step would. Host updates are left out:
-they take nothing of the device. On CUDA storages take whole units of its allocator, and on top come
-the workspaces of cuBLAS and cuBLASLt, one each for the thread of the forward pass and for that of
-the backward pass, for cuDNN as much as the largest convolution reads and writes, counters of fused
-updates, and what the process holds on the device beside the training; what other kernels take is
-not seen.
+they take nothing of the device. On CUDA storages take whole units of its allocator, kernels what
+they are measured to take beside their results (`workspaces`), and on top come the workspaces of
+cuBLAS and cuBLASLt, one each for the thread of the forward pass and for that of the backward pass,
+counters of fused updates, and what the process holds on the device beside the training.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,10 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from hocket.capture.fake import all_tensors, fake_copy, fake_twins, map_batch
-from hocket.graph.graph import Graph, Phase, Role
+from hocket.graph.graph import Graph, Role
 from hocket.plan.sections.memory import Memory
 from hocket.runtime.memory.copies import ALIGNMENT, aligned
 from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.memory.workspaces import workspaces_on
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.recorded import Recipe
@@ -33,15 +33,19 @@ from hocket.runtime.train.recorded import Recipe
 _WORKSPACE_BYTES = {9: 32 * 2**20}
 """Of cuBLAS under PyTorch, by major compute capability."""
 _OTHER_WORKSPACE_BYTES = 8_519_680
-_CONVOLUTION = "aten.convolution"
-_CONVOLUTIONS_SHARE = 0.005
-"""Of a peak, beyond what the largest convolution touches: cuDNN chooses kernels with workspaces of
-their own (up to 0.33 % more was counted)."""
 _LT_WORKSPACE_BYTES = 2**20
 """Of cuBLASLt beside it."""
 
 
-def rehearsed_peak_bytes(
+class RehearsedPeak(NamedTuple):
+    """The most that a step will hold, and when."""
+
+    num_bytes: int
+    at: str
+    """The op, and before it the node of the backward pass that wants it."""
+
+
+def rehearsed_peak(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: Any,
@@ -53,7 +57,7 @@ def rehearsed_peak_bytes(
     rounded: Mapping[str, torch.dtype] | None = None,
     clips: bool = False,
     accumulate: int = 1,
-) -> int:
+) -> RehearsedPeak:
     """The peak of steps of ``model`` under a memory plan; nothing that is given is changed."""
     named = all_tensors(model, batch)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -63,7 +67,7 @@ def rehearsed_peak_bytes(
     fake_model = fake_copy(model, twins)
     fake_batch = map_batch(batch, twins)
     own = _fake_optimizer(optimizer, twins, fakes)
-    ledger = Ledger(ALIGNMENT if device.type == "cuda" else 1)
+    ledger = _ledger(device)
     with torch.random.fork_rng(), torch.autograd.set_multithreading_enabled(False), mode, ledger:
         carrier = Budgeted(
             fake_model,
@@ -92,12 +96,17 @@ def rehearsed_peak_bytes(
     own_tensors = [tensor for _, _, tensor in named]
     own_tensors += [t for states in optimizer.state.values() for t in tree_leaves(states)
                     if isinstance(t, torch.Tensor)]  # fmt: skip
-    found = ledger.peak_bytes + _workspaces_bytes(device) + _others_bytes(device, own_tensors)
-    return found + _kernels_bytes(device, carrier, graph, ledger.peak_bytes)
+    if device.type == "cuda":
+        # Tensors that kernels were measured with are gone, their room goes, too.
+        torch.cuda.empty_cache()
+    beside = _others_bytes(device, own_tensors) + _counters_bytes(device, carrier)
+    return RehearsedPeak(ledger.peak_bytes + sum(_workspaces(device)) + beside, ledger.peak_at)
 
 
-def _workspaces_bytes(device: torch.device) -> int:
-    return sum(_workspaces(device))
+def _ledger(device: torch.device) -> Ledger:
+    if device.type != "cuda":
+        return Ledger()
+    return Ledger(ALIGNMENT, workspaces_on(device).beside)
 
 
 def _workspaces(device: torch.device) -> list[int]:
@@ -108,25 +117,13 @@ def _workspaces(device: torch.device) -> list[int]:
     return 2 * [_WORKSPACE_BYTES.get(major, _OTHER_WORKSPACE_BYTES), _LT_WORKSPACE_BYTES]
 
 
-def _kernels_bytes(
-    device: torch.device, carrier: Budgeted, graph: Graph | None, peak_bytes: int
-) -> int:
-    """What kernels of a CUDA device take that tensors without memory do not show."""
+def _counters_bytes(device: torch.device, carrier: Budgeted) -> int:
+    """Fused kernels count steps on the device, a number for each parameter; those that visit are at
+    most all there at once."""
     if device.type != "cuda":
         return 0
-    # Fused kernels count steps on the device, a number for each parameter; those that visit are at
-    # most all there at once.
     updated = (b for b in carrier.blocks if b.home is None or b.is_updated_here)
-    counters = sum(len(block.parameters) for block in updated) * ALIGNMENT
-    if graph is None:
-        return counters
-    touched = [
-        int(graph.bytes_touched[op])
-        for op in range(graph.num_ops)
-        if graph.kind_of(op) == _CONVOLUTION and graph.op_phase[op] == Phase.FORWARD
-    ]
-    unseen = round(_CONVOLUTIONS_SHARE * peak_bytes) if touched else 0
-    return counters + max(touched, default=0) + unseen
+    return sum(len(block.parameters) for block in updated) * ALIGNMENT
 
 
 def _others_bytes(device: torch.device, own: Iterable[torch.Tensor]) -> int:
