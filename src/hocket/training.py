@@ -45,7 +45,7 @@ from hocket.runtime.train.divided.build import DividedTask, DivisionWarning
 from hocket.runtime.train.divided.planned import carried_division, carried_plan, divides
 from hocket.runtime.train.divided.prioritised import hindrance
 from hocket.runtime.train.divided.shares import Count
-from hocket.runtime.train.forwards import let_go
+from hocket.runtime.train.forwards import taken_over
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.recorded import Recipe
@@ -104,52 +104,53 @@ def prepare(
     if plan is None and PLAN_VARIABLE in variables:
         plan = variables[PLAN_VARIABLE]
     saved = read_plan(plan) if isinstance(plan, str | Path) else plan
-    # Only now: a call with wrong arguments must not end the training that carries this model. What
-    # is recorded from here on needs the model's own forwards, also where no plan keeps its limits.
-    let_go(model)
-    recipe = Recipe(
-        loss=loss, forward=forward, update=planned_update(optimizer, model),
-        device="cuda" if torch.cuda.is_available() else "cpu", name=type(model).__name__,
-    )  # fmt: skip
-    is_ranked = join_ranks(variables)
-    if compiled:
-        _require_alone(saved, memory, is_ranked)
-        carrier: Carrier = CompiledModel(
-            model, recipe, torch.device(recipe.device), replay=replay,
-            backend="inductor" if compiled is True else compiled,
+    # What is recorded needs the model's own forwards, also where no plan keeps its limits.
+    with taken_over(model):
+        recipe = Recipe(
+            loss=loss, forward=forward, update=planned_update(optimizer, model),
+            device="cuda" if torch.cuda.is_available() else "cpu", name=type(model).__name__,
         )  # fmt: skip
-        return Training(model, optimizer, carrier, options)
-    # What is tried while recording must not change what the loop draws.
-    with torch.random.fork_rng():
-        if saved is not None and (isinstance(saved, Division) or divides(saved.plan)):
-            device = rank_device(variables)
-            propagates = _propagates(saved, model, optimizer, options, device)
-            task = DividedTask(
-                model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
-                make_inner=lambda how, rows, seed: _alone(model, rows, how, options, device, seed),
-                seed=seed, count=count, max_shapes=max_shapes, weights=weights,
-                sums_by=None if propagates else _sums_by(saved, device), propagates=propagates,
+        is_ranked = join_ranks(variables)
+        if compiled:
+            _require_alone(saved, memory, is_ranked)
+            carrier: Carrier = CompiledModel(
+                model, recipe, torch.device(recipe.device), replay=replay,
+                backend="inductor" if compiled is True else compiled,
             )  # fmt: skip
-            carrier = (
-                carried_division(task, saved)
-                if isinstance(saved, Division)
-                else carried_plan(task, saved.problem, saved.plan)
-            )
-        else:
-            assert not isinstance(saved, Division)
-            _require_one_budget(memory, saved, is_ranked)
-            if is_ranked:
-                require_same_everywhere(model, rank_device(variables))
-                share_weights(model, rank_device(variables))
-            if memory is not None or (saved is not None and saved.plan.get(Memory) is not None):
-                carrier = budgeted_carrier(
-                    model, optimizer, batch, recipe, saved, on, memory, options
+            return Training(model, optimizer, carrier, options)
+        # What is tried while recording must not change what the loop draws.
+        with torch.random.fork_rng():
+            if saved is not None and (isinstance(saved, Division) or divides(saved.plan)):
+                device = rank_device(variables)
+                propagates = _propagates(saved, model, optimizer, options, device)
+                task = DividedTask(
+                    model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
+                    make_inner=lambda how, rows, drawn: _alone(
+                        model, rows, how, options, device, drawn
+                    ),
+                    seed=seed, count=count, max_shapes=max_shapes, weights=weights,
+                    sums_by=None if propagates else _sums_by(saved, device), propagates=propagates,
+                )  # fmt: skip
+                carrier = (
+                    carried_division(task, saved)
+                    if isinstance(saved, Division)
+                    else carried_plan(task, saved.problem, saved.plan)
                 )
             else:
-                carrier = placed_carrier(model, batch, recipe, saved, on, options, is_ranked)
-    train = Training(model, optimizer, carrier, options)
-    train.planned = None if isinstance(saved, Division) else saved
-    return train
+                assert not isinstance(saved, Division)
+                _require_one_budget(memory, saved, is_ranked)
+                if is_ranked:
+                    require_same_everywhere(model, rank_device(variables))
+                    share_weights(model, rank_device(variables))
+                if memory is not None or (saved is not None and saved.plan.get(Memory) is not None):
+                    carrier = budgeted_carrier(
+                        model, optimizer, batch, recipe, saved, on, memory, options
+                    )
+                else:
+                    carrier = placed_carrier(model, batch, recipe, saved, on, options, is_ranked)
+        train = Training(model, optimizer, carrier, options)
+        train.planned = None if isinstance(saved, Division) else saved
+        return train
 
 
 def _require_alone(saved: object, memory: object, is_ranked: bool) -> None:

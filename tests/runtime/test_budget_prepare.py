@@ -231,3 +231,25 @@ def test_a_model_is_carried_by_the_last_that_prepared_it():
     assert_same_state(model, twin)
     with pytest.raises(UsageError, match=r"a later hocket\.prepare carries this model"):
         first.step(batches[0])
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_a_training_goes_on_after_another_budget_for_its_model_was_refused(share):
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["tied"]()
+    twin, optimizer = copy.deepcopy(model), adamw(model)
+    prepare = partial(hocket.prepare, model, optimizer, batches[0], forward=forward)
+    plain = prepare(memory="1GiB").memory.peak_bytes
+    train = prepare(memory=int(share * plain), accumulate=2)
+    torch.manual_seed(5)
+    ours = [train.step(batch).item() for batch in batches]
+    with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
+        prepare(memory=1000)
+    with pytest.raises(UsageError, match="not the model's"):
+        hocket.prepare(model, adamw(twin), batches[0], forward=forward, memory="1GiB")
+    ours += [train.step(batch).item() for batch in batches]
+    torch.manual_seed(5)
+    assert ours == plain_steps(twin, adamw(twin), [*batches, *batches], forward=forward,
+                               accumulate=2)  # fmt: skip
+    train.state_dict()
+    assert_same_state(model, twin)

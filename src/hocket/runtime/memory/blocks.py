@@ -177,6 +177,17 @@ class Block:
                 self.copied = host_buffer(self.copied_layout.num_bytes, pinned=pinned)
         self.round()
 
+    @torch.no_grad()
+    def take_home(self) -> None:
+        """Bring home what the parameters are, wherever they look."""
+        if self.home is not None:
+            with on_host():
+                for parameter, twin in self.twins.items():
+                    twin.copy_(parameter.data)
+            self.look_home()
+            self.round()
+            self.is_stale = True
+
     def look_home(self) -> None:
         """Have the parameters look at their home."""
         if self.home is not None:

@@ -197,13 +197,26 @@ class Budgeted:
             for parameter in block.parameters if block.home is not None else ():
                 # At home they lie in one tensor; a model's own parameters have each its memory.
                 parameter.data = parameter.data.clone()
+        self._take_away()
+
+    def come_back(self) -> None:
+        """Have the model again, as another carrier that was refused has left it."""
+        self._take_away()
+        for block in self.blocks:
+            block.take_home()
+            for parameter in block.parameters if block.home is None else ():
+                parameter.data = parameter.data.to(self._engines.device)
+        self._put_visits()
+        self._has_left = False
+
+    def _take_away(self) -> None:
         take_away(module for block in self.blocks for module in block.modules.values())
 
     def _require_model(self) -> None:
         if self._has_left:
             raise UsageError(
                 "a later hocket.prepare carries this model",
-                hint="train with what it returned; where it was refused, prepare once more",
+                hint="train with what it returned",
             )
 
     # ── gradients and updates ────────────────────────────────────────────────────────────────

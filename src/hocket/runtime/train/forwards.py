@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,6 +15,9 @@ class LeavesModel(Protocol):
 
     def leave(self) -> None:
         """Have the model be as it was, with its own forwards."""
+
+    def come_back(self) -> None:
+        """Carry the model again, as before it was left."""
 
 
 class OtherForward(partial[Any]):
@@ -42,9 +46,19 @@ def take_away(modules: Iterable[nn.Module]) -> None:
             module.forward = other.own
 
 
-def let_go(model: nn.Module) -> None:
-    """Have whatever carries a model leave it: of two that visit a module one would do nothing."""
+@contextmanager
+def taken_over(model: nn.Module) -> Iterator[None]:
+    """Have whatever carries a model leave it: of two that visit a module one would do nothing.
+
+    Where what is done here fails, it comes back.
+    """
     found = [vars(module).get("forward") for module in model.modules()]
     carriers = {id(f.carrier): f.carrier for f in found if isinstance(f, OtherForward)}
     for carrier in carriers.values():
         carrier.leave()
+    try:
+        yield
+    except BaseException:
+        for carrier in carriers.values():
+            carrier.come_back()
+        raise
