@@ -25,7 +25,7 @@ from hocket.planners.memory.maker import FULL_RECOMPUTE
 from hocket.planners.placement.one_device import one_device
 from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.logits import has_last_layer
+from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.memory.workspaces import workspaces_on
 from hocket.runtime.train.budgeted import Budgeted
@@ -59,7 +59,7 @@ class Case:
         problem = make_problem(self.graph, self.on)
         alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
         self.frontier: Frontier = find_frontier(
-            problem, alone, in_chunks=has_last_layer(self.model)
+            problem, alone, in_chunks=can_be_in_chunks(self.model, self.graph)
         )
         self.rehearsed: dict[Any, RehearsedPeak] = {}
         self.step_s = 0.0

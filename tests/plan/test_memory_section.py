@@ -24,12 +24,13 @@ def memory(problem):
     return Memory(
         budget_bytes=(2**30,),
         blocks=(
-            MemoryBlock(name="h.0", start=0, stop=10, activations="offloaded", share=0.5),
+            MemoryBlock(name="blocks.0", start=0, stop=10, activations="offloaded", share=0.5),
             MemoryBlock(
-                name="h.1", start=10, stop=20, activations="recomputed", checkpoint="offloaded"
+                name="blocks.1.attn", start=10, stop=20, activations="recomputed",
+                checkpoint="offloaded",
             ),
             MemoryBlock(
-                name="h.2", start=20, stop=30, activations="offloaded", tensors=(name,),
+                name="blocks.1.attn:1", start=20, stop=30, activations="offloaded", tensors=(name,),
                 parameters="streamed", update="host", expert_groups=4,
             ),
         ),
@@ -63,6 +64,11 @@ def test_memory_that_fits_the_graph_breaks_no_rule(problem, memory):
             {"blocks": (MemoryBlock(name="a", stop=9), MemoryBlock(name="b", start=8, stop=12))},
             "blocks follow each other",
         ),
+        (
+            {"blocks": (MemoryBlock(name="blocks.99"),)},
+            "'blocks.99' is no module of transformer-60",
+        ),
+        ({"blocks": (MemoryBlock(name="blocks.0:"),)}, "'blocks.0:' is no module"),
         ({"blocks": (MemoryBlock(name="a", share=1.5),)}, "a share of 1.5"),
         ({"blocks": (MemoryBlock(name="a", tensors=("nothing",)),)}, "'nothing', which is no"),
         ({"blocks": (MemoryBlock(name="a", expert_groups=2),)}, "not streamed and updated on the"),

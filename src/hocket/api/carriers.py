@@ -36,7 +36,7 @@ from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.placement.one_device import one_device
 from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.executors import choose
-from hocket.runtime.memory.logits import has_last_layer
+from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.rebuild import require_same
@@ -133,7 +133,7 @@ def budgeted_carrier(
     problem = make_problem(graph, cluster)
     # The plain step may hold more than any device has: memory plans are for that.
     alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
-    frontier = find_frontier(problem, alone, in_chunks=has_last_layer(model))
+    frontier = find_frontier(problem, alone, in_chunks=can_be_in_chunks(model, graph))
     found = fitted(budget_bytes, frontier, rehearse)
     return Budgeted(model, batch, recipe, found, device, graph=graph, rounded=rounded)
 

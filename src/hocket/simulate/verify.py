@@ -26,6 +26,8 @@ from hocket.plan.verify import (
 from hocket.plan.violation import Violation
 from hocket.simulate.engine import simulate
 from hocket.simulate.lowering import home_devices
+from hocket.simulate.rewriting.blocks import blocks_of
+from hocket.simulate.rewriting.chunks import has_logits
 from hocket.simulate.rewriting.step import carried_out
 from hocket.simulate.shares import unfold
 from hocket.simulate.timeline import Timeline
@@ -54,6 +56,7 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
     found += memory_violations(carried, timeline)
     memory = plan.get(Memory)
     if memory is not None:
+        found += chunk_violations(problem, memory)
         found += budget_violations(problem, memory, timeline)
     return found
 
@@ -121,6 +124,17 @@ def memory_violations(problem: Problem, timeline: Timeline) -> Iterator[Violatio
             f"{spec.name} needs {format_bytes(peak)} of {format_bytes(usable[device])}",
             op,
             spec.name,
+        )
+
+
+def chunk_violations(problem: Problem, memory: Memory) -> Iterator[Violation]:
+    """A loss in chunks that the last block does not make."""
+    graph = problem.graph
+    if memory.loss_chunks > 1 and not has_logits(graph, blocks_of(graph, memory)):
+        yield Violation(
+            "memory",
+            f"the loss is in {memory.loss_chunks} chunks, but the last block "
+            f"({memory.blocks[-1].name!r}) does not have both it and the layer before it",
         )
 
 

@@ -59,6 +59,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "parameters": get_args(Parameters),
     "update": get_args(Update),
 }
+WITHOUT_MODULE = "step"
+"""The name of a block whose first op is in no module."""
 _MAX_BYTES = 2**60
 _MAX_BLOCKS = 1_000_000
 _MAX_COUNT = 2**31 - 1
@@ -211,10 +213,24 @@ class Memory(Section):
                 )
         graph = problem.work
         if isinstance(graph, Graph):
+            yield from self._wrong_names(graph)
             yield from self._wrong_ops(graph)
             yield from self._wrong_tensors(graph)
         elif any(block.stop or block.tensors for block in self.blocks):
             yield Violation("memory", "blocks name ops or tensors, but there is no graph")
+
+    def _wrong_names(self, graph: Graph) -> Iterator[Violation]:
+        """Names that are neither of modules nor of ops; a count stands behind those of a piece that
+        is not the first of its module."""
+        known = {*graph.op_names, WITHOUT_MODULE}
+        for module in graph.modules:
+            while module and module not in known:
+                known.add(module)
+                module = module.rpartition(".")[0]
+        for block in self.blocks:
+            first, _, count = block.name.rpartition(":")
+            if block.name not in known and not (first in known and count.isdigit()):
+                yield Violation("memory", f"block {block.name!r} is no module of {graph.name}")
 
     def _wrong_ops(self, graph: Graph) -> Iterator[Violation]:
         end = 0

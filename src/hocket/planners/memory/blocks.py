@@ -4,8 +4,9 @@ Repeated layers are the blocks that people think in: consecutive ops whose modul
 outermost numbered part (``transformer.h.3``), small neighbours joined. Where a model has no such
 parts, its forward pass is cut where few bytes cross (Wei, TensorFlowMem, CMU-CS-19-135): the cuts
 with the least sum of crossing bytes such that no piece makes more than its share, by a dynamic
-program over positions with a sliding minimum. Where one block has more parameters than there is
-room for, it is cut again by a list of modules inside it, such as experts. O(ops + reads).
+program over positions with a sliding minimum; logits and their loss stay together. Where one block
+has more parameters than there is room for, it is cut again by a list of modules inside it, such as
+experts. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.graph.graph import Graph
+from hocket.plan.sections.memory import WITHOUT_MODULE
 from hocket.simulate.rewriting.blocks import StepBlocks, make_blocks, num_forward_ops
+from hocket.simulate.rewriting.chunks import find_logits
 from hocket.simulate.rewriting.homes import runs_within
 
 FEWEST = 3
@@ -35,11 +38,13 @@ def cut_step(graph: Graph) -> StepBlocks:
     """The blocks of a step; raises `UsageError` for what is no step."""
     num_forward = num_forward_ops(graph)
     labels = [layer_label(graph.module_of(op)) for op in range(num_forward)]
+    tail = _tail(graph, num_forward)
     if len({label for label in labels if label}) >= FEWEST:
-        starts = _joined(labels)
-        names = [labels[at] or graph.module_of(at) or "step" for at in starts]
+        starts = [start for start in _joined(labels) if start <= tail]
+        names = [labels[at] or graph.module_of(at) or WITHOUT_MODULE for at in starts]
     else:
-        starts = narrow_cuts(graph, num_forward)
+        starts = [start for start in narrow_cuts(graph, num_forward) if start < tail]
+        starts += [tail] if tail < num_forward else []
         names = [graph.module_of(at) or graph.op_names[at] for at in starts]
     return make_blocks(graph, _distinct(names), np.array([*starts, num_forward], dtype=np.int32))
 
@@ -106,6 +111,18 @@ def _joined(labels: list[str]) -> list[int]:
             kept.append(start)
         before = outer
     return kept
+
+
+def _tail(graph: Graph, num_forward: int) -> int:
+    """The first op of the layer that makes logits, which stay in one piece with their loss so that
+    both can go in chunks; the end of the forward pass where there is none."""
+    first = find_logits(graph, 0, num_forward)
+    if first is None:
+        return num_forward
+    module = graph.module_of(first)
+    while module and first and graph.module_of(first - 1) == module:
+        first -= 1
+    return first
 
 
 def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from hocket.base.errors import UsageError
+from hocket.graph.graph import Graph, Phase
 from hocket.runtime.memory.pieces import summed_cross_entropy
 
 Head = Callable[[torch.Tensor], torch.Tensor]
@@ -184,9 +185,21 @@ def _last_linear(model: nn.Module) -> nn.Module | None:
     return found if found is not None else linear[-1] if linear else None
 
 
-def has_last_layer(model: nn.Module) -> bool:
-    """Whether there is a layer that logits can be made of in pieces."""
-    return isinstance(_last_linear(model), nn.Linear)
+def can_be_in_chunks(model: nn.Module, graph: Graph) -> bool:
+    """Whether there is a last layer, called once in the step, so that one block has all of it."""
+    head = _last_linear(model)
+    if not isinstance(head, nn.Linear):
+        return False
+    path = path_of(model, head)
+    is_forward = graph.op_phase == Phase.FORWARD
+    ops = [op for op in range(graph.num_ops) if is_forward[op] and graph.module_of(op) == path]
+    return bool(ops) and ops[-1] - ops[0] == len(ops) - 1
+
+
+def path_of(model: nn.Module, layer: nn.Module) -> str:
+    """Where a layer is in a model."""
+    paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
+    return paths[layer]
 
 
 def last_layer(model: nn.Module) -> nn.Linear:

@@ -13,6 +13,7 @@ from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.groups import can_be_grouped
+from hocket.runtime.memory.logits import last_layer, path_of
 from hocket.simulate.rewriting.blocks import blocks_of as ops_by_block
 from hocket.simulate.rewriting.experts import find_experts, in_groups
 
@@ -29,7 +30,7 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     """
     _require_apart(model)
     known = dict(model.named_modules())
-    spans = None if graph is None else _modules_by_ops(memory, graph, known)
+    spans = None if graph is None else _modules_by_ops(model, memory, graph, known)
     blocks = []
     for index, policy in enumerate(memory.blocks):
         # A module that runs in several blocks is in none of them: its parameters are shared.
@@ -107,11 +108,22 @@ def _own_module(name: str, known: Mapping[str, nn.Module]) -> Sequence[str]:
     return (name,)
 
 
+def require_block_of(model: nn.Module, head: nn.Module, blocks: Sequence[Block]) -> None:
+    """A loss in chunks needs a block that visits the last layer by itself."""
+    if not any(module is head for block in blocks for module in block.modules.values()):
+        raise UsageError(
+            f"the loss cannot be made in chunks: no block of the memory plan has "
+            f"{path_of(model, head)} whole",
+            hint="plan with loss_chunks 1, or with the last layer and the loss in the last block",
+        )
+
+
 def _modules_by_ops(
-    memory: Memory, graph: Graph, known: Mapping[str, nn.Module]
+    model: nn.Module, memory: Memory, graph: Graph, known: Mapping[str, nn.Module]
 ) -> dict[str, list[str]]:
     """Per block, the largest modules that are called and all of whose forward ops it has, in
-    order."""
+    order. With a loss in chunks the last layer goes by itself, also where it is within others."""
+    around = set(_outer(path_of(model, last_layer(model)))) if memory.loss_chunks > 1 else set()
     block_at = [-1] * graph.num_ops
     for index, policy in enumerate(memory.blocks):
         for op in range(policy.start, policy.stop):
@@ -129,8 +141,10 @@ def _modules_by_ops(
     for path, module in known.items():
         if not path or len(blocks_under.get(path, ())) != 1 or not _is_called(module):
             continue
+        if path in around:
+            continue
         (index,) = blocks_under[path]
-        outer = next((o for o in _outer(path) if _is_called(known[o])), "")
+        outer = next((o for o in _outer(path) if _is_called(known[o]) and o not in around), "")
         is_inner = bool(outer) and len(blocks_under.get(outer, ())) == 1
         if index >= 0 and not is_inner:
             found.setdefault(memory.blocks[index].name, []).append(path)

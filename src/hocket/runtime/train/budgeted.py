@@ -32,7 +32,7 @@ from hocket.runtime.memory.groups import GroupedParameter, GroupRing, group_byte
 from hocket.runtime.memory.landing import Gradients, Landings
 from hocket.runtime.memory.logits import LazyLogits, last_layer
 from hocket.runtime.memory.part_steps import PartSteps
-from hocket.runtime.memory.parts import blocks_of, group_experts
+from hocket.runtime.memory.parts import blocks_of, group_experts, require_block_of
 from hocket.runtime.memory.slots import Slots
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.memory.visiting import Visitors
@@ -339,6 +339,8 @@ class Budgeted:
 
     def _put_visits(self) -> None:
         head = last_layer(self._model) if self._memory.loss_chunks > 1 else None
+        if head is not None:
+            require_block_of(self._model, head, self.blocks)
         for block in self.blocks:
             sources = {
                 place.parameter: GroupedParameter(

@@ -68,6 +68,11 @@ def has_logits(graph: Graph, blocks: StepBlocks) -> bool:
     if graph.meta.get("level") != "op":
         return True
     first, last = blocks.start[-2:].tolist()
+    return find_logits(graph, first, last) is not None
+
+
+def find_logits(graph: Graph, first: int, last: int) -> int | None:
+    """The op among ``first`` up to ``last`` that makes logits whose cross-entropy is there, too."""
     losses = [op for op in range(first, last) if graph.kind_of(op) == _LOSS]
     pending = [int(tensor) for op in losses for tensor in graph.reads_of(op)]
     while pending:
@@ -75,10 +80,10 @@ def has_logits(graph: Graph, blocks: StepBlocks) -> bool:
         if op < first:
             continue
         if graph.kind_of(op) in _LINEAR:
-            return True
+            return op
         if graph.kind_of(op) in _BETWEEN:
             pending += graph.reads_of(op).tolist()
-    return False
+    return None
 
 
 def _is_batch(graph: Graph, tensor: int) -> bool:
