@@ -31,7 +31,7 @@ from hocket.planners.memory.rounding import rounded
 from hocket.planners.memory.update_order import BY_NEED, UpdateOrders, host_update_orders
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.blocks import StepBlocks
-from hocket.simulate.rewriting.chunks import has_logits
+from hocket.simulate.rewriting.chunks import has_large_logits
 from hocket.simulate.rewriting.needs import Uses, find_uses
 from hocket.simulate.rewriting.step import BudgetedStep, budgeted, moved_bytes
 from hocket.simulate.timeline import Timeline
@@ -108,7 +108,7 @@ class PlanMaker:
         self.problem, self.plan = problem, plan
         self.host_bytes, self.expert_groups = host_bytes, expert_groups
         self.uses: Uses = find_uses(problem.graph, blocks or cut_step(problem.graph))
-        self.in_chunks = in_chunks and has_logits(problem.graph, self.uses.blocks)
+        self.in_chunks = in_chunks and has_large_logits(problem.graph, self.uses.blocks)
         self.chunks = CHUNKS if self.in_chunks else CHUNKS[:1]
         device = int(plan.device_of[0]) if plan.device_of is not None else 0
         self.numbers: BlockNumbers = measure(

@@ -68,8 +68,11 @@ class _Repeated:
             before = [buffer._version for buffer in self._buffers]
             result = forward(*args, **kwargs)
             if self._is_first:
-                pairs = zip(self._buffers, before, strict=True)
-                self._moved += [buffer for buffer, version in pairs if buffer._version != version]
+                known = {id(buffer) for buffer in self._moved}
+                self._moved += [
+                    buffer for buffer, version in zip(self._buffers, before, strict=True)
+                    if buffer._version != version and id(buffer) not in known
+                ]  # fmt: skip
                 self._is_first = False
             return result
 

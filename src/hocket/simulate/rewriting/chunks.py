@@ -22,6 +22,8 @@ _BETWEEN = frozenset(
     for name in ("_log_softmax", "view", "_unsafe_view", "clone", "_to_copy", "slice", "alias")
 )
 """What is done to logits on their way to the loss."""
+_SCORES = 3
+"""Tensors of the size of all logits that exist together where they are not in chunks."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,20 @@ def has_logits(graph: Graph, blocks: StepBlocks) -> bool:
         return True
     first, last = blocks.start[-2:].tolist()
     return find_logits(graph, first, last) is not None
+
+
+def has_large_logits(graph: Graph, blocks: StepBlocks) -> bool:
+    """Whether the loss can be made in chunks, and holds less so: scores, their logarithms and
+    gradients are more than the second gradient of the weight, to which those of chunks are
+    added."""
+    if graph.meta.get("level") != "op":
+        return True
+    logits = find_logits(graph, *blocks.start[-2:].tolist())
+    if logits is None:
+        return False
+    made, read = (graph.tensor_bytes[[*each]] for each in
+                  (graph.made_by(logits), graph.reads_of(logits)))  # fmt: skip
+    return bool(_SCORES * made.max() > read.max())
 
 
 def find_logits(graph: Graph, first: int, last: int) -> int | None:
