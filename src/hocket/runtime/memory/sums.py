@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 _ADD = torch.ops.aten.add.Tensor
@@ -35,7 +37,7 @@ def is_made_in_place(
     func: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None,
-    alone: Holders,
+    alone: Mapping[type, Holders],
     maker_of: Callable[[torch.Tensor], int | None],
 ) -> bool:
     """Whether an op is the engine's sum of two gradients and, without a mode, made in the first's
@@ -43,7 +45,7 @@ def is_made_in_place(
     if func is not _ADD or kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False
     # Asked before the tensor has another name here: that would be one more who holds it.
-    if not isinstance(args[0], torch.Tensor) or _holders(args[0]) != alone:
+    if type(args[0]) not in alone or _holders(args[0]) != alone[type(args[0])]:
         return False
     node = current_node()
     if node == NO_NODE or not _is_dense(args[0]):
@@ -80,22 +82,24 @@ def _gives_twice(node: Any) -> bool:
 
 
 @cache
-def held_by_engine_alone() -> Holders:
-    """The counts of a gradient that others are added to in place."""
-    found: list[Holders] = []
+def held_by_engine_alone() -> Mapping[type, Holders]:
+    """The counts of a gradient that others are added to in place, of each kind of tensor."""
+    found: dict[type, Holders] = {}
 
     class Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if func is _ADD:
-                found.append(_holders(args[0]))
+                found[type(args[0])] = _holders(args[0])
             return func(*args, **(kwargs or {}))
 
-    with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
-        leaf, one = torch.zeros(2, device="cpu", requires_grad=True), torch.ones(2, device="cpu")
-        # Products give gradients of their own, which nobody saw before.
-        products = [leaf * 2, leaf * 3]
-        with Witness():  # type: ignore[no-untyped-call]
-            torch.autograd.backward(products, [one, one])
-    return found[0]
+    for mode in (nullcontext(), FakeTensorMode()):
+        with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad(), mode:
+            leaf = torch.zeros(2, device="cpu", requires_grad=True)
+            one = torch.ones(2, device="cpu")
+            # Products give gradients of their own, which nobody saw before.
+            products = [leaf * 2, leaf * 3]
+            with Witness():  # type: ignore[no-untyped-call]
+                torch.autograd.backward(products, [one, one])
+    return found
