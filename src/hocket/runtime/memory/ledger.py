@@ -26,7 +26,7 @@ from hocket.runtime.memory.sums import (
     is_made_in_place,
 )
 
-Beside = Callable[[Any, tuple[Any, ...], Mapping[str, Any] | None], int]
+TakesBeside = Callable[[Any, tuple[Any, ...], Mapping[str, Any] | None], int]
 """Tells what an op with these arguments takes for a moment beside its results, in bytes."""
 _host_depth = threading.local()
 
@@ -45,7 +45,7 @@ def on_host() -> Iterator[None]:
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that ops make while it is entered, and of those it was told."""
 
-    def __init__(self, unit_bytes: int = 1, beside: Beside | None = None) -> None:
+    def __init__(self, unit_bytes: int = 1, beside: TakesBeside | None = None) -> None:
         """Storages take whole units, as an allocator gives them."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._unit_bytes, self._beside = unit_bytes, beside

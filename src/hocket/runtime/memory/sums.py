@@ -86,7 +86,7 @@ def held_by_engine_alone() -> Mapping[type, Holders]:
     """The counts of a gradient that others are added to in place, of each kind of tensor."""
     found: dict[type, Holders] = {}
 
-    class Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class SumsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -100,6 +100,6 @@ def held_by_engine_alone() -> Mapping[type, Holders]:
             one = torch.ones(2, device="cpu")
             # Products give gradients of their own, which nobody saw before.
             products = [leaf * 2, leaf * 3]
-            with Witness():  # type: ignore[no-untyped-call]
+            with SumsSeen():  # type: ignore[no-untyped-call]
                 torch.autograd.backward(products, [one, one])
     return found

@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-Call = Callable[[], Any]
+KernelCall = Callable[[], Any]
 _MIN_BYTES = 2**20
 """Calls whose tensors are smaller take nothing worth measuring."""
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_",
@@ -32,7 +32,7 @@ _EMBEDDING_GRADIENT = "embedding_dense_backward"
 class Workspaces:
     """Bytes that calls take beside what they return, by kind."""
 
-    def __init__(self, device: torch.device, measure: Callable[[Call], int]) -> None:
+    def __init__(self, device: torch.device, measure: Callable[[KernelCall], int]) -> None:
         """``measure`` makes a call and tells how much more than its results was held meanwhile."""
         self._device, self._measure = device, measure
         self._found: dict[Any, int] = {}
@@ -75,7 +75,7 @@ class Workspaces:
 def workspaces_on(device: torch.device) -> Workspaces:
     """Those of a GPU."""
 
-    def measure(call: Call) -> int:
+    def measure(call: KernelCall) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         result = call()
         held = torch.cuda.memory_allocated(device)
