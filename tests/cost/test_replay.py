@@ -39,6 +39,25 @@ def test_passes_of_a_program_run_on_numbers_made_up(name):
     assert len(counted) == 2 * sum(call.phase != Phase.OPTIMIZER for call in program.calls)
 
 
+class Chosen(torch.nn.Module):
+    """Rows of a table that another table of numbers names, as BERT's kinds of words."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = torch.nn.Embedding(2, 4)
+        self.register_buffer("kind_of", torch.zeros(1, 512, dtype=torch.long))
+
+    def forward(self, places):
+        chosen = torch.gather(self.kind_of.expand(len(places), -1), 1, places)
+        return self.kinds(chosen).sum()
+
+
+def test_numbers_made_up_are_rows_of_every_table_that_they_lead_to():
+    places = torch.zeros(3, 7, dtype=torch.long)
+    _, program = capture_program(Chosen(), places, optimizer=None, device="cpu")
+    ReplayedPasses(program, torch.device("cpu")).run()
+
+
 def test_a_step_that_cannot_be_captured_keeps_its_times_and_says_why(monkeypatch):
     def refuse(*_):
         raise RuntimeError("operation not permitted when stream is capturing")

@@ -34,6 +34,8 @@ _WARM, _NUM_ROWS, _ROW, _NUM_PROFILED = 2, 5, 4, 5
 looked at kernel by kernel."""
 _REGISTERS = 65536
 """Of a multiprocessor, of all that PyTorch runs on."""
+_ROOM = 1.2
+"""Of what a step takes: an allocator has gaps."""
 _SMALL = 0.05
 """Of numbers that are made up: sums over many of them stay numbers."""
 
@@ -42,10 +44,7 @@ def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> d
     """By signature, what forward and backward calls take in a replayed step on a CUDA device."""
     passes = ReplayedPasses(program, device)
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM):
-            passes.run()
-    torch.cuda.synchronize(device)
+    _make_room(passes, stream, device, 1)
     captured = torch.cuda.CUDAGraph()
     counts: list[int] = []
     with torch.cuda.graph(captured, stream=stream, capture_error_mode="relaxed"):
@@ -74,9 +73,7 @@ def _two_rows_s(
 ) -> float:
     """Seconds of two steps that share nothing, as two rows of one graph."""
     beside, second = torch.cuda.Stream(device), ReplayedPasses(program, device)  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(beside):
-        second.run()
-    torch.cuda.synchronize(device)
+    _make_room(second, beside, device, 2)
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured, stream=stream, capture_error_mode="relaxed"):
         beside.wait_stream(stream)
@@ -85,6 +82,26 @@ def _two_rows_s(
         passes.run()
         stream.wait_stream(beside)
     return statistics.median(_row_s(captured) for _ in range(_NUM_ROWS))
+
+
+def _make_room(
+    passes: ReplayedPasses, stream: torch.cuda.Stream, device: torch.device, num_steps: int
+) -> None:
+    """Run the passes as a capture of so many of them will; raises where it would find no memory.
+
+    A capture that runs out of memory leaves PyTorch's generator of random numbers unusable.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM):
+            passes.run()
+    torch.cuda.synchronize(device)
+    needed = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    torch.UntypedStorage(int(_ROOM * num_steps * needed), device=device)  # type: ignore[no-untyped-call]
+    torch.cuda.empty_cache()
 
 
 class ReplayedPasses:
@@ -123,13 +140,7 @@ class ReplayedPasses:
 
 def _made_up(program: Program, device: torch.device) -> dict[int, torch.Tensor]:
     """The tensors that are there before a step, with valid numbers inside."""
-    bounds: dict[int, int] = {}
-    for call in program.calls:
-        bound = 1 if isinstance(call.function, str) else index_bound(call, program)
-        if bound > 1:
-            for tensor in call.reads:
-                storage = program.tensors[tensor].storage
-                bounds[storage] = min(bound, bounds.get(storage, bound))
+    bounds = _index_bounds(program)
     generator = torch.Generator(device).manual_seed(0)
     storages: dict[int, torch.Tensor] = {}
     for number in program.names:
@@ -143,6 +154,22 @@ def _made_up(program: Program, device: torch.device) -> dict[int, torch.Tensor]:
             storages[storage] = values.view(torch.uint8)
     used = [tensor for tensor in program.names if program.tensors[tensor].layout is not None]
     return first_tensors(used, dict(enumerate(program.tensors)), storages, device)
+
+
+def _index_bounds(program: Program) -> dict[int, int]:
+    """By storage, below what its integers must lie for all that is made of them to be valid."""
+    bounds: dict[int, int] = {}
+    for call in reversed(program.calls):
+        if isinstance(call.function, str):
+            continue
+        own = index_bound(call, program)
+        made = (bounds.get(program.tensors[t].storage) for t in call.outputs if t is not None)
+        limits = [bound for bound in (*made, own if own > 1 else None) if bound is not None]
+        for tensor in call.reads if limits else ():
+            spec = program.tensors[tensor]
+            if spec.layout is not None and not spec.layout.dtype.is_floating_point:
+                bounds[spec.storage] = min(*limits, bounds.get(spec.storage, limits[0]))
+    return bounds
 
 
 def _row_s(captured: torch.cuda.CUDAGraph) -> float:
