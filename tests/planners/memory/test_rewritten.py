@@ -8,8 +8,8 @@ from planners.memory.steps import MIB, chain_step, experts_step, placed
 from hocket.graph import Phase, Role, Stream
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
-from hocket.planners.memory.update_order import _returns, _sent_home
 from hocket.simulate.engine import simulate
+from hocket.simulate.rewriting.following import returns, sent_home
 from hocket.simulate.rewriting.homes import NUM_BERTHS, PIECE_BYTES
 from hocket.simulate.rewriting.step import budgeted, moved_bytes
 
@@ -122,11 +122,9 @@ def test_what_updates_on_the_host_wait_for_is_found_by_what_they_read(parameters
         policy = {"parameters": parameters, "update": "host", "activations": "offloaded"}
         step = step_of(graph, **policy, expert_groups=groups)
         new, moved = step.rewritten.graph, step.rewritten.moved_bytes
-        comes = _returns(new) | (
-            (new.op_stream == Stream.COPY_IN) & (new.op_phase == Phase.FORWARD)
-        )
+        comes = returns(new) | ((new.op_stream == Stream.COPY_IN) & (new.op_phase == Phase.FORWARD))
         weights = int(graph.tensor_bytes[graph.tensor_role == Role.PARAMETER].max())
         total = weights * int((graph.op_phase == Phase.OPTIMIZER).sum())
-        assert moved[_sent_home(new)].sum() == total
+        assert moved[sent_home(new)].sum() == total
         assert moved[comes].sum() == total
-        assert _returns(new).any() == (parameters == "resident")
+        assert returns(new).any() == (parameters == "resident")

@@ -1,26 +1,28 @@
 """The linear program over the blocks of a step: what to keep, move and make again.
 
 Each block takes shares of the ways of its activations and of the homes of its parameters. Times are
-variables too: the ends of passes, of copies in each direction and of updates on the host, each no
-earlier than what it waits for, so that transfers hide behind compute exactly as far as they can.
-For every pass there is a row that says what the device holds then; the step's end is made small.
-Its value bounds every plan of this block model from below (joint offload, recompute and streaming
-as in OFFMATE, 2024, and POET, 2022, with overlap). Sparse, about 25 blocks columns, HiGHS.
+variables too: the ends of passes and of copies in each direction, each no earlier than what it
+waits for, so that transfers hide behind compute exactly as far as they can; updates on the host
+have until the next forward pass needs them. For every pass there is a row that says what the device
+holds then; the step's end is made small (joint offload, recompute and streaming as in OFFMATE,
+2024, and POET, 2022, with overlap). Sparse, about 25 blocks columns, HiGHS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.planners.memory.numbers import HOMES, VISITING, WAYS, BlockNumbers
+from hocket.planners.memory.numbers import HOMES, RESIDENT, VISITING, WAYS, BlockNumbers
 
 _TINY = 1e-9
 """Seconds that a moved byte costs at least in the objective, so that nothing moves for nothing."""
+_UNEVEN = 1e-4
+"""Of the step's compute, what it costs at least that all of one block's state visits and none of
+its neighbour's: of plans as good as each other, those are meant in which they take turns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +34,7 @@ class ProgramShares:
     homes: FloatArray
     """[block, home], each row adds up to 1."""
     step_s: float
-    """A bound below the step of every plan of the block model."""
+    """What they would make of the step, if blocks could be shared out."""
 
 
 def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
@@ -103,6 +105,7 @@ def solve(
     """
     program = _Program(numbers, prefetch)
     program.add_passes(tail_s)
+    program.add_turns()
     room = budget_bytes - numbers.base_bytes - numbers.berths_bytes * (VISITING in homes)
     program.add_memory(room, tail_work, host_bytes, in_flight)
     return program.solved(homes)
@@ -118,9 +121,9 @@ class _Program:
         self._columns = 0
         self.way = self._new((count, len(WAYS)))
         self.home = self._new((count, len(HOMES)))
-        names = ("forward", "backward", "out", "parameters", "fetch", "gradients", "host",
-                 "returned")  # fmt: skip
+        names = ("forward", "backward", "out", "parameters", "fetch", "gradients")
         self.end = {name: self._new((count,)) for name in names}
+        self.uneven = self._new((count,))
         self.step = int(self._new((1,))[0])
         self._entries: list[tuple[int, int, float]] = []
         self._limits: list[float] = []
@@ -168,15 +171,9 @@ class _Program:
             self._after(end["backward"][block], end["fetch"][block], takes, own_s)
             self._add_fetch(block)
             self._add_update(block)
-        for name in ("backward", "gradients", "fetch"):
+        for name in ("backward", "fetch"):
             self._after(self.step, end[name][0], [])
-        # Updates on the host go on beside the next forward pass.
-        forward_s = float(numbers.forward_s[:-1].sum())
-        for name in ("host", "returned"):
-            self._after(self.step, end[name][0], [], -forward_s)
-        traffic_s = numbers.host_traffic / numbers.host_update_bps
-        shares = (self._share(traffic_s, self.home, block) for block in range(self.count))
-        self._after(self.step, None, list(chain.from_iterable(shares)))
+        self._add_deadlines()
 
     def _add_forward(self) -> None:
         end, numbers, link = self.end, self.numbers, self.numbers.link
@@ -220,29 +217,47 @@ class _Program:
     def _add_update(self, block: int) -> None:
         numbers, end, last = self.numbers, self.end, self.count - 1
         out = self._share(numbers.gradients, self.home, block, 1 / numbers.link.out_bps)
-        update = self._share(numbers.host_traffic, self.home, block, 1 / numbers.host_update_bps)
         before = end["gradients"][block + 1] if block < last else end["out"][last]
         self._after(end["gradients"][block], before, out)
         self._after(end["gradients"][block], end["backward"][block], out)
         rate = 1 / numbers.link.in_bps
-        # Behind all that is fetched for passes come those of the first blocks.
+        # Behind all that is fetched for passes come those of the first blocks. Pieces go while
+        # others come: when all have come, the last one is left.
         behind = [term for each in range(block, min(self.ahead, last) + 1)
                   for term in self._share(numbers.visiting, self.home, each, rate)]  # fmt: skip
-        self._after(end["gradients"][block], end["fetch"][max(0, block - 1 - self.ahead)],
-                    [*behind, *out])  # fmt: skip
-        self._after(end["host"][block], end["gradients"][block], update)
-        if block < last:
-            self._after(end["host"][block], end["host"][block + 1], update)
-        back = self._share(numbers.returned, self.home, block, 1 / numbers.link.in_bps)
-        self._after(end["returned"][block], end["host"][block], back)
-        # Parameters return behind all that the step fetches.
-        before = end["returned"][block + 1] if block < last else end["fetch"][0]
-        self._after(end["returned"][block], before, back)
+        behind += self._share(numbers.last_piece, self.home, block, 1 / numbers.link.out_bps)
+        self._after(end["gradients"][block], end["fetch"][max(0, block - 1 - self.ahead)], behind)
         held_back = block - 1 - self.ahead
         if held_back >= 0:
             own_s = float(numbers.backward_s[held_back])
             takes = self._share(numbers.again_s, self.way, held_back)
             self._after(end["backward"][held_back], end["gradients"][block], takes, own_s)
+
+    def _add_deadlines(self) -> None:
+        """Updates on the host go on beside the next forward pass, those of the first blocks first:
+        what is left of a block and of those before it, when its gradients have come, is done when
+        the next forward pass comes to it."""
+        numbers, end = self.numbers, self.end
+        traffic_s = numbers.host_traffic / numbers.host_update_bps
+        left: list[tuple[int, float]] = []
+        later_s = 0.0
+        for block in range(self.count):
+            left += self._share(traffic_s, self.home, block)
+            back = [
+                *self._share(numbers.fetched, self.home, block, 1 / numbers.link.in_bps),
+                *self._share(numbers.returned, self.home, block, 1 / numbers.link.in_bps),
+            ]
+            self._after(self.step, end["gradients"][block], [*left, *back], -later_s)
+            later_s += float(numbers.forward_s[block])
+        self._after(self.step, None, left)
+
+    def add_turns(self) -> None:
+        """How much more of a block's state visits than of an equal neighbour's."""
+        whole = self.numbers.home[:, RESIDENT]
+        for block in np.flatnonzero(whole[1:] == whole[:-1]).tolist():
+            here, next_one = self.home[block : block + 2, VISITING].tolist()
+            for more, less in ((here, next_one), (next_one, here)):
+                self._row([(more, 1.0), (less, -1.0), (int(self.uneven[block]), -1.0)], 0.0)
 
     # ── bytes ────────────────────────────────────────────────────────────────────────────────────
 
@@ -316,7 +331,9 @@ class _Program:
         cost = np.zeros(self._columns)
         cost[self.step] = 1.0
         total = max(float(numbers.stay.sum()) + float(numbers.home.sum()), 1.0)
-        scale = _TINY * float(numbers.forward_s.sum() + numbers.backward_s.sum()) / total
+        compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
+        cost[self.uneven] = _UNEVEN * compute_s
+        scale = _TINY * compute_s / total
         cost[self.way] += numbers.moved * scale
         cost[self.home] += (numbers.fetched + numbers.visiting + numbers.gradients) * scale
         bounds = np.zeros((self._columns, 2))

@@ -28,10 +28,11 @@ from hocket.planners.memory.numbers import (
     measure,
 )
 from hocket.planners.memory.rounding import rounded
-from hocket.planners.memory.update_order import BY_NEED, UpdateOrders, host_update_orders
+from hocket.planners.memory.update_order import UpdateOrders, host_update_orders
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.chunks import has_large_logits
+from hocket.simulate.rewriting.following import has_updates_at_home, period_s
 from hocket.simulate.rewriting.needs import Uses, find_uses
 from hocket.simulate.rewriting.step import BudgetedStep, budgeted, moved_bytes
 from hocket.simulate.timeline import Timeline
@@ -60,10 +61,15 @@ class Fitted:
     """None for the plain step."""
     step: BudgetedStep
     timeline: Timeline
-    blocks: StepBlocks
+    uses: Uses
     plain_s: float
     """Time of the plain step."""
     plan_seconds: float
+
+    @property
+    def blocks(self) -> StepBlocks:
+        """The cut of the step."""
+        return self.uses.blocks
 
     @property
     def peak_bytes(self) -> int:
@@ -78,16 +84,17 @@ class Fitted:
     @cached_property
     def update_orders(self) -> UpdateOrders | None:
         """What the order of updates on the host gains; None without any."""
-        return host_update_orders(self.step, self.timeline, self.blocks)
+        return host_update_orders(self.step, self.uses)
 
     @cached_property
     def step_s(self) -> float:
-        """Time of a step among many: updates on the host go on beside the next forward pass. They
-        are not claimed to make a step shorter than the plain one, because who starts the device's
-        work is the host, too."""
-        orders = self.update_orders
-        taken_s = self.timeline.makespan_s if orders is None else orders.step_s[BY_NEED.name]
-        return max(min(taken_s, self.timeline.makespan_s), self.plain_s)
+        """Time of a step among many: what is at home on the host is updated beside the next forward
+        pass. That is not claimed to make a step shorter than the plain one, because who starts the
+        device's work is the host, too."""
+        taken_s = self.timeline.makespan_s
+        if self.memory is not None and has_updates_at_home(self.step.rewritten.graph):
+            taken_s = period_s(self.step, self.uses)
+        return max(taken_s, self.plain_s)
 
     @property
     def rank(self) -> tuple[float, int, int]:
@@ -161,7 +168,7 @@ class PlanMaker:
         plain = budgeted(self.problem, self.plan, nothing, uses=self.uses)
         self.plain_s = timeline.makespan_s
         yield Fitted(
-            name=PLAIN, memory=None, step=plain, timeline=timeline, blocks=self.uses.blocks,
+            name=PLAIN, memory=None, step=plain, timeline=timeline, uses=self.uses,
             plain_s=self.plain_s, plan_seconds=0.0,
         )  # fmt: skip
         yield self._judged(IN_BACKWARD, nothing)
@@ -205,7 +212,7 @@ class PlanMaker:
         step = budgeted(self.problem, self.plan, memory, uses=self.uses)
         timeline = simulate(step.problem, step.plan)
         return Fitted(
-            name=name, memory=memory, step=step, timeline=timeline, blocks=self.uses.blocks,
+            name=name, memory=memory, step=step, timeline=timeline, uses=self.uses,
             plain_s=self.plain_s, plan_seconds=time.perf_counter() - started,
         )  # fmt: skip
 

@@ -22,6 +22,7 @@ from hocket.planners.memory.work import find_work, needed_last
 from hocket.simulate.rewriting.experts import all_in_groups
 from hocket.simulate.rewriting.homes import (
     host_update_bytes,
+    num_parts,
     parameter_reads,
     visiting_bytes,
     visiting_pieces,
@@ -66,8 +67,10 @@ class BlockNumbers:
     """[block, home]: bytes of state and of parameters in full that come for the update."""
     gradients: FloatArray
     """[block, home]: bytes of gradients, or of what was updated, that go to the host."""
+    last_piece: FloatArray
+    """[block, home]: of these, what goes last of state that comes and goes in pieces."""
     leaving: FloatArray
-    """[block, home]: bytes of these that are on the device at a time."""
+    """[block, home]: bytes of gradients on the device until they were sent or used."""
     returned: FloatArray
     """[block, home]: bytes of updated parameters that come back at once."""
     update_s: FloatArray
@@ -127,6 +130,7 @@ def measure(
         home=homes.home,
         fetched=homes.fetched,
         room=homes.room,
+        last_piece=homes.last_piece,
         leaving=homes.leaving,
         visiting=homes.visiting,
         gradients=homes.gradients,
@@ -212,6 +216,7 @@ class _Homes:
     room: FloatArray
     visiting: FloatArray
     gradients: FloatArray
+    last_piece: FloatArray
     leaving: FloatArray
     returned: FloatArray
     update_s: FloatArray
@@ -232,6 +237,7 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
             "room",
             "visiting",
             "gradients",
+            "last_piece",
             "leaving",
             "returned",
             "update_s",
@@ -280,8 +286,11 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
         arriving, leaving = visiting_bytes(graph, parameters, copied)
         tables["visiting"][block, VISITING] += state_bytes + arriving
         tables["gradients"][block, VISITING] += state_bytes + leaving
-        tables["leaving"][block, VISITING] += state_bytes + leaving
-    _, berths_bytes = visiting_pieces(graph, visiting, copied)
+        tables["leaving"][block, VISITING] += graph.tensor_bytes[gradient].sum()
+    pieces, berths_bytes = visiting_pieces(graph, visiting, copied)
+    for block, of_block in pieces.items():
+        parts = sum(num_parts(graph, ops) for ops in of_block)
+        tables["last_piece"][block, VISITING] = tables["gradients"][block, VISITING] / parts
     return _Homes(**tables, owned=frozenset(owned), berths_bytes=float(berths_bytes))
 
 

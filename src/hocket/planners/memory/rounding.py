@@ -18,6 +18,8 @@ from hocket.planners.memory.linear import ProgramShares
 from hocket.planners.memory.numbers import (
     CHEAP,
     FROM_HOST,
+    HOMES,
+    HOST_UPDATE,
     KEPT,
     OFFLOADED,
     RECOMPUTED,
@@ -48,7 +50,7 @@ def rounded(
     there = ways[:, KEPT] + offloaded
     ways[:, KEPT], ways[:, OFFLOADED] = there, 0.0
     way = _diffused(ways, numbers.stay[:, KEPT])
-    home = _diffused(shares.homes, numbers.home[:, RESIDENT])
+    home = _diffused(shares.homes, numbers.home[:, RESIDENT], _late(numbers))
     share = np.divide(offloaded, there, out=np.zeros_like(there), where=there > 0)
     of_experts = {each.block for each in uses.experts.values()}
     blocks = tuple(
@@ -81,10 +83,20 @@ def _activations(way: int, share: float, cheap: tuple[int, ...], uses: Uses) -> 
     return {}
 
 
-def _diffused(shares: FloatArray, weight: FloatArray) -> IntArray:
-    """One choice per row such that running sums of weighted choices follow those of the shares."""
+def _late(numbers: BlockNumbers) -> FloatArray:
+    """What is owed of each home to begin with: the host's updates of the first blocks are waited
+    for first of all, so that rather fewer of them are given to it, and rather more later on."""
+    owed = np.zeros(len(HOMES))
+    typical = float(np.median(numbers.home[:, RESIDENT]))
+    owed[[HOST_UPDATE, STREAMED]], owed[[RESIDENT, VISITING]] = -typical / 4, typical / 4
+    return owed
+
+
+def _diffused(shares: FloatArray, weight: FloatArray, owed: FloatArray | None = None) -> IntArray:
+    """One choice per row such that running sums of weighted choices follow those of the shares,
+    beginning with what is ``owed``."""
     chosen = np.zeros(len(shares), dtype=np.int32)
-    owed = np.zeros(shares.shape[1])
+    owed = np.zeros(shares.shape[1]) if owed is None else owed.copy()
     for row, given in enumerate(shares):
         owed += given * weight[row]
         # A choice that was not given to any row of this kind is never taken.

@@ -91,6 +91,14 @@ def runs_within(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
     return runs
 
 
+def num_parts(graph: Graph, ops: Sequence[int]) -> int:
+    """In how many parts a piece of state comes: those of one large parameter."""
+    reads = np.concatenate([graph.reads_of(op) for op in ops])
+    roots = np.unique(graph.root_of[reads[graph.tensor_role[reads] == Role.PARAMETER]])
+    size = int(graph.tensor_bytes[roots].sum())
+    return max(1, -(-size // PIECE_BYTES)) if len(ops) == 1 else 1
+
+
 def visiting_pieces(
     graph: Graph, updates: Mapping[int, Sequence[int]], copied: LongArray
 ) -> tuple[dict[int, list[list[int]]], int]:

@@ -27,10 +27,10 @@ from hocket.simulate.rewriting.emit import Emitter
 from hocket.simulate.rewriting.groups import GroupWriter
 from hocket.simulate.rewriting.homes import (
     NUM_BERTHS,
-    PIECE_BYTES,
     ParameterHomes,
     find_homes,
     host_update_bytes,
+    num_parts,
     visiting_bytes,
 )
 from hocket.simulate.rewriting.needs import Uses, find_needs, find_uses
@@ -327,11 +327,8 @@ class _Rewriter:
         """State and parameters in full come in a piece, when an earlier one has left its berth, are
         changed beside the computation, and go home, rounded parameters with their twin. One large
         parameter goes in parts."""
-        graph = self.graph
         visiting = list(dict.fromkeys(t for op in ops for t in self._at_home(op)))
-        is_parameter = graph.tensor_role[visiting] == Role.PARAMETER
-        size = int(graph.tensor_bytes[visiting][is_parameter].sum())
-        count = max(1, -(-size // PIECE_BYTES)) if len(ops) == 1 else 1
+        count = num_parts(self.graph, ops)
         for number in range(count):
             self._update_part(ops, block, visiting, number, count)
 

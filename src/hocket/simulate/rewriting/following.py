@@ -1,0 +1,342 @@
+"""Rewritten steps that follow each other: how long a step among many takes.
+
+What is at home on the host is not changed when a step ends: the host updates on beside the next
+forward pass, and state that came to the device goes home meanwhile. So steps are timed one after
+the other until each takes as long as the one before. Every stream runs its ops in the order of the
+graph, as in the simulator; the host updates one parameter after the other, of those whose gradients
+have come one that the next forward pass needs first, as the executor does
+(`runtime/memory/updates.py`); and what a step brings waits for what the step before changed.
+O(steps · (ops + reads + updates²)), compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import BoolArray, FloatArray, LongArray, pointers
+from hocket.graph.graph import Graph, Phase, Role, Stream
+from hocket.kernels import kernel
+from hocket.simulate.rewriting.needs import Uses
+from hocket.simulate.rewriting.step import BudgetedStep
+
+_MOST_STEPS = 8
+_SAME = 1e-9
+"""Steps are as long as each other within this part."""
+_COMPUTE = int(Stream.COMPUTE)
+
+
+@dataclass(frozen=True)
+class HostOrder:
+    """In which order the host updates, and who waits for it."""
+
+    name: str
+    by_need: bool
+    """Of the updates that can be done, the one of the lowest block first; else as they come."""
+    crosses: bool
+    """Whether a block waits for its own update alone; else a step waits for all."""
+    overlaps: bool = True
+    """Whether updates begin before the backward pass is over."""
+
+
+BY_NEED = HostOrder("by need", by_need=True, crosses=True)
+"""What the executor does."""
+
+
+class _Ops(NamedTuple):
+    """What a step does, in order."""
+
+    stream: LongArray
+    seconds: FloatArray
+    job: LongArray
+    """Of an update on the host: its number; -1 for other ops."""
+    wait_ptr: LongArray
+    wait: LongArray
+    """Ops of the same step that each waits for."""
+    late_ptr: LongArray
+    late: LongArray
+    """Ops of the step before."""
+
+
+class _Jobs(NamedTuple):
+    """Updates of the host."""
+
+    block: LongArray
+    seconds: FloatArray
+    came_s: FloatArray
+    end_s: FloatArray
+    is_done: BoolArray
+
+
+class _Clock(NamedTuple):
+    """When things end."""
+
+    end_s: FloatArray
+    before_s: FloatArray
+    """The same of the step before."""
+    free_s: FloatArray
+    """By stream."""
+
+
+def period_s(step: BudgetedStep, uses: Uses, how: HostOrder = BY_NEED) -> float:
+    """Seconds of a step among many."""
+    ops, jobs = _tables(step, uses)
+    clock = _Clock(np.zeros(len(ops.stream)), np.zeros(len(ops.stream)), np.zeros(len(Stream)))
+    flags = np.array([how.by_need, how.crosses, how.overlaps])
+    return max(float(_repeated_s(ops, jobs, clock, flags, _MOST_STEPS)), busiest_s(step))
+
+
+def busiest_s(step: BudgetedStep) -> float:
+    """Seconds that the busiest stream works in a step: none among many is shorter."""
+    seconds, stream = _seconds(step), step.rewritten.graph.op_stream
+    return float(np.bincount(stream, weights=seconds).max(initial=0.0))
+
+
+def has_updates_at_home(graph: Graph) -> bool:
+    """Whether something of a rewritten step goes on beside the next one."""
+    return bool((_at_home(graph) | _visiting_updates(graph)).any())
+
+
+def _seconds(step: BudgetedStep) -> FloatArray:
+    device_of, costs = step.plan.device_of, step.problem.costs
+    assert device_of is not None
+    return np.asarray(costs.op_s[costs.device_row[device_of], np.arange(len(device_of))])
+
+
+# ── what waits for what ──────────────────────────────────────────────────────────────────────────
+
+
+def _tables(step: BudgetedStep, uses: Uses) -> tuple[_Ops, _Jobs]:
+    graph, seconds = step.rewritten.graph, _seconds(step)
+    reader, maker = _dependences(graph)
+    job, jobs = _jobs(step, seconds, uses)
+    later, earlier = _between_steps(step, uses)
+    ops = _Ops(
+        graph.op_stream.astype(np.int64), seconds, job, *_grouped(reader, maker, graph.num_ops),
+        *_grouped(later, earlier, graph.num_ops),
+    )  # fmt: skip
+    return ops, jobs
+
+
+def _grouped(key: LongArray, value: LongArray, count: int) -> tuple[LongArray, LongArray]:
+    order = np.argsort(key, kind="stable")
+    return pointers(np.bincount(key, minlength=count)).astype(np.int64), value[order]
+
+
+def _dependences(graph: Graph) -> tuple[LongArray, LongArray]:
+    """Pairs of ops, of which one reads what the other makes."""
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    maker = graph.tensor_producer[graph.reads].astype(np.int64)
+    return reader[maker >= 0], maker[maker >= 0]
+
+
+def _at_home(graph: Graph) -> BoolArray:
+    return np.asarray(graph.op_stream == Stream.HOST)
+
+
+def _visiting_updates(graph: Graph) -> BoolArray:
+    """Updates on the device of state that came for them, in turn with what is sent."""
+    is_update = graph.op_phase == Phase.OPTIMIZER
+    return np.asarray(is_update & (graph.op_stream == Stream.COPY_OUT))
+
+
+def returns(graph: Graph) -> BoolArray:
+    """Copies of what the host has updated back to the device, where it stays."""
+    return np.asarray(_after(graph, _at_home(graph)) & (graph.op_stream == Stream.COPY_IN))
+
+
+def sent_home(graph: Graph) -> BoolArray:
+    """Copies to the host that updates there wait for: gradients."""
+    reader, maker = _dependences(graph)
+    before = np.zeros(graph.num_ops, dtype=np.bool_)
+    before[maker[_at_home(graph)[reader]]] = True
+    return np.asarray(before & (graph.op_stream == Stream.COPY_OUT))
+
+
+def _after(graph: Graph, chosen: BoolArray) -> BoolArray:
+    """Ops that read what the chosen ones make."""
+    reader, maker = _dependences(graph)
+    after = np.zeros(graph.num_ops, dtype=np.bool_)
+    after[reader[chosen[maker]]] = True
+    return after
+
+
+def _blocks(step: BudgetedStep, uses: Uses) -> LongArray:
+    """Per op: its block; of an update, the first one that reads its parameters."""
+    graph = uses.graph
+    first = np.full(graph.num_tensors, uses.blocks.num_blocks, dtype=np.int64)
+    for op, root in uses.parameter_reads:
+        first[root] = min(first[root], uses.blocks.block_of[op])
+    block = uses.blocks.block_of.astype(np.int64)
+    for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
+        reads = graph.reads_of(op)
+        roots = graph.root_of[reads[graph.tensor_role[reads] == Role.PARAMETER]]
+        earliest = int(first[roots].min(initial=uses.blocks.num_blocks))
+        block[op] = earliest if earliest < uses.blocks.num_blocks else block[op]
+    return block[step.rewritten.beside]
+
+
+def _jobs(step: BudgetedStep, seconds: FloatArray, uses: Uses) -> tuple[LongArray, _Jobs]:
+    """Updates on the host, each of which is ended before another begins."""
+    chosen = np.flatnonzero(_at_home(step.rewritten.graph))
+    job = np.full(len(seconds), -1, dtype=np.int64)
+    job[chosen] = np.arange(len(chosen))
+    blank = np.zeros(len(chosen))
+    is_done = np.zeros(len(chosen), dtype=np.bool_)
+    jobs = _Jobs(_blocks(step, uses)[chosen], seconds[chosen], blank, blank.copy(), is_done)
+    return job, jobs
+
+
+def _between_steps(step: BudgetedStep, uses: Uses) -> tuple[LongArray, LongArray]:
+    """Pairs of ops, of which one waits for the other in the step before: what brings a block's
+    parameters, or first computes with them, for what changed them."""
+    graph, block = step.rewritten.graph, _blocks(step, uses)
+    is_forward = graph.op_phase == Phase.FORWARD
+    visits = _visiting_updates(graph)
+    back = returns(graph)
+    changes = _at_home(graph) | (_after(graph, visits) & (graph.op_stream == Stream.COPY_OUT))
+    computes = np.flatnonzero(is_forward & (graph.op_stream == Stream.COMPUTE))
+    first = {int(block[op]): int(op) for op in computes[::-1]}
+    later, earlier = list[int](), list[int]()
+    by_block: dict[int, list[int]] = {}
+    for op in np.flatnonzero(changes).tolist():
+        by_block.setdefault(int(block[op]), []).append(op)
+    for op in np.flatnonzero(is_forward & (graph.op_stream == Stream.COPY_IN)).tolist():
+        found = by_block.get(int(block[op]), [])
+        later += [op] * len(found)
+        earlier += found
+    for op in np.flatnonzero(back).tolist():
+        if int(block[op]) in first:
+            later.append(first[int(block[op])])
+            earlier.append(op)
+    # Gradients are given up when the step ends: all of them were used or sent by then.
+    used = np.flatnonzero(visits | sent_home(graph))
+    if len(computes) and len(used):
+        later.append(int(computes[0]))
+        earlier.append(int(used[-1]))
+    return np.array(later, dtype=np.int64), np.array(earlier, dtype=np.int64)
+
+
+# ── compiled ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@kernel
+def _next_job(jobs: _Jobs, now_s: float, by_need: bool) -> int:
+    """Of the jobs that have come the lowest block's, or the first; else the next that comes."""
+    found, is_there = -1, False
+    for job in range(len(jobs.block)):
+        if jobs.is_done[job]:
+            continue
+        has_come = jobs.came_s[job] <= now_s
+        if found < 0 or (has_come and not is_there):
+            found, is_there = job, has_come
+        elif has_come == is_there:
+            if by_need and has_come:
+                is_better = jobs.block[job] < jobs.block[found]
+            else:
+                is_better = jobs.came_s[job] < jobs.came_s[found]
+            if is_better:
+                found = job
+    return found
+
+
+@kernel
+def _run_jobs(jobs: _Jobs, free_s: float, by_need: bool) -> float:
+    """The host does all that a step asks of it; when it is free again."""
+    for job in range(len(jobs.block)):
+        jobs.is_done[job] = False
+    for _ in range(len(jobs.block)):
+        job = _next_job(jobs, free_s, by_need)
+        free_s = max(free_s, jobs.came_s[job]) + jobs.seconds[job]
+        jobs.end_s[job] = free_s
+        jobs.is_done[job] = True
+    return free_s
+
+
+@kernel
+def _ready_s(ops: _Ops, clock: _Clock, jobs: _Jobs, op: int) -> float:
+    """When all has ended that an op waits for in its own step."""
+    ready_s = 0.0
+    for at in range(ops.wait_ptr[op], ops.wait_ptr[op + 1]):
+        other = ops.wait[at]
+        if ops.job[other] >= 0:
+            ready_s = max(ready_s, jobs.end_s[ops.job[other]])
+        else:
+            ready_s = max(ready_s, clock.end_s[other])
+    return ready_s
+
+
+@kernel
+def _waits_for_host(ops: _Ops, op: int) -> bool:
+    found = False
+    for at in range(ops.wait_ptr[op], ops.wait_ptr[op + 1]):
+        found = found or ops.job[ops.wait[at]] >= 0
+    return found
+
+
+@kernel
+def _compute_end_s(ops: _Ops, clock: _Clock) -> float:
+    end_s = 0.0
+    for op in range(len(ops.stream)):
+        if ops.stream[op] == _COMPUTE:
+            end_s = max(end_s, clock.end_s[op])
+    return end_s
+
+
+@kernel
+def _end_jobs(ops: _Ops, clock: _Clock, jobs: _Jobs, flags: BoolArray, free_s: float) -> float:
+    """The host's part of a step whose gradients have all been sent."""
+    if not flags[2]:
+        after_s = _compute_end_s(ops, clock)
+        for job in range(len(jobs.block)):
+            jobs.came_s[job] = max(jobs.came_s[job], after_s)
+    free_s = _run_jobs(jobs, free_s, flags[0])
+    for op in range(len(ops.stream)):
+        if ops.job[op] >= 0:
+            clock.end_s[op] = jobs.end_s[ops.job[op]]
+    return free_s
+
+
+@kernel
+def _one_step(
+    ops: _Ops, jobs: _Jobs, clock: _Clock, flags: BoolArray, barrier_s: float, host_s: float
+) -> float:
+    """A step after another, nothing of it before the barrier; when the host is free again."""
+    is_host_done = False
+    for job in range(len(jobs.block)):
+        jobs.came_s[job] = 0.0
+    for op in range(len(ops.stream)):
+        if ops.job[op] >= 0:
+            came_s = _ready_s(ops, clock, jobs, op)
+            jobs.came_s[ops.job[op]] = max(jobs.came_s[ops.job[op]], came_s)
+            continue
+        if not is_host_done and _waits_for_host(ops, op):
+            host_s = _end_jobs(ops, clock, jobs, flags, host_s)
+            is_host_done = True
+        start_s = max(barrier_s, clock.free_s[ops.stream[op]], _ready_s(ops, clock, jobs, op))
+        for at in range(ops.late_ptr[op], ops.late_ptr[op + 1]):
+            start_s = max(start_s, clock.before_s[ops.late[at]])
+        clock.end_s[op] = start_s + ops.seconds[op]
+        clock.free_s[ops.stream[op]] = clock.end_s[op]
+    if not is_host_done:
+        host_s = _end_jobs(ops, clock, jobs, flags, host_s)
+    return host_s
+
+
+@kernel
+def _repeated_s(ops: _Ops, jobs: _Jobs, clock: _Clock, flags: BoolArray, num_steps: int) -> float:
+    ended_s, took_s, host_s, barrier_s = 0.0, 0.0, 0.0, 0.0
+    for _ in range(num_steps):
+        for op in range(len(ops.stream)):
+            clock.before_s[op] = clock.end_s[op]
+        host_s = _one_step(ops, jobs, clock, flags, barrier_s, host_s)
+        if not flags[1]:
+            barrier_s = host_s
+        now_s = _compute_end_s(ops, clock)
+        is_same = abs(now_s - ended_s - took_s) <= _SAME * took_s
+        took_s, ended_s = now_s - ended_s, now_s
+        if is_same:
+            break
+    return took_s
