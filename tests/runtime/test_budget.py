@@ -358,6 +358,36 @@ def test_host_updates_the_lowest_block_that_has_come_and_waits_for_none_that_has
     assert done == [2, 3, 0]
 
 
+def test_host_updates_a_large_block_in_parts_between_which_lower_ones_go_first():
+    policy = MemoryBlock(name="", activations="kept", parameters="streamed", update="host")
+    blocks = [Block(policy, index, {}) for index in range(3)]
+    updates, done, begun, gate = HostUpdates(is_idle=False), [], threading.Event(), Coming()
+
+    def parts(index):
+        for part in range(3):
+            if part:
+                yield
+            done.append((index, part))
+            if (index, part) == (2, 0):
+                begun.set()
+                gate.synchronize()
+
+    def fails():
+        yield
+        raise ValueError("of the second part")
+
+    updates.ask(blocks[2], partial(parts, 2))
+    assert begun.wait(60)
+    updates.ask(blocks[0], partial(parts, 0))
+    gate.come.set()
+    for block in blocks:
+        updates.wait(block)
+    assert done == [(2, 0), (0, 0), (0, 1), (0, 2), (2, 1), (2, 2)]
+    updates.ask(blocks[1], fails)
+    with pytest.raises(ValueError, match="second part"):
+        updates.wait(blocks[1])
+
+
 def test_offloading_does_not_ask_which_number_a_device_has():
     peaks = []
     for device in (CPU, torch.device("cpu", 0)):

@@ -21,6 +21,7 @@ from hocket.plan.problem import Problem
 from hocket.planners.memory.work import find_work, needed_last
 from hocket.simulate.rewriting.experts import all_in_groups
 from hocket.simulate.rewriting.homes import (
+    gradient_bytes,
     host_update_bytes,
     num_parts,
     parameter_reads,
@@ -272,7 +273,9 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
         # What several blocks read stays, and the host updates it.
         at_home = (HOST_UPDATE, STREAMED, VISITING) if is_shared else (HOST_UPDATE, STREAMED)
         gradient = reads[(role == Role.GRADIENT) | (role == Role.ACTIVATION)]
-        tables["gradients"][block, at_home] += graph.tensor_bytes[gradient].sum()
+        is_grouped = any(root in groups for root in parameters.tolist())
+        sent = graph.tensor_bytes if is_grouped else copied
+        tables["gradients"][block, at_home] += gradient_bytes(graph, op, sent)
         at_once = max((groups.get(root, 1) for root in parameters.tolist()), default=1)
         tables["leaving"][block, at_home] += graph.tensor_bytes[gradient].sum() / at_once
         tables["host_traffic"][block, at_home] += host_update_bytes(graph, op, copied)

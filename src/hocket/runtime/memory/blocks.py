@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -114,6 +114,8 @@ class Block:
     copied: torch.Tensor | None = None
     """What is copied to the device: the home itself or its rounded twin."""
     copied_layout: BufferLayout = field(default_factory=lambda: BufferLayout((), 0))
+    made_layout: BufferLayout = field(default_factory=lambda: BufferLayout((), 0))
+    """Where gradients land in the type that they are made in: that of what is copied."""
     resident: torch.Tensor | None = None
     """The device's lasting copy, where only the update is on the host."""
     updated: threading.Event = field(default_factory=_set_event)
@@ -163,6 +165,8 @@ class Block:
         ordered = sorted(self.parameters, key=lambda p: p in self.grouped)
         self.home_layout = layout_of(ordered)
         self.copied_layout = layout_of(ordered, rounded)
+        # Those of groups are added up where they land.
+        self.made_layout = self.home_layout if self.grouped else self.copied_layout
         are_same = all(id(p) not in rounded for p in self.parameters)
         travels = are_same or self.policy.update == "device"
         with on_host(), torch.no_grad():
@@ -203,15 +207,17 @@ class Block:
             place.parameter.data = view
 
     @torch.no_grad()
-    def round(self) -> None:
-        """Bring the rounded twin up to date with the home."""
+    def round(self, chosen: Collection[nn.Parameter] | None = None) -> None:
+        """Bring the rounded twin up to date with the home: of all parameters, or of some."""
         assert self.home is not None
         assert self.copied is not None
         if self.copied is not self.home:
+            both = zip(self.copied_layout.places, self.home_layout.places, strict=True)
             # In one call: a thread that has to ask for Python between copies waits for the others.
             with on_host():
-                rounded = [place.of(self.copied) for place in self.copied_layout.places]
-                torch._foreach_copy_(rounded, [p.of(self.home) for p in self.home_layout.places])
+                pairs = [(place.of(self.copied), whole.of(self.home)) for place, whole in both
+                         if chosen is None or whole.parameter in chosen]  # fmt: skip
+                torch._foreach_copy_([place for place, _ in pairs], [whole for _, whole in pairs])
         self.versions = [p._version for p in self.parameters]
 
     @property

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.blocks import Block, BufferLayout
 from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
 from hocket.runtime.memory.ledger import on_host
 from hocket.runtime.memory.updates import HostUpdates
@@ -23,15 +23,21 @@ class Landings:
         self.sent = Lent()
         """Gradients on their way."""
 
-    def send(self, block: Block, found: Gradients) -> tuple[torch.Tensor, Gradients]:
+    def send(
+        self, block: Block, found: Gradients, *, is_used: bool
+    ) -> tuple[torch.Tensor, Gradients]:
         """Send the gradients of a block, on top of those of its groups of experts; returns the
-        buffer that they land in, and what lies there when all that was sent has come."""
-        landing = self._buffer(block)
+        buffer that they land in, and what lies there when all that was sent has come. What
+        ``is_used`` at once lands in the type that it was made in, other gradients in the
+        parameters' own, as autograd would have them after rounding."""
+        types = {place.parameter: place.dtype for place in block.made_layout.places}
+        is_used = is_used and all(gradient.dtype == types[p] for p, gradient in found.items())
+        layout = block.made_layout if is_used else block.home_layout
+        landing = self._buffer(block, layout)
         arrived = {parameter for parameter, _ in block.arrived}
         block.arriving, block.arrived = None, set()
         with on_host():
-            places = {p.parameter: p.of(landing) for p in block.home_layout.places}
-        # In the parameters' own type, as autograd would have it after rounding.
+            places = {p.parameter: p.of(landing) for p in layout.places}
         sources = [gradient.to(places[p].dtype) for p, gradient in found.items()]
         ticket = self._engines.send(list(zip([places[p] for p in found], sources, strict=True)))
         self.sent.lend(sources, ticket)
@@ -42,7 +48,7 @@ class Landings:
         self, block: Block, parameter: nn.Parameter, group: slice, gradient: torch.Tensor
     ) -> None:
         """Send the gradient of a group of experts, and add it to another that came before."""
-        landing = block.arriving = self._buffer(block)
+        landing = block.arriving = self._buffer(block, block.home_layout)
         with on_host():
             whole = next(p for p in block.home_layout.places if p.parameter is parameter)
             place = whole.of(landing)[group]
@@ -74,12 +80,15 @@ class Landings:
             self._pool.give_back(block.landing)
             block.landing = None
 
-    def _buffer(self, block: Block) -> torch.Tensor:
+    def _buffer(self, block: Block, layout: BufferLayout) -> torch.Tensor:
         if block.arriving is not None:
             return block.arriving
         if block.landing is not None and not block.pending:
-            return block.landing
-        return self._pool.take(block.home_layout.num_bytes)
+            if block.landing.numel() == layout.num_bytes:
+                return block.landing
+            self._pool.give_back(block.landing)
+            block.landing = None
+        return self._pool.take(layout.num_bytes)
 
 
 def _add(place: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -4,7 +4,8 @@ A block's update is a step of an optimizer that is the person's own but for its 
 settings and class are shared, so any optimizer works whose update of a parameter looks at that
 parameter alone. Of the blocks whose gradients have come, the one is updated that the next forward
 pass needs first: gradients of the first block come last, and what is left of the later blocks is
-updated while the next forward pass runs. On a GPU the host's updates of Adam, AdamW, SGD and
+updated while the next forward pass runs. A large block is updated in parts, between which a lower
+one that has come goes first. On a GPU the host's updates of Adam, AdamW, SGD and
 Adagrad take PyTorch's fused kernels, which read and write everything once, with all cores but one:
 a team of threads waits for its slowest member, and whoever starts the device's work would take its
 core away.
@@ -17,9 +18,10 @@ import queue
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,14 +77,26 @@ def part_of(
     return part
 
 
-class HostJob(NamedTuple):
-    """What is done for a block when a copy has come."""
+@dataclass(eq=False)
+class HostJob:
+    """What is done for a block when a copy has come, at once or in parts."""
 
     block: Block
     ticket: Ticket
-    do: Callable[[], None]
+    do: Callable[[], Iterator[None] | None]
+    """Does everything, or gives an iterator that does a part at a time."""
+    _parts: Iterator[None] | None = None
+
+    def advance(self) -> bool:
+        """Do the next part; whether there may be more."""
+        if self._parts is None:
+            self._parts = self.do()
+        if not isinstance(self._parts, Iterator):
+            return False
+        return next(self._parts, _OVER) is not _OVER
 
 
+_OVER = object()
 Jobs = queue.SimpleQueue[HostJob | None]
 """In the order of asking; None at the end."""
 
@@ -100,8 +114,11 @@ class HostUpdates:
         self._failures: list[BaseException] = []
         self._thread: threading.Thread | None = None
 
-    def ask(self, block: Block, do: Callable[[], None], after: Ticket = DONE) -> None:
-        """Do something for a block after a copy; `Block.updated` tells when it is done."""
+    def ask(
+        self, block: Block, do: Callable[[], Iterator[None] | None], after: Ticket = DONE
+    ) -> None:
+        """Do something for a block after a copy, at once or in parts; `Block.updated` tells when it
+        is done."""
         if self._is_idle:
             return
         self.wait(block)
@@ -148,17 +165,20 @@ def _work(jobs: Jobs, failures: list[BaseException], is_ready: threading.Event) 
     while (job := _next(jobs, asked)) is not None:
         updated = job.block.updated
         try:
-            job.do()
+            if job.advance():
+                continue
         # It is raised where the block is waited for.
         except BaseException as error:
             failures.append(error)
         # Whoever is told finds that nothing of the training is held here any more.
+        asked.remove(job)
         del job
         updated.set()
 
 
 def _next(jobs: Jobs, asked: deque[HostJob]) -> HostJob | None:
-    """Of the jobs whose copies have come, that of the lowest block; None at the end.
+    """Of the jobs whose copies have come and that are not over, that of the lowest block; None at
+    the end.
 
     The device is far behind what it is asked for: whoever waited for the lowest of all blocks would
     wait for the end of the backward pass.
@@ -171,6 +191,4 @@ def _next(jobs: Jobs, asked: deque[HostJob]) -> HostJob | None:
     # Copies come in the order in which they were asked for.
     asked[0].ticket.synchronize()
     come = list(takewhile(lambda job: job.ticket.is_done, asked))
-    found = min(come, key=lambda job: job.block.index)
-    asked.remove(found)
-    return found
+    return min(come, key=lambda job: job.block.index)

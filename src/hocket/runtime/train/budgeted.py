@@ -10,7 +10,7 @@ they are at home between steps.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from hocket.runtime.memory.blocks import Block, settle_parameters
 from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
 from hocket.runtime.memory.experts import called_in_groups
 from hocket.runtime.memory.groups import GroupedParameter, GroupRing, group_bytes
+from hocket.runtime.memory.home_step import step_at_home
 from hocket.runtime.memory.landing import Gradients, Landings
 from hocket.runtime.memory.logits import LazyLogits, last_layer
 from hocket.runtime.memory.part_steps import PartSteps
@@ -243,8 +244,8 @@ class Budgeted:
             block.returned = update.returned
             self._slots.forget(block)
             return
-        landing, landed = self._landings.send(block, found)
         part = None if self._optimizer is None else self._steps.at_home(self._optimizer, block)
+        landing, landed = self._landings.send(block, found, is_used=part is not None)
         self._updates.ask(block, partial(self._land, block, landing, landed, part), block.sent)
         self._slots.forget(block)
 
@@ -254,21 +255,16 @@ class Budgeted:
         landing: torch.Tensor,
         gradients: Gradients,
         part: torch.optim.Optimizer | None,
-    ) -> None:
+    ) -> Iterator[None]:
         """On the host: add what has come to what is there, and update if that is all."""
         self._landings.add(block, landing, gradients)
         if part is not None:
-            self._update(block, part)
+            yield from self._update(block, part)
 
-    def _update(self, block: Block, part: torch.optim.Optimizer) -> None:
+    def _update(self, block: Block, part: torch.optim.Optimizer) -> Iterator[None]:
         """On the host: one step of a block."""
-        for parameter, gradient in block.pending.items():
-            block.twins[parameter].grad = gradient
-        part.step()
-        for parameter in block.pending:
-            block.twins[parameter].grad = None
+        yield from step_at_home(block, part)
         self._landings.leave(block)
-        block.round()
         block.is_stale = True
 
     def _update_here(self, block: Block) -> None:

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import IntArray, LongArray
-from hocket.graph.graph import Graph, Phase, Role
+from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.experts import in_groups
 from hocket.simulate.rewriting.needs import Uses
 
 _BACKWARD = int(Phase.BACKWARD)
+_LASTING = tuple(map(int, PERSISTENT_ROLES))
+_ONE_PASS = ("optimizer.adam", "optimizer.adamw")
+"""Updates that the host does together with the rounding, in one pass over its memory."""
 NUM_BERTHS = 4
 """Pieces of state that are on the device at once for updates there: some come, some go."""
 PIECE_BYTES = 2**26
@@ -58,14 +61,32 @@ class ParameterHomes:
         return self.berths_bytes + self.slots_bytes + self.ring_bytes
 
 
+def gradient_bytes(graph: Graph, op: int, copied: LongArray) -> int:
+    """What an update on the host waits for: gradients, rounded as the parameters were that they
+    are for."""
+    reads = graph.reads_of(op)
+    whole, sent = _sizes(graph, op, copied)
+    full = int(graph.tensor_bytes[reads[~np.isin(graph.tensor_role[reads], _LASTING)]].sum())
+    return full * sent // whole if whole else full
+
+
 def host_update_bytes(graph: Graph, op: int, copied: LongArray) -> int:
-    """What an update on the host reads and writes: what the op itself does, and where parameters
-    are copied rounded, once more the parameter and its twin."""
+    """What an update on the host reads and writes: what the op itself does; and where parameters
+    are copied rounded, in one pass of AdamW half of a gradient and the twin, else the gradient in
+    full, and the parameter once more for its twin."""
+    whole, sent = _sizes(graph, op, copied)
+    if sent == whole:
+        return int(graph.bytes_touched[op])
+    is_one_pass = graph.kind_of(op) in _ONE_PASS
+    return int(graph.bytes_touched[op]) + (2 * sent - whole if is_one_pass else 2 * (whole + sent))
+
+
+def _sizes(graph: Graph, op: int, copied: LongArray) -> tuple[int, int]:
+    """Bytes of the parameters of an update, and of what is copied of them."""
     reads = graph.reads_of(op)
     roots = np.unique(graph.root_of[reads[graph.tensor_role[reads] == Role.PARAMETER]])
     whole = graph.tensor_bytes[roots]
-    rounding = np.where(copied[roots] < whole, whole + copied[roots], 0)
-    return int(graph.bytes_touched[op]) + int(rounding.sum())
+    return int(whole.sum()), int(np.minimum(copied[roots], whole).sum())
 
 
 def visiting_bytes(graph: Graph, roots: IntArray, copied: LongArray) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from hocket.simulate.rewriting.homes import (
     NUM_BERTHS,
     ParameterHomes,
     find_homes,
+    gradient_bytes,
     host_update_bytes,
     num_parts,
     visiting_bytes,
@@ -368,7 +369,8 @@ class _Rewriter:
             for tensor in graph.reads_of(op).tolist()
             if graph.tensor_role[tensor] not in PERSISTENT_ROLES
         ]
-        size = int(graph.tensor_bytes[gradients].sum())
+        copied = self.homes.copied
+        size = sum(gradient_bytes(graph, op, copied) for op in ops if op not in landed)
         count = len(self.sent["backward", block])
         label = f"{name}@gradients" + (f":{count}" if count else "")
         sent = [told for root in landed.values() for told in self.groups.landed[root]]
@@ -378,7 +380,6 @@ class _Rewriter:
                 beside=ops[0],
             ))  # fmt: skip
         self.sent["backward", block] += sent
-        copied = self.homes.copied
         updated = [self.out.at_home(op, sent, host_update_bytes(graph, op, copied)) for op in ops]
         staying = [
             tensor

@@ -1,0 +1,84 @@
+"""AdamW of single precision with rounded gradients, and the rounded twin of what it changes.
+
+One pass over memory: each number's gradient comes as the bits of a bfloat16, and its new value
+leaves as such bits, too. Sums and products are rounded, or fused, where PyTorch's own kernel rounds
+and fuses them, so that the bits are the same. Shared out among threads in equal stripes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numba import prange, types
+from numba.extending import intrinsic
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_intrinsic: Any = intrinsic
+
+
+def _compiled(*, parallel: bool = False) -> Callable[[_F], _F]:
+    made: Any = numba.njit(nogil=True, error_model="numpy", cache=True, parallel=parallel)
+    wrap: Callable[[_F], _F] = made
+    return wrap
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def _fused(_context: Any, _left: Any, _right: Any, _added: Any) -> Any:
+    """The sum of a product and a number, rounded once."""
+    one = types.float32
+    return one(one, one, one), lambda _, builder, __, given: builder.fma(*given)
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def _bits(_context: Any, _value: Any) -> Any:
+    return types.int32(types.float32), _cast_to(types.int32)
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def _value(_context: Any, _bits_of_it: Any) -> Any:
+    return types.float32(types.int32), _cast_to(types.float32)
+
+
+def _cast_to(kind: Any) -> Any:
+    def cast(target: Any, builder: Any, _: Any, given: Any) -> Any:
+        return builder.bitcast(given[0], target.get_value_type(kind))
+
+    return cast
+
+
+@_compiled()
+def _stripe(
+    parameter: Any, mean: Any, square: Any, gradient: Any, twin: Any, keep: Any, new: Any,
+    old_square: Any, new_square: Any, step_size: Any, correction: Any, epsilon: Any,
+) -> None:  # fmt: skip
+    for at in range(len(parameter)):
+        given = _value(np.int32(np.int32(gradient[at]) << np.int32(16)))
+        moved = _fused(new, given - mean[at], mean[at])
+        squared = _fused(new_square * given, given, square[at] * old_square)
+        mean[at], square[at] = moved, squared
+        below = np.sqrt(squared) / correction + epsilon
+        value = parameter[at] * keep + step_size * moved / below
+        parameter[at] = value
+        # To the nearest, between two to the even one; what is no number stays none.
+        bits = _bits(value)
+        odd = (bits >> np.int32(16)) & np.int32(1)
+        near = np.int32(bits + np.int32(0x7FFF) + odd) >> np.int32(16)
+        twin[at] = np.int16(near if value == value else np.int32(0x7FC0))
+
+
+@_compiled(parallel=True)
+def adam_loop(
+    parameter: Any, mean: Any, square: Any, gradient: Any, twin: Any, keep: Any, new: Any,
+    old_square: Any, new_square: Any, step_size: Any, correction: Any, epsilon: Any, count: Any,
+) -> None:  # fmt: skip
+    """A step of all numbers, in so many stripes; gradients and twins are bits."""
+    size = len(parameter)
+    for number in prange(count):
+        a, b = size * number // count, size * (number + 1) // count
+        _stripe(
+            parameter[a:b], mean[a:b], square[a:b], gradient[a:b], twin[a:b], keep, new,
+            old_square, new_square, step_size, correction, epsilon,
+        )  # fmt: skip
