@@ -18,6 +18,7 @@ import numpy as np
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.memory.linear import Turn
 from hocket.planners.memory.maker import (
     ANYWHERE,
     ON_DEVICE,
@@ -27,7 +28,7 @@ from hocket.planners.memory.maker import (
     Fitted,
     PlanMaker,
 )
-from hocket.planners.memory.numbers import BlockNumbers
+from hocket.planners.memory.numbers import CHEAP, FROM_HOST, KEPT, RECOMPUTED, BlockNumbers
 from hocket.simulate.rewriting.homes import PIECE_BYTES
 from hocket.simulate.rewriting.needs import Uses
 
@@ -36,13 +37,17 @@ NUM_LEVELS = 32
 FEWEST_LEVELS = 12
 NUM_ALL_LEVELS_OPS = 6000
 """Steps of more ops get fewer levels, because each is written down op by op."""
+WAYS_BACK = (KEPT, RECOMPUTED, FROM_HOST, CHEAP)
+"""Without offloading what is saved: a little of every block, as the program may want it, becomes
+all of few blocks, which the link then does not carry in time."""
 TURNS = (
-    (ANYWHERE, 1.0), (ON_DEVICE, 0.0), (ANYWHERE, 0.0),
-    (ON_HOST, 1.0), (ON_DEVICE, 1.0), (ON_HOST, 0.0),
+    Turn(ANYWHERE, 1.0), Turn(ON_DEVICE, 0.0), Turn(ANYWHERE, 0.0, WAYS_BACK),
+    Turn(ON_HOST, 1.0), Turn(ON_DEVICE, 1.0), Turn(ON_HOST, 0.0),
 )  # fmt: skip
-"""Homes that parameters may have, and what part of the copies under way is to have room: how the
-simulator will find them is not known before, so both ends are tried. Where not all parameters have
-room on the device, any home takes its turn."""
+"""How the simulator will find copies under way is not known before, so that both ends are tried.
+Where not all parameters have room on the device, any home takes its turn."""
+BETWEEN = (Turn(ANYWHERE, 1.0), Turn(ANYWHERE, 0.0, WAYS_BACK))
+"""The same for budgets between others."""
 NEAR = 1.03
 """Budgets within this ratio of each other are not worth a plan each."""
 LARGE_SLOTS = 0.25
@@ -111,7 +116,7 @@ def find_frontier(
 
     for number, budget in enumerate(np.geomspace(max(least, 1) * 0.9, most, num_levels)):
         turn = TURNS[number % len(TURNS)]
-        keep(maker.solved(f"level {number}", float(budget), seen, *turn))
+        keep(maker.solved(f"level {number}", float(budget), seen, turn))
     finer = _in_groups(maker, least)
     for each in finer:
         for fitted in each.leanest():
@@ -120,17 +125,17 @@ def find_frontier(
         levels = np.geomspace(max(leaner, 1), max(2 * least, leaner), num_levels // 2)
         for number, budget in enumerate(levels):
             name = f"level {number}{each.how}"
-            keep(each.solved(name, float(budget), seen, ANYWHERE, float(number % 2)))
+            keep(each.solved(name, float(budget), seen, BETWEEN[1 - number % 2]))
     tried: list[float] = []
     for number in range(num_levels // 4):
         gap = _steepest(plans.values(), tried)
         if gap is None:
             break
         tried.append(gap)
-        for part in (1.0, 0.0):
+        for turn in BETWEEN:
             for each in (maker, *(finer if gap < 2 * least else ())):
-                name = f"between {number}, {part:g}{each.how}"
-                keep(each.solved(name, gap, seen, ANYWHERE, part, SMALL_TAIL))
+                name = f"between {number}, {turn.in_flight:g}{each.how}"
+                keep(each.solved(name, gap, seen, turn, SMALL_TAIL))
     kept = [fitted for fitted in plans.values() if maker.fits_host(fitted)]
     return Frontier(
         problem, plan, tuple(kept), maker.uses, maker.numbers,

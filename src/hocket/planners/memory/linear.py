@@ -10,8 +10,8 @@ holds then; the step's end is made small (joint offload, recompute and streaming
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,18 @@ _TINY = 1e-9
 _UNEVEN = 1e-4
 """Of the step's compute, what it costs at least that all of one block's state visits and none of
 its neighbour's: of plans as good as each other, those are meant in which they take turns."""
+
+
+class Turn(NamedTuple):
+    """What the program may do."""
+
+    homes: tuple[int, ...]
+    """That parameters may have."""
+    in_flight: float
+    """The part of what is copied for neighbouring passes that a pass is to have room for: all of it
+    where copies come early or late, nothing where each byte comes when another leaves."""
+    ways: tuple[int, ...] = tuple(range(len(WAYS)))
+    """That activations may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,23 +104,20 @@ def solve(
     tail_work: float,
     tail_s: float,
     host_bytes: float,
-    homes: Sequence[int] = tuple(range(len(HOMES))),
-    in_flight: float = 1.0,
+    turn: Turn,
 ) -> ProgramShares | None:
     """The best shares within a budget; None where no shares keep it.
 
     ``tail_work`` and ``tail_s`` are bytes and seconds of both passes of the last block, which is
-    kept whole: they depend on the chunks of the loss. ``homes`` are those that parameters may have;
-    room for state that comes to the device is kept where it may. ``in_flight`` is the part of what
-    is copied for neighbouring passes that a pass is to have room for: all of it where copies come
-    early or late, nothing where each byte comes when another leaves.
+    kept whole: they depend on the chunks of the loss. Room for state that comes to the device is
+    kept where the ``turn`` lets it come.
     """
     program = _Program(numbers, prefetch)
     program.add_passes(tail_s)
     program.add_turns()
-    room = budget_bytes - numbers.base_bytes - numbers.berths_bytes * (VISITING in homes)
-    program.add_memory(room, tail_work, host_bytes, in_flight)
-    return program.solved(homes)
+    room = budget_bytes - numbers.base_bytes - numbers.berths_bytes * (VISITING in turn.homes)
+    program.add_memory(room, tail_work, host_bytes, turn.in_flight)
+    return program.solved(turn)
 
 
 class _Program:
@@ -314,14 +323,14 @@ class _Program:
 
     # ── solving ──────────────────────────────────────────────────────────────────────────────────
 
-    def solved(self, homes: Sequence[int]) -> ProgramShares | None:
+    def solved(self, turn: Turn) -> ProgramShares | None:
         from scipy.optimize import linprog
         from scipy.sparse import coo_array
 
         numbers, count = self.numbers, self.count
-        rows, columns, values = zip(*self._entries, strict=True)
+        rows, places, values = zip(*self._entries, strict=True)
         shape = (len(self._limits), self._columns)
-        upper = coo_array((values, (rows, columns)), shape).tocsr()
+        upper = coo_array((values, (rows, places)), shape).tocsr()
         both = [*self.way, *self.home]
         equal_rows = np.repeat(np.arange(2 * count), [len(group) for group in both])
         equal_columns = np.concatenate(both)
@@ -340,9 +349,9 @@ class _Program:
         bounds[:, 1] = np.inf
         # The last block is kept: what it makes is needed at once.
         bounds[self.way[-1, 1:], 1] = 0.0
-        for home in range(len(HOMES)):
-            if home not in homes:
-                bounds[self.home[:, home], 1] = 0.0
+        for columns, allowed in ((self.way, turn.ways), (self.home, turn.homes)):
+            for choice in set(range(columns.shape[1])).difference(allowed):
+                bounds[columns[:, choice], 1] = 0.0
         found = linprog(
             cost, A_ub=upper, b_ub=np.array(self._limits), A_eq=equal, b_eq=np.ones(2 * count),
             bounds=bounds, method="highs",

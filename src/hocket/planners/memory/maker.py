@@ -18,7 +18,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_finer, cut_step
-from hocket.planners.memory.linear import solve
+from hocket.planners.memory.linear import Turn, solve
 from hocket.planners.memory.numbers import (
     HOST_UPDATE,
     RESIDENT,
@@ -37,9 +37,9 @@ from hocket.simulate.rewriting.needs import Uses, find_uses
 from hocket.simulate.rewriting.step import BudgetedStep, budgeted, moved_bytes
 from hocket.simulate.timeline import Timeline
 
-ON_DEVICE, ON_HOST, ANYWHERE = (
-    (RESIDENT,), (RESIDENT, HOST_UPDATE, STREAMED), (RESIDENT, HOST_UPDATE, STREAMED, VISITING)
-)  # fmt: skip
+ON_DEVICE: tuple[int, ...] = (RESIDENT,)
+ON_HOST: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED)
+ANYWHERE: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED, VISITING)
 """Homes that parameters may have."""
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Into how many chunks the loss may be cut."""
@@ -217,20 +217,20 @@ class PlanMaker:
         )  # fmt: skip
 
     def solved(
-        self, name: str, budget_bytes: float, seen: set[Memory | None], homes: tuple[int, ...],
-        in_flight: float, tail: float = LARGEST_TAIL,
+        self, name: str, budget_bytes: float, seen: set[Memory | None], turn: Turn,
+        tail: float = LARGEST_TAIL,
     ) -> Fitted | None:  # fmt: skip
-        """What the linear program gives for a budget, unless it was seen or nothing keeps it."""
+        """What the linear program gives for a budget, unless it was seen or nothing keeps it; any
+        home is allowed where those of the turn do not do."""
         chunks = self._chunks(tail * budget_bytes)
         work, seconds = self._tail(chunks)
-        anywhere: tuple[int, ...] = ANYWHERE
-        if self.expert_groups > 1 and self.uses.experts:
-            # State of experts in groups does not come to the device.
-            homes, anywhere = tuple(h for h in homes if h != VISITING), ON_HOST
-        for allowed in dict.fromkeys((homes, anywhere)):
+        # State of experts in groups does not come to the device.
+        is_grouped = self.expert_groups > 1 and bool(self.uses.experts)
+        anywhere = ON_HOST if is_grouped else ANYWHERE
+        for homes in dict.fromkeys((tuple(h for h in turn.homes if h in anywhere), anywhere)):
             shares = solve(
                 self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
-                host_bytes=self.host_bytes, homes=allowed, in_flight=in_flight,
+                host_bytes=self.host_bytes, turn=turn._replace(homes=homes),
             )  # fmt: skip
             if shares is not None:
                 break
