@@ -63,7 +63,7 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
     for table in (stay, moved, again):
         table[-1] = 0.0
     compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
-    incoming = 2 * numbers.fetched + numbers.returned + numbers.visiting
+    incoming = numbers.brought + numbers.fetched + numbers.visiting
     at_home = (numbers.host_traffic / numbers.host_update_bps).ravel()
     nothing = np.zeros(num_ways)
     rows = np.array([
@@ -189,7 +189,7 @@ class _Program:
         for block in range(self.count):
             # Of the last block, seconds of both passes are counted in the backward pass.
             own_s = float(numbers.forward_s[block]) if block < self.count - 1 else 0.0
-            fetch = self._share(numbers.fetched, self.home, block, 1 / link.in_bps)
+            fetch = self._share(numbers.brought, self.home, block, 1 / link.in_bps)
             moved = self._share(numbers.moved, self.way, block, 1 / link.out_bps)
             previous, held_back = block - 1, block - 1 - self.ahead
             self._after(end["forward"][block], end["parameters"][block], [], own_s)
@@ -252,10 +252,7 @@ class _Program:
         later_s = 0.0
         for block in range(self.count):
             left += self._share(traffic_s, self.home, block)
-            back = [
-                *self._share(numbers.fetched, self.home, block, 1 / numbers.link.in_bps),
-                *self._share(numbers.returned, self.home, block, 1 / numbers.link.in_bps),
-            ]
+            back = self._share(numbers.brought, self.home, block, 1 / numbers.link.in_bps)
             self._after(self.step, end["gradients"][block], [*left, *back], -later_s)
             later_s += float(numbers.forward_s[block])
         self._after(self.step, None, left)

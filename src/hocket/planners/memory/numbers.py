@@ -61,7 +61,7 @@ class BlockNumbers:
     home: FloatArray
     """[block, home]: bytes of parameters and optimizer state on the device at all times."""
     fetched: FloatArray
-    """[block, home]: bytes of parameters that come for each pass."""
+    """[block, home]: bytes of parameters that come for the backward pass."""
     room: FloatArray
     """[block, home]: bytes of these that are on the device at a time."""
     visiting: FloatArray
@@ -72,8 +72,9 @@ class BlockNumbers:
     """[block, home]: of these, what goes last of state that comes and goes in pieces."""
     leaving: FloatArray
     """[block, home]: bytes of gradients on the device until they were sent or used."""
-    returned: FloatArray
-    """[block, home]: bytes of updated parameters that come back at once."""
+    brought: FloatArray
+    """[block, home]: bytes of parameters that come for the forward pass: those, and what the host
+    has changed of those that stay."""
     update_s: FloatArray
     """[block, home]: seconds of updates on the device."""
     host_traffic: FloatArray
@@ -135,7 +136,7 @@ def measure(
         leaving=homes.leaving,
         visiting=homes.visiting,
         gradients=homes.gradients,
-        returned=homes.returned,
+        brought=homes.brought,
         update_s=homes.update_s,
         host_traffic=homes.host_traffic,
     )
@@ -219,7 +220,7 @@ class _Homes:
     gradients: FloatArray
     last_piece: FloatArray
     leaving: FloatArray
-    returned: FloatArray
+    brought: FloatArray
     update_s: FloatArray
     host_traffic: FloatArray
     owned: frozenset[int]
@@ -240,7 +241,7 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
             "gradients",
             "last_piece",
             "leaving",
-            "returned",
+            "brought",
             "update_s",
             "host_traffic",
         )
@@ -260,6 +261,7 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
             away = (STREAMED, VISITING)
             tables["home"][block, away] -= size
             tables["fetched"][block, away] += copied[root]
+            tables["brought"][block, away] += copied[root]
             tables["room"][block, away] += copied[root] / groups.get(root, 1)
     visiting: dict[int, list[int]] = defaultdict(list)
     for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
@@ -280,7 +282,7 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
         tables["leaving"][block, at_home] += graph.tensor_bytes[gradient].sum() / at_once
         tables["host_traffic"][block, at_home] += host_update_bytes(graph, op, copied)
         back = at_home if is_shared else (HOST_UPDATE,)
-        tables["returned"][block, back] += copied[reads[role == Role.PARAMETER]].sum()
+        tables["brought"][block, back] += copied[reads[role == Role.PARAMETER]].sum()
         tables["update_s"][block, RESIDENT] += op_s[op]
         if is_shared:
             continue

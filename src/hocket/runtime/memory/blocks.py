@@ -118,6 +118,10 @@ class Block:
     """Where gradients land in the type that they are made in: that of what is copied."""
     resident: torch.Tensor | None = None
     """The device's lasting copy, where only the update is on the host."""
+    renewed: Ticket = DONE
+    """Of what that copy was last brought up to date with."""
+    left: Ticket = DONE
+    """Where the computation last used it."""
     updated: threading.Event = field(default_factory=_set_event)
     """Whether no update of it is under way on the host."""
     returned: Ticket = DONE
@@ -245,6 +249,8 @@ def settle_parameters(
             if not is_streamed:
                 num_bytes = block.copied_layout.num_bytes
                 block.resident = torch.empty(num_bytes, dtype=torch.uint8, device=engines.device)
+                # The computation may still be at work in memory that it has given back.
+                block.left = engines.mark()
             continue
         for parameter in block.parameters:
             parameter.data = parameter.data.to(engines.device)

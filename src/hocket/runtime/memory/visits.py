@@ -125,6 +125,8 @@ class Visits:
         self._refresh(block)
         if block.resident is not None:
             self._renew(block, block.resident)
+            block.renewed.wait()
+            block.look_at(block.resident)
             return
         if not block.brought_bytes:
             return
@@ -144,16 +146,17 @@ class Visits:
             self.slots.forget(block)
 
     def _renew(self, block: Block, resident: torch.Tensor) -> None:
-        """Have the lasting copy of a block be what its parameters are, and looked at."""
+        """Start to have the lasting copy of a block be what its parameters are."""
         if block.is_stale:
             assert block.copied is not None
-            self.engines.fetch([(resident, block.copied)]).wait()
+            block.renewed = self.engines.fetch([(resident, block.copied)], block.left)
             block.is_stale = False
-        block.look_at(resident)
 
     def bring_shared(self, block: Block) -> None:
         """Have parameters that are no block's own on the device for a whole step."""
         _put_aside_gradients(block)
+        # Whatever was computed so far may have used them.
+        block.left = self.engines.mark()
         self._bring(block)
         self._in_use.discard(block)
 
@@ -161,12 +164,15 @@ class Visits:
         """Fetch what the visits after this one want."""
         after = self._position + 1
         for block in self._route[after : after + self.prefetch]:
-            if not block.is_streamed or not block.brought_bytes or block in self._in_use:
+            if block.home is None or not block.brought_bytes or block in self._in_use:
                 continue
             if not waits and not block.updated.is_set():
                 return
             self._refresh(block)
-            self.slots.fetch(block, self._in_use)
+            if block.resident is not None:
+                self._renew(block, block.resident)
+            else:
+                self.slots.fetch(block, self._in_use)
 
     def _saved(self, visit: Visit, args: Sequence[Any]) -> SavedStorages | None:
         policy = visit.block.policy
@@ -222,6 +228,8 @@ class Visits:
     def _put_back(self, block: Block) -> None:
         """The computation has used a block."""
         self._in_use.discard(block)
+        if block.resident is not None:
+            block.left = self.engines.mark()
         if block.is_streamed:
             self.slots.leave(block)
             block.look_home()

@@ -119,12 +119,10 @@ class Emitter:
                 self.tensor(tensor, producer=new, num_bytes=self._bytes[tensor])
         return self.told(new) if tells else None
 
-    def at_home(self, op: int, after: Iterable[int], num_bytes: int) -> int:
-        """An update on the host, once copies have ended, that reads and writes so many bytes;
-        returns what tells of its own end."""
+    def at_home(self, op: int, after: Iterable[int], num_bytes: int) -> None:
+        """An update on the host, once copies have ended, that reads and writes so many bytes."""
         new = self._like(op, "", after, 1, is_again=False)
         self._ops[new] = self._ops[new]._replace(stream=int(Stream.HOST), num_bytes=num_bytes)
-        return self.told(new)
 
     def beside(self, op: int, number: int, count: int) -> int:
         """One of so many parts of an update on the device beside the computation, in turn with what
@@ -134,11 +132,17 @@ class Emitter:
         self._ops[new] = self._ops[new]._replace(stream=int(Stream.COPY_OUT))
         return self.told(new)
 
-    def chunk(self, op: int, region: Region, chunk: int, count: int, *, tells: bool) -> int | None:
+    def chunk(
+        self, op: int, region: Region, chunk: int, count: int, *, tells: bool,
+        also_reads: Iterable[int] = (),
+    ) -> int | None:  # fmt: skip
         """A part of an op; what leaves the region is made whole and added to by later chunks."""
         if op in region.once:
-            return self.op(op, tells=tells)
-        new = self.part(op, chunk, count, region.whole, suffix=f"@{chunk}", is_again=chunk > 0)
+            return self.op(op, tells=tells, also_reads=also_reads)
+        new = self.part(
+            op, chunk, count, region.whole, suffix=f"@{chunk}", is_again=chunk > 0,
+            also_reads=also_reads,
+        )  # fmt: skip
         return self.told(new) if tells else None
 
     def part(

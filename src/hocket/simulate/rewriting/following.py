@@ -142,11 +142,6 @@ def _visiting_updates(graph: Graph) -> BoolArray:
     return np.asarray(is_update & (graph.op_stream == Stream.COPY_OUT))
 
 
-def returns(graph: Graph) -> BoolArray:
-    """Copies of what the host has updated back to the device, where it stays."""
-    return np.asarray(_after(graph, _at_home(graph)) & (graph.op_stream == Stream.COPY_IN))
-
-
 def sent_home(graph: Graph) -> BoolArray:
     """Copies to the host that updates there wait for: gradients."""
     reader, maker = _dependences(graph)
@@ -191,14 +186,11 @@ def _jobs(step: BudgetedStep, seconds: FloatArray, uses: Uses) -> tuple[LongArra
 
 def _between_steps(step: BudgetedStep, uses: Uses) -> tuple[LongArray, LongArray]:
     """Pairs of ops, of which one waits for the other in the step before: what brings a block's
-    parameters, or first computes with them, for what changed them."""
+    parameters for what changed them."""
     graph, block = step.rewritten.graph, _blocks(step, uses)
     is_forward = graph.op_phase == Phase.FORWARD
     visits = _visiting_updates(graph)
-    back = returns(graph)
     changes = _at_home(graph) | (_after(graph, visits) & (graph.op_stream == Stream.COPY_OUT))
-    computes = np.flatnonzero(is_forward & (graph.op_stream == Stream.COMPUTE))
-    first = {int(block[op]): int(op) for op in computes[::-1]}
     later, earlier = list[int](), list[int]()
     by_block: dict[int, list[int]] = {}
     for op in np.flatnonzero(changes).tolist():
@@ -207,12 +199,9 @@ def _between_steps(step: BudgetedStep, uses: Uses) -> tuple[LongArray, LongArray
         found = by_block.get(int(block[op]), [])
         later += [op] * len(found)
         earlier += found
-    for op in np.flatnonzero(back).tolist():
-        if int(block[op]) in first:
-            later.append(first[int(block[op])])
-            earlier.append(op)
     # Gradients are given up when the step ends: all of them were used or sent by then.
     used = np.flatnonzero(visits | sent_home(graph))
+    computes = np.flatnonzero(graph.op_stream == Stream.COMPUTE)
     if len(computes) and len(used):
         later.append(int(computes[0]))
         earlier.append(int(used[-1]))
@@ -256,24 +245,12 @@ def _run_jobs(jobs: _Jobs, free_s: float, by_need: bool) -> float:
 
 
 @kernel
-def _ready_s(ops: _Ops, clock: _Clock, jobs: _Jobs, op: int) -> float:
+def _ready_s(ops: _Ops, clock: _Clock, op: int) -> float:
     """When all has ended that an op waits for in its own step."""
     ready_s = 0.0
     for at in range(ops.wait_ptr[op], ops.wait_ptr[op + 1]):
-        other = ops.wait[at]
-        if ops.job[other] >= 0:
-            ready_s = max(ready_s, jobs.end_s[ops.job[other]])
-        else:
-            ready_s = max(ready_s, clock.end_s[other])
+        ready_s = max(ready_s, clock.end_s[ops.wait[at]])
     return ready_s
-
-
-@kernel
-def _waits_for_host(ops: _Ops, op: int) -> bool:
-    found = False
-    for at in range(ops.wait_ptr[op], ops.wait_ptr[op + 1]):
-        found = found or ops.job[ops.wait[at]] >= 0
-    return found
 
 
 @kernel
@@ -304,25 +281,18 @@ def _one_step(
     ops: _Ops, jobs: _Jobs, clock: _Clock, flags: BoolArray, barrier_s: float, host_s: float
 ) -> float:
     """A step after another, nothing of it before the barrier; when the host is free again."""
-    is_host_done = False
-    for job in range(len(jobs.block)):
-        jobs.came_s[job] = 0.0
     for op in range(len(ops.stream)):
+        ready_s = _ready_s(ops, clock, op)
         if ops.job[op] >= 0:
-            came_s = _ready_s(ops, clock, jobs, op)
-            jobs.came_s[ops.job[op]] = max(jobs.came_s[ops.job[op]], came_s)
+            # Nothing of its own step waits for the host.
+            jobs.came_s[ops.job[op]] = ready_s
             continue
-        if not is_host_done and _waits_for_host(ops, op):
-            host_s = _end_jobs(ops, clock, jobs, flags, host_s)
-            is_host_done = True
-        start_s = max(barrier_s, clock.free_s[ops.stream[op]], _ready_s(ops, clock, jobs, op))
+        start_s = max(barrier_s, clock.free_s[ops.stream[op]], ready_s)
         for at in range(ops.late_ptr[op], ops.late_ptr[op + 1]):
             start_s = max(start_s, clock.before_s[ops.late[at]])
         clock.end_s[op] = start_s + ops.seconds[op]
         clock.free_s[ops.stream[op]] = clock.end_s[op]
-    if not is_host_done:
-        host_s = _end_jobs(ops, clock, jobs, flags, host_s)
-    return host_s
+    return _end_jobs(ops, clock, jobs, flags, host_s)
 
 
 @kernel

@@ -38,6 +38,9 @@ class ParameterHomes:
     """Parameters and optimizer state that are not on the device between their uses."""
     streamed_reads: dict[str, list[list[int]]]
     """``forward`` and ``backward``: per block, streamed parameters that it reads."""
+    renewed: list[list[int]]
+    """Per block: parameters that stay on the device and that the host updates, by the first block
+    that reads them: what was changed is brought for its forward pass."""
     updates: list[list[int]]
     """Per block: ops that update its parameters."""
     host_updates: frozenset[int]
@@ -183,6 +186,7 @@ def find_homes(
     }
     at_home = [p.update == "host" or p.parameters == "streamed" for p in policies]
     on_host, updates = set(streamed), list[list[int]]([] for _ in policies)
+    renewed: list[list[int]] = [[] for _ in policies]
     host_updates: set[int] = set()
     visiting: dict[int, list[int]] = defaultdict(list)
     for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
@@ -197,6 +201,7 @@ def find_homes(
         is_home = policies[block].update == "host" if len(of) == 1 else all(at_home[b] for b in of)
         if is_home:
             host_updates.add(op)
+            renewed[min(of)] += [root for root in parameters if root not in streamed]
         if is_guest:
             visiting[block].append(op)
         if is_home or is_guest:
@@ -211,7 +216,7 @@ def find_homes(
            for a, b in zip(kept["forward"], kept["backward"], strict=True)]  # fmt: skip
     visits, berths_bytes = visiting_pieces(graph, visiting, uses.copied_bytes)
     return ParameterHomes(
-        on_host=frozenset(on_host), streamed_reads=kept, updates=updates,
+        on_host=frozenset(on_host), streamed_reads=kept, renewed=renewed, updates=updates,
         host_updates=frozenset(host_updates), visits=visits, berths_bytes=berths_bytes,
         slots_bytes=(1 + max(1, memory.prefetch)) * max(own, default=0), copied=uses.copied_bytes,
         groups=groups, ring_bytes=ring_bytes(uses, groups),

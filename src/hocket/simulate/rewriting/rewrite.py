@@ -80,9 +80,8 @@ class _Rewriter:
         """Streamed parameters that were fetched for a pass of a block that is not over."""
         self.offloads: dict[int, int] = {}
         """Storages to the control tensors of their offloads."""
-        self.returns: list[tuple[str, int, list[int], int]] = []
-        """Parameters that the host has updated and the device keeps: name, bytes, what they wait
-        for, and an op beside which they are."""
+        self.renewals: dict[int, int] = {}
+        """Blocks to the control tensors of what the host has changed and the device keeps."""
         self.changed: list[int] = []
         """What tells that the last such block is changed."""
         self.gates: dict[int, list[int]] = {}
@@ -153,7 +152,7 @@ class _Rewriter:
 
     def _forward(self, block: int) -> None:
         self._fetch_parameters("forward", block + self.ahead)
-        held_back = self.sent["forward", block - 1 - self.ahead]
+        held_back = [*self.sent["forward", block - 1 - self.ahead], *self._renewal(block)]
         ops = range(int(self.blocks.start[block]), int(self.blocks.start[block + 1]))
         self._run("forward", block, ops, held_back)
         self._drop_streamed(block)
@@ -221,16 +220,27 @@ class _Rewriter:
     def _fetch_parameters(self, phase: str, block: int) -> None:
         if block >= self.num_blocks:
             return
+        op = int(self.blocks.start[block])
+        renewed = self.homes.renewed[block]
+        if renewed and phase == "forward":
+            size = int(self.homes.copied[renewed].sum())
+            self.renewals[block] = self.out.copy(
+                f"{self.blocks.names[block]}@renew", Stream.COPY_IN, size,
+                reads=self._trigger(phase, block), beside=op, phase=Phase.FORWARD,
+            )  # fmt: skip
         roots = self.homes.streamed_reads[phase][block]
         if not roots:
             return
-        op = int(self.blocks.start[block])
         self.brought[phase, block] = roots
         self.out.fetch(
             f"{self.blocks.names[block]}@fetch-{phase}", roots, self.homes.copied,
             reads=[*self._trigger(phase, block), *self.room["slots"]], beside=op, is_held=False,
             phase=Phase.FORWARD if phase == "forward" else Phase.BACKWARD,
         )  # fmt: skip
+
+    def _renewal(self, block: int) -> list[int]:
+        """What tells that a block's parameters are those that the host has changed."""
+        return [self.renewals[block]] if block in self.renewals else []
 
     def _trigger(self, phase: str, block: int) -> list[int]:
         """What tells that the pass ``prefetch`` passes before this one begins: the end of the one
@@ -264,7 +274,8 @@ class _Rewriter:
                 if chunk and op in self.region.once:
                     continue
                 is_end = chunk == count - 1 and number == len(ops) - 1
-                told = self.out.chunk(op, self.region, chunk, count, tells=is_end)
+                waits = self._renewal(block) if chunk == number == 0 else ()
+                told = self.out.chunk(op, self.region, chunk, count, tells=is_end, also_reads=waits)
                 if told is not None:
                     self.done["forward", block] = self.done["backward", block] = told
         self._update(block)
@@ -314,9 +325,6 @@ class _Rewriter:
         for block in range(self.num_blocks - 1, -1, -1):
             self._update(block)
         self._update_visitors(len(self.visitors))
-        # Last of all, because nothing of this step waits for them, and what it fetches must not.
-        for name, size, updated, beside in self.returns:
-            self.out.copy(name, Stream.COPY_IN, size, reads=updated, beside=beside)
 
     def _update_visitors(self, most: int) -> None:
         """Updates of the next pieces of state that come to the device."""
@@ -380,14 +388,5 @@ class _Rewriter:
                 beside=ops[0],
             ))  # fmt: skip
         self.sent["backward", block] += sent
-        updated = [self.out.at_home(op, sent, host_update_bytes(graph, op, copied)) for op in ops]
-        staying = [
-            tensor
-            for op in ops
-            for tensor in graph.reads_of(op).tolist()
-            if graph.tensor_role[tensor] == Role.PARAMETER
-            and int(graph.root_of[tensor]) not in self.homes.on_host
-        ]
-        if staying:
-            size = int(copied[staying].sum())
-            self.returns.append((f"{label}@parameters", size, updated, ops[0]))
+        for op in ops:
+            self.out.at_home(op, sent, host_update_bytes(graph, op, copied))
