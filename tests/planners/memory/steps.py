@@ -1,5 +1,7 @@
 """Training steps of chains for tests: layers of four ops, their gradients and their updates."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from hocket.api import make_problem
@@ -72,9 +74,14 @@ def _update(b, n, weight, reads):
     b.tensor(f"w{n}.new", weight, producer=number, role=Role.PARAMETER, alias_of=reads[0])
 
 
-def placed(graph, on="1xh200"):
-    """The graph as a problem on one device, and the plan that places it there."""
+def placed(graph, on="1xh200", link_bps=None, host_update_bps=None):
+    """The graph as a problem on one device, and the plan that places it there; with other rates of
+    the way to the host and of its updates where these are given."""
     problem = make_problem(graph, on)
+    if link_bps is not None:
+        links = tuple(replace(link, bandwidth_bps=link_bps) for link in problem.cluster.links)
+        cluster = replace(problem.cluster, links=links, host_update_bps=host_update_bps)
+        problem = make_problem(graph, cluster)
     plan = empty_plan(problem, "one-device").placing(np.zeros(graph.num_ops, dtype=np.int32))
     return problem, plan
 

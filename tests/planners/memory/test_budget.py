@@ -88,6 +88,38 @@ def test_host_memory_is_a_limit_too():
     assert all(fitted.moved_bytes == 0 for fitted in none.plans)
 
 
+LARGE_STEPS = {
+    # Updates of a layer on the host take longer than its passes, or about as long.
+    flops: chain_step(16, activation=64 * MIB, weight=256 * MIB, flops=flops)
+    for flops in (1e11, 2e11)
+}
+
+
+def test_links_host_and_device_work_at_once_whatever_their_rates():
+    """Sums alone bound the step from below: each resource with all that it has to do. State that
+    visits the device takes turns with updates on the host, so that none waits long for another."""
+    draws, over = np.random.default_rng(0), []
+    for number in range(10):
+        link_bps, host_bps = draws.uniform(48e9, 96e9), draws.uniform(50e9, 160e9)
+        graph = LARGE_STEPS[1e11 if number % 2 else 2e11]
+        placing = placed(graph, link_bps=link_bps, host_update_bps=host_bps)
+        frontier = find_frontier(*placing, num_levels=12)
+        for share in (0.2, 0.3, 0.5):
+            budget = share * frontier.find("plain").peak_bytes
+            over.append(frontier.best(budget).step_s / bound_s(frontier.numbers, budget))
+    assert max(over) < 1.35
+    assert np.mean(over) < 1.07
+
+
+def test_a_plan_for_a_faster_host_is_better_there():
+    times = []
+    for host_bps in (40e9, 60e9, 80e9, 120e9):
+        placing = placed(LARGE_STEPS[1e11], link_bps=48e9, host_update_bps=host_bps)
+        frontier = find_frontier(*placing, num_levels=12)
+        times.append(frontier.best(0.3 * frontier.find("plain").peak_bytes).step_s)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(times))
+
+
 WAYS = (
     {},
     {"activations": "offloaded"},
