@@ -56,14 +56,17 @@ class Case:
         self.recipe = Recipe(update=update, device=str(self.device), forward=self.forward)
         self.graph, program = self.recipe.trace(self.model, self.batch, "train")
         self.rounded = rounded_parameters(program)
-        problem = make_problem(self.graph, self.on)
-        alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
-        self.frontier: Frontier = find_frontier(
-            problem, alone, in_chunks=can_be_in_chunks(self.model, self.graph)
-        )
+        self.in_chunks = can_be_in_chunks(self.model, self.graph)
+        self.plan(self.on)
         self.rehearsed: dict[Any, RehearsedPeak] = {}
         self.step_s = 0.0
         """Of the plan that was counted last: the median of six steps, on a CPU of three."""
+
+    def plan(self, on: Any) -> None:
+        """Make plans for a machine."""
+        problem = make_problem(self.graph, on)
+        alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
+        self.frontier: Frontier = find_frontier(problem, alone, in_chunks=self.in_chunks)
 
     def rehearse(self, section: Memory) -> int:
         """The predicted peak of a plan."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from gpu_models import (
 )
 from gpu_rows import (
     GIB,
+    HostClock,
     cap_to,
     clear,
     copy_rates,
@@ -42,9 +44,19 @@ from gpu_systems import (
 )
 from torch import nn
 
+from hocket.graph.graph import Stream
+from hocket.plan.sections import Memory
+from hocket.planners.memory.frontier import Frontier
+from hocket.runtime.memory.one_pass import has_same_bits
+from hocket.simulate.rewriting.step import moved_bytes
+
 RESERVES = (0.3 / 8, 1 / 8)
 """Of a cap, left to the gaps of the allocator; the second where the first is too little."""
 ACTIVATION_BUDGET = 0.1
+STEPS = 6
+"""Of the large model that are timed."""
+OTHER_HOSTS = (0.75,)
+"""Rates of updates on the host that other mixes are planned for, over the detected one."""
 HOLD_ALL = {
     "eager": plain,
     "checkpointing": checkpointed,
@@ -85,18 +97,38 @@ def uncapped(run: Run) -> None:
 
 def large(run: Run) -> None:
     """The large model under each cap, planned once and chosen as ``hocket.prepare`` chooses."""
-    build, batch = run.gpt("cpu"), word_batch(run.sizes)
-    case = Case(build(), batch, forward, on="auto", device=torch.device(DEVICE))
+    case = _large_case(run)
+    for cap in run.caps:
+        _under_cap(run, case, cap, "hocket")
+
+
+def mixes(run: Run) -> None:
+    """The same under the first cap as it would be planned for a host of another rate."""
+    case = _large_case(run)
+    cluster = case.frontier.problem.cluster
+    for factor in OTHER_HOSTS:
+        host_update_bps = factor * cluster.host_update_bps
+        case.plan(replace(cluster, host_update_bps=host_update_bps))
+        _under_cap(run, case, run.caps[0], f"hocket, planned for {host_update_bps / 1e9:.0f} GB/s")
+
+
+def _large_case(run: Run) -> Case:
+    case = Case(run.gpt("cpu")(), word_batch(run.sizes), forward, on="auto",
+                device=torch.device(DEVICE))  # fmt: skip
     cluster = case.frontier.problem.cluster
     run.book.add("planned", {"seconds": case.frontier.plan_seconds,
-                             "host_update_gbps": cluster.host_update_bps / 1e9})  # fmt: skip
-    for cap in run.caps:
-        for part in RESERVES:
-            case.model = case.model or build()
-            row = _case_row(case, int(cap * (1 - part)), cap)
-            row = {"layers": run.layers, "width": run.width, "system": "hocket", **row}
-            if not is_out_of_memory(run.book.add("large", row)):
-                break
+                             "host_update_gbps": cluster.host_update_bps / 1e9,
+                             "link_gbps": cluster.links[0].bandwidth_bps / 1e9})  # fmt: skip
+    return case
+
+
+def _under_cap(run: Run, case: Case, cap: int, system: str) -> None:
+    for part in RESERVES:
+        case.model = case.model or run.gpt("cpu")()
+        row = _case_row(case, int(cap * (1 - part)), cap)
+        row = {"layers": run.layers, "width": run.width, "system": system, **row}
+        if not is_out_of_memory(run.book.add("large", row)):
+            break
 
 
 def _case_row(case: Case, budget: int, cap: int) -> dict[str, Any]:
@@ -105,15 +137,22 @@ def _case_row(case: Case, budget: int, cap: int) -> dict[str, Any]:
     row["params"] = sum(p.numel() for p in case.model.parameters())
     clear()
     try:
+        began = time.perf_counter()
         kept = case.chosen(budget)
         assert kept.peak_bytes is not None
         row |= {"predicted_step_s": kept.step_s, "predicted_peak_gib": kept.peak_bytes / GIB,
-                "loss_chunks": kept.section.loss_chunks, "blocks": Counter(
-                    f"{b.activations}/{b.checkpoint}/{b.parameters}/{b.update}"
-                    for b in kept.section.blocks)}  # fmt: skip
+                "loss_chunks": kept.section.loss_chunks, "mix": mix_of(kept.section),
+                "predicted": predicted_busy_s(case.frontier, kept.section),
+                "chosen_s": time.perf_counter() - began}  # fmt: skip
         cap_to(cap)
         train = case.loop(case.model, kept, adamw(case.model))
-        row |= timed_steps(train.step, case.batch, warm=2, steps=4)
+        with HostClock():
+            row |= timed_steps(train.step, case.batch, warm=2, steps=0)
+        with HostClock() as clock:
+            more = timed_steps(train.step, case.batch, warm=0, steps=STEPS)
+            train.state_dict()
+        row |= {**more, **{name: row[name] + more[name] for name in ("losses", "times")}}
+        row |= {**clock.told(STEPS), "one_pass": has_same_bits()}
         row["where"] = spent(lambda: train.step(case.batch))
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"[:600]
@@ -122,6 +161,36 @@ def _case_row(case: Case, budget: int, cap: int) -> dict[str, Any]:
     cap_to(None)
     clear()
     return row
+
+
+def mix_of(section: Memory) -> str:
+    """A letter for each block: where its parameters live and are updated (Resident, on the Host,
+    Streamed to and from it, its state Visiting the device), and behind it what becomes of its
+    activations (kept, offloaded, again, cheap ones again; capital: from a checkpoint there)."""
+    homes = {("resident", "device"): "R", ("resident", "host"): "H",
+             ("streamed", "host"): "S", ("streamed", "device"): "V"}  # fmt: skip
+    letters = []
+    for block in section.blocks:
+        way = "c" if block.tensors else block.activations.replace("recomputed", "again")[0]
+        is_away = block.activations == "recomputed" and block.checkpoint == "offloaded"
+        letters.append(homes[block.parameters, block.update] + (way.upper() if is_away else way))
+    return " ".join(letters)
+
+
+def predicted_busy_s(frontier: Frontier, section: Memory) -> dict[str, float]:
+    """Seconds in which each resource works, and bytes that cross the link, as they are planned."""
+    plan = next((p for p in frontier.plans
+                 if p.memory is not None and p.memory.blocks == section.blocks), None)  # fmt: skip
+    if plan is None:
+        return {}
+    graph, op_s = plan.step.rewritten.graph, plan.step.problem.costs.op_s[0]
+    streams = (Stream.COMPUTE, Stream.COPY_IN, Stream.COPY_OUT, Stream.HOST)
+    busy = {
+        f"{stream.name.lower()}_s": float(op_s[graph.op_stream == stream].sum())
+        for stream in streams
+    }
+    out, back = moved_bytes(plan.step.rewritten)
+    return {**busy, "to_host_gb": out / 1e9, "to_device_gb": back / 1e9}
 
 
 def fsdp(run: Run) -> None:

@@ -114,16 +114,58 @@ def measured(
 
 
 def timed_steps(step: Callable[[Any], Any], batch: Any, warm: int, steps: int) -> dict[str, Any]:
-    """Losses and seconds of steps, and the median of those after the first ones."""
+    """Losses and seconds of steps, and the median of those after the first ones, which follow each
+    other as in a training: nothing but the loss is waited for in between."""
     losses, times = [], []
-    for _ in range(warm + steps):
+    for _ in range(warm):
         synchronize()
         start = time.perf_counter()
         losses.append(float(step(batch)))
         synchronize()
         times.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    for _ in range(steps):
+        losses.append(float(step(batch)))
+        now = time.perf_counter()
+        times.append(now - start)
+        start = now
+    synchronize()
     step_s = sorted(times[warm:])[steps // 2] if steps else times[-1]
-    return {"losses": losses, "times": times, "step_s": step_s}
+    found = {"losses": losses, "times": times, "step_s": step_s}
+    if steps:
+        found["mean_step_s"] = (sum(times[warm:]) + time.perf_counter() - start) / steps
+    return found
+
+
+class HostClock:
+    """Seconds that updates of blocks at home on the host take, and numbers that they change."""
+
+    def __init__(self) -> None:
+        self.seconds, self.numbers = 0.0, 0
+
+    def __enter__(self) -> HostClock:
+        from hocket.runtime.memory import home_step
+
+        self._inner = home_step._step
+
+        def clocked(block: Any, part: Any, chosen: slice) -> None:
+            start = time.perf_counter()
+            self._inner(block, part, chosen)
+            self.seconds += time.perf_counter() - start
+            self.numbers += sum(p.parameter.numel() for p in block.home_layout.places[chosen])
+
+        home_step._step = clocked
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from hocket.runtime.memory import home_step
+
+        home_step._step = self._inner
+
+    def told(self, steps: int) -> dict[str, float]:
+        """Of a step, by so many: seconds, and GB/s at 28 bytes a number."""
+        rate = 28 * self.numbers / self.seconds / 1e9 if self.seconds else 0.0
+        return {"updates_s": self.seconds / steps, "updates_gbps": rate}
 
 
 def peaks() -> dict[str, float]:
@@ -137,29 +179,29 @@ def peaks() -> dict[str, float]:
 
 
 def spent(step: Callable[[], Any]) -> dict[str, float]:
-    """Seconds of a step in which kernels run, of copies each way, and of the host's own ops."""
+    """Seconds of a step in which kernels run and in which copies each way do."""
     with torch.profiler.profile() as profile:
         synchronize()
         start = time.perf_counter()
         step()
         synchronize()
         found = {"step_s": time.perf_counter() - start}
-    spans = []
+    spans: dict[str, list[tuple[float, float]]] = {}
     for event in profile.events():
-        took_s = event.time_range.elapsed_us() / 1e6
-        on_device = event.device_type == torch.autograd.DeviceType.CUDA
-        for part, name in (("HtoD", "to_device_s"), ("DtoH", "to_host_s")):
-            if on_device and part in event.name:
-                found[name] = found.get(name, 0.0) + took_s
-        if on_device and "Memcpy" not in event.name:
-            spans.append((event.time_range.start, event.time_range.end))
-        if not on_device and event.name in ("aten::_fused_adamw_", "cudaStreamSynchronize"):
-            found[event.name] = found.get(event.name, 0.0) + took_s
-    end = 0.0
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kind = "to_device_s" if "HtoD" in event.name else "to_host_s"
+            kind = kind if "Memcpy" in event.name and "DtoD" not in event.name else "kernels_s"
+            spans.setdefault(kind, []).append((event.time_range.start, event.time_range.end))
+    return found | {kind: _union_s(each) for kind, each in spans.items()}
+
+
+def _union_s(spans: list[tuple[float, float]]) -> float:
+    """Seconds that spans of microseconds cover together."""
+    total = end = 0.0
     for begin, finish in sorted(spans):
-        found["kernels_s"] = found.get("kernels_s", 0.0) + max(0.0, finish - max(begin, end)) / 1e6
+        total += max(0.0, finish - max(begin, end))
         end = max(end, finish)
-    return found
+    return total / 1e6
 
 
 def copy_rates(size: int) -> dict[str, float]:

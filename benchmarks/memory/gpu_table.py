@@ -24,6 +24,7 @@ def write_table(folder: Path) -> None:
         _rates(by_name.get("rates", [])),
         _deepest(by_name.get("deepest", []), by_name.get("large", [])),
         _large(by_name.get("uncapped", []), by_name.get("large", [])),
+        _busy(by_name.get("planned", []), by_name.get("large", [])),
         _replays(by_name.get("replay", [])),
         _pairs(by_name.get("pair", [])),
         _losses(by_name.get("losses", [])),
@@ -97,6 +98,27 @@ def _large(uncapped: list[Row], rows: list[Row]) -> str:
             f"{row.get('peak_gib', 0):.3f} GiB", _peak_error(row), apart,
         ))  # fmt: skip
     return _grid("Steps of the large GPT", head, lines)
+
+
+def _busy(planned: list[Row], rows: list[Row]) -> str:
+    """Where the time of the large model goes, measured and predicted."""
+    head = ("system", "cap", "step", "kernels", "to device", "to host", "updates on the host",
+            "GB/s of updates", "GB to device, to host", "mix")  # fmt: skip
+    lines = []
+    for row in (r for r in rows if _fits(r) and "mix" in r):
+        where, told = row["where"], row["predicted"]
+        pairs = (("kernels_s", "compute_s"), ("to_device_s", "copy_in_s"),
+                 ("to_host_s", "copy_out_s"))  # fmt: skip
+        cells = [f"{where.get(a, 0):.3f} s ({told.get(b, 0):.3f})" for a, b in pairs]
+        cells.append(f"{row['updates_s']:.3f} s ({told.get('host_s', 0):.3f})")
+        cells.append(f"{row['updates_gbps']:.1f}" + ("" if row["one_pass"] else ", in two passes"))
+        moved = f"{told.get('to_device_gb', 0):.1f}, {told.get('to_host_gb', 0):.1f}"
+        lines.append((row["system"], f"{row['cap_gib']:g} GiB",
+                      f"{row['step_s']:.3f} s ({row['predicted_step_s']:.3f})", *cells, moved,
+                      row["mix"]))  # fmt: skip
+    rates = ", ".join(f"updates {row['host_update_gbps']:.1f} GB/s, link {row['link_gbps']:.1f}, "
+                      f"planned in {row['seconds']:.1f} s" for row in planned)  # fmt: skip
+    return _grid(f"Who works how long in a step (predicted; {rates})", head, lines)
 
 
 def _replays(rows: list[Row]) -> str:

@@ -32,7 +32,19 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 import torch
 from gpu_losses import exact_losses, rounded_losses
 from gpu_models import DEVICE
-from gpu_parts import HOLD_ALL, deepest, fsdp, large, largest, pairs, rates, replay, uncapped, warm
+from gpu_parts import (
+    HOLD_ALL,
+    deepest,
+    fsdp,
+    large,
+    largest,
+    mixes,
+    pairs,
+    rates,
+    replay,
+    uncapped,
+    warm,
+)
 from gpu_rows import Book
 from gpu_run import Run, real_run, toy_run
 from gpu_table import write_table
@@ -62,6 +74,7 @@ def phases(run: Run) -> Iterator[tuple[float, dict[str, Part]]]:
         },
     )
     yield 150, {"largest": largest}
+    yield 110, {"mixes": mixes}
 
 
 def carry_out(run: Run, limit_s: float, parts: dict[str, Part]) -> None:
