@@ -55,7 +55,8 @@ def _fits(row: Row) -> bool:
 
 def _deepest(rows: list[Row], large: list[Row]) -> str:
     """The largest that each system trains under each cap, and how it compares with eager's."""
-    tried = [*rows, *large]
+    # A part that was ended says of no system.
+    tried = [row for row in (*rows, *large) if "system" in row]
     best: dict[tuple[str, float], Row] = {}
     failed: dict[tuple[str, float], Row] = {}
     for row in tried:
