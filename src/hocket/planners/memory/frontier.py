@@ -80,8 +80,7 @@ class Frontier:
 
     def best_of(self) -> list[Fitted]:
         """Plans that are the best for some budget, from the largest to the smallest."""
-        return [plan for plan in sorted(self.plans, key=lambda plan: -plan.peak_bytes)
-                if self.best(plan.peak_bytes) is plan]  # fmt: skip
+        return _best_of(self.plans)[::-1]
 
     @property
     def smallest(self) -> Fitted:
@@ -136,6 +135,9 @@ def find_frontier(
             for each in (maker, *(finer if gap < 2 * least else ())):
                 name = f"between {number}, {turn.in_flight:g}{each.how}"
                 keep(each.solved(name, gap, seen, turn, SMALL_TAIL))
+    for fitted in _best_of(plans.values()):
+        if fitted.uses is maker.uses:
+            keep(maker.in_fewer_chunks(fitted))
     kept = [fitted for fitted in plans.values() if maker.fits_host(fitted)]
     return Frontier(
         problem, plan, tuple(kept), maker.uses, maker.numbers,
@@ -153,15 +155,20 @@ def _in_groups(maker: PlanMaker, least_bytes: int) -> list[PlanMaker]:
     return [maker.in_groups(count) for count in sorted({well, most}) if count > 1]
 
 
-def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
-    """A budget between two neighbours of the best plans that was not tried yet, where fewer bytes
-    cost the most time, else the most bytes to move; None where all are near each other."""
+def _best_of(plans: Iterable[Fitted]) -> list[Fitted]:
+    """Plans that are the best for some budget, from the smallest to the largest."""
     found: list[Fitted] = []
     for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.rank)):
         if not found or plan.rank < found[-1].rank:
             found.append(plan)
+    return found
+
+
+def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
+    """A budget between two neighbours of the best plans that was not tried yet, where fewer bytes
+    cost the most time, else the most bytes to move; None where all are near each other."""
     gaps = []
-    for lean, fast in itertools.pairwise(found):
+    for lean, fast in itertools.pairwise(_best_of(plans)):
         ratio = fast.peak_bytes / lean.peak_bytes
         middle = lean.peak_bytes * ratio**0.5
         is_new = all(not NEAR**-1 < middle / other < NEAR for other in tried)

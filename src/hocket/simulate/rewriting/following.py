@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray, pointers
-from hocket.graph.graph import Graph, Phase, Role, Stream
+from hocket.graph.graph import Graph, Phase, Stream
 from hocket.kernels import kernel
 from hocket.simulate.rewriting.needs import Uses
 from hocket.simulate.rewriting.step import BudgetedStep
@@ -158,21 +158,6 @@ def _after(graph: Graph, chosen: BoolArray) -> BoolArray:
     return after
 
 
-def _blocks(step: BudgetedStep, uses: Uses) -> LongArray:
-    """Per op: its block; of an update, the first one that reads its parameters."""
-    graph = uses.graph
-    first = np.full(graph.num_tensors, uses.blocks.num_blocks, dtype=np.int64)
-    for op, root in uses.parameter_reads:
-        first[root] = min(first[root], uses.blocks.block_of[op])
-    block = uses.blocks.block_of.astype(np.int64)
-    for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
-        reads = graph.reads_of(op)
-        roots = graph.root_of[reads[graph.tensor_role[reads] == Role.PARAMETER]]
-        earliest = int(first[roots].min(initial=uses.blocks.num_blocks))
-        block[op] = earliest if earliest < uses.blocks.num_blocks else block[op]
-    return block[step.rewritten.beside]
-
-
 def _jobs(step: BudgetedStep, seconds: FloatArray, uses: Uses) -> tuple[LongArray, _Jobs]:
     """Updates on the host, each of which is ended before another begins."""
     chosen = np.flatnonzero(_at_home(step.rewritten.graph))
@@ -180,14 +165,15 @@ def _jobs(step: BudgetedStep, seconds: FloatArray, uses: Uses) -> tuple[LongArra
     job[chosen] = np.arange(len(chosen))
     blank = np.zeros(len(chosen))
     is_done = np.zeros(len(chosen), dtype=np.bool_)
-    jobs = _Jobs(_blocks(step, uses)[chosen], seconds[chosen], blank, blank.copy(), is_done)
+    block = uses.first_block[step.rewritten.beside]
+    jobs = _Jobs(block[chosen], seconds[chosen], blank, blank.copy(), is_done)
     return job, jobs
 
 
 def _between_steps(step: BudgetedStep, uses: Uses) -> tuple[LongArray, LongArray]:
     """Pairs of ops, of which one waits for the other in the step before: what brings a block's
     parameters for what changed them."""
-    graph, block = step.rewritten.graph, _blocks(step, uses)
+    graph, block = step.rewritten.graph, uses.first_block[step.rewritten.beside]
     is_forward = graph.op_phase == Phase.FORWARD
     visits = _visiting_updates(graph)
     changes = _at_home(graph) | (_after(graph, visits) & (graph.op_stream == Stream.COPY_OUT))

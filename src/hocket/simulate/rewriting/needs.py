@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from hocket.base.arrays import BoolArray, LongArray
-from hocket.graph.graph import Graph, Phase, Role
+from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.experts import BatchedExperts, find_experts, in_groups
@@ -66,6 +66,28 @@ class Uses:
             graph.op_phase[reader] != Phase.OPTIMIZER
         )
         return list(zip(reader[chosen].tolist(), roots[chosen].tolist(), strict=True))
+
+    @cached_property
+    def gradients(self) -> dict[int, list[int]]:
+        """Updates to the gradients that they read."""
+        graph = self.graph
+        lasts = np.isin(graph.tensor_role, [int(role) for role in PERSISTENT_ROLES])
+        updates = np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist()
+        reads = {op: graph.reads_of(op) for op in updates}
+        return {op: each[~lasts[each]].tolist() for op, each in reads.items()}
+
+    @cached_property
+    def first_block(self) -> LongArray:
+        """Per op its block; of an update, the first block that reads its parameters."""
+        graph, block = self.graph, self.blocks.block_of.astype(np.int64)
+        never = self.blocks.num_blocks
+        first = np.full(graph.num_tensors, never, dtype=np.int64)
+        for op, root in self.parameter_reads:
+            first[root] = min(first[root], block[op])
+        for op in self.gradients:
+            earliest = int(first[graph.root_of[graph.reads_of(op)]].min(initial=never))
+            block[op] = earliest if earliest < never else block[op]
+        return block
 
     @cached_property
     def copied_bytes(self) -> LongArray:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
-from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
+from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import Region, find_region
@@ -64,7 +64,7 @@ class _Rewriter:
     """Emits the ops of the rewritten step in order, and knows where each tensor is by then."""
 
     def __init__(self, graph: Graph, memory: Memory, uses: Uses) -> None:
-        self.graph, self.memory, self.blocks = graph, memory, uses.blocks
+        self.graph, self.memory, self.uses, self.blocks = graph, memory, uses, uses.blocks
         self.num_blocks, self.ahead = uses.blocks.num_blocks, memory.prefetch
         self.needs = find_needs(uses, memory)
         self.homes: ParameterHomes = find_homes(graph, memory, uses, self.needs.again)
@@ -370,15 +370,9 @@ class _Rewriter:
     def _update_on_host(self, ops: list[int], block: int) -> None:
         graph, name = self.graph, self.blocks.names[block]
         landed = {op: root for op in ops for root in self._roots(op) if root in self.groups.landed}
-        gradients = [
-            tensor
-            for op in ops
-            if op not in landed
-            for tensor in graph.reads_of(op).tolist()
-            if graph.tensor_role[tensor] not in PERSISTENT_ROLES
-        ]
-        copied = self.homes.copied
-        size = sum(gradient_bytes(graph, op, copied) for op in ops if op not in landed)
+        copied, whole = self.homes.copied, [op for op in ops if op not in landed]
+        gradients = [tensor for op in whole for tensor in self.uses.gradients[op]]
+        size = sum(gradient_bytes(graph, op, copied) for op in whole)
         count = len(self.sent["backward", block])
         label = f"{name}@gradients" + (f":{count}" if count else "")
         sent = [told for root in landed.values() for told in self.groups.landed[root]]
