@@ -159,4 +159,4 @@ class Case:
 
 
 def _key(section: Memory) -> Any:
-    return section.blocks, section.loss_chunks
+    return section.blocks, section.loss_chunks, section.prefetch
