@@ -170,38 +170,32 @@ def test_what_the_host_has_changed_comes_a_block_ahead_and_after_the_last_use():
     model, batches, forward = MODELS["blocks"]()
     section = uniform(model, 0, update="host")
     train = loop_of(model, adamw(model), section, batches[0], forward)
-    visits, marks, log = train._carrier._visits, [], []
+    visits, log = train._carrier._visits, []
 
-    class Marking(Noting):
-        def mark(self):
-            marks.append(Ticket(None))
-            return marks[-1]
-
+    class Logging(Noting):
         def fetch(self, pairs, *after):
-            log.append(("fetch", pairs[0][0].data_ptr(), after, len(marks)))
+            log.append(("fetched", by_place[pairs[0][0].data_ptr()], after))
             return super().fetch(pairs, *after)
 
-    train.step(batches[0])
-    train.step(batches[0])
-    blocks = [block for block in train._carrier.blocks if block.resident is not None]
-    by_place = {block.resident.data_ptr(): block for block in blocks}
-    visits.engines = Marking()
     bring = visits._bring
 
     def brought(block):
-        log.append(("bring", block))
+        log.append(("brought", block, ()))
         bring(block)
 
-    visits._bring = brought
-    train.step(batches[0])
-    before = {block: block.left for block in blocks}
+    # What no block has alone comes when the step begins.
+    own = [block for block in train._carrier.blocks[:-1] if block.resident is not None]
+    assert len(own) > 2
+    by_place = {block.resident.data_ptr(): block for block in own}
+    visits.engines, visits._bring = Logging(), brought
+    for _ in range(2):
+        train.step(batches[0])
+    last_used = {block: block.left for block in own}
     log.clear()
     train.step(batches[0])
-    order = [entry[1] if entry[0] == "bring" else by_place[entry[1]] for entry in log]
-    for block in blocks:
-        fetched = next(at for at, e in enumerate(log) if e[0] == "fetch" and order[at] is block)
-        used = next(at for at, e in enumerate(log) if e[0] == "bring" and order[at] is block)
+    events = [(what, block) for what, block, _ in log]
+    for number, block in enumerate(own):
+        fetched, used = events.index(("fetched", block)), events.index(("brought", block))
+        assert log[fetched][2] == (last_used[block],)
         # The first has nobody before it.
-        assert fetched < used or order[used] is order[0]
-        shared = train._carrier.blocks[-1]
-        assert block is shared or log[fetched][2] == (before[block],)
+        assert fetched < used or number == 0
