@@ -1,7 +1,10 @@
 """AdamW with rounded gradients and twins in one pass: the bits of PyTorch's kernel."""
 
 import copy
+import os
+from concurrent.futures import ThreadPoolExecutor
 
+import numba
 import pytest
 import torch
 from hypothesis import given, settings
@@ -50,6 +53,20 @@ def test_steps_have_the_bits_of_the_fused_kernel(num_vectors, seed, lr, decay, b
         assert torch.equal(ours, theirs.detach())
         assert torch.equal(twin, theirs.detach().bfloat16())
         assert all(torch.equal(state[key], value) for key, value in optimizer.state[theirs].items())
+
+
+def test_threads_with_fewer_cores_compile_after_it(monkeypatch):
+    """As workers of parallel loops do, each on a core of its own."""
+
+    def compiled():
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        return numba.njit(lambda number: number + 1)(1)
+
+    has_same_bits()
+    # Any setting of numba's that is another one makes it look at all of them again.
+    monkeypatch.setenv("NUMBA_DEBUG_CACHE", "0")
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(compiled).result() == 2
 
 
 def test_other_updates_are_not_done_in_one_pass():

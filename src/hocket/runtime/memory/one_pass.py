@@ -9,6 +9,7 @@ way (`adam_loop`). It is taken where it gives the bits of PyTorch's kernel: that
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from typing import Any, NamedTuple
 
@@ -101,6 +102,9 @@ def _run(lines: list[np.ndarray[Any, Any]], numbers: AdamNumbers, num_threads: i
     with _LOCK:
         most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
         count = max(1, min(num_threads, most))
+        # Once its threads run, numba refuses to compile on a thread that has fewer cores, unless
+        # this says how many there are.
+        os.environ.setdefault("NUMBA_NUM_THREADS", str(most))
         numba.set_num_threads(count)
         arguments: Any = (*lines, *map(np.float32, numbers), _STRIPES * count)
         adam_loop(*arguments)
