@@ -133,6 +133,8 @@ class Case:
             lambda: float(train.step(self.batch)), self.device,
             [each for each in held if isinstance(each, torch.Tensor)],
         )  # fmt: skip
+        # As above: it would be on the GPU when the next plan is rehearsed or counted.
+        train.state_dict()
         most, seen = noted.peak(with_temporaries=True), noted.peak(with_temporaries=False)
         found = {
             "predicted_at": self.rehearsed[_key(kept.section)].at,

@@ -1,16 +1,22 @@
 """What a rehearsal finds on a GPU beside the training, by what its allocator tells."""
 
+import gc
+import threading
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from patience import PATIENCE_S
+from runtime.budget_loops import loop_of
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw
 
 import hocket
 from hocket.api import find_cluster
 from hocket.base.errors import NoFeasiblePlanError
+from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.train.rehearsal import _counters_bytes, _others_bytes
 
 GPU = torch.device("cuda:0")
@@ -33,6 +39,58 @@ def test_what_others_hold_is_counted_before_and_after_workspaces_are_made(monkey
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: others + sum(made))
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     assert _others_bytes(GPU, []) == others
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    """A GPU's allocator that has given each of these tensors its bytes."""
+    given: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: sum(t.nbytes for t in given))
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    # Nothing but a rehearsal looks for what nobody has.
+    gc.disable()
+    yield given
+    gc.enable()
+
+
+def streamed_training(optimizer_of):
+    """A training whose updates are the host's, and the buffers of its device."""
+    model, batches, forward = MODELS["blocks"]()
+    optimizer, batch = optimizer_of(model), batches[0]
+    section = uniform(model, 0, parameters="streamed", update="host")
+    train = loop_of(model, optimizer, section, batch, forward)
+    train.step(batch)
+    return train, train._carrier.lasting
+
+
+def test_a_training_that_nobody_has_any_more_is_no_other(allocator):
+    kept, lasting = streamed_training(adamw)
+    allocator.update(lasting)
+    dropped, lasting = streamed_training(adamw)
+    allocator.update(lasting)
+    dropped.state_dict()
+    del dropped, lasting
+    assert _others_bytes(GPU, []) == sum(t.nbytes for t in kept._carrier.lasting) > 0
+
+
+def test_one_whose_updates_are_under_way_is_none_either(allocator):
+    begun, gate = threading.Event(), threading.Event()
+
+    class Late(torch.optim.SGD):
+        def step(self, closure=None):
+            begun.set()
+            gate.wait(PATIENCE_S)
+            return super().step(closure)
+
+    train, lasting = streamed_training(lambda model: Late(model.parameters(), 0.1))
+    allocator.update(lasting)
+    del train, lasting
+    assert begun.wait(PATIENCE_S)
+    gc.collect()
+    assert allocator, "the update under way holds its training"
+    threading.Timer(0.05, gate.set).start()
+    assert _others_bytes(GPU, []) == 0
 
 
 def test_a_step_that_no_device_has_room_for_is_planned_within_a_budget():

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import queue
+import sys
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -81,7 +82,10 @@ def part_of(
 class HostJob:
     """What is done for a block when a copy has come, at once or in parts."""
 
-    block: Block
+    index: int
+    """Of the block: a lower one goes first."""
+    updated: threading.Event
+    """Tells when it is done."""
     ticket: Ticket
     do: Callable[[], Iterator[None] | None]
     """Does everything, or gives an iterator that does a part at a time."""
@@ -97,6 +101,10 @@ class HostJob:
 
 
 _OVER = object()
+_AFTER_ALL = sys.maxsize
+"""In place of a block's index."""
+_PATIENCE_S = 0.05
+"""Between two looks whether a thread has ended."""
 Jobs = queue.SimpleQueue[HostJob | None]
 """In the order of asking; None at the end."""
 
@@ -125,7 +133,7 @@ class HostUpdates:
         block.updated.clear()
         if self._thread is None:
             self._start()
-        self._jobs.put(HostJob(block, after, do))
+        self._jobs.put(HostJob(block.index, block.updated, after, do))
 
     def wait(self, block: Block) -> None:
         """Until nothing is under way for a block; raises what went wrong in the thread."""
@@ -150,6 +158,16 @@ class HostUpdates:
 _running: weakref.WeakKeyDictionary[threading.Thread, Jobs] = weakref.WeakKeyDictionary()
 
 
+def wait_for_all() -> None:
+    """Until what was asked for so far is done, for every training: a job holds its training, also
+    one that nobody has any more."""
+    for thread, jobs in list(_running.items()):
+        is_done = threading.Event()
+        jobs.put(HostJob(_AFTER_ALL, is_done, DONE, lambda: None))
+        while thread.is_alive() and not is_done.wait(_PATIENCE_S):
+            pass
+
+
 @atexit.register
 def end_all() -> None:
     """Let every thread end what it is at: Python would abort in the midst of an update."""
@@ -163,7 +181,7 @@ def _work(jobs: Jobs, failures: list[BaseException], is_ready: threading.Event) 
     is_ready.set()
     asked: deque[HostJob] = deque()
     while (job := _next(jobs, asked)) is not None:
-        updated = job.block.updated
+        updated = job.updated
         try:
             if job.advance():
                 continue
@@ -191,4 +209,4 @@ def _next(jobs: Jobs, asked: deque[HostJob]) -> HostJob | None:
     # Copies come in the order in which they were asked for.
     asked[0].ticket.synchronize()
     come = list(takewhile(lambda job: job.ticket.is_done, asked))
-    return min(come, key=lambda job: job.block.index)
+    return min(come, key=lambda job: job.index)

@@ -11,6 +11,7 @@ counters of fused updates, and what the process holds on the device beside the t
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from hocket.graph.graph import Graph, Role
 from hocket.plan.sections.memory import Memory
 from hocket.runtime.memory.copies import ALIGNMENT, aligned
 from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.memory.updates import wait_for_all
 from hocket.runtime.memory.workspaces import workspaces_on
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
@@ -127,11 +129,17 @@ def _counters_bytes(device: torch.device, carrier: Budgeted) -> int:
 
 
 def _others_bytes(device: torch.device, own: Iterable[torch.Tensor]) -> int:
-    """What PyTorch's allocator has given to others than the training, its workspaces apart."""
+    """What PyTorch's allocator has given to others than the training, its workspaces apart.
+
+    A training that nobody has any more is no other: what it holds may go at any moment, and goes.
+    """
     if device.type != "cuda":
         return 0
     storages = {t.untyped_storage()._cdata: t for t in own if t.device.type == "cuda"}
     held = sum(aligned(tensor.untyped_storage().nbytes()) for tensor in storages.values())
+    if torch.cuda.memory_allocated(device) > held + _made_workspaces_bytes(device):
+        wait_for_all()
+        gc.collect()
     return max(0, torch.cuda.memory_allocated(device) - held - _made_workspaces_bytes(device))
 
 
