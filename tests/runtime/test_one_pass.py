@@ -2,7 +2,9 @@
 
 import copy
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numba
 import pytest
@@ -13,7 +15,10 @@ from runtime.budget_loops import loop_of
 from runtime.train_loops import assert_same_state, plain_steps
 from torch import nn
 
+import hocket
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.runtime.memory import home_step
+from hocket.runtime.memory.adam_loop import adam_loop
 from hocket.runtime.memory.one_pass import has_same_bits, is_one_pass, update_rounded
 from hocket.runtime.memory.uniform import uniform
 
@@ -119,3 +124,32 @@ def test_training_under_autocast_with_updates_at_home_is_plain_training(monkeypa
     assert_same_state(model, twin)
     if has_same_bits():
         assert any(done) == (kind == "AdamW" and clip is None)
+
+
+def test_nothing_is_compiled_or_tried_once_a_training_begins(monkeypatch):
+    monkeypatch.setattr(home_step, "_SMALL", 64)
+    done = []
+
+    def noted(*arguments):
+        done.append(update_rounded(*arguments))
+        return done[-1]
+
+    monkeypatch.setattr(home_step, "update_rounded", noted)
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)))
+    batch, optimizer = torch.randn(4, 64), torch.optim.AdamW(model.parameters(), fused=True)
+    prepare = partial(hocket.prepare, model, optimizer, batch, forward=forward, on="1xh200")
+    with pytest.raises(NoFeasiblePlanError) as refused:
+        prepare(memory=1)
+    least = re.search(r'memory="([^"]+)"', refused.value.hint)
+    has_same_bits.cache_clear()
+    train = prepare(memory=least.group(1))
+    assert any(block.update == "host" for block in train.memory.section.blocks)
+    tried, kinds = has_same_bits.cache_info(), list(adam_loop.signatures)
+    assert tried.misses == tried.currsize == len(kinds) == 1
+    for _ in range(3):
+        train.step(batch)
+    train.state_dict()
+    assert has_same_bits.cache_info().misses == 1
+    assert adam_loop.signatures == kinds
+    assert any(done) == has_same_bits()

@@ -2,7 +2,8 @@
 
 One pass over memory: each number's gradient comes as the bits of a bfloat16, and its new value
 leaves as such bits, too. Sums and products are rounded, or fused, where PyTorch's own kernel rounds
-and fuses them, so that the bits are the same. Shared out among threads in equal stripes.
+and fuses them, so that the bits are the same. Shared out among threads in equal stripes. There is
+one kind of arguments: it is compiled when this file is read, and never in the midst of a training.
 """
 
 from __future__ import annotations
@@ -19,8 +20,16 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _intrinsic: Any = intrinsic
 
 
-def _compiled(*, parallel: bool = False) -> Callable[[_F], _F]:
-    made: Any = numba.njit(nogil=True, error_model="numpy", cache=True, parallel=parallel)
+_one: Any = types.float32
+_lines, _bit_lines = 3 * (_one[::1],), 2 * (types.int16[::1],)
+_STRIPE = types.void(*_lines, *_bit_lines, *(7 * (_one,)))
+_LOOP = types.void(*_lines, *_bit_lines, *(7 * (_one,)), types.int64)
+
+
+def _compiled(signature: Any, *, parallel: bool = False) -> Callable[[_F], _F]:
+    made: Any = numba.njit(
+        [signature], nogil=True, error_model="numpy", cache=True, parallel=parallel
+    )
     wrap: Callable[[_F], _F] = made
     return wrap
 
@@ -49,7 +58,7 @@ def _cast_to(kind: Any) -> Any:
     return cast
 
 
-@_compiled()
+@_compiled(_STRIPE)
 def _stripe(
     parameter: Any, mean: Any, square: Any, gradient: Any, twin: Any, keep: Any, new: Any,
     old_square: Any, new_square: Any, step_size: Any, correction: Any, epsilon: Any,
@@ -69,7 +78,7 @@ def _stripe(
         twin[at] = np.int16(near if value == value else np.int32(0x7FC0))
 
 
-@_compiled(parallel=True)
+@_compiled(_LOOP, parallel=True)
 def adam_loop(
     parameter: Any, mean: Any, square: Any, gradient: Any, twin: Any, keep: Any, new: Any,
     old_square: Any, new_square: Any, step_size: Any, correction: Any, epsilon: Any, count: Any,

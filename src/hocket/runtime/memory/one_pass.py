@@ -3,7 +3,8 @@
 The host updates as fast as its memory lets it. PyTorch's fused kernel wants gradients in full, and
 leaves the rounded twin of the parameters, which is what is copied to the device, to a second pass.
 One pass reads and writes 28 bytes for each parameter where these take 34 and gradients twice the
-way (`adam_loop`). It is taken where it gives the bits of PyTorch's kernel: that is tried once.
+way (`adam_loop`). It is taken where it gives the bits of PyTorch's kernel: that is tried once,
+which also compiles it; `tried_beside` does so before a training begins.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +111,18 @@ def _run(lines: list[np.ndarray[Any, Any]], numbers: AdamNumbers, num_threads: i
         numba.set_num_threads(count)
         arguments: Any = (*lines, *map(np.float32, numbers), _STRIPES * count)
         adam_loop(*arguments)
+
+
+@contextmanager
+def tried_beside() -> Iterator[None]:
+    """Have `has_same_bits` tell without taking time after this: it finds out meanwhile."""
+    # By itself: modes of PyTorch, as of tensors without memory, are each thread's own.
+    trying = threading.Thread(target=has_same_bits, name="hocket-compiles")
+    trying.start()
+    try:
+        yield
+    finally:
+        trying.join()
 
 
 @functools.cache

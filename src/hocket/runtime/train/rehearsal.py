@@ -3,10 +3,11 @@
 The step that a memory plan asks for is carried out by the very code that will do it, on fake
 tensors, under the byte-counting allocator; so what is predicted is what happens, op by op. The
 optimizer's state on the device is made before, as a first step would. Host updates are left out:
-they take nothing of the device. On CUDA storages take whole units of its allocator, kernels what
-they are measured to take beside their results (`workspaces`), and on top come the workspaces of
-cuBLAS and cuBLASLt, one each for the thread of the forward pass and for that of the backward pass,
-counters of fused updates, and what the process holds on the device beside the training.
+they take nothing of the device; what they will run is compiled meanwhile. On CUDA storages take
+whole units of its allocator, kernels what they are measured to take beside their results
+(`workspaces`), and on top come the workspaces of cuBLAS and cuBLASLt, one each for the thread of
+the forward pass and for that of the backward pass, counters of fused updates, and what the process
+holds on the device beside the training.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import gc
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +28,8 @@ from hocket.graph.graph import Graph, Role
 from hocket.plan.sections.memory import Memory
 from hocket.runtime.memory.copies import ALIGNMENT, aligned
 from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.updates import wait_for_all
+from hocket.runtime.memory.one_pass import is_one_pass, tried_beside
+from hocket.runtime.memory.updates import part_of, wait_for_all
 from hocket.runtime.memory.workspaces import workspaces_on
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
@@ -70,7 +73,14 @@ def rehearsed_peak(
     fake_batch = map_batch(batch, twins)
     own = _fake_optimizer(optimizer, twins, fakes)
     ledger = _ledger(device)
-    with torch.random.fork_rng(), torch.autograd.set_multithreading_enabled(False), mode, ledger:
+    is_compiled = bool(rounded) and _may_be_one_pass(optimizer, memory, device)
+    with (
+        tried_beside() if is_compiled else nullcontext(),
+        torch.random.fork_rng(),
+        torch.autograd.set_multithreading_enabled(False),
+        mode,
+        ledger,
+    ):
         carrier = Budgeted(
             fake_model,
             fake_batch,
@@ -103,6 +113,14 @@ def rehearsed_peak(
         torch.cuda.empty_cache()
     beside = _others_bytes(device, own_tensors) + _counters_bytes(device, carrier)
     return RehearsedPeak(ledger.peak_bytes + sum(_workspaces(device)) + beside, ledger.peak_at)
+
+
+def _may_be_one_pass(
+    optimizer: torch.optim.Optimizer, memory: Memory, device: torch.device
+) -> bool:
+    """Whether the host may update and round blocks in one pass over memory."""
+    settings = part_of(optimizer, {}, fused=device.type == "cuda")
+    return is_one_pass(settings) and any(block.update == "host" for block in memory.blocks)
 
 
 def _ledger(device: torch.device) -> Ledger:
