@@ -32,7 +32,7 @@ from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget, fitted
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import RehearsedPeak, rehearsed_peak
+from hocket.runtime.train.rehearsal import RehearsedPeak, least_beside_bytes, rehearsed_peak
 from hocket.runtime.train.update import planned_update
 
 
@@ -80,7 +80,8 @@ class Case:
 
     def chosen(self, budget_bytes: int) -> KeptBudget:
         """The plan of a budget."""
-        return fitted(budget_bytes, self.frontier, self.rehearse)
+        beside_bytes = least_beside_bytes(self.model, adamw(self.model), self.batch, self.device)
+        return fitted(budget_bytes, self.frontier, self.rehearse, beside_bytes)
 
     def budgets(self, count: int) -> list[int]:
         """Evenly from the leanest plan's peak up to the plain step's."""

@@ -57,6 +57,8 @@ STEPS = 6
 """Of the large model that are timed."""
 OTHER_HOSTS = (0.75,)
 """Rates of updates on the host that other mixes are planned for, over the detected one."""
+NUM_CALLED = 3
+"""Steps that are called before one is captured: the first makes the optimizer's state."""
 HOLD_ALL = {
     "eager": plain,
     "checkpointing": checkpointed,
@@ -282,9 +284,11 @@ def replay(run: Run, name: str) -> None:
     # Under the cap, too: that eager fails there is the point.
     for cap in (None, sizes.cap):
         row = measured(lambda *a: plain(*a, loss_of=plain_forward), lambda: build(DEVICE), batch,
-                       cap=cap, steps=0 if cap else 2, alone=run.book.alone)  # fmt: skip
+                       cap=cap, steps=0 if cap else 3, explain=not cap,
+                       alone=run.book.alone)  # fmt: skip
         run.book.add("replay", {**told, "system": "eager", **row})
-    under_budget(run, "replay", told, lambda: build("cpu"), batch, sizes.cap, plain_forward)
+    under_budget(run, "replay", told, lambda: build("cpu"), batch, sizes.cap, plain_forward,
+                 warm=NUM_CALLED + 1, steps=3, explain=True)  # fmt: skip
 
 
 def largest(run: Run) -> None:
@@ -296,12 +300,13 @@ def largest(run: Run) -> None:
 
 
 def under_budget(run: Run, name: str, told: dict[str, Any], build: Any, batch: Any, cap: int,
-                 loss_of: Any) -> None:  # fmt: skip
+                 loss_of: Any, **timing: Any) -> None:  # fmt: skip
     """``hocket.prepare`` with a budget a little below the cap."""
     for part in RESERVES:
         notes: dict[str, Any] = {"budget_gib": cap * (1 - part) / GIB}
         make = ours(int(cap * (1 - part)), notes, loss_of)
-        row = measured(make, build, batch, cap=cap, steps=2, alone=run.book.alone)
+        row = measured(make, build, batch, cap=cap, alone=run.book.alone,
+                       **{"steps": 2, **timing})  # fmt: skip
         row = {**told, "system": "hocket", **row, **notes}
         if not is_out_of_memory(run.book.add(name, row)):
             break

@@ -115,6 +115,12 @@ def ours(budget: int, notes: dict[str, Any], loss_of: Any = forward) -> Callable
         notes["blocks"] = Counter(
             f"{b.activations}/{b.checkpoint}/{b.parameters}/{b.update}" for b in kept.section.blocks
         )
-        return train.step
+
+        def step(batch: Any) -> torch.Tensor:
+            loss: torch.Tensor = train.step(batch)
+            notes["launched"] = train.replays
+            return loss
+
+        return step
 
     return make

@@ -124,7 +124,8 @@ def _busy(planned: list[Row], rows: list[Row]) -> str:
 
 def _replays(rows: list[Row]) -> str:
     head = ("model", "size, parameters", "system", "cap", "step", "times uncapped",
-            "predicted step", "peak", "predicted peak", "losses beside uncapped")  # fmt: skip
+            "predicted step", "kernels", "peak", "predicted peak", "ready after", "launched",
+            "losses beside uncapped")  # fmt: skip
     lines = []
     for row in sorted(rows, key=lambda row: str(row["model"])):
         if not _fits(row):
@@ -135,7 +136,9 @@ def _replays(rows: list[Row]) -> str:
             row["model"], f"{row['size']}, {_billions(row)}", row["system"],
             "none" if row["cap_gib"] is None else f"{row['cap_gib']:g} GiB", _seconds(row),
             "–" if base is None else f"{row['step_s'] / base['step_s']:.2f}", _step_error(row),
-            f"{row.get('peak_gib', 0):.3f} GiB", _peak_error(row),
+            f"{row['where']['kernels_s']:.3f} s" if row.get("where", {}).get("kernels_s") else "–",
+            f"{row.get('peak_gib', 0):.3f} GiB", _peak_error(row), f"{row['ready_s']:.0f} s",
+            row.get("launched", "call by call"),
             "–" if base is None else _apart(row["losses"], base["losses"]),
         ))  # fmt: skip
     return _grid("Replays", head, lines)

@@ -66,13 +66,9 @@ def phases(run: Run) -> Iterator[tuple[float, dict[str, Part]]]:
         **{f"deepest {system} {number}": partial(deepest, system=system, cap=cap)
            for number, cap in enumerate(run.caps) for system in HOLD_ALL},
     }  # fmt: skip
-    yield (
-        160,
-        {
-            **{f"pairs {name}": partial(pairs, name=name) for name in PAIRS},
-            **{f"replay {name}": partial(replay, name=name) for name in REPLAYS},
-        },
-    )
+    yield 160, {f"pairs {name}": partial(pairs, name=name) for name in PAIRS}
+    # With few neighbours: many of their ops are short, and wait for the host.
+    yield 150, {f"replay {name}": partial(replay, name=name) for name in REPLAYS}
     yield 150, {"largest": largest}
     yield 110, {"mixes": mixes}
 

@@ -1,13 +1,17 @@
-"""Modules that are computed again see the same arguments both times."""
+"""Modules that are computed again: the same arguments, numbers and buffers as if computed once."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from hocket.base.errors import RunError
 from hocket.runtime.memory.again import computed_again
+from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.memory.unmoved import Unmoved
 
 
 @pytest.mark.parametrize("names", [(), ("value",), ("key", "value")])
@@ -19,8 +23,95 @@ def test_what_was_one_tensor_is_one_when_it_is_computed_again(names):
     made = rows.clone().requires_grad_() * 2  # as what a block before it has made
     args, kwargs = [made] * (3 - len(names)), dict.fromkeys(names, made)
     with saved_tensors_hooks(torch.Tensor.detach, torch.Tensor.clone):
-        result, _ = computed_again([attention], attention, args, {"need_weights": False, **kwargs})
+        result, _ = computed_again(
+            Unmoved([attention]), attention, args, {"need_weights": False, **kwargs}
+        )
     result.square().sum().backward()
     twin(*[rows * 2] * 3, need_weights=False)[0].square().sum().backward()
     for ours, plain in zip(attention.parameters(), twin.parameters(), strict=True):
         assert torch.equal(ours.grad, plain.grad)
+
+
+class _Mixed(nn.Module):
+    """Draws, norms, a buffer of its own, and state in a tuple."""
+
+    def __init__(self, momentum=0.1):
+        super().__init__()
+        self.norm, self.inner = nn.BatchNorm1d(8, momentum=momentum), nn.Linear(8, 8)
+        self.cell = nn.LSTMCell(8, 8)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, rows, state, scale=1.0):
+        self.calls.add_(1)
+        hidden = torch.dropout(self.norm(self.inner(rows)), 0.5, train=True)
+        state = self.cell(hidden, state)
+        return state[0] * scale, state
+
+
+def _trained(module, *, again, autocast=False, times=1):
+    torch.manual_seed(1)
+    first = nn.Linear(8, 8)
+    rows, zero = torch.randn(4, 8), torch.zeros(4, 8)
+    state = (first(rows), zero)
+    call = partial(computed_again, Unmoved([module]), module) if again else (
+        lambda args, kwargs: module(*args, **kwargs))  # fmt: skip
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        result, (_, cell) = call((first(rows), state), {"scale": 2.0})
+        loss = result.float().square().sum() + cell.float().sum()
+    after = torch.rand(3)  # whoever draws later goes on where the first call ended
+    for left in reversed(range(times)):
+        loss.backward(retain_graph=left > 0)
+    drawn = torch.rand(3)
+    gradients = [p.grad for p in (*first.parameters(), *module.parameters())]
+    return [loss.detach(), after, drawn, *gradients, *module.buffers()]
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_computed_again_is_the_same_to_the_bit(momentum, autocast, times):
+    torch.manual_seed(0)
+    module = _Mixed(momentum)
+    twin = copy.deepcopy(module)
+    ours = _trained(module, again=True, autocast=autocast, times=times)
+    plain = _trained(twin, again=False, autocast=autocast, times=times)
+    for found, expected in zip(ours, plain, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_nothing_but_the_input_is_held_between_the_passes():
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
+    rows = torch.randn(32, 64, requires_grad=True)
+    held = []
+    for again in (False, True):
+        ledger = Ledger()
+        with ledger:
+            given = rows * 1
+            result = (
+                computed_again(Unmoved([layers]), layers, [given], {}) if again else layers(given)
+            )
+            held.append(ledger.held_bytes)
+        del given, result
+    assert held[1] == 2 * rows.nbytes < held[0] / 4
+
+
+def test_a_function_that_does_something_else_the_second_time_is_told():
+    weight = torch.ones(4, requires_grad=True)
+    calls = []
+
+    def other(rows):
+        calls.append(rows)
+        return (rows * weight).exp() if len(calls) == 1 else rows * weight
+
+    result = computed_again(Unmoved([]), other, [torch.ones(4)], {})
+    with pytest.raises(RunError, match="2 tensors first and 1 then"):
+        result.sum().backward()
+
+
+def test_an_input_that_was_changed_in_between_is_told():
+    layer, rows = nn.Linear(4, 4), torch.ones(2, 4)
+    made = rows.requires_grad_() * 1
+    result = computed_again(Unmoved([layer]), layer, [made], {})
+    made.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()

@@ -20,6 +20,7 @@ from hocket.api.planned import (
     ON_THIS_MACHINE,
     Planned,
     find_cluster,
+    launched,
     make_problem,
     plan_graph,
 )
@@ -27,6 +28,9 @@ from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError
 from hocket.capture.loss import MEAN
 from hocket.capture.model import CaptureWarning, UntraceableError, capture
+from hocket.cost.calibrate import Calibration
+from hocket.cost.dispatch import measure_host_overhead
+from hocket.cost.efficiency import KindFit
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan
@@ -40,6 +44,7 @@ from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.rebuild import require_same
+from hocket.runtime.train.budget_launches import budget_launches
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.fitting import KeptBudget, fitted
@@ -49,7 +54,7 @@ from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.ranked import rank_device
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak
+from hocket.runtime.train.rehearsal import least_beside_bytes, rehearsed_peak
 
 
 def placed_carrier(
@@ -120,9 +125,10 @@ def budgeted_carrier(
         reason = _told(error)
         return _leanest(model, batch, recipe, budget_bytes, device, reason)
     rounded = rounded_parameters(program)
+    launches = budget_launches(graph, program, batch, device, budget_bytes, replay=options.replay)
 
     def rehearse(section: Memory) -> int:
-        return rehearsed_peak(
+        return launches.beside_bytes(section) + rehearsed_peak(
             model, optimizer, batch, recipe, section, device, graph=graph, rounded=rounded,
             clips=options.clip_norm is not None, accumulate=options.accumulate,
         ).num_bytes  # fmt: skip
@@ -130,12 +136,30 @@ def budgeted_carrier(
     cluster = find_cluster(on)
     if on != ON_THIS_MACHINE:
         require_one_device(cluster)
-    problem = make_problem(graph, cluster)
+    host = _measured_host(device, cluster) if on == ON_THIS_MACHINE else None
+    problem = make_problem(graph, cluster, calibration=host)
+    is_replayed = not launches.refusal and options.clip_norm is None and options.accumulate == 1
     # The plain step may hold more than any device has: memory plans are for that.
     alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
-    frontier = find_frontier(problem, alone, in_chunks=can_be_in_chunks(model, graph))
-    found = fitted(budget_bytes, frontier, rehearse)
-    return Budgeted(model, batch, recipe, found, device, graph=graph, rounded=rounded)
+    frontier = find_frontier(
+        problem, alone, in_chunks=can_be_in_chunks(model, graph),
+        replayed=launched(make_problem(graph, cluster), "replayed") if is_replayed else None,
+    )  # fmt: skip
+    beside_bytes = least_beside_bytes(model, optimizer, batch, device)
+    found = fitted(budget_bytes, frontier, rehearse, beside_bytes)
+    return Budgeted(
+        model, batch, recipe, found, device, graph=graph, rounded=rounded,
+        called=launches.refusal_of(found.section),
+    )  # fmt: skip
+
+
+def _measured_host(device: torch.device, cluster: Cluster) -> Calibration | None:
+    """What this machine's host takes for each op that it asks a GPU for; None without one. Deep
+    models of small ops wait for it, the more often the more of them run again."""
+    if device.type != "cuda":
+        return None
+    fit = KindFit(host=measure_host_overhead(device))
+    return Calibration({kind.name: fit for kind in cluster.kinds if not kind.is_cpu})
 
 
 def _told(error: UntraceableError) -> str:

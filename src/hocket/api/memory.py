@@ -21,9 +21,9 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.budget import BudgetFit, keep_budget
+from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.frontier import Frontier, leanest_bytes
 from hocket.planners.memory.largest import largest
-from hocket.planners.memory.maker import Fitted
 
 __all__ = [
     "BudgetFit",

@@ -18,7 +18,7 @@ from hocket.base.units import format_seconds
 from hocket.cost.calibrate import Calibration
 from hocket.cost.memory import as_profiled
 from hocket.cost.profile import Profile
-from hocket.cost.roofline import estimate_costs
+from hocket.cost.roofline import Launches, costs_from_settings, estimate_costs
 from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
@@ -300,6 +300,14 @@ def make_problem(
         work=graph, cluster=cluster, op_costs=costs, transfers=transfers, objective=objective,
         contiguous=contiguous, seed=seed,
     )  # fmt: skip
+
+
+def launched(problem: Problem, launches: Launches) -> Problem:
+    """The problem with op times as they are where the host issues op by op, or a captured graph is
+    replayed."""
+    settings = {**problem.costs.settings, "launches": launches}
+    costs = costs_from_settings(problem.graph, problem.cluster, settings)
+    return replace(problem, op_costs=costs)
 
 
 def find_cluster(on: str | Path | Cluster) -> Cluster:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from hocket.api.planned import launched
 from hocket.base.atomic import write_together
-from hocket.cost.roofline import LAUNCHES, Launches, costs_from_settings
+from hocket.cost.roofline import LAUNCHES, Launches
 from hocket.plan.files import plan_bytes
 from hocket.plan.problem import Problem
 from hocket.plan.sections.lanes import CHANGES, Changes
@@ -60,7 +61,7 @@ def waves_of(
         tried = LAUNCHES
     found = {
         name: fit_waves(
-            _launched(problem, name),
+            launched(problem, name),
             num_waves=num_waves,
             budget_bytes=memory_bytes,
             changes=changes,
@@ -69,12 +70,6 @@ def waves_of(
         for name in tried
     }
     return WaveOutlook(found, launches)
-
-
-def _launched(problem: Problem, launches: Launches) -> Problem:
-    settings = {**problem.costs.settings, "launches": launches}
-    costs = costs_from_settings(problem.graph, problem.cluster, settings)
-    return replace(problem, op_costs=costs)
 
 
 def save_waves(

@@ -26,3 +26,11 @@ def positions(order: NDArray[np.integer]) -> LongArray:
     found = np.empty(len(order), dtype=np.int64)
     found[order] = np.arange(len(order))
     return found
+
+
+def spans(ptr: LongArray, parts: NDArray[np.integer]) -> tuple[LongArray, LongArray]:
+    """Indices of several parts of an array that ``ptr`` divides, one part after the other, and for
+    each index the position of its part."""
+    sizes = ptr[parts + 1] - ptr[parts]
+    of = np.repeat(np.arange(len(parts)), sizes)
+    return np.arange(len(of)) + np.repeat(ptr[parts] - pointers(sizes)[:-1], sizes), of

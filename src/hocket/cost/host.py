@@ -71,6 +71,14 @@ _OTHER_ISSUE = (1.25, 1.25)
 _SPATIAL_NORM = re.compile(r"(batch|group|instance)_?norm")
 
 
+COMPUTED_AGAIN, MOVED, AT_HOME = 0.75, 4.7, 2.0
+"""What keeping a budget takes of the host beside the ops of a step, over the mean op of a forward
+pass: for each tensor of a backward pass that is computed again, for each storage that goes to the
+host and comes back, for each parameter that the host updates or that comes from it. Processor time
+of small steps (``benchmarks/memory/host_time.py``): 12 us; 49 us, and 25 more that CUDA may take;
+28 us, and a launch; where the mean op takes 16."""
+
+
 def issue_s(
     host: HostOverhead, kinds: Sequence[str], op_kind: IntArray, op_phase: NDArray[np.int8]
 ) -> FloatArray:

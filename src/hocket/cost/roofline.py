@@ -128,6 +128,8 @@ class KindWork(NamedTuple):
     NaN elsewhere."""
     beside: FloatArray
     """How many times as long each op takes beside another row of the same step; NaN likewise."""
+    mean_host_s: float
+    """In which the host issues the mean op of a forward pass; 0 as in ``host_s``."""
 
 
 def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> KindWork:
@@ -153,6 +155,7 @@ def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> Kind
         _issue_s(graph, kind, host) * is_issued,
         fill,
         beside,
+        host.forward_s * is_issued,
     )
 
 

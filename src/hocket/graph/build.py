@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,12 +20,20 @@ from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream, 
 from hocket.graph.verify import verify_graph
 
 
+class Interned(NamedTuple):
+    """A column of texts as numbers: one table of distinct texts, and for each op its number there,
+    -1 for none."""
+
+    table: Sequence[str]
+    numbers: IntArray
+
+
 @dataclass
 class OpColumns:
     """Per-op columns; a column left empty takes the default for every op."""
 
     name: Sequence[str]
-    kind: Sequence[str]
+    kind: Sequence[str] | Interned
     phase: Any = ()
     dtype: Any = ()
     flops: Any = ()
@@ -35,8 +43,8 @@ class OpColumns:
     group: Any = ()
     rng_order: Any = ()
     stream: Any = ()
-    module: Sequence[str] = ()
-    signature: Sequence[str] = ()
+    module: Sequence[str] | Interned = ()
+    signature: Sequence[str] | Interned = ()
 
 
 @dataclass
@@ -80,9 +88,9 @@ def assemble(
         links = op_column(values, -1, np.int32)
         return np.where(links >= 0, op_rank[links], -1).astype(np.int32) if num_ops else links
 
-    kinds, kind = _interned(_taken(ops.kind, op_order))
-    modules, module = _interned(_taken(ops.module, op_order))
-    signatures, signature = _interned(_taken(ops.signature, op_order))
+    kinds, kind = _interned(ops.kind, op_order)
+    modules, module = _interned(ops.module, op_order)
+    signatures, signature = _interned(ops.signature, op_order)
     none = np.full(num_ops, -1, dtype=np.int32)
     alias = _column(tensors.alias_of, num_tensors, -1, np.int32)[tensor_order]
     graph = Graph(
@@ -297,11 +305,24 @@ def _column(values: Any, count: int, default: float, dtype: Any) -> Any:
     return np.asarray(values, dtype=dtype)
 
 
-def _interned(values: Sequence[str]) -> tuple[tuple[str, ...], IntArray]:
+def _interned(
+    values: Sequence[str] | Interned, order: IntArray
+) -> tuple[tuple[str, ...], IntArray]:
     """Distinct texts in order of first appearance, and the index of each; '' becomes -1."""
+    if isinstance(values, Interned):
+        used, first, index = np.unique(
+            values.numbers[order], return_index=True, return_inverse=True
+        )
+        is_text = used >= 0
+        by_appearance = np.argsort(first[is_text], kind="stable")
+        rank = np.full(len(used), -1)
+        rank[is_text] = positions(by_appearance)
+        texts = tuple(values.table[number] for number in used[is_text][by_appearance].tolist())
+        return texts, rank[index].astype(np.int32)
     table: dict[str, int] = {}
-    index = [table.setdefault(value, len(table)) if value else -1 for value in values]
-    return tuple(table), np.array(index, dtype=np.int32)
+    numbers = [table.setdefault(value, len(table)) if value else -1
+               for value in _taken(values, order)]  # fmt: skip
+    return tuple(table), np.array(numbers, dtype=np.int32)
 
 
 def _reordered(

@@ -13,7 +13,8 @@ from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.graph.graph import Role
 from hocket.planners.memory.blocks import inner_label
 from hocket.planners.memory.budget import BudgetFit
-from hocket.planners.memory.maker import FULL_OFFLOAD, FULL_RECOMPUTE, PLAIN, Fitted
+from hocket.planners.memory.fitted import Fitted
+from hocket.planners.memory.maker import FULL_OFFLOAD, FULL_RECOMPUTE, PLAIN
 from hocket.simulate.at_peak import HeldStorage, held_at_peak
 from hocket.simulate.rewriting.step import moved_bytes
 from hocket.view.names import inert

@@ -12,7 +12,8 @@ from itertools import groupby
 from hocket import __version__
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.planners.memory.budget import BudgetFit
-from hocket.planners.memory.maker import PLAIN, Fitted
+from hocket.planners.memory.fitted import Fitted
+from hocket.planners.memory.maker import PLAIN
 from hocket.view.fit import (
     offloaded_bytes,
     recomputed_flops,

@@ -105,6 +105,18 @@ class Memory(Section):
     prefetch: int = 1
     """How many blocks ahead streamed parameters and offloaded activations are fetched."""
 
+    def replay_hindrance(self, graph: Graph) -> str:
+        """Why steps cannot be launched as a whole, as one CUDA graph; empty where they can."""
+        for block in self.blocks:
+            moves = (block.activations == "offloaded", block.checkpoint == "offloaded",
+                     block.parameters == "streamed", block.update == "host")  # fmt: skip
+            if any(moves):
+                return "the plan moves bytes between the device and its host"
+            of_block = graph.rng_order[block.start : block.stop]
+            if block.activations == "recomputed" and (of_block >= 0).any():
+                return f"{block.name} draws random numbers and is computed again"
+        return ""
+
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
         return {

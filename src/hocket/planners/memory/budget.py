@@ -16,11 +16,12 @@ from hocket.base.units import format_bytes, typed_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.memory.chain import Chain, schedule_chain
+from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.least import least_bytes
 from hocket.planners.memory.linear import bound_s
-from hocket.planners.memory.maker import CHUNKS, Fitted
-from hocket.planners.memory.numbers import CHEAP, KEPT, RECOMPUTED, RESIDENT, BlockNumbers
+from hocket.planners.memory.maker import CHUNKS
+from hocket.planners.memory.numbers import KEPT, RECOMPUTED, RESIDENT, BlockNumbers
 from hocket.planners.memory.update_order import UpdateOrders
 
 
@@ -109,7 +110,6 @@ def block_chain(numbers: BlockNumbers) -> tuple[Chain, int]:
     # A block leaves its input behind, too; of a chain that is the stage before's.
     kept = np.maximum(left - inputs, 0) + output
     held = np.maximum(left, inputs)
-    cheap = left - numbers.stay[:, CHEAP].astype(np.int64)
     chain = Chain(
         forward_s=numbers.forward_s,
         backward_s=numbers.backward_s,
@@ -120,8 +120,6 @@ def block_chain(numbers: BlockNumbers) -> tuple[Chain, int]:
         backward_work=np.maximum(
             numbers.backward_work.astype(np.int64) - held - output - inputs, 0
         ),
-        lean=np.maximum(kept - cheap, output)[None],
-        lean_s=np.where(cheap > 0, numbers.again_s[:, CHEAP], np.inf)[None],
     )
     there = numbers.base_bytes + numbers.home[:, RESIDENT].sum() + inputs[0]
     return chain, int(there)

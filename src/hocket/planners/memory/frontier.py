@@ -2,9 +2,11 @@
 
 The set of plans does not depend on the budget that is asked for: the plain step, full recompute,
 offloading everything, the leanest plan there is, and what the linear program gives for budgets in
-between. Each is rewritten into the graph and simulated. For a budget the fastest plan whose
-simulated peak keeps it is taken; so a larger budget never makes a step longer, and no plan is
-slower than full recompute or full offload where these fit. O(levels · (blocks³ + ops)).
+between; and for every number of blocks the plan that keeps so many and makes the others again,
+simulated when a budget asks for it. Each is rewritten into the graph and simulated. For a budget
+the fastest plan whose simulated peak keeps it is taken; so a larger budget never makes a step
+longer, and no plan is slower than full recompute or full offload where these fit.
+O(levels · (blocks³ + ops)).
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import numpy as np
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.memory.fitted import Fitted
+from hocket.planners.memory.keeping import KeepingPlans
 from hocket.planners.memory.linear import Turn
 from hocket.planners.memory.maker import (
     ANYWHERE,
@@ -25,11 +29,9 @@ from hocket.planners.memory.maker import (
     ON_HOST,
     PLAIN,
     SMALL_TAIL,
-    Fitted,
     PlanMaker,
 )
-from hocket.planners.memory.numbers import CHEAP, FROM_HOST, KEPT, RECOMPUTED, BlockNumbers
-from hocket.simulate.rewriting.homes import PIECE_BYTES
+from hocket.planners.memory.numbers import FROM_HOST, KEPT, RECOMPUTED, BlockNumbers
 from hocket.simulate.rewriting.needs import Uses
 
 NUM_LEVELS = 32
@@ -37,23 +39,30 @@ NUM_LEVELS = 32
 FEWEST_LEVELS = 12
 NUM_ALL_LEVELS_OPS = 6000
 """Steps of more ops get fewer levels, because each is written down op by op."""
-WAYS_BACK = (KEPT, RECOMPUTED, FROM_HOST, CHEAP)
+NOT_OFFLOADED = (KEPT, RECOMPUTED, FROM_HOST)
 """Without offloading what is saved: a little of every block, as the program may want it, becomes
 all of few blocks, which the link then does not carry in time."""
 TURNS = (
-    Turn(ANYWHERE, 1.0), Turn(ON_DEVICE, 0.0), Turn(ANYWHERE, 0.0, WAYS_BACK),
+    Turn(ANYWHERE, 1.0), Turn(ON_DEVICE, 0.0), Turn(ANYWHERE, 0.0),
     Turn(ON_HOST, 1.0), Turn(ON_DEVICE, 1.0), Turn(ON_HOST, 0.0),
 )  # fmt: skip
 """How the simulator will find copies under way is not known before, so that both ends are tried.
 Where not all parameters have room on the device, any home takes its turn."""
-BETWEEN = (Turn(ANYWHERE, 1.0), Turn(ANYWHERE, 0.0, WAYS_BACK))
+BETWEEN = (Turn(ANYWHERE, 1.0), Turn(ANYWHERE, 0.0, NOT_OFFLOADED))
 """The same for budgets between others."""
 NEAR = 1.03
 """Budgets within this ratio of each other are not worth a plan each."""
 LARGE_SLOTS = 0.25
 """Where streamed parameters take more than this part of what the leanest plan holds, blocks are cut
 by the lists inside them, and batched experts are streamed in groups."""
+SMALL_SLOTS = 0.1
+"""Where they take less than this part of a budget, smaller blocks gain nothing."""
 FEWEST_GROUPS = 4
+GROUP_BYTES = 2**27
+"""Of parameters in a group: copies of this size are as fast as any, and more blocks take longer to
+plan."""
+NUM_KEEPING = 8
+"""Of the plans that keep a number of blocks about so many are looked at in any case."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,25 +76,33 @@ class Frontier:
     numbers: BlockNumbers
     finer: tuple[BlockNumbers, ...]
     """The same of the step with smaller blocks, or with experts in groups, where that was tried."""
+    keeping: tuple[KeepingPlans, ...]
+    """Plans that move nothing."""
     plan_seconds: float
 
     def best(self, budget_bytes: float) -> Fitted | None:
         """The fastest plan within a budget, the smallest of these; None where none keeps it."""
-        fits = [plan for plan in self.plans if plan.peak_bytes <= budget_bytes]
-        return min(fits, key=lambda plan: plan.rank, default=None)
+        kept = (plans.best(budget_bytes) for plans in self.keeping)
+        return _fastest([*self.plans, *(plan for plan in kept if plan is not None)], budget_bytes)
 
     def find(self, name: str) -> Fitted | None:
         """The plan of a name; None where the host has no room for it."""
         return next((plan for plan in self.plans if plan.name == name), None)
 
     def best_of(self) -> list[Fitted]:
-        """Plans that are the best for some budget, from the largest to the smallest."""
+        """Plans that are the best for some budget, from the largest to the smallest; of those that
+        keep so many blocks a few."""
         return _best_of(self.plans)[::-1]
 
     @property
     def smallest(self) -> Fitted:
         """The plan with the fewest bytes."""
         return min(self.plans, key=lambda plan: (plan.peak_bytes, plan.step_s))
+
+
+def _fastest(plans: Iterable[Fitted], budget_bytes: float) -> Fitted | None:
+    fits = [plan for plan in plans if plan.peak_bytes <= budget_bytes]
+    return min(fits, key=lambda plan: plan.rank, default=None)
 
 
 def find_frontier(
@@ -95,14 +112,16 @@ def find_frontier(
     host_bytes: float = float("inf"),
     num_levels: int | None = None,
     in_chunks: bool = True,
+    replayed: Problem | None = None,
 ) -> Frontier:
     """Plans of a step that is placed on one device, from the fastest to the leanest; ``in_chunks``
-    says whether its loss may be made in chunks, where it can."""
+    says whether its loss may be made in chunks, where it can. ``replayed`` is the problem with the
+    times of ops in a CUDA graph, where steps that move nothing are launched as one."""
     started = time.perf_counter()
     if num_levels is None:
         fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(problem.graph.num_ops, 1)
         num_levels = min(NUM_LEVELS, max(FEWEST_LEVELS, fewer))
-    maker = PlanMaker(problem, plan, host_bytes, in_chunks=in_chunks)
+    maker = PlanMaker(problem, plan, host_bytes, in_chunks=in_chunks, replayed=replayed)
     plans = {fitted.name: fitted for fitted in maker.usual()}
     most = plans[PLAIN].peak_bytes
     least = min(fitted.peak_bytes for fitted in plans.values())
@@ -113,18 +132,30 @@ def find_frontier(
             seen.add(fitted.memory)
             plans[fitted.name] = fitted
 
-    for number, budget in enumerate(np.geomspace(max(least, 1) * 0.9, most, num_levels)):
+    keeping = tuple(maker.keeping())
+    for family in keeping:
+        for step in range(1, NUM_KEEPING):
+            keep(family[step * (len(family) - 1) // NUM_KEEPING])
+    for number, budget in enumerate(np.geomspace(max(least, 1) * 0.9, most, num_levels).tolist()):
         turn = TURNS[number % len(TURNS)]
-        keep(maker.solved(f"level {number}", float(budget), seen, turn))
+        keep(maker.solved(f"level {number}", budget, seen, turn))
+        turn = Turn(ANYWHERE, turn.in_flight, NOT_OFFLOADED)
+        keep(maker.solved(f"level {number}, nothing offloaded", budget, seen, turn))
     finer = _in_groups(maker, least)
+    highest = min(2 * maker.largest_bytes / SMALL_SLOTS, float(most))
     for each in finer:
-        for fitted in each.leanest():
+        lean = list(each.leanest())
+        for fitted in lean:
             keep(fitted)
-        leaner = min(fitted.peak_bytes for fitted in plans.values())
-        levels = np.geomspace(max(leaner, 1), max(2 * least, leaner), num_levels // 2)
-        for number, budget in enumerate(levels):
+        leanest = float(max(min(fitted.peak_bytes for fitted in lean), 1))
+        count = max(num_levels // 2 if each is finer[0] else num_levels // 8, 2)
+        for number, budget in enumerate(
+            np.geomspace(leanest, max(highest, leanest), count).tolist()
+        ):
             name = f"level {number}{each.how}"
-            keep(each.solved(name, float(budget), seen, BETWEEN[1 - number % 2]))
+            keep(each.solved(name, budget, seen, BETWEEN[1 - number % 2]))
+        # What is smaller still is for budgets that these do not keep.
+        highest = leanest
     tried: list[float] = []
     for number in range(num_levels // 4):
         gap = _steepest(plans.values(), tried)
@@ -132,26 +163,27 @@ def find_frontier(
             break
         tried.append(gap)
         for turn in BETWEEN:
-            for each in (maker, *(finer if gap < 2 * least else ())):
-                name = f"between {number}, {turn.in_flight:g}{each.how}"
-                keep(each.solved(name, gap, seen, turn, SMALL_TAIL))
+            name = f"between {number}, {turn.in_flight:g}"
+            keep(maker.solved(name, gap, seen, turn, SMALL_TAIL))
+        for each in finer[:1] if gap < 2 * least else ():
+            keep(each.solved(f"between {number}{each.how}", gap, seen, BETWEEN[0], SMALL_TAIL))
     for fitted in _best_of(plans.values()):
         if fitted.uses is maker.uses:
             keep(maker.in_fewer_chunks(fitted))
     kept = [fitted for fitted in plans.values() if maker.fits_host(fitted)]
     return Frontier(
         problem, plan, tuple(kept), maker.uses, maker.numbers,
-        tuple(each.numbers for each in finer), time.perf_counter() - started,
+        tuple(each.numbers for each in finer), keeping, time.perf_counter() - started,
     )  # fmt: skip
 
 
 def _in_groups(maker: PlanMaker, least_bytes: int) -> list[PlanMaker]:
     """Makers of plans with smaller blocks and experts in groups: in pieces that the link carries
-    well, and in as many as there are; none where streamed parameters are not what is large."""
+    well, then in as many as there are; none where streamed parameters are not what is large."""
     if 2 * maker.largest_bytes < LARGE_SLOTS * least_bytes:
         return []
     most = maker.most_groups
-    well = min(most, max(FEWEST_GROUPS, -(-maker.largest_bytes // PIECE_BYTES)))
+    well = min(most, max(FEWEST_GROUPS, maker.largest_bytes // GROUP_BYTES))
     return [maker.in_groups(count) for count in sorted({well, most}) if count > 1]
 
 

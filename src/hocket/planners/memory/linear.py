@@ -5,19 +5,27 @@ variables too: the ends of passes and of copies in each direction, each no earli
 waits for, so that transfers hide behind compute exactly as far as they can; updates on the host
 have until the next forward pass needs them. For every pass there is a row that says what the device
 holds then; the step's end is made small (joint offload, recompute and streaming as in OFFMATE,
-2024, and POET, 2022, with overlap). Sparse, about 25 blocks columns, HiGHS.
+2024, and POET, 2022, with overlap). Sparse, about 20 columns a block, HiGHS.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.planners.memory.numbers import HOMES, RESIDENT, VISITING, WAYS, BlockNumbers
 
+Indices = NDArray[np.int64]
+Term = tuple[Indices, FloatArray]
+"""Columns, and their coefficients."""
+ALL = slice(None)
+MANY_BLOCKS = 100
+"""From here on interior points are faster than the simplex method."""
 _TINY = 1e-9
 """Seconds that a moved byte costs at least in the objective, so that nothing moves for nothing."""
 _UNEVEN = 1e-4
@@ -35,6 +43,22 @@ class Turn(NamedTuple):
     where copies come early or late, nothing where each byte comes when another leaves."""
     ways: tuple[int, ...] = tuple(range(len(WAYS)))
     """That activations may take."""
+
+
+@dataclass(frozen=True, eq=False)
+class Allowed:
+    """What each block may choose among."""
+
+    ways: BoolArray
+    """[block, way]"""
+    homes: BoolArray
+    """[block, home]"""
+
+
+def allowing(num_blocks: int, ways: Sequence[int], homes: Sequence[int]) -> Allowed:
+    """The same ways and homes for all blocks."""
+    each = (np.isin(np.arange(len(all_)), some) for all_, some in ((WAYS, ways), (HOMES, homes)))
+    return Allowed(*(np.tile(row, (num_blocks, 1)) for row in each))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,24 +128,27 @@ def solve(
     tail_work: float,
     tail_s: float,
     host_bytes: float,
-    turn: Turn,
+    allowed: Allowed,
+    in_flight: float,
 ) -> ProgramShares | None:
     """The best shares within a budget; None where no shares keep it.
 
     ``tail_work`` and ``tail_s`` are bytes and seconds of both passes of the last block, which is
     kept whole: they depend on the chunks of the loss. Room for state that comes to the device is
-    kept where the ``turn`` lets it come.
+    kept where that is ``allowed``; ``in_flight`` is as in a `Turn`.
     """
     program = _Program(numbers, prefetch)
     program.add_passes(tail_s)
     program.add_turns()
-    room = budget_bytes - numbers.base_bytes - numbers.berths_bytes * (VISITING in turn.homes)
-    program.add_memory(room, tail_work, host_bytes, turn.in_flight)
-    return program.solved(turn)
+    has_visitors = bool(allowed.homes[:, VISITING].any())
+    room = budget_bytes - numbers.base_bytes - numbers.berths_bytes * has_visitors
+    program.add_memory(room, tail_work, host_bytes, in_flight)
+    return program.solved(allowed)
 
 
 class _Program:
-    """Columns: shares, then times. Rows are collected as ``sum of coefficients <= limit``."""
+    """Columns: shares, then times and sums. Rows are collected as ``sum of coefficients <= limit``,
+    one for each of some blocks at a time."""
 
     def __init__(self, numbers: BlockNumbers, prefetch: int) -> None:
         self.numbers, self.ahead = numbers, prefetch
@@ -132,202 +159,212 @@ class _Program:
         self.home = self._new((count, len(HOMES)))
         names = ("forward", "backward", "out", "parameters", "fetch", "gradients")
         self.end = {name: self._new((count,)) for name in names}
+        self.left, self.asked = self._new((count,)), self._new((count,))
+        """What the blocks before each one left behind; seconds of the host's updates up to each."""
         self.uneven = self._new((count,))
-        self.step = int(self._new((1,))[0])
-        self._entries: list[tuple[int, int, float]] = []
-        self._limits: list[float] = []
+        self.resident, self.step = self._new((2,))
+        self._rows: list[Indices] = []
+        self._entry_columns: list[Indices] = []
+        self._values: list[FloatArray] = []
+        self._limits: list[FloatArray] = []
+        self._num_rows = 0
 
-    def _new(self, shape: tuple[int, ...]) -> np.ndarray:
+    def _new(self, shape: tuple[int, ...]) -> Indices:
         size = int(np.prod(shape))
         columns = np.arange(self._columns, self._columns + size).reshape(shape)
         self._columns += size
         return columns
 
-    def _row(self, terms: list[tuple[int, float]], limit: float) -> None:
-        """Add the row ``sum of terms <= limit``."""
-        row = len(self._limits)
-        self._entries += [(row, int(column), float(value)) for column, value in terms if value]
-        self._limits.append(limit)
+    def _add(self, limits: FloatArray, *terms: Term) -> None:
+        """Add rows ``sum of terms <= limit``; of each term the first axis is that of the rows."""
+        if not len(limits):
+            return
+        rows = self._num_rows + np.arange(len(limits))
+        self._num_rows += len(limits)
+        self._limits.append(limits)
+        for columns, values in terms:
+            wide = columns.reshape(len(limits), -1)
+            self._rows.append(np.repeat(rows, wide.shape[1]))
+            self._entry_columns.append(wide.ravel())
+            self._values.append(np.broadcast_to(values, columns.shape).ravel())
 
-    def _after(self, later: int, earlier: int | None, takes: list[tuple[int, float]],
-               fixed_s: float = 0.0) -> None:  # fmt: skip
-        """A time is no earlier than another and what it takes from there."""
-        terms = [(later, -1.0), *takes]
+    def _after(
+        self,
+        later: Indices,
+        earlier: Indices | None,
+        *takes: Term,
+        fixed_s: FloatArray | None = None,
+    ) -> None:
+        """Times are no earlier than others and what they take from there."""
+        terms = [(later, np.array(-1.0)), *takes]
         if earlier is not None:
-            terms.append((earlier, 1.0))
-        self._row(terms, -fixed_s)
+            terms.append((earlier, np.array(1.0)))
+        self._add(np.zeros(len(later)) if fixed_s is None else -fixed_s, *terms)
 
-    def _share(self, table: FloatArray, columns: np.ndarray, block: int,
-               scale: float = 1.0) -> list[tuple[int, float]]:  # fmt: skip
-        """What a block takes of a table of ways or homes, by its shares."""
-        return [
-            (int(c), float(v) * scale) for c, v in zip(columns[block], table[block], strict=True)
-        ]
+    def _ways(self, table: FloatArray, blocks: slice, scale: float = 1.0) -> Term:
+        """What blocks take of a table of ways, by their shares."""
+        return self.way[blocks], table[blocks] * scale
+
+    def _homes(self, table: FloatArray, blocks: slice, scale: float = 1.0) -> Term:
+        """The same of a table of homes."""
+        return self.home[blocks], table[blocks] * scale
 
     # ── times ────────────────────────────────────────────────────────────────────────────────────
 
     def add_passes(self, tail_s: float) -> None:
         """Forward and backward passes, copies and updates, each after what it waits for."""
+        end, numbers, ahead = self.end, self.numbers, self.ahead
+        backward_s = np.append(numbers.backward_s[:-1], tail_s)
         self._add_forward()
-        last = self.count - 1
-        end, numbers = self.end, self.numbers
-        for block in range(last, -1, -1):
-            own_s = tail_s if block == last else float(numbers.backward_s[block])
-            takes = self._share(numbers.again_s, self.way, block)
-            takes += self._share(numbers.update_s, self.home, block)
-            before = end["backward"][block + 1] if block < last else end["forward"][last]
-            self._after(end["backward"][block], before, takes, own_s)
-            self._after(end["backward"][block], end["fetch"][block], takes, own_s)
-            self._add_fetch(block)
-            self._add_update(block)
+        takes = (self._ways(numbers.again_s, ALL), self._homes(numbers.update_s, ALL))
+        before = np.append(end["backward"][1:], end["forward"][-1])
+        self._after(end["backward"], before, *takes, fixed_s=backward_s)
+        self._after(end["backward"], end["fetch"], *takes, fixed_s=backward_s)
+        self._add_fetch()
+        self._add_update()
+        if ahead + 1 < self.count:
+            early = slice(0, -1 - ahead)
+            self._after(
+                end["backward"][early], end["gradients"][1 + ahead :],
+                self._ways(numbers.again_s, early), fixed_s=numbers.backward_s[early],
+            )  # fmt: skip
         for name in ("backward", "fetch"):
-            self._after(self.step, end[name][0], [])
+            self._after(np.array([self.step]), end[name][:1])
         self._add_deadlines()
 
     def _add_forward(self) -> None:
-        end, numbers, link = self.end, self.numbers, self.numbers.link
-        for block in range(self.count):
-            # Of the last block, seconds of both passes are counted in the backward pass.
-            own_s = float(numbers.forward_s[block]) if block < self.count - 1 else 0.0
-            fetch = self._share(numbers.brought, self.home, block, 1 / link.in_bps)
-            moved = self._share(numbers.moved, self.way, block, 1 / link.out_bps)
-            previous, held_back = block - 1, block - 1 - self.ahead
-            self._after(end["forward"][block], end["parameters"][block], [], own_s)
-            self._after(end["out"][block], end["forward"][block], moved)
-            if previous >= 0:
-                self._after(end["forward"][block], end["forward"][previous], [], own_s)
-                self._after(end["parameters"][block], end["parameters"][previous], fetch)
-                self._after(end["out"][block], end["out"][previous], moved)
-            else:
-                self._after(end["parameters"][block], None, fetch)
-            if held_back >= 0:
-                self._after(end["forward"][block], end["out"][held_back], [], own_s)
-                self._after(end["parameters"][block], end["forward"][held_back], fetch)
+        end, numbers, link, ahead = self.end, self.numbers, self.numbers.link, self.ahead
+        # Of the last block, seconds of both passes are counted in the backward pass.
+        own_s = np.append(numbers.forward_s[:-1], 0.0)
+        forward, parameters, out = end["forward"], end["parameters"], end["out"]
+        fetch = self._homes(numbers.brought, ALL, 1 / link.in_bps)
+        moved = self._ways(numbers.moved, ALL, 1 / link.out_bps)
+        self._after(forward, parameters, fixed_s=own_s)
+        self._after(out, forward, moved)
+        self._after(parameters, None, fetch)
+        later, before = slice(1, None), slice(0, -1)
+        self._after(forward[later], forward[before], fixed_s=own_s[later])
+        self._after(parameters[later], parameters[before],
+                    self._homes(numbers.brought, later, 1 / link.in_bps))  # fmt: skip
+        self._after(out[later], out[before], self._ways(numbers.moved, later, 1 / link.out_bps))
+        if ahead + 1 < self.count:
+            blocks, others = slice(1 + ahead, None), slice(0, -1 - ahead)
+            fetch = self._homes(numbers.brought, blocks, 1 / link.in_bps)
+            self._after(forward[blocks], out[others], fixed_s=own_s[blocks])
+            self._after(parameters[blocks], forward[others], fetch)
 
-    def _add_fetch(self, block: int) -> None:
+    def _add_fetch(self) -> None:
         """What comes back for a backward pass, after what came before it and not too early."""
-        numbers, end, last = self.numbers, self.end, self.count - 1
-        rate = 1 / numbers.link.in_bps
-        takes = self._share(numbers.moved, self.way, block, rate)
-        takes += self._share(numbers.fetched, self.home, block, rate)
+        numbers, end, late = self.numbers, self.end, 1 + self.ahead
+        rate, fetch = 1 / numbers.link.in_bps, end["fetch"]
+        takes = [self._ways(numbers.moved, ALL, rate), self._homes(numbers.fetched, ALL, rate)]
         # State comes beside the backward pass of its block, and is waited for after the next one.
-        late = block + 1 + self.ahead
-        if late <= last:
-            takes += self._share(numbers.visiting, self.home, late, rate)
-        if block == last:
-            self._after(end["fetch"][block], end["parameters"][last], takes)
-        else:
-            self._after(end["fetch"][block], end["fetch"][block + 1], takes)
-        self._after(end["fetch"][block], end["out"][block], takes)
-        trigger = block + 1 + self.ahead
-        told = end["backward"][trigger] if trigger <= last else end["forward"][max(block, 0)]
-        self._after(end["fetch"][block], told, takes)
+        state = np.zeros_like(numbers.visiting)
+        columns = self.home.copy()
+        state[:-late], columns[:-late] = numbers.visiting[late:] * rate, self.home[late:]
+        takes.append((columns, state))
+        self._after(fetch, np.append(fetch[1:], end["parameters"][-1]), *takes)
+        self._after(fetch, end["out"], *takes)
+        told = end["forward"].copy()
+        told[:-late] = end["backward"][late:]
+        self._after(fetch, told, *takes)
 
-    def _add_update(self, block: int) -> None:
-        numbers, end, last = self.numbers, self.end, self.count - 1
-        out = self._share(numbers.gradients, self.home, block, 1 / numbers.link.out_bps)
-        before = end["gradients"][block + 1] if block < last else end["out"][last]
-        self._after(end["gradients"][block], before, out)
-        self._after(end["gradients"][block], end["backward"][block], out)
-        rate = 1 / numbers.link.in_bps
-        # Behind all that is fetched for passes come those of the first blocks. Pieces go while
+    def _add_update(self) -> None:
+        numbers, end, ahead = self.numbers, self.end, self.ahead
+        in_s, out_s, gradients = 1 / numbers.link.in_bps, 1 / numbers.link.out_bps, end["gradients"]
+        out = self._homes(numbers.gradients, ALL, out_s)
+        self._after(gradients, np.append(gradients[1:], end["out"][-1]), out)
+        self._after(gradients, end["backward"], out)
+        # Behind all that is fetched for passes comes the state of the first blocks. Pieces go while
         # others come: when all have come, the last one is left.
-        behind = [term for each in range(block, min(self.ahead, last) + 1)
-                  for term in self._share(numbers.visiting, self.home, each, rate)]  # fmt: skip
-        behind += self._share(numbers.last_piece, self.home, block, 1 / numbers.link.out_bps)
-        self._after(end["gradients"][block], end["fetch"][max(0, block - 1 - self.ahead)], behind)
-        held_back = block - 1 - self.ahead
-        if held_back >= 0:
-            own_s = float(numbers.backward_s[held_back])
-            takes = self._share(numbers.again_s, self.way, held_back)
-            self._after(end["backward"][held_back], end["gradients"][block], takes, own_s)
+        first = slice(0, min(ahead + 1, self.count))
+        is_behind = np.arange(self.count)[:, None] <= np.arange(self.count)[first]
+        columns = np.broadcast_to(self.home[first], (self.count, *self.home[first].shape))
+        state = is_behind[:, :, None] * numbers.visiting[first] * in_s
+        turn = np.maximum(np.arange(self.count) - 1 - ahead, 0)
+        last_piece = self._homes(numbers.last_piece, ALL, out_s)
+        self._after(gradients, end["fetch"][turn], (columns, state), last_piece)
 
     def _add_deadlines(self) -> None:
         """Updates on the host go on beside the next forward pass, those of the first blocks first:
         what is left of a block and of those before it, when its gradients have come, is done when
         the next forward pass comes to it."""
-        numbers, end = self.numbers, self.end
-        traffic_s = numbers.host_traffic / numbers.host_update_bps
-        left: list[tuple[int, float]] = []
-        later_s = 0.0
-        for block in range(self.count):
-            left += self._share(traffic_s, self.home, block)
-            back = self._share(numbers.brought, self.home, block, 1 / numbers.link.in_bps)
-            self._after(self.step, end["gradients"][block], [*left, *back], -later_s)
-            later_s += float(numbers.forward_s[block])
-        self._after(self.step, None, left)
+        numbers, one = self.numbers, np.array(1.0)
+        traffic = self._homes(numbers.host_traffic, ALL, 1 / numbers.host_update_bps)
+        self._add(np.zeros(self.count), traffic, (self.asked, -one))
+        self._add(np.zeros(self.count - 1), (self.asked[:-1], one),
+                  (traffic[0][1:], traffic[1][1:]), (self.asked[1:], -one))  # fmt: skip
+        step = np.full(self.count, self.step)
+        back = self._homes(numbers.brought, ALL, 1 / numbers.link.in_bps)
+        later_s = np.cumsum(numbers.forward_s) - numbers.forward_s
+        self._after(step, self.end["gradients"], (self.asked, one), back, fixed_s=-later_s)
+        self._after(step[:1], self.asked[-1:])
 
     def add_turns(self) -> None:
         """How much more of a block's state visits than of an equal neighbour's."""
-        whole = self.numbers.home[:, RESIDENT]
-        for block in np.flatnonzero(whole[1:] == whole[:-1]).tolist():
-            here, next_one = self.home[block : block + 2, VISITING].tolist()
-            for more, less in ((here, next_one), (next_one, here)):
-                self._row([(more, 1.0), (less, -1.0), (int(self.uneven[block]), -1.0)], 0.0)
+        whole, one = self.numbers.home[:, RESIDENT], np.array(1.0)
+        blocks = np.flatnonzero(whole[1:] == whole[:-1])
+        pair = self.home[blocks, VISITING], self.home[blocks + 1, VISITING]
+        for more, less in (pair, pair[::-1]):
+            self._add(np.zeros(len(blocks)), (more, one), (less, -one),
+                      (self.uneven[blocks], -one))  # fmt: skip
 
     # ── bytes ────────────────────────────────────────────────────────────────────────────────────
 
     def add_memory(
         self, room: float, tail_work: float, host_bytes: float, in_flight: float
     ) -> None:
-        """One row per pass, and one for the host; sizes in units that keep HiGHS exact."""
-        numbers, unit = self.numbers, max(room, 1.0)
-        at_home = [
-            term
-            for block in range(self.count)
-            for term in self._share(numbers.home, self.home, block, 1 / unit)
-        ]
-        left: list[tuple[int, float]] = []
-        for block in range(self.count):
-            is_last = block == self.count - 1
-            forward = tail_work if is_last else float(numbers.forward_work[block])
-            backward = tail_work if is_last else float(numbers.backward_work[block])
-            coming = self._window(numbers.room, self.home, block, block + self.ahead, unit)
-            leaving = self._window(numbers.moved, self.way, block - 1 - self.ahead, block - 1, unit)
-            copied = [(column, value * in_flight) for column, value in (*coming, *leaving)]
-            self._row([*at_home, *left, *copied], (room - forward) / unit)
-            early = self._window(numbers.moved, self.way, block - self.ahead, block - 1, unit)
-            early += self._window(numbers.room, self.home, block - self.ahead, block, unit)
-            early += self._window(
-                numbers.leaving, self.home, block + 1, block + 1 + self.ahead, unit
-            )
-            copied = [(column, value * in_flight) for column, value in early]
-            self._row([*at_home, *left, *copied], (room - backward) / unit)
-            left += self._share(numbers.stay, self.way, block, 1 / unit)
-        self._add_host(host_bytes)
-
-    def _add_host(self, host_bytes: float) -> None:
-        if not np.isfinite(host_bytes):
-            return
-        numbers = self.numbers
-        resident = numbers.home[:, :1]
-        terms = [
-            term
-            for block in range(self.count)
-            for term in (
-                *self._share(numbers.moved, self.way, block),
-                *self._share(resident - numbers.home, self.home, block),
-            )
-        ]
-        unit = max(host_bytes, 1.0)
-        self._row([(column, value / unit) for column, value in terms], host_bytes / unit)
+        """Two rows per block, and one for the host; sizes in units that keep HiGHS exact. What
+        stays is summed up in columns of their own: each row would name all blocks before it."""
+        numbers, unit, ahead = self.numbers, max(room, 1.0), self.ahead
+        one = np.array(1.0)
+        self._add(np.zeros(1), (self.home[None], numbers.home[None] / unit),
+                  (np.array([self.resident]), -one))  # fmt: skip
+        self._add(np.zeros(self.count - 1), (self.left[:-1], one), (self.left[1:], -one),
+                  self._ways(numbers.stay, slice(0, -1), 1 / unit))  # fmt: skip
+        there = ((np.full(self.count, self.resident), one), (self.left, one))
+        scale = in_flight / unit
+        forward = (room - np.append(numbers.forward_work[:-1], tail_work)) / unit
+        backward = (room - np.append(numbers.backward_work[:-1], tail_work)) / unit
+        self._add(
+            forward, *there,
+            *self._window(numbers.room, self.home, 0, ahead, scale),
+            *self._window(numbers.moved, self.way, -1 - ahead, -1, scale),
+        )  # fmt: skip
+        self._add(
+            backward, *there,
+            *self._window(numbers.moved, self.way, -ahead, -1, scale),
+            *self._window(numbers.room, self.home, -ahead, 0, scale),
+            *self._window(numbers.leaving, self.home, 1, 1 + ahead, scale),
+        )  # fmt: skip
+        if np.isfinite(host_bytes):
+            unit = max(host_bytes, 1.0)
+            away = (numbers.home[:, :1] - numbers.home) / unit
+            self._add(np.full(1, host_bytes / unit), (self.way[None], numbers.moved[None] / unit),
+                      (self.home[None], away[None]))  # fmt: skip
 
     def _window(
-        self, table: FloatArray, columns: np.ndarray, first: int, last: int, unit: float
-    ) -> list[tuple[int, float]]:
-        blocks = range(max(first, 0), min(last, self.count - 1) + 1)
-        return [term for block in blocks for term in self._share(table, columns, block, 1 / unit)]
+        self, table: FloatArray, columns: Indices, first: int, last: int, scale: float
+    ) -> Iterator[Term]:
+        """Per block what its neighbours from ``first`` to ``last`` blocks on take of a table."""
+        for distance in range(first, last + 1):
+            of = np.arange(self.count) + distance
+            is_there = (of >= 0) & (of < self.count)
+            of = np.clip(of, 0, self.count - 1)
+            yield columns[of], table[of] * (scale * is_there)[:, None]
 
     # ── solving ──────────────────────────────────────────────────────────────────────────────────
 
-    def solved(self, turn: Turn) -> ProgramShares | None:
+    def solved(self, allowed: Allowed) -> ProgramShares | None:
         from scipy.optimize import linprog
         from scipy.sparse import coo_array
 
         numbers, count = self.numbers, self.count
-        rows, places, values = zip(*self._entries, strict=True)
-        shape = (len(self._limits), self._columns)
-        upper = coo_array((values, (rows, places)), shape).tocsr()
+        values = np.concatenate(self._values)
+        is_entry = values != 0
+        places = (np.concatenate(self._rows)[is_entry],
+                  np.concatenate(self._entry_columns)[is_entry])  # fmt: skip
+        upper = coo_array((values[is_entry], places), (self._num_rows, self._columns)).tocsr()
         both = [*self.way, *self.home]
         equal_rows = np.repeat(np.arange(2 * count), [len(group) for group in both])
         equal_columns = np.concatenate(both)
@@ -346,12 +383,12 @@ class _Program:
         bounds[:, 1] = np.inf
         # The last block is kept: what it makes is needed at once.
         bounds[self.way[-1, 1:], 1] = 0.0
-        for columns, allowed in ((self.way, turn.ways), (self.home, turn.homes)):
-            for choice in set(range(columns.shape[1])).difference(allowed):
-                bounds[columns[:, choice], 1] = 0.0
+        bounds[self.way[~allowed.ways], 1] = 0.0
+        bounds[self.home[~allowed.homes], 1] = 0.0
         found = linprog(
-            cost, A_ub=upper, b_ub=np.array(self._limits), A_eq=equal, b_eq=np.ones(2 * count),
-            bounds=bounds, method="highs",
+            cost, A_ub=upper, b_ub=np.concatenate(self._limits), A_eq=equal,
+            b_eq=np.ones(2 * count), bounds=bounds,
+            method="highs-ipm" if count > MANY_BLOCKS else "highs",
         )  # fmt: skip
         if found.x is None or found.status != 0:
             return None

@@ -9,33 +9,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 
 import numpy as np
 
+from hocket.base.arrays import BoolArray
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Memory, MemoryBlock
+from hocket.planners.memory.asking import Asking
 from hocket.planners.memory.blocks import cut_finer, cut_step
-from hocket.planners.memory.linear import Turn, solve
+from hocket.planners.memory.fitted import Fitted
+from hocket.planners.memory.keeping import KeepingPlans
+from hocket.planners.memory.linear import Allowed, ProgramShares, Turn, allowing, solve
 from hocket.planners.memory.numbers import (
     HOST_UPDATE,
+    OFFLOADED,
     RESIDENT,
     STREAMED,
     VISITING,
     BlockNumbers,
     measure,
 )
-from hocket.planners.memory.rounding import rounded
-from hocket.planners.memory.update_order import UpdateOrders, host_update_orders
+from hocket.planners.memory.rounding import chosen, offloaded_share, section_of
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.chunks import has_large_logits
-from hocket.simulate.rewriting.following import has_updates_at_home, period_s
 from hocket.simulate.rewriting.needs import Uses, find_uses
-from hocket.simulate.rewriting.step import BudgetedStep, budgeted, moved_bytes
-from hocket.simulate.timeline import Timeline
+from hocket.simulate.rewriting.step import budgeted
 
 ON_DEVICE: tuple[int, ...] = (RESIDENT,)
 ON_HOST: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED)
@@ -54,67 +56,18 @@ FULL_RECOMPUTE, FULL_OFFLOAD = "full recompute", "offload everything"
 OFFLOADED_ACTIVATIONS, RECOMPUTED_FROM_HOST = "offload activations", "recompute from the host"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Fitted:
-    """A memory section and what the simulator says of it."""
-
-    name: str
-    memory: Memory | None
-    """None for the plain step."""
-    step: BudgetedStep
-    timeline: Timeline
-    uses: Uses
-    plain_s: float
-    """Time of the plain step."""
-    plan_seconds: float
-
-    @property
-    def blocks(self) -> StepBlocks:
-        """The cut of the step."""
-        return self.uses.blocks
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that any device holds."""
-        return int(self.timeline.peak_bytes.max())
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes that cross the way to the host in one step."""
-        return 0 if self.memory is None else sum(moved_bytes(self.step.rewritten))
-
-    @cached_property
-    def update_orders(self) -> UpdateOrders | None:
-        """What the order of updates on the host gains; None without any."""
-        return host_update_orders(self.step, self.uses)
-
-    @cached_property
-    def step_s(self) -> float:
-        """Time of a step among many: what is at home on the host is updated beside the next forward
-        pass. That is not claimed to make a step shorter than the plain one, because who starts the
-        device's work is the host, too."""
-        taken_s = self.timeline.makespan_s
-        if self.memory is not None and has_updates_at_home(self.step.rewritten.graph):
-            taken_s = period_s(self.step, self.uses)
-        return max(taken_s, self.plain_s)
-
-    @property
-    def rank(self) -> tuple[float, int, int]:
-        """Of two plans that fit the lower one is better: faster, else moving and holding less."""
-        return self.step_s, self.moved_bytes, self.peak_bytes
-
-
 class PlanMaker:
     """Makes plans and has them simulated; what they share is found once."""
 
     def __init__(
         self, problem: Problem, plan: Plan, host_bytes: float, *, in_chunks: bool = True,
-        blocks: StepBlocks | None = None, expert_groups: int = 1,
+        replayed: Problem | None = None, blocks: StepBlocks | None = None, expert_groups: int = 1,
     ) -> None:  # fmt: skip
-        """``in_chunks`` says whether the loss may be made in chunks, where it can; ``blocks`` are
-        the usual ones unless others are given; ``expert_groups`` is in how many groups batched
-        experts are streamed."""
-        self.problem, self.plan = problem, plan
+        """``in_chunks`` says whether the loss may be made in chunks, where it can; ``replayed`` is
+        the problem with the times of ops in a CUDA graph, where steps that can be one are;
+        ``blocks`` are the usual ones unless others are given; ``expert_groups`` is in how many
+        groups batched experts are streamed."""
+        self.problem, self.plan, self.replayed = problem, plan, replayed
         self.host_bytes, self.expert_groups = host_bytes, expert_groups
         self.uses: Uses = find_uses(problem.graph, blocks or cut_step(problem.graph))
         self.in_chunks = in_chunks and has_large_logits(problem.graph, self.uses.blocks)
@@ -124,7 +77,8 @@ class PlanMaker:
             problem, self.uses, device, expert_groups=expert_groups
         )
         self.budgets = (0,) * problem.cluster.num_devices
-        self.plain_s = 0.0
+        self.plain_s = simulate(problem, plan).makespan_s
+        self.asking = Asking(problem, self.uses, device)
         self.how = f" in {expert_groups} groups" if expert_groups > 1 else ""
         """What the names of its plans end in."""
 
@@ -147,12 +101,11 @@ class PlanMaker:
     def in_groups(self, count: int) -> PlanMaker:
         """The same of blocks that are cut by the lists of modules inside them, and with batched
         experts, in about so many groups where the largest block is concerned."""
-        made = PlanMaker(
+        return PlanMaker(
             self.problem, self.plan, self.host_bytes, in_chunks=self.in_chunks,
-            blocks=self._cut(self.largest_bytes / count), expert_groups=count,
+            replayed=self.replayed, blocks=self._cut(self.largest_bytes / count),
+            expert_groups=count,
         )  # fmt: skip
-        made.plain_s = self.plain_s
-        return made
 
     def _cut(self, most: float) -> StepBlocks:
         graph = self.problem.graph
@@ -165,15 +118,11 @@ class PlanMaker:
 
     def usual(self) -> Iterator[Fitted]:
         """What people do by hand, and the leanest plan."""
-        timeline = simulate(self.problem, self.plan)
         nothing = self._all(loss_chunks=1)
-        plain = budgeted(self.problem, self.plan, nothing, uses=self.uses)
-        self.plain_s = timeline.makespan_s
-        yield Fitted(
-            name=PLAIN, memory=None, step=plain, timeline=timeline, uses=self.uses,
-            plain_s=self.plain_s, plan_seconds=0.0,
-        )  # fmt: skip
-        yield self._judged(IN_BACKWARD, nothing)
+        in_backward = self._judged(IN_BACKWARD, nothing)
+        timeline = simulate(self._problem_of(nothing), self.plan)
+        yield replace(in_backward, name=PLAIN, memory=None, timeline=timeline)
+        yield in_backward
         yield self._judged(FULL_RECOMPUTE, self._all(1, activations="recomputed"))
         yield self._judged(OFFLOADED_ACTIVATIONS, self._all(1, activations="offloaded"))
         yield self._judged(RECOMPUTED_FROM_HOST, self._all(
@@ -188,6 +137,20 @@ class PlanMaker:
             yield self._judged(f"leanest, {chunks} chunks{self.how}", self._all(
                 chunks, activations="recomputed", checkpoint="offloaded", parameters="streamed",
                 update="host"))  # fmt: skip
+
+    def keeping(self) -> list[KeepingPlans]:
+        """Plans that move nothing, with few and with many chunks of the loss."""
+        counts = dict.fromkeys((1, self.chunks[len(self.chunks) // 2], self.chunks[-1]))
+        return [KeepingPlans(self.numbers, partial(self._kept, count)) for count in counts]
+
+    def _kept(self, loss_chunks: int, name: str, is_kept: BoolArray) -> Fitted:
+        recomputed = self._all(loss_chunks, activations="recomputed")
+        blocks = tuple(
+            replace(block, activations="kept") if kept else block
+            for block, kept in zip(recomputed.blocks, is_kept.tolist(), strict=True)
+        )
+        in_chunks = f", {loss_chunks} chunks" if loss_chunks > 1 else ""
+        return self._judged(name + in_chunks, replace(recomputed, blocks=blocks))
 
     def _all(self, loss_chunks: int, *, num_kept: int = 1, **policy: str) -> Memory:
         """One policy for every block, but for the last ones, whose activations are kept."""
@@ -209,13 +172,22 @@ class PlanMaker:
             budget_bytes=self.budgets, blocks=blocks, loss_chunks=loss_chunks, prefetch=PREFETCH
         )
 
+    def _problem_of(self, memory: Memory) -> Problem:
+        """The problem with the times that ops have under a section."""
+        if self.replayed is None or memory.replay_hindrance(self.problem.graph):
+            return self.problem
+        return self.replayed
+
     def _judged(self, name: str, memory: Memory) -> Fitted:
         started = time.perf_counter()
-        step = budgeted(self.problem, self.plan, memory, uses=self.uses)
-        timeline = simulate(step.problem, step.plan)
+        problem = self._problem_of(memory)
+        step = budgeted(problem, self.plan, memory, uses=self.uses)
+        least_s = 0.0
+        if problem is self.problem:
+            least_s = max(self.plain_s, self.asking.seconds(memory, step.rewritten))
         return Fitted(
-            name=name, memory=memory, step=step, timeline=timeline, uses=self.uses,
-            plain_s=self.plain_s, plan_seconds=time.perf_counter() - started,
+            name=name, memory=memory, step=step, timeline=simulate(step.problem, step.plan),
+            uses=self.uses, least_s=least_s, plan_seconds=time.perf_counter() - started,
         )  # fmt: skip
 
     def solved(
@@ -226,21 +198,27 @@ class PlanMaker:
         home is allowed where those of the turn do not do."""
         chunks = self._chunks(tail * budget_bytes)
         work, seconds = self._tail(chunks)
+
+        def shares_of(allowed: Allowed) -> ProgramShares | None:
+            return solve(
+                self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
+                host_bytes=self.host_bytes, allowed=allowed, in_flight=turn.in_flight,
+            )  # fmt: skip
+
         # State of experts in groups does not come to the device.
         is_grouped = self.expert_groups > 1 and bool(self.uses.experts)
         anywhere = ON_HOST if is_grouped else ANYWHERE
+        count, shares = self.numbers.num_blocks, None
         for homes in dict.fromkeys((tuple(h for h in turn.homes if h in anywhere), anywhere)):
-            shares = solve(
-                self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
-                host_bytes=self.host_bytes, turn=turn._replace(homes=homes),
-            )  # fmt: skip
-            if shares is not None:
-                break
+            shares = shares or shares_of(allowing(count, turn.ways, homes))
         if shares is None:
             return None
-        memory = rounded(
-            shares, self.numbers, self.uses, budget_bytes=self.budgets, loss_chunks=chunks,
-            prefetch=PREFETCH, expert_groups=self.expert_groups,
+        choice = chosen(shares, self.numbers)
+        if (shares.ways[:, OFFLOADED] > 0).any():
+            shares = shares_of(choice.allowed) or shares
+        memory = section_of(
+            choice, offloaded_share(shares), self.uses, budget_bytes=self.budgets,
+            loss_chunks=chunks, prefetch=PREFETCH, expert_groups=self.expert_groups,
         )  # fmt: skip
         return None if memory in seen else self._judged(name, memory)
 

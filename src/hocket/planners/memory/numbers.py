@@ -1,9 +1,9 @@
 """What each block of a step takes: seconds, bytes that it leaves behind, bytes that it works in.
 
 Out of the costs of the problem and a walk over the step's storages. For what a block leaves behind
-there are five ways (`WAYS`) and for its parameters four (`HOMES`), each with the bytes that stay,
-the bytes that cross the way to the host, and the seconds that it adds; the linear program chooses
-among them. O(ops + reads) and O(ops²) only in what one block makes again.
+there are four ways (`WAYS`) and for its parameters four homes (`HOMES`), each with the bytes that
+stay, the bytes that cross the way to the host, and the seconds that it adds; the linear program
+chooses among them. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -15,29 +15,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray
-from hocket.graph.graph import Graph, Phase, Role
+from hocket.graph.graph import Graph, Phase
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
 from hocket.planners.memory.work import find_work, needed_last
 from hocket.simulate.rewriting.experts import all_in_groups
-from hocket.simulate.rewriting.homes import (
-    gradient_bytes,
-    host_update_bytes,
-    num_parts,
-    parameter_reads,
-    visiting_bytes,
-    visiting_pieces,
-)
+from hocket.simulate.rewriting.homes import num_parts, visiting_pieces
 from hocket.simulate.rewriting.needs import SMALLEST_MOVED, Uses
+from hocket.simulate.rewriting.updates import Update
 
-WAYS = ("kept", "offloaded", "recomputed", "recomputed from the host", "cheap again")
-"""What becomes of activations: the last makes again only what costs little per byte."""
-KEPT, OFFLOADED, RECOMPUTED, FROM_HOST, CHEAP = range(len(WAYS))
+WAYS = ("kept", "offloaded", "recomputed", "recomputed from the host")
+"""What becomes of activations."""
+KEPT, OFFLOADED, RECOMPUTED, FROM_HOST = range(len(WAYS))
 HOMES = ("resident", "updated on the host", "streamed", "streamed with its state")
 """Of parameters; the last are updated on the device, to which their state comes."""
 RESIDENT, HOST_UPDATE, STREAMED, VISITING = range(len(HOMES))
-CHEAP_SHARE = 0.25
-"""Storages are cheap to make again where a byte takes less than this part of the block's mean."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +48,6 @@ class BlockNumbers:
     """[block, way]: bytes that go to the host and come back."""
     again_s: FloatArray
     """[block, way]: seconds of ops that run again."""
-    cheap: tuple[tuple[int, ...], ...]
-    """Per block: the storages that are cheap to make again."""
     home: FloatArray
     """[block, home]: bytes of parameters and optimizer state on the device at all times."""
     fetched: FloatArray
@@ -128,7 +118,6 @@ def measure(
         stay=ways.stay,
         moved=ways.moved,
         again_s=ways.again_s,
-        cheap=ways.cheap,
         home=homes.home,
         fetched=homes.fetched,
         room=homes.room,
@@ -156,25 +145,18 @@ class _Ways:
     stay: FloatArray
     moved: FloatArray
     again_s: FloatArray
-    cheap: tuple[tuple[int, ...], ...]
 
 
 def _ways(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Ways:
     graph, count = uses.graph, uses.blocks.num_blocks
     stay, moved, again_s = (np.zeros((count, len(WAYS))) for _ in range(3))
     last = needed_last(uses, groups)
-    cheap: list[tuple[int, ...]] = []
     for block in range(count):
         own = [s for s in uses.saved(block) if last.get(s) == block]
         sizes = graph.tensor_bytes[own].astype(np.float64)
         total, movable = sizes.sum(), sizes[sizes >= SMALLEST_MOVED].sum()
         stay[block] = total
         stay[block, OFFLOADED], moved[block, OFFLOADED] = total - movable, movable
-        cheap.append(_cheap(uses, op_s, block))
-        if cheap[-1]:
-            again = uses.again_for(block, cheap[-1])
-            stay[block, CHEAP] = total - graph.tensor_bytes[list(cheap[-1])].sum()
-            again_s[block, CHEAP] = op_s[list(again)].sum()
         again = uses.again[block]
         if not again:
             # It cannot be made again: these ways are as keeping it.
@@ -184,28 +166,7 @@ def _ways(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Ways:
         again_s[block, RECOMPUTED] = again_s[block, FROM_HOST] = op_s[list(again)].sum()
         stay[block, RECOMPUTED] = moved[block, FROM_HOST] = kept
         stay[block, FROM_HOST] = 0.0
-    return _Ways(stay, moved, again_s, tuple(cheap))
-
-
-def _cheap(uses: Uses, op_s: FloatArray, block: int) -> tuple[int, ...]:
-    """Own storages of a block whose bytes come back for little time, such as those of pointwise
-    ops; chosen one by one, dearest bytes per second last, while the block's mean is not reached."""
-    graph, again = uses.graph, uses.again[block]
-    own = [s for s in uses.saved(block) if uses.producer_block(s) == block]
-    total = float(graph.tensor_bytes[own].sum())
-    mean = float(op_s[list(again)].sum()) / total if total and again else 0.0
-    chosen: list[int] = []
-    spent_s = 0.0
-    alone = {s: float(op_s[list(uses.again_for(block, {s}))].sum()) for s in own}
-    for storage in sorted(own, key=lambda s: (alone[s] / graph.tensor_bytes[s], s)):
-        if alone[storage] > CHEAP_SHARE * mean * graph.tensor_bytes[storage]:
-            break
-        ops = uses.again_for(block, {*chosen, storage})
-        cost_s = float(op_s[list(ops)].sum())
-        if ops and cost_s - spent_s <= CHEAP_SHARE * mean * graph.tensor_bytes[storage]:
-            chosen.append(storage)
-            spent_s = cost_s
-    return tuple(sorted(chosen))
+    return _Ways(stay, moved, again_s)
 
 
 # ── parameters ───────────────────────────────────────────────────────────────────────────────────
@@ -229,8 +190,7 @@ class _Homes:
 
 def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
     """What the parameters of each block take; those of several blocks stay on the device here."""
-    graph, blocks = uses.graph, uses.blocks
-    count = blocks.num_blocks
+    graph, count = uses.graph, uses.blocks.num_blocks
     tables = {
         name: np.zeros((count, len(HOMES)))
         for name in (
@@ -246,12 +206,7 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
             "host_traffic",
         )
     }
-    copied = uses.copied_bytes
-    forward, backward = parameter_reads(uses, uses.again)
-    readers: dict[int, set[int]] = {}
-    for block in range(count):
-        for root in forward[block] | backward[block]:
-            readers.setdefault(root, set()).add(block)
+    copied, readers = uses.copied_bytes, uses.readers
     owned: set[int] = set()
     for root, of in readers.items():
         block, size = min(of), float(graph.tensor_bytes[root])
@@ -263,38 +218,32 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
             tables["fetched"][block, away] += copied[root]
             tables["brought"][block, away] += copied[root]
             tables["room"][block, away] += copied[root] / groups.get(root, 1)
-    visiting: dict[int, list[int]] = defaultdict(list)
-    for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
-        block, reads = int(blocks.block_of[op]), graph.reads_of(op)
-        role = graph.tensor_role[reads]
-        state = reads[role == Role.OPTIMIZER_STATE]
-        owned.update(state.tolist())
-        tables["home"][block, RESIDENT] += graph.tensor_bytes[state].sum()
-        parameters = np.unique(graph.root_of[reads[role == Role.PARAMETER]])
-        is_shared = any(len(readers.get(root, ())) != 1 for root in parameters.tolist())
+    visiting: dict[int, list[Update]] = defaultdict(list)
+    for update in uses.updates.values():
+        block = update.block
+        owned.update(update.state)
+        tables["home"][block, RESIDENT] += update.state_bytes
+        is_shared = any(len(readers.get(root, ())) != 1 for root in update.roots)
         # What several blocks read stays, and the host updates it.
         at_home = (HOST_UPDATE, STREAMED, VISITING) if is_shared else (HOST_UPDATE, STREAMED)
-        gradient = reads[(role == Role.GRADIENT) | (role == Role.ACTIVATION)]
-        is_grouped = any(root in groups for root in parameters.tolist())
-        sent = graph.tensor_bytes if is_grouped else copied
-        tables["gradients"][block, at_home] += gradient_bytes(graph, op, sent)
-        at_once = max((groups.get(root, 1) for root in parameters.tolist()), default=1)
-        tables["leaving"][block, at_home] += graph.tensor_bytes[gradient].sum() / at_once
-        tables["host_traffic"][block, at_home] += host_update_bytes(graph, op, copied)
+        is_grouped = any(root in groups for root in update.roots)
+        sent_bytes = update.gradient_bytes if is_grouped else update.sent_bytes
+        tables["gradients"][block, at_home] += sent_bytes
+        at_once = max((groups.get(root, 1) for root in update.roots), default=1)
+        tables["leaving"][block, at_home] += update.gradient_bytes / at_once
+        tables["host_traffic"][block, at_home] += update.host_bytes
         back = at_home if is_shared else (HOST_UPDATE,)
-        tables["brought"][block, back] += copied[reads[role == Role.PARAMETER]].sum()
-        tables["update_s"][block, RESIDENT] += op_s[op]
+        tables["brought"][block, back] += copied[list(update.parameters)].sum()
+        tables["update_s"][block, RESIDENT] += op_s[update.op]
         if is_shared:
             continue
-        visiting[block].append(op)
-        state_bytes = float(graph.tensor_bytes[state].sum())
-        arriving, leaving = visiting_bytes(graph, parameters, copied)
-        tables["visiting"][block, VISITING] += state_bytes + arriving
-        tables["gradients"][block, VISITING] += state_bytes + leaving
-        tables["leaving"][block, VISITING] += graph.tensor_bytes[gradient].sum()
-    pieces, berths_bytes = visiting_pieces(graph, visiting, copied)
+        visiting[block].append(update)
+        tables["visiting"][block, VISITING] += update.state_bytes + update.parameter_bytes
+        tables["gradients"][block, VISITING] += update.state_bytes + update.leaving_bytes
+        tables["leaving"][block, VISITING] += update.gradient_bytes
+    pieces, berths_bytes = visiting_pieces(visiting)
     for block, of_block in pieces.items():
-        parts = sum(num_parts(graph, ops) for ops in of_block)
+        parts = sum(num_parts([uses.updates[op] for op in ops]) for ops in of_block)
         tables["last_piece"][block, VISITING] = tables["gradients"][block, VISITING] / parts
     return _Homes(**tables, owned=frozenset(owned), berths_bytes=float(berths_bytes))
 

@@ -3,20 +3,21 @@
 Blocks are gone through in order and what a block was given too much or too little of is carried to
 the next one (error diffusion), so that after any number of blocks each way has about the bytes and
 seconds that the linear program gave it. Kept and offloaded need no rounding: a block offloads a
-share of its bytes. O(blocks).
+share of its bytes. How much each block offloads is therefore asked of the program once more when
+all else is chosen: what was spread over blocks that are made again now would hold others up.
+O(blocks).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.planners.memory.linear import ProgramShares
+from hocket.planners.memory.linear import Allowed, ProgramShares
 from hocket.planners.memory.numbers import (
-    CHEAP,
     FROM_HOST,
     HOMES,
     HOST_UPDATE,
@@ -26,6 +27,7 @@ from hocket.planners.memory.numbers import (
     RESIDENT,
     STREAMED,
     VISITING,
+    WAYS,
     BlockNumbers,
 )
 from hocket.simulate.rewriting.needs import Uses
@@ -34,9 +36,39 @@ SMALLEST_SHARE = 0.02
 """Less than this part of a block is not worth offloading."""
 
 
-def rounded(
-    shares: ProgramShares,
-    numbers: BlockNumbers,
+class Choice(NamedTuple):
+    """One way and one home per block; what is kept may be offloaded in part."""
+
+    way: IntArray
+    home: IntArray
+
+    @property
+    def allowed(self) -> Allowed:
+        """What is left to choose: how much of what is there is offloaded."""
+        ways = np.arange(len(WAYS)) == self.way[:, None]
+        ways[self.way == KEPT, OFFLOADED] = True
+        return Allowed(ways, np.arange(len(HOMES)) == self.home[:, None])
+
+
+def chosen(shares: ProgramShares, numbers: BlockNumbers) -> Choice:
+    """The choice nearest to the shares."""
+    ways = shares.ways.copy()
+    ways[:, KEPT] += ways[:, OFFLOADED]
+    ways[:, OFFLOADED] = 0.0
+    home = _diffused(shares.homes, numbers.home[:, RESIDENT], _late(numbers))
+    return Choice(_diffused(ways, numbers.stay[:, KEPT]), home)
+
+
+def offloaded_share(shares: ProgramShares) -> FloatArray:
+    """Per block: the part of what is there that is offloaded."""
+    offloaded = shares.ways[:, OFFLOADED]
+    there = shares.ways[:, KEPT] + offloaded
+    return np.divide(offloaded, there, out=np.zeros_like(there), where=there > 0)
+
+
+def section_of(
+    choice: Choice,
+    share: FloatArray,
     uses: Uses,
     *,
     budget_bytes: tuple[int, ...],
@@ -44,15 +76,9 @@ def rounded(
     prefetch: int,
     expert_groups: int = 1,
 ) -> Memory:
-    """The section nearest to the shares."""
-    ways = shares.ways.copy()
-    offloaded = ways[:, OFFLOADED].copy()
-    there = ways[:, KEPT] + offloaded
-    ways[:, KEPT], ways[:, OFFLOADED] = there, 0.0
-    way = _diffused(ways, numbers.stay[:, KEPT])
-    home = _diffused(shares.homes, numbers.home[:, RESIDENT], _late(numbers))
-    share = np.divide(offloaded, there, out=np.zeros_like(there), where=there > 0)
+    """The section of a choice, with the offloaded share of each block."""
     of_experts = {each.block for each in uses.experts.values()}
+    home = choice.home
     blocks = tuple(
         MemoryBlock(
             name=name,
@@ -61,7 +87,7 @@ def rounded(
             parameters="streamed" if home[number] in (STREAMED, VISITING) else "resident",
             update="device" if home[number] in (RESIDENT, VISITING) else "host",
             expert_groups=expert_groups if home[number] == STREAMED and number in of_experts else 1,
-            **_activations(int(way[number]), float(share[number]), numbers.cheap[number], uses),
+            **_activations(int(choice.way[number]), float(share[number])),
         )
         for number, name in enumerate(uses.blocks.names)
     )
@@ -70,14 +96,11 @@ def rounded(
     )
 
 
-def _activations(way: int, share: float, cheap: tuple[int, ...], uses: Uses) -> dict[str, Any]:
+def _activations(way: int, share: float) -> dict[str, Any]:
     if way == RECOMPUTED:
         return {"activations": "recomputed"}
     if way == FROM_HOST:
         return {"activations": "recomputed", "checkpoint": "offloaded"}
-    if way == CHEAP:
-        names = uses.graph.tensor_names
-        return {"activations": "recomputed", "tensors": tuple(names[s] for s in cheap)}
     if share >= SMALLEST_SHARE:
         return {"activations": "offloaded", "share": round(share, 4)}
     return {}

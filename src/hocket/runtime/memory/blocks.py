@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ from hocket.runtime.memory.copies import (
     looking,
 )
 from hocket.runtime.memory.ledger import on_host
+from hocket.runtime.memory.unmoved import Unmoved
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class Block:
     modules: dict[str, nn.Module]
     parameters: list[nn.Parameter] = field(default_factory=list)
     """Those that no other block has."""
+    draws: bool = True
+    """Whether its forward pass may draw random numbers."""
     grouped: dict[nn.Parameter, int] = field(default_factory=dict)
     """Those of experts that come in so many groups, and not with the block."""
     home: torch.Tensor | None = None
@@ -146,6 +150,11 @@ class Block:
     """What the parameters look at in each lasting buffer of the device."""
     versions: list[int] = field(default_factory=list)
     """Of the parameters when they were last rounded."""
+
+    @cached_property
+    def unmoved(self) -> Unmoved:
+        """The buffers of its modules."""
+        return Unmoved(self.modules.values())
 
     @property
     def is_streamed(self) -> bool:

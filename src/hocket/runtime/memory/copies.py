@@ -38,8 +38,13 @@ def looking(
     offset: int,
 ) -> torch.Tensor:
     """A tensor that looks at a buffer of bytes; the offset is in elements."""
+    return whole_numbers(buffer, dtype).as_strided(shape, stride, offset)
+
+
+def whole_numbers(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A buffer of bytes as numbers, as many as there are whole ones."""
     num_bytes = buffer.numel() // dtype.itemsize * dtype.itemsize
-    return buffer[:num_bytes].view(dtype).as_strided(shape, stride, offset)
+    return (buffer if num_bytes == buffer.numel() else buffer[:num_bytes]).view(dtype)
 
 
 def host_buffer(num_bytes: int, *, pinned: bool) -> torch.Tensor:
@@ -134,9 +139,10 @@ class Lent:
 class CopyEngines:
     """Both directions between a device and the host."""
 
-    def __init__(self, device: torch.device, *, is_real: bool) -> None:
-        """``is_real`` says whether there is a device beside the host, with streams."""
-        self.device, self.is_real = device, is_real
+    def __init__(self, device: torch.device, *, is_real: bool, is_idle: bool = False) -> None:
+        """``is_real`` says whether there is a device beside the host, with streams; an idle one
+        copies nothing: for rehearsals."""
+        self.device, self.is_real, self._is_idle = device, is_real, is_idle
         self._out = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]
         self._in = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]
 
@@ -165,7 +171,7 @@ class CopyEngines:
         self, pairs: Sequence[Pair], stream: torch.cuda.Stream | None, *after: Ticket
     ) -> Ticket:
         if stream is None:
-            for target, source in pairs:
+            for target, source in () if self._is_idle else pairs:
                 target.copy_(source)
             return DONE
         with torch.cuda.stream(stream):

@@ -86,6 +86,30 @@ class GroupedParameter:
             yield group, buffer.view(self.place.dtype).view(shape)
 
 
+def sources_of(
+    block: Block, ring: GroupRing, deliver: Deliver
+) -> dict[nn.Parameter, GroupedParameter]:
+    """The parameters of a block that come in groups."""
+    return {
+        place.parameter: GroupedParameter(
+            block, place, block.grouped[place.parameter], ring, deliver
+        )
+        for place in block.copied_layout.places
+        if place.parameter in block.grouped
+    }
+
+
+def ring_of(blocks: Sequence[Block], engines: CopyEngines) -> GroupRing:
+    """Room for the largest group of all blocks."""
+    sizes = [
+        group_bytes(place, block.grouped[place.parameter])
+        for block in blocks
+        for place in block.copied_layout.places
+        if place.parameter in block.grouped
+    ]
+    return GroupRing(engines, max(sizes, default=0))
+
+
 def group_bytes(place: Place, num_groups: int) -> int:
     """What the largest group takes."""
     return place.num_bytes // place.shape[0] * _group_size(place, num_groups)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -76,7 +77,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Do the op and count what it made."""
         if func is torch.ops.prim.device.default:
             # Up to half of all that is dispatched.
-            return func(*args, **(kwargs or {}))
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         in_place = is_made_in_place(func, args, kwargs, self._alone, self._maker_of)
         result = func(*args, **(kwargs or {}))
         if getattr(_host_depth, "value", 0):

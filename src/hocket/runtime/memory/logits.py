@@ -154,7 +154,11 @@ def _cross_entropy(
         pieces = zip(
             logits.rows.chunk(logits.num_chunks), target.chunk(logits.num_chunks), strict=True
         )
-        return torch.stack([checkpoint(piece, *each, use_reentrant=False) for each in pieces]).sum()
+        # Nothing is drawn, and generators cannot be looked at while a CUDA graph is captured.
+        return torch.stack([
+            checkpoint(piece, *each, use_reentrant=False, preserve_rng_state=False)
+            for each in pieces
+        ]).sum()  # fmt: skip
 
     def loss() -> torch.Tensor:
         total = summed()

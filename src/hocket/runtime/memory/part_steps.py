@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,12 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.ledger import on_host
-from hocket.runtime.memory.updates import counters_beside, has_fused_kernels, part_of
+from hocket.runtime.memory.updates import (
+    counters_beside,
+    group_of,
+    has_fused_kernels,
+    part_of,
+)
 
 
 class PartSteps:
@@ -30,7 +36,12 @@ class PartSteps:
         """Of parameters on the device; fused kernels hold nothing beside what they change."""
         if self._is_real and has_fused_kernels(optimizer):
             counters_beside(optimizer, parameters)
-        return part_of(optimizer, {p: p for p in parameters}, fused=self._is_real)
+        part = part_of(optimizer, {p: p for p in parameters}, fused=self._is_real)
+        if self._is_real and torch.cuda.is_current_stream_capturing():
+            for group in part.param_groups:
+                # Optimizers want to be told.
+                group |= {"capturable": True} if "capturable" in group else {}
+        return part
 
     def step_here(self, part: torch.optim.Optimizer) -> None:
         """An update on the device, of which a rehearsal sees what it holds."""
@@ -43,21 +54,43 @@ class PartSteps:
         with unset_fake_temporarily() if self._is_rehearsal else nullcontext():
             part.step()
 
-    def make_states(self, optimizer: torch.optim.Optimizer, blocks: Iterable[Block]) -> None:
+    def make_states(self, optimizer: torch.optim.Optimizer, blocks: Sequence[Block]) -> None:
         """Have the states that come to or stay on the device, as after a first step."""
-        for block in blocks:
-            if block.home is None:
-                for parameter in block.parameters:
-                    if parameter.requires_grad:
-                        parameter.grad = torch.zeros_like(parameter)
-                self._step(part_of(optimizer, {p: p for p in block.parameters}))
-                for parameter in block.parameters:
-                    parameter.grad = None
-            elif block.is_updated_here:
-                with on_host():
-                    for parameter, twin in block.twins.items():
-                        if parameter.requires_grad:
-                            twin.grad = torch.zeros_like(twin)
-                    self._step(part_of(optimizer, block.twins))
-                    for twin in block.twins.values():
-                        twin.grad = None
+        self._make_states(optimizer, {p: p for b in blocks if b.home is None for p in b.parameters})
+        with on_host():
+            visiting = [block.twins for block in blocks if block.is_updated_here]
+            self._make_states(
+                optimizer, {p: twin for twins in visiting for p, twin in twins.items()}
+            )
+
+    def _make_states(
+        self, optimizer: torch.optim.Optimizer, parameters: Mapping[nn.Parameter, nn.Parameter]
+    ) -> None:
+        """The update of a parameter looks at it alone: of those that look alike one is updated, and
+        the states of the others are like its own."""
+        alike: dict[Any, list[nn.Parameter]] = {}
+        groups = group_of(optimizer, parameters)
+        for parameter, updated in parameters.items():
+            if parameter.requires_grad:
+                look = (updated.shape, updated.stride(), updated.dtype, updated.device)
+                alike.setdefault((groups.get(parameter), *look), []).append(parameter)
+        firsts = {p: parameters[p] for p, *_ in alike.values()}
+        for updated in firsts.values():
+            updated.grad = torch.zeros_like(updated)
+        self._step(part_of(optimizer, firsts))
+        for updated in firsts.values():
+            updated.grad = None
+        for first, *others in alike.values():
+            for parameter in others if first in optimizer.state else ():
+                optimizer.state[parameter] = {
+                    key: self._like(value) for key, value in optimizer.state[first].items()
+                }
+
+    def _like(self, state: Any) -> Any:
+        if not isinstance(state, torch.Tensor):
+            return state
+        if state.dim():
+            return torch.empty_like(state)
+        # Counters of steps are the host's.
+        with on_host(), unset_fake_temporarily() if self._is_rehearsal else nullcontext():
+            return state.clone()

@@ -35,7 +35,8 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     for index, policy in enumerate(memory.blocks):
         # A module that runs in several blocks is in none of them: its parameters are shared.
         paths = _own_module(policy.name, known) if spans is None else spans.get(policy.name, ())
-        blocks.append(Block(policy, index, {path: known[path] for path in paths}))
+        modules = {path: known[path] for path in paths}
+        blocks.append(Block(policy, index, modules, draws=_draws(policy, graph)))
     owners: Counter[nn.Parameter] = Counter()
     for block in blocks:
         owners.update(_parameters(block))
@@ -53,6 +54,11 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
     # The forward pass begins with them.
     return [*blocks, Block(shared, -1, {}, rest)]
+
+
+def _draws(policy: MemoryBlock, graph: Graph | None) -> bool:
+    """Whether the forward ops of a block draw random numbers, where they are known."""
+    return graph is None or bool((graph.rng_order[policy.start : policy.stop] >= 0).any())
 
 
 def group_experts(

@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 
-from hocket.runtime.memory.copies import DONE, CopyEngines, HostPool, Ticket, looking
+from hocket.runtime.memory.copies import (
+    DONE,
+    CopyEngines,
+    HostPool,
+    Ticket,
+    looking,
+    whole_numbers,
+)
 
 _MIN_BYTES = 1024
 """Smaller storages stay: a copy costs more than they weigh."""
@@ -25,7 +32,8 @@ class _Saved:
     """A storage."""
 
     there: torch.Tensor | None
-    """Its bytes on the device."""
+    """All of it on the device, in the type of the first tensor that looked at it."""
+    like: torch.dtype
     num_bytes: int
     on_host: torch.Tensor | None = None
     ticket: Ticket = DONE
@@ -77,12 +85,13 @@ class SavedStorages:
         offset = int(tensor.storage_offset())
         return SavedView(saved, tensor.dtype, tensor.shape, tensor.stride(), offset)
 
+    @torch.no_grad()
     def _send(self, tensor: torch.Tensor) -> _Saved:
-        num_bytes = tensor.untyped_storage().nbytes()
-        whole = tensor.as_strided((num_bytes // tensor.dtype.itemsize,), (1,), 0)
-        there = whole.view(torch.uint8)
+        num_bytes, dtype = tensor.untyped_storage().nbytes(), tensor.dtype
+        there = tensor.as_strided((num_bytes // dtype.itemsize,), (1,), 0)
         host = self.pool.take(num_bytes)
-        return _Saved(there, num_bytes, host, self.engines.send([(host, there)]))
+        ticket = self.engines.send([(whole_numbers(host, dtype), there)])
+        return _Saved(there, dtype, num_bytes, host, ticket)
 
     def let_go(self) -> None:
         """Give up the device's memory."""
@@ -97,17 +106,22 @@ class SavedStorages:
         """Start to bring everything back."""
         for saved in self._saved.values():
             if saved.there is None and saved.on_host is not None:
-                there = torch.empty(saved.num_bytes, dtype=torch.uint8, device=self.engines.device)
-                saved.there = there
-                saved.ticket = self.engines.fetch([(there, saved.on_host)])
+                size, device = saved.num_bytes // saved.like.itemsize, self.engines.device
+                saved.there = there = torch.empty(size, dtype=saved.like, device=device)
+                saved.ticket = self.engines.fetch(
+                    [(there, whole_numbers(saved.on_host, saved.like))]
+                )
 
     def unpack(self, view: SavedView) -> torch.Tensor:
         """The tensor that autograd wants back."""
         if view.saved.there is None:
             self.fetch()
         view.saved.ticket.wait()
-        assert view.saved.there is not None
-        return looking(view.saved.there, view.dtype, view.shape, view.stride, view.offset)
+        there = view.saved.there
+        assert there is not None
+        if view.dtype == view.saved.like:
+            return there.as_strided(view.shape, view.stride, view.offset)
+        return looking(there.view(torch.uint8), view.dtype, view.shape, view.stride, view.offset)
 
     def forget(self) -> None:
         """The backward pass of the visit is over."""

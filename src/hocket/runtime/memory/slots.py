@@ -8,6 +8,7 @@ noted by block and offset, and looked up where the block is when they are needed
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -111,3 +112,9 @@ class Slots:
     def _touch(self, slot: BufferSlot) -> None:
         self._clock += 1
         slot.last_used = self._clock
+
+
+def slots_of(blocks: Iterable[Block], engines: CopyEngines, prefetch: int) -> Slots:
+    """Buffers for the block that is computed and for those that come meanwhile."""
+    sizes = [block.brought_bytes for block in blocks if block.is_streamed]
+    return Slots(engines, max(sizes, default=0), 1 + max(1, prefetch))

@@ -22,7 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -68,14 +68,40 @@ def part_of(
     if fused and has_fused_kernels(optimizer):
         settings = {"fused": True, "foreach": False}
     part.state = defaultdict(dict)
-    part.param_groups = []
-    for group in optimizer.param_groups:
-        here = [p for p in group["params"] if p in parameters]
-        for parameter in here:
-            part.state[parameters[parameter]] = optimizer.state[parameter]
-        own = {"params": [parameters[parameter] for parameter in here], **settings}
-        part.param_groups.append({**group, **own})
+    part.param_groups = [{**group, "params": [], **settings} for group in optimizer.param_groups]
+    groups = group_of(optimizer, parameters)
+    for parameter, updated in parameters.items():
+        if parameter in groups:
+            part.state[updated] = optimizer.state[parameter]
+            part.param_groups[groups[parameter]]["params"].append(updated)
     return part
+
+
+class _Groups(NamedTuple):
+    """Where the parameters of an optimizer were when they were looked for."""
+
+    lists: list[tuple[list[nn.Parameter], int]]
+    group_of: dict[nn.Parameter, int]
+
+
+_known: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Groups] = weakref.WeakKeyDictionary()
+
+
+def group_of(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
+) -> dict[nn.Parameter, int]:
+    """In which group of the optimizer each parameter is. There are many blocks, and each would go
+    through all parameters; they are gone through again where groups changed, or one is missed."""
+    lists = [(group["params"], len(group["params"])) for group in optimizer.param_groups]
+    known = _known.get(optimizer)
+    is_same = known is not None and len(known.lists) == len(lists) and all(
+        params is before and count == number
+        for (params, count), (before, number) in zip(lists, known.lists, strict=True)
+    )  # fmt: skip
+    if known is None or not is_same or any(p not in known.group_of for p in parameters):
+        known = _Groups(lists, {p: n for n, (params, _) in enumerate(lists) for p in params})
+        _known[optimizer] = known
+    return known.group_of
 
 
 @dataclass(eq=False)

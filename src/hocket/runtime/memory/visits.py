@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,10 +99,10 @@ class Visits:
         visit.saved = self._saved(visit, args)
         with self._hooks(visit), _without_cached_casts():
             if block.policy.activations == "recomputed":
-                modules = block.modules.values()
                 result = computed_again(
-                    modules, forward, args, kwargs, repeats_draws=self.repeats_draws
-                )
+                    block.unmoved, forward, args, kwargs,
+                    repeats_draws=self.repeats_draws and block.draws,
+                )  # fmt: skip
             else:
                 result = forward(*args, **kwargs)
         self._end(visit, result)
@@ -190,16 +190,21 @@ class Visits:
             limit = policy.share * self._shares.get(visit.number, float("inf"))
         return SavedStorages(self.engines, self.pool, self.kept_storages | shared, limit)
 
-    @contextmanager
-    def _hooks(self, visit: Visit) -> Iterator[None]:
+    def _hooks(self, visit: Visit) -> AbstractContextManager[None]:
+        """What autograd saves goes where the policy says; hooks take time for each tensor, and are
+        not there where there is nothing to do."""
+        if visit.saved is None and not self.slots.buffers:
+            return nullcontext()
+
         def pack(tensor: torch.Tensor) -> Any:
             if view := self.slots.noted(tensor):
                 return view
-            if tensor.grad_fn is not None:
+            packed = tensor if visit.saved is None else visit.saved.pack(tensor)
+            if packed is tensor and tensor.grad_fn is not None:
                 # A result that knows the op which saves it would keep that op, and all that the
                 # step saved, alive until a backward pass comes.
-                tensor = tensor.detach()
-            return tensor if visit.saved is None else visit.saved.pack(tensor)
+                return tensor.detach()
+            return packed
 
         def unpack(packed: Any) -> torch.Tensor:
             if isinstance(packed, SlotView):
@@ -210,8 +215,7 @@ class Visits:
             found: torch.Tensor = packed
             return found
 
-        with saved_tensors_hooks(pack, unpack):
-            yield
+        return saved_tensors_hooks(pack, unpack)
 
     def _end(self, visit: Visit, result: Any) -> None:
         block = visit.block

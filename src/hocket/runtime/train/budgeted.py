@@ -28,13 +28,13 @@ from hocket.graph.graph import Graph
 from hocket.runtime.memory.blocks import Block, settle_parameters
 from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
 from hocket.runtime.memory.experts import called_in_groups
-from hocket.runtime.memory.groups import GroupedParameter, GroupRing, group_bytes
+from hocket.runtime.memory.groups import ring_of, sources_of
 from hocket.runtime.memory.home_step import step_at_home
 from hocket.runtime.memory.landing import Gradients, Landings
 from hocket.runtime.memory.logits import LazyLogits, last_layer
 from hocket.runtime.memory.part_steps import PartSteps
 from hocket.runtime.memory.parts import blocks_of, group_experts, require_block_of
-from hocket.runtime.memory.slots import Slots
+from hocket.runtime.memory.slots import slots_of
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.memory.visiting import Visitors
 from hocket.runtime.memory.visits import Visits
@@ -49,6 +49,8 @@ from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.forwards import put_forward, take_away
 from hocket.runtime.train.recorded import Recipe, in_mode
+from hocket.runtime.train.repeats import AS_ASKED
+from hocket.runtime.train.replayed_budget import ReplayedBudget
 from hocket.runtime.train.returned import single_number, without_cache
 from hocket.runtime.train.weight import Weight
 
@@ -68,8 +70,10 @@ class Budgeted:
         rounded: Mapping[str, torch.dtype] | None = None,
         is_rehearsal: bool = False,
         lost: str = "",
+        called: str = AS_ASKED,
     ) -> None:
-        """``rounded`` are parameters that every op reads in another type only, by name.
+        """``rounded`` are parameters that every op reads in another type only, by name; ``called``
+        says why steps are not replayed as a whole, and is empty where they are.
 
         In a rehearsal tensors are fake, and nothing is done on the host.
         """
@@ -78,12 +82,13 @@ class Budgeted:
         self.predicted_s, self.lost = kept.step_s, lost
         self._rehearsed = signature_of(batch)
         self._loss = ChosenLoss(recipe.loss)
-        self._engines = CopyEngines(device, is_real=device.type == "cuda" and not is_rehearsal)
+        is_real = device.type == "cuda" and not is_rehearsal
+        self._engines = CopyEngines(device, is_real=is_real, is_idle=is_rehearsal)
         self.blocks = blocks_of(model, memory, graph)
         group_experts(model, self.blocks, memory, graph)
-        self._pool = HostPool(pinned=self._engines.is_real)
+        self._pool = HostPool(pinned=is_real)
         self._updates = HostUpdates(is_idle=is_rehearsal)
-        self._steps = PartSteps(device, is_real=self._engines.is_real, is_rehearsal=is_rehearsal)
+        self._steps = PartSteps(device, is_real=is_real, is_rehearsal=is_rehearsal)
         self._optimizer: torch.optim.Optimizer | None = None
         """Whose updates are done as gradients come."""
         self._is_own_loop = self._has_left = False
@@ -91,8 +96,9 @@ class Budgeted:
         self._used = Lent()
         """Gradients that updates on the device read."""
         settle_parameters(model, self.blocks, self._engines, rounded or {})
-        self._slots, self._ring = self._make_slots(), self._make_ring()
-        own = CopyEngines(device, is_real=self._engines.is_real)
+        self._slots = slots_of(self.blocks, self._engines, memory.prefetch)
+        self._ring = ring_of(self.blocks, self._engines)
+        own = CopyEngines(device, is_real=is_real, is_idle=is_rehearsal)
         self._visitors = Visitors(self.blocks, own, self._steps.step_here)
         stays = frozenset(tensor.untyped_storage()._cdata for tensor in self.lasting)
         self._visits = Visits(
@@ -101,6 +107,7 @@ class Budgeted:
             self._begin_block, self._finish_block, self._finish_step, self._strayed,
         )  # fmt: skip
         self._put_visits()
+        self._replayed = ReplayedBudget(model, device, called)
         self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────
@@ -109,8 +116,18 @@ class Budgeted:
         """Blocks are updated as their gradients come."""
         self._optimizer = optimizer
 
+    @property
+    def replays(self) -> str:
+        """How steps are launched; see `TellsReplay`."""
+        return self._replayed.repeats.told
+
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """Forward and backward, and updates that are expected."""
+        self._require_model()
+        self._notice_shapes(batch)
+        return self._replayed(batch, weight, self._optimizer, self._passes)
+
+    def _passes(self, batch: Any, weight: Weight) -> Carried:
         outcome = self._forward(batch)
         seed = torch.ones_like(outcome.loss).mul_(weight)
         outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
@@ -123,14 +140,19 @@ class Budgeted:
     def forward(self, batch: Any, step: int) -> Carried:
         """The model itself; gradients are at home after the backward pass."""
         self._optimizer = None
+        self._begin(batch)
         outcome = self._forward(batch)
         self._is_own_loop = True
         return outcome
 
-    def _forward(self, batch: Any) -> Carried:
+    def _begin(self, batch: Any) -> None:
+        """Something else than a step of training follows."""
         self._require_model()
-        self._is_own_loop = False
         self._notice_shapes(batch)
+        self._replayed.let_go()
+
+    def _forward(self, batch: Any) -> Carried:
+        self._is_own_loop = False
         self._visits.begin()
         self._visitors.forget()
         self._bring_shared()
@@ -174,13 +196,15 @@ class Budgeted:
 
     def evaluate(self, batch: Any) -> Carried:
         """The loss, without gradients."""
+        self._begin(batch)
         with torch.no_grad(), in_mode(self._model, is_training=False):
             return self._forward(batch)
 
     def predict(self, batch: Any) -> Any:
         """What the model returns."""
+        self._require_model()
+        self._replayed.let_go()
         with torch.no_grad(), in_mode(self._model, is_training=False):
-            self._require_model()
             self._visits.begin()
             self._bring_shared()
             return self._apply(batch)
@@ -193,6 +217,7 @@ class Budgeted:
     def leave(self) -> None:
         """Have the model be as it was, for another carrier; this one trains no more."""
         self._settle()
+        self._replayed.let_go()
         self._has_left = True
         for block in self.blocks:
             for parameter in block.parameters if block.home is not None else ():
@@ -303,19 +328,6 @@ class Budgeted:
 
     # ── setting up ───────────────────────────────────────────────────────────────────────────
 
-    def _make_slots(self) -> Slots:
-        sizes = [b.brought_bytes for b in self.blocks if b.is_streamed]
-        return Slots(self._engines, max(sizes, default=0), 1 + max(1, self._memory.prefetch))
-
-    def _make_ring(self) -> GroupRing:
-        sizes = [
-            group_bytes(place, block.grouped[place.parameter])
-            for block in self.blocks
-            for place in block.copied_layout.places
-            if place.parameter in block.grouped
-        ]
-        return GroupRing(self._engines, max(sizes, default=0))
-
     @property
     def lasting(self) -> list[torch.Tensor]:
         """What stays on the device between steps, but for the optimizer's state."""
@@ -325,6 +337,8 @@ class Budgeted:
                 lasting += block.parameters
             elif block.resident is not None:
                 lasting.append(block.resident)
+            if block.policy.activations == "recomputed":
+                lasting += block.unmoved.spares()
         return lasting
 
     def _bring_shared(self) -> None:
@@ -338,14 +352,7 @@ class Budgeted:
         if head is not None:
             require_block_of(self._model, head, self.blocks)
         for block in self.blocks:
-            sources = {
-                place.parameter: GroupedParameter(
-                    block, place, block.grouped[place.parameter], self._ring,
-                    self._landings.send_group,
-                )
-                for place in block.copied_layout.places
-                if place.parameter in block.grouped
-            }  # fmt: skip
+            sources = sources_of(block, self._ring, self._landings.send_group)
             for module in block.modules.values():
                 forward = module.forward
                 if sources:

@@ -1,9 +1,12 @@
 """Find the fastest memory plan whose rehearsed peak is within a budget.
 
 A planner's model of memory may be rough, so a plan counts by what it holds when it is rehearsed.
-Plans are rehearsed from the fastest on until one keeps the budget. Which plans are looked at
-depends on the budget only in that a larger one lets more of them in; so a larger budget never gives
-a longer step, and no plan is slower than full recompute where that keeps the budget.
+Plans that keep the budget in the simulator are rehearsed from the fastest on until one keeps it;
+then those that are faster still and exceed it by little there. So a larger budget never gives a
+longer step, and no plan is slower than full recompute where that keeps the budget. A rehearsal of a
+deep model takes seconds: of such a model only those are rehearsed of the second kind that keep the
+budget if what they hold is less than simulated by as much as that of the others was, and none that
+moves nothing, because no copy of it ends earlier than simulated.
 """
 
 from __future__ import annotations
@@ -15,11 +18,17 @@ from typing import NamedTuple
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes, typed_bytes
 from hocket.plan.sections.memory import Memory
+from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.frontier import Frontier
-from hocket.planners.memory.maker import FULL_RECOMPUTE, Fitted
+from hocket.planners.memory.maker import FULL_RECOMPUTE
 
 _SLACK = 1.25
 """A plan is rehearsed where the simulated peak is within this many budgets."""
+MANY_OPS = 5000
+"""Of a step, from which on rehearsals are few."""
+_PARTS_OF_ROOM = (1.0, 0.99, 0.95)
+"""Of a budget, for which plans that keep some blocks are looked at: rehearsals find a little more
+than the simulator."""
 
 
 class KeptBudget(NamedTuple):
@@ -32,23 +41,50 @@ class KeptBudget(NamedTuple):
     """What a step should take, where somebody knows."""
 
 
-def fitted(budget_bytes: int, frontier: Frontier, rehearse: Callable[[Memory], int]) -> KeptBudget:
-    """The fastest of the frontier's plans that keeps the budget when it is rehearsed."""
-    plain = Memory(budget_bytes=(budget_bytes,), blocks=())
-    peaks: list[int] = []
-    for plan in _worth_a_rehearsal(frontier, budget_bytes):
-        section = (
-            plain if plan.memory is None else replace(plan.memory, budget_bytes=(budget_bytes,))
-        )
-        peaks.append(rehearse(section))
-        if peaks[-1] <= budget_bytes:
-            return KeptBudget(section, peaks[-1], plan.step_s)
-    raise too_large(min(peaks), budget_bytes)
+def fitted(
+    budget_bytes: int,
+    frontier: Frontier,
+    rehearse: Callable[[Memory], int],
+    beside_bytes: int = 0,
+) -> KeptBudget:
+    """The fastest of the frontier's plans that keeps the budget when it is rehearsed; rehearsals
+    add at least ``beside_bytes`` to what tensors take."""
+    room = budget_bytes - beside_bytes
+    plans = _worth_a_rehearsal(frontier, budget_bytes, room)
+    peaks: dict[str, int] = {}
+
+    def keeps(plan: Fitted) -> bool:
+        peaks[plan.name] = rehearse(_section(plan, budget_bytes))
+        return peaks[plan.name] <= budget_bytes
+
+    inside = [plan for plan in plans if plan.peak_bytes <= room]
+    found = next((plan for plan in inside if keeps(plan)), None)
+    outside = [plan for plan in plans if plan.peak_bytes > room]
+    if found is not None:
+        outside = [plan for plan in outside if plan.rank < found.rank]
+    if found is not None and frontier.problem.graph.num_ops > MANY_OPS:
+        least = min(peaks[plan.name] / plan.peak_bytes for plan in inside if plan.name in peaks)
+        outside = [plan for plan in outside
+                   if plan.moved_bytes and least * plan.peak_bytes <= budget_bytes]  # fmt: skip
+    found = next((plan for plan in outside if keeps(plan)), found)
+    if found is None:
+        raise too_large(min(peaks.values()), budget_bytes)
+    return KeptBudget(_section(found, budget_bytes), peaks[found.name], found.step_s)
 
 
-def _worth_a_rehearsal(frontier: Frontier, budget_bytes: int) -> list[Fitted]:
+def _section(plan: Fitted, budget_bytes: int) -> Memory:
+    if plan.memory is None:
+        return Memory(budget_bytes=(budget_bytes,), blocks=())
+    return replace(plan.memory, budget_bytes=(budget_bytes,))
+
+
+def _worth_a_rehearsal(frontier: Frontier, budget_bytes: int, room: int) -> list[Fitted]:
     """Plans that are best for some budget and may keep this one, the fastest first."""
     plans = {plan.name: plan for plan in frontier.best_of()}
+    for part in _PARTS_OF_ROOM:
+        for keeping in frontier.keeping:
+            if (kept := keeping.best(part * room)) is not None:
+                plans[kept.name] = kept
     if (full := frontier.find(FULL_RECOMPUTE)) is not None:
         plans[full.name] = full
     near = [plan for plan in plans.values() if plan.peak_bytes <= _SLACK * budget_bytes]

@@ -13,6 +13,7 @@ from hocket.graph.graph import Graph
 from hocket.plan.sections.memory import Memory
 from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.rebuild import require_same
+from hocket.runtime.train.budget_launches import budget_launches
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions
@@ -34,11 +35,12 @@ def keeping(
     graph, program = recipe.trace(model, batch, "train", is_run=False)
     require_same(planned, graph, recipe.name)
     rounded = rounded_parameters(program)
-    peak_bytes = rehearsed_peak(
+    budget_bytes = section.budget_bytes[0]
+    launches = budget_launches(graph, program, batch, device, budget_bytes, replay=options.replay)
+    peak_bytes = launches.beside_bytes(section) + rehearsed_peak(
         model, optimizer, batch, recipe, section, device, graph=graph, rounded=rounded,
         clips=options.clip_norm is not None, accumulate=options.accumulate,
     ).num_bytes  # fmt: skip
-    budget_bytes = section.budget_bytes[0]
     if peak_bytes > budget_bytes:
         scaled = typed_bytes(budget_bytes * budget_bytes // peak_bytes)
         raise NoFeasiblePlanError(
@@ -47,5 +49,7 @@ def keeping(
             hint=f"plan with --memory {scaled}, or have hocket.prepare(memory=…) choose among "
             "plans that it rehearses",
         )
-    kept = KeptBudget(section, peak_bytes)
-    return Budgeted(model, batch, recipe, kept, device, graph=graph, rounded=rounded)
+    return Budgeted(
+        model, batch, recipe, KeptBudget(section, peak_bytes), device, graph=graph,
+        rounded=rounded, called=launches.refusal_of(section),
+    )  # fmt: skip

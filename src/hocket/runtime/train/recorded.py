@@ -71,15 +71,16 @@ class Recipe:
     ) -> tuple[Graph, Program]:
         """The step on a batch as it is settled; neither model nor batch nor draws are changed.
 
-        Where the program ``is_run`` in place of the model, its calls must be all that it does.
+        Where the program ``is_run`` in place of the model, its calls must be all that it does, and
+        each is recorded; else identical blocks are stamped out of a few.
         """
         forward, update = self.forward, self.update if kind == "train" else None
         if kind == "evaluate":
             forward = self._with_loss
         with in_mode(model, is_training=None if kind == "train" else False):
             graph, program = capture_program(
-                model, batch, loss=self.loss, optimizer=update, repeat=False, device=self.device,
-                forward=forward, name=self.name,
+                model, batch, loss=self.loss, optimizer=update, repeat=not is_run,
+                device=self.device, forward=forward, name=self.name,
             )  # fmt: skip
         if is_run and kind == "train" and program.unseen:
             raise UntraceableError(f"a recorded step does not show all: {program.unseen}")

@@ -105,14 +105,32 @@ def rehearsed_peak(
             carrier.train(fake_batch, part + 1, 1.0)
         carrier.update(own)
         del last_loss
-    own_tensors = [tensor for _, _, tensor in named]
-    own_tensors += [t for states in optimizer.state.values() for t in tree_leaves(states)
-                    if isinstance(t, torch.Tensor)]  # fmt: skip
+    own_tensors = _own_tensors(model, optimizer, batch)
     if device.type == "cuda":
         # Tensors that kernels were measured with are gone, their room goes, too.
         torch.cuda.empty_cache()
-    beside = _others_bytes(device, own_tensors) + _counters_bytes(device, carrier)
-    return RehearsedPeak(ledger.peak_bytes + sum(_workspaces(device)) + beside, ledger.peak_at)
+    beside = _beside_bytes(device, own_tensors) + _counters_bytes(device, carrier)
+    return RehearsedPeak(ledger.peak_bytes + beside, ledger.peak_at)
+
+
+def least_beside_bytes(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, device: torch.device
+) -> int:
+    """What every rehearsal adds to the bytes of tensors, whatever the plan."""
+    return _beside_bytes(device, _own_tensors(model, optimizer, batch))
+
+
+def _own_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any
+) -> list[torch.Tensor]:
+    """What there is of a training before its next step."""
+    states = (leaf for states in optimizer.state.values() for leaf in tree_leaves(states))
+    return [tensor for _, _, tensor in all_tensors(model, batch)] + [
+        leaf for leaf in states if isinstance(leaf, torch.Tensor)]  # fmt: skip
+
+
+def _beside_bytes(device: torch.device, own: Iterable[torch.Tensor]) -> int:
+    return sum(_workspaces(device)) + _others_bytes(device, own)
 
 
 def _may_be_one_pass(

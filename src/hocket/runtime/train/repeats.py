@@ -20,6 +20,7 @@ NUM_WARM = 2
 """Steps call by call before the capture."""
 REPLAYED = "replayed as a CUDA graph"
 NOT_CUDA = "graphs are for CUDA devices"
+AS_ASKED = "as asked for"
 
 
 def called(why: str) -> str:
@@ -29,7 +30,7 @@ def called(why: str) -> str:
 
 def never_replayed(device: torch.device) -> str:
     """The same of steps that nobody means to replay."""
-    return called("as asked for" if device.type == "cuda" else NOT_CUDA)
+    return called(AS_ASKED if device.type == "cuda" else NOT_CUDA)
 
 
 Captured = TypeVar("Captured")

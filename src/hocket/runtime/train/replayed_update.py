@@ -39,7 +39,7 @@ class ReplayedUpdate:
 
     def __call__(self, optimizer: torch.optim.Optimizer) -> None:
         """One step."""
-        replay, self._hindrance = None, _hindrance(optimizer)
+        replay, self._hindrance = None, update_hindrance(optimizer)
         if not self._hindrance:
             replay = self.repeats.find(
                 tuple(_origin(optimizer)),
@@ -62,8 +62,9 @@ def with_update(passes: str, update: object) -> str:
     return passes if told == passes else f"{passes}; the update {told}"
 
 
-def _hindrance(optimizer: torch.optim.Optimizer) -> str:
-    """Why an update has to be called: what it changes is on the host, or somebody looks on."""
+def update_hindrance(optimizer: torch.optim.Optimizer, *, is_made_fused: bool = False) -> str:
+    """Why an update has to be called: what it changes is on the host, or somebody looks on. With
+    ``is_made_fused`` whoever calls it takes fused kernels, whatever the optimizer says."""
     hooks = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
@@ -72,7 +73,7 @@ def _hindrance(optimizer: torch.optim.Optimizer) -> str:
     )
     if type(optimizer) not in _KNOWN:
         return f"{type(optimizer).__name__} may keep something on the host"
-    if not all(group["fused"] for group in optimizer.param_groups):
+    if not is_made_fused and not all(group["fused"] for group in optimizer.param_groups):
         return "its optimizer was not made with fused=True"
     return "hooks of its optimizer look on" if any(hooks) else ""
 
@@ -80,13 +81,14 @@ def _hindrance(optimizer: torch.optim.Optimizer) -> str:
 def _origin(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
     """Where everything is that a step reads, and its settings."""
     for group in optimizer.param_groups:
-        yield tuple(_told(value) for key, value in group.items() if key != "params")
+        yield tuple(place_of(value) for key, value in group.items() if key != "params")
         for parameter in group["params"]:
-            yield _told(parameter), _told(parameter.grad)
-            yield tuple(map(_told, optimizer.state.get(parameter, {}).values()))
+            yield place_of(parameter), place_of(parameter.grad)
+            yield tuple(map(place_of, optimizer.state.get(parameter, {}).values()))
 
 
-def _told(value: Any) -> Any:
+def place_of(value: Any) -> Any:
+    """Where a tensor is; anything else as it is."""
     return (value.data_ptr(), value.device) if isinstance(value, torch.Tensor) else value
 
 

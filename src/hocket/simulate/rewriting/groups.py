@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from hocket.base.arrays import LongArray
 from hocket.graph.graph import Phase, Stream
 from hocket.simulate.rewriting.emit import Emitter
 from hocket.simulate.rewriting.experts import BatchedExperts
@@ -26,16 +27,20 @@ class GroupWriter:
         chosen = [uses.experts[root] for root in homes.groups]
         self._products = {op: each for each in chosen for op in each.turned}
         self._makers = {each.maker: each for each in chosen if each.maker >= 0}
-        self.aside = frozenset(op for each in chosen for op in each.aside)
-        """Ops that are written with a product and not by themselves."""
+        self._aside = sorted({op for each in chosen for op in each.aside})
         self._ring: list[int] = []
         """What tells that the groups before have been used."""
         self._sent: list[int] = []
         """What tells that the gradients of the groups before are on the host."""
         self.landed: dict[int, list[int]] = {}
         """Parameters to what tells that their gradients are there, group by group."""
-        parts = np.array([self._groups.get(t, 1) for t in range(uses.graph.num_tensors)])
-        self._coming = -(-homes.copied // parts)
+        self._coming = homes.copied.copy()
+        for root, count in self._groups.items():
+            self._coming[root] = -(-self._coming[root] // count)
+
+    def others(self, ops: LongArray) -> LongArray:
+        """Ops without those that are written with a product and not by themselves."""
+        return ops[~np.isin(ops, self._aside)] if self._aside else ops
 
     def has(self, op: int) -> bool:
         """Whether an op is written in groups."""
@@ -96,7 +101,7 @@ class GroupWriter:
                 new = out.part(turn, 0, count, (), suffix=f"@{number}", is_again=False)
             told = out.copy(
                 f"{graph.op_names[maker]}@gradients:{number}", Stream.COPY_OUT, size,
-                reads=[out.now[gradient]], beside=maker,
+                reads=[int(out.now[gradient])], beside=maker,
             )  # fmt: skip
             self._sent = [*self._sent[-1:], told]
             self.landed.setdefault(experts.root, []).append(told)

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import IntArray, LongArray
-from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
+from hocket.base.arrays import BoolArray, LongArray
+from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.experts import in_groups
 from hocket.simulate.rewriting.needs import Uses
+from hocket.simulate.rewriting.updates import Update
 
 _BACKWARD = int(Phase.BACKWARD)
-_LASTING = tuple(map(int, PERSISTENT_ROLES))
-_ONE_PASS = ("optimizer.adam", "optimizer.adamw")
-"""Updates that the host does together with the rounding, in one pass over its memory."""
 NUM_BERTHS = 4
 """Pieces of state that are on the device at once for updates there: some come, some go."""
 PIECE_BYTES = 2**26
@@ -34,8 +32,9 @@ NUM_TURNS = 2
 class ParameterHomes:
     """What is at home on the host, and who reads and updates it."""
 
-    on_host: frozenset[int]
-    """Parameters and optimizer state that are not on the device between their uses."""
+    is_on_host: BoolArray
+    """Per tensor: whether it is a parameter or optimizer state that is not on the device between
+    its uses."""
     streamed_reads: dict[str, list[list[int]]]
     """``forward`` and ``backward``: per block, streamed parameters that it reads."""
     renewed: list[list[int]]
@@ -64,42 +63,6 @@ class ParameterHomes:
         return self.berths_bytes + self.slots_bytes + self.ring_bytes
 
 
-def gradient_bytes(graph: Graph, op: int, copied: LongArray) -> int:
-    """What an update on the host waits for: gradients, rounded as the parameters were that they
-    are for."""
-    reads = graph.reads_of(op)
-    whole, sent = _sizes(graph, op, copied)
-    full = int(graph.tensor_bytes[reads[~np.isin(graph.tensor_role[reads], _LASTING)]].sum())
-    return full * sent // whole if whole else full
-
-
-def host_update_bytes(graph: Graph, op: int, copied: LongArray) -> int:
-    """What an update on the host reads and writes: what the op itself does; and where parameters
-    are copied rounded, in one pass of AdamW half of a gradient and the twin, else the gradient in
-    full, and the parameter once more for its twin."""
-    whole, sent = _sizes(graph, op, copied)
-    if sent == whole:
-        return int(graph.bytes_touched[op])
-    is_one_pass = graph.kind_of(op) in _ONE_PASS
-    return int(graph.bytes_touched[op]) + (2 * sent - whole if is_one_pass else 2 * (whole + sent))
-
-
-def _sizes(graph: Graph, op: int, copied: LongArray) -> tuple[int, int]:
-    """Bytes of the parameters of an update, and of what is copied of them."""
-    reads = graph.reads_of(op)
-    roots = np.unique(graph.root_of[reads[graph.tensor_role[reads] == Role.PARAMETER]])
-    whole = graph.tensor_bytes[roots]
-    return int(whole.sum()), int(np.minimum(copied[roots], whole).sum())
-
-
-def visiting_bytes(graph: Graph, roots: IntArray, copied: LongArray) -> tuple[int, int]:
-    """What an update on the device of parameters that are at home on the host brings of them and
-    sends: they come in full, and go home with the rounded twin where there is one."""
-    whole, copies = graph.tensor_bytes[roots], copied[roots]
-    twins = np.where(copies < whole, copies, 0)
-    return int(whole.sum()), int((whole + twins).sum())
-
-
 def runs_within(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
     """Neighbours that together are no more than ``most``, as starts and stops; what is larger
     stands alone."""
@@ -115,56 +78,28 @@ def runs_within(sizes: Sequence[int], most: int) -> list[tuple[int, int]]:
     return runs
 
 
-def num_parts(graph: Graph, ops: Sequence[int]) -> int:
+def num_parts(piece: Sequence[Update]) -> int:
     """In how many parts a piece of state comes: those of one large parameter."""
-    reads = np.concatenate([graph.reads_of(op) for op in ops])
-    roots = np.unique(graph.root_of[reads[graph.tensor_role[reads] == Role.PARAMETER]])
-    size = int(graph.tensor_bytes[roots].sum())
-    return max(1, -(-size // PIECE_BYTES)) if len(ops) == 1 else 1
+    return max(1, -(-piece[0].parameter_bytes // PIECE_BYTES)) if len(piece) == 1 else 1
 
 
 def visiting_pieces(
-    graph: Graph, updates: Mapping[int, Sequence[int]], copied: LongArray
+    updates: Mapping[int, Sequence[Update]],
 ) -> tuple[dict[int, list[list[int]]], int]:
-    """Updates of neighbouring parameters together, and the room on the device that they take turns
-    in, large ones in parts: parameters in full, state, and once, where parameters are copied
-    rounded, gradients in full."""
-    whole, rounding, state = {}, {}, {}
-    for op in (op for ops in updates.values() for op in ops):
-        reads = graph.reads_of(op)
-        roots = np.unique(graph.root_of[reads[graph.tensor_role[reads] == Role.PARAMETER]])
-        whole[op] = int(graph.tensor_bytes[roots].sum())
-        rounding[op] = whole[op] if (copied[roots] < graph.tensor_bytes[roots]).any() else 0
-        is_state = graph.tensor_role[reads] == Role.OPTIMIZER_STATE
-        state[op] = int(graph.tensor_bytes[reads[is_state]].sum())
-    pieces = {
-        block: [list(ops[a:b]) for a, b in runs_within([whole[op] for op in ops], PIECE_BYTES)]
-        for block, ops in updates.items()
-    }
+    """Updates of neighbouring parameters together, by block, and the room on the device that they
+    take turns in, large ones in parts: parameters in full, state, and once, where parameters are
+    copied rounded, gradients in full."""
+    pieces: dict[int, list[list[int]]] = {}
     room = once = 0
-    for ops in (ops for of_block in pieces.values() for ops in of_block):
-        parts = max(1, -(-sum(whole[op] for op in ops) // PIECE_BYTES))
-        room = max(room, -(-sum(whole[op] + state[op] for op in ops) // parts))
-        once = max(once, -(-sum(rounding[op] for op in ops) // parts))
+    for block, of_block in updates.items():
+        runs = runs_within([update.parameter_bytes for update in of_block], PIECE_BYTES)
+        pieces[block] = [[update.op for update in of_block[a:b]] for a, b in runs]
+        for piece in (of_block[a:b] for a, b in runs):
+            parts = max(1, -(-sum(u.parameter_bytes for u in piece) // PIECE_BYTES))
+            room = max(room, -(-sum(u.parameter_bytes + u.state_bytes for u in piece) // parts))
+            rounded = sum(u.parameter_bytes for u in piece if u.is_rounded)
+            once = max(once, -(-rounded // parts))
     return pieces, NUM_BERTHS * room + once
-
-
-def parameter_reads(
-    uses: Uses, again: tuple[tuple[int, ...], ...]
-) -> tuple[list[set[int]], list[set[int]]]:
-    """Per block: parameters that its forward and its backward pass read."""
-    phase, block_of = uses.graph.op_phase.tolist(), uses.blocks.block_of.tolist()
-    runs_again = {op for ops in again for op in ops}
-    forward: list[set[int]] = [set() for _ in uses.blocks.names]
-    backward: list[set[int]] = [set() for _ in uses.blocks.names]
-    for op, root in uses.parameter_reads:
-        block = block_of[op]
-        is_backward = phase[op] == _BACKWARD
-        if not is_backward:
-            forward[block].add(root)
-        if is_backward or op in runs_again:
-            backward[block].add(root)
-    return forward, backward
 
 
 def find_homes(
@@ -172,55 +107,62 @@ def find_homes(
 ) -> ParameterHomes:
     """A parameter that several blocks read stays on the device; it is updated on the host where
     all of them are at home there."""
-    forward, backward = parameter_reads(uses, again)
-    readers: dict[int, set[int]] = defaultdict(set)
-    for reads in (forward, backward):
-        for block, roots in enumerate(reads):
-            for root in roots:
-                readers[root].add(block)
     policies = memory.blocks
-    streamed = {
-        root
-        for root, (block, *others) in readers.items()
-        if not others and policies[block].parameters == "streamed"
-    }
-    at_home = [p.update == "host" or p.parameters == "streamed" for p in policies]
-    on_host, updates = set(streamed), list[list[int]]([] for _ in policies)
+    is_streamed = [policy.parameters == "streamed" for policy in policies]
+    is_hosted = [policy.update == "host" for policy in policies]
+    streamed = {root for root, of in uses.readers.items()
+                if len(of) == 1 and all(is_streamed[block] for block in of)}  # fmt: skip
+    is_on_host = np.zeros(graph.num_tensors, dtype=np.bool_)
+    is_on_host[list(streamed)] = True
+    updates: list[list[int]] = [[] for _ in policies]
     renewed: list[list[int]] = [[] for _ in policies]
     host_updates: set[int] = set()
-    visiting: dict[int, list[int]] = defaultdict(list)
-    for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
-        block = int(uses.blocks.block_of[op])
-        updates[block].append(op)
-        read = graph.reads_of(op)
-        roles = graph.tensor_role[read]
-        parameters = graph.root_of[read[roles == Role.PARAMETER]].tolist()
-        of = {each for root in parameters for each in readers.get(root, ())} or {block}
-        is_away = any(root in streamed for root in parameters)
-        is_guest = is_away and policies[block].update == "device"
-        is_home = policies[block].update == "host" if len(of) == 1 else all(at_home[b] for b in of)
+    visiting: dict[int, list[Update]] = defaultdict(list)
+    for update in uses.updates.values():
+        block = update.block
+        updates[block].append(update.op)
+        of = update.readers
+        is_guest = not is_hosted[block] and any(root in streamed for root in update.roots)
+        is_home = is_hosted[block] if len(of) == 1 else all(
+            is_hosted[b] or is_streamed[b] for b in of)  # fmt: skip
         if is_home:
-            host_updates.add(op)
-            renewed[min(of)] += [root for root in parameters if root not in streamed]
+            host_updates.add(update.op)
+            renewed[min(of)] += [root for root in update.roots if root not in streamed]
         if is_guest:
-            visiting[block].append(op)
+            visiting[block].append(update)
         if is_home or is_guest:
-            on_host.update(read[roles == Role.OPTIMIZER_STATE].tolist())
+            is_on_host[list(update.state)] = True
     groups = {r: n for r, n in in_groups(uses.experts, memory).items() if r in streamed}
-    together = streamed - groups.keys()
-    kept = {
-        "forward": [sorted(roots & together) for roots in forward],
-        "backward": [sorted(roots & together) for roots in backward],
-    }
+    kept = _streamed_reads(uses, again, streamed - groups.keys())
     own = [int(uses.copied_bytes[sorted({*a, *b})].sum())
            for a, b in zip(kept["forward"], kept["backward"], strict=True)]  # fmt: skip
-    visits, berths_bytes = visiting_pieces(graph, visiting, uses.copied_bytes)
+    visits, berths_bytes = visiting_pieces(visiting)
     return ParameterHomes(
-        on_host=frozenset(on_host), streamed_reads=kept, renewed=renewed, updates=updates,
+        is_on_host=is_on_host, streamed_reads=kept, renewed=renewed, updates=updates,
         host_updates=frozenset(host_updates), visits=visits, berths_bytes=berths_bytes,
         slots_bytes=(1 + max(1, memory.prefetch)) * max(own, default=0), copied=uses.copied_bytes,
         groups=groups, ring_bytes=ring_bytes(uses, groups),
     )  # fmt: skip
+
+
+def _streamed_reads(
+    uses: Uses, again: tuple[tuple[int, ...], ...], streamed: set[int]
+) -> dict[str, list[list[int]]]:
+    """Per pass and block: those of some parameters that it reads."""
+    found: dict[str, list[set[int]]] = {
+        phase: [set() for _ in uses.blocks.names] for phase in ("forward", "backward")
+    }
+    if streamed:
+        phase, block_of = uses.graph.op_phase.tolist(), uses.blocks.block_of.tolist()
+        runs_again = {op for ops in again for op in ops}
+        for op, root in uses.parameter_reads:
+            if root in streamed:
+                is_backward = phase[op] == _BACKWARD
+                if not is_backward:
+                    found["forward"][block_of[op]].add(root)
+                if is_backward or op in runs_again:
+                    found["backward"][block_of[op]].add(root)
+    return {phase: [sorted(roots) for roots in by_block] for phase, by_block in found.items()}
 
 
 def ring_bytes(uses: Uses, groups: Mapping[int, int]) -> int:

@@ -15,11 +15,12 @@ from functools import cached_property
 
 import numpy as np
 
-from hocket.base.arrays import BoolArray, LongArray
-from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
+from hocket.base.arrays import BoolArray, LongArray, spans
+from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.experts import BatchedExperts, find_experts, in_groups
+from hocket.simulate.rewriting.updates import Update, find_updates
 
 _CAST = "aten._to_copy"
 SMALLEST_MOVED = 64 * 1024
@@ -68,25 +69,24 @@ class Uses:
         return list(zip(reader[chosen].tolist(), roots[chosen].tolist(), strict=True))
 
     @cached_property
-    def gradients(self) -> dict[int, list[int]]:
-        """Updates to the gradients that they read."""
-        graph = self.graph
-        lasts = np.isin(graph.tensor_role, [int(role) for role in PERSISTENT_ROLES])
-        updates = np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist()
-        reads = {op: graph.reads_of(op) for op in updates}
-        return {op: each[~lasts[each]].tolist() for op, each in reads.items()}
+    def readers(self) -> dict[int, frozenset[int]]:
+        """Parameters to the blocks that compute with them: what runs again is of the same block."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for op, root in self.parameter_reads:
+            found[root].add(int(self.blocks.block_of[op]))
+        return {root: frozenset(of) for root, of in found.items()}
+
+    @cached_property
+    def updates(self) -> dict[int, Update]:
+        """The updates of the step."""
+        return find_updates(self.graph, self.blocks, self.readers, self.copied_bytes)
 
     @cached_property
     def first_block(self) -> LongArray:
         """Per op its block; of an update, the first block that reads its parameters."""
-        graph, block = self.graph, self.blocks.block_of.astype(np.int64)
-        never = self.blocks.num_blocks
-        first = np.full(graph.num_tensors, never, dtype=np.int64)
-        for op, root in self.parameter_reads:
-            first[root] = min(first[root], block[op])
-        for op in self.gradients:
-            earliest = int(first[graph.root_of[graph.reads_of(op)]].min(initial=never))
-            block[op] = earliest if earliest < never else block[op]
+        block = self.blocks.block_of.astype(np.int64)
+        for update in self.updates.values():
+            block[update.op] = min(update.readers)
         return block
 
     @cached_property
@@ -110,17 +110,30 @@ class Uses:
         """The block that makes a storage."""
         return int(self.blocks.block_of[self.graph.tensor_producer[storage]])
 
+    @cached_property
+    def _saved(self) -> list[list[int]]:
+        root_of = self.graph.root_of
+        return [np.unique(root_of[list(reads)]).tolist() for reads in self.backward_reads]
+
     def saved(self, block: int) -> list[int]:
         """Storages that the backward pass of a block reads, in the order in which they are made."""
-        return sorted({int(self.graph.root_of[tensor]) for tensor in self.backward_reads[block]})
+        return self._saved[block]
 
-    def checkpoint(self, block: int, again: Iterable[int]) -> list[int]:
+    @cached_property
+    def _checkpoints(self) -> dict[tuple[int, tuple[int, ...]], list[int]]:
+        return {}
+
+    def checkpoint(self, block: int, again: tuple[int, ...]) -> list[int]:
         """Storages of earlier blocks that the block needs where it runs these ops again."""
-        reads = {int(self.graph.root_of[t]) for op in again for t in self.graph.reads_of(op)}
-        reads.update(self.saved(block))
-        return sorted(
-            root for root in reads if self.is_forward[root] and self.producer_block(root) != block
-        )
+        known = self._checkpoints
+        if (block, again) not in known:
+            graph = self.graph
+            at, _ = spans(graph.read_ptr, np.array(again, dtype=np.int64))
+            roots = np.unique(np.append(graph.root_of[graph.reads[at]], self.saved(block)))
+            roots = roots[self.is_forward[roots]]
+            is_own = self.blocks.block_of[graph.tensor_producer[roots]] == block
+            known[block, again] = roots[~is_own].tolist()
+        return known[block, again]
 
     def again_for(self, block: int, storages: Collection[int]) -> tuple[int, ...]:
         """Forward ops that make only these storages of a block again, the others being kept."""
@@ -193,10 +206,11 @@ def find_needs(uses: Uses, memory: Memory) -> Needs:
         ops = _run_again(uses, number, block)
         again.append(ops)
         if ops:
-            needed = uses.checkpoint(number, ops)
+            needed = list(uses.checkpoint(number, ops))
             goes = set(needed) if block.checkpoint == "offloaded" else set[int]()
             if block.tensors:
-                needed += [s for s in uses.saved(number) if s not in _named(uses, block, number)]
+                named = _named(uses, block, number)
+                needed += [s for s in uses.saved(number) if s not in named]
         else:
             needed = uses.saved(number)
             goes = _offloaded(uses.graph, block, needed)

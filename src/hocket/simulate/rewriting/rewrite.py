@@ -6,7 +6,7 @@ times them, its memory curve proves the budget, and whoever executes the graph d
 stream runs its ops in the order of the rewritten graph. Tensors of the control role hold back what
 would otherwise begin too early: a fetch begins when the block ``prefetch`` blocks before its reader
 does, and a block waits for the copies out of the block that many before it. Every stall shows as
-time of the step. O(ops + reads), Python.
+time of the step. O(ops + reads); Python for blocks and copies, numpy for ops.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
-from hocket.graph.graph import Graph, Phase, Role, Stream
+from hocket.base.arrays import FloatArray, IntArray, LongArray, spans
+from hocket.graph.graph import Graph, Phase, Stream
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import Region, find_region
@@ -29,12 +29,10 @@ from hocket.simulate.rewriting.homes import (
     NUM_BERTHS,
     ParameterHomes,
     find_homes,
-    gradient_bytes,
-    host_update_bytes,
     num_parts,
-    visiting_bytes,
 )
 from hocket.simulate.rewriting.needs import Uses, find_needs, find_uses
+from hocket.simulate.rewriting.updates import Update
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +62,8 @@ class _Rewriter:
     """Emits the ops of the rewritten step in order, and knows where each tensor is by then."""
 
     def __init__(self, graph: Graph, memory: Memory, uses: Uses) -> None:
-        self.graph, self.memory, self.uses, self.blocks = graph, memory, uses, uses.blocks
+        self.graph, self.memory, self.blocks = graph, memory, uses.blocks
+        self.updates = uses.updates
         self.num_blocks, self.ahead = uses.blocks.num_blocks, memory.prefetch
         self.needs = find_needs(uses, memory)
         self.homes: ParameterHomes = find_homes(graph, memory, uses, self.needs.again)
@@ -72,6 +71,10 @@ class _Rewriter:
         self.groups = GroupWriter(self.out, uses, self.homes)
         self.backward = self._backward_ops()
         self.fetches = self._fetches()
+        self.leaving: dict[int, list[int]] = defaultdict(list)
+        """Per block: storages of its forward pass that go to the host."""
+        for storage, (made_by, _) in self.needs.offloaded.items():
+            self.leaving[made_by].append(storage)
         self.done: dict[tuple[str, int], int] = {}
         """Control tensors of the last op of the forward or backward pass of a block."""
         self.sent: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -101,11 +104,12 @@ class _Rewriter:
             reads["forward"][-1] = sorted({*reads["forward"][-1], *reads["backward"][-1]})
             reads["backward"][-1] = []
 
-    def _backward_ops(self) -> list[list[int]]:
-        ops: list[list[int]] = [[] for _ in range(self.num_blocks)]
-        for op in np.flatnonzero(self.graph.op_phase == Phase.BACKWARD).tolist():
-            ops[self.blocks.block_of[op]].append(op)
-        return ops
+    def _backward_ops(self) -> list[LongArray]:
+        ops = np.flatnonzero(self.graph.op_phase == Phase.BACKWARD)
+        block = self.blocks.block_of[ops]
+        by_block = np.argsort(block, kind="stable")
+        edges = np.searchsorted(block[by_block], np.arange(1, self.num_blocks))
+        return np.split(ops[by_block], edges)
 
     def _fetches(self) -> dict[int, list[int]]:
         """Per block: storages that are fetched for its backward pass, the last made first."""
@@ -138,12 +142,10 @@ class _Rewriter:
         return Rewritten(*columns, self.homes.room_bytes)
 
     def _add_persistent(self) -> None:
-        graph = self.graph
-        for tensor in np.flatnonzero(graph.tensor_producer < 0).tolist():
-            # What lies in the memory of another tensor is where that one is.
-            if int(graph.root_of[tensor]) not in self.homes.on_host:
-                self.out.tensor(tensor, producer=-1, num_bytes=int(graph.tensor_bytes[tensor]))
-        homes = self.homes
+        graph, homes = self.graph, self.homes
+        there = np.flatnonzero(graph.tensor_producer < 0)
+        # What lies in the memory of another tensor is where that one is.
+        self.out.persistent(there[~homes.is_on_host[graph.root_of[there]]])
         for name, size in (("berths", homes.berths_bytes), ("slots", homes.slots_bytes),
                            ("ring", homes.ring_bytes)):  # fmt: skip
             self.room[name] = [self.out.lasting(name, size)] if size else []
@@ -153,31 +155,35 @@ class _Rewriter:
     def _forward(self, block: int) -> None:
         self._fetch_parameters("forward", block + self.ahead)
         held_back = [*self.sent["forward", block - 1 - self.ahead], *self._renewal(block)]
-        ops = range(int(self.blocks.start[block]), int(self.blocks.start[block + 1]))
-        self._run("forward", block, ops, held_back)
+        self._run("forward", block, np.arange(*self.blocks.start[block : block + 2]), held_back)
         self._drop_streamed(block)
-        for storage, (made_by, _) in self.needs.offloaded.items():
-            if made_by == block:
-                self._offload(storage, block)
+        for storage in self.leaving[block]:
+            self._offload(storage, block)
 
-    def _run(self, phase: str, block: int, ops: Sequence[int], held_back: list[int]) -> None:
+    def _run(self, phase: str, block: int, ops: LongArray, held_back: list[int]) -> None:
         """Emit a block's ops; the first waits for copies out, the last tells that all are done."""
-        ops = [op for op in ops if op not in self.groups.aside]
-        for number, op in enumerate(ops):
-            waits = held_back if number == 0 else ()
-            made = self._write(op, also_reads=waits, tells=number == len(ops) - 1)
-            if made is not None:
-                self.done[phase, block] = made
+        made = self._write(ops, also_reads=held_back, tells=True)
+        if made is not None:
+            self.done[phase, block] = made
 
     def _write(
-        self, op: int, *, also_reads: Sequence[int], suffix: str = "", is_again: bool = False,
-        tells: bool = False,
+        self, ops: LongArray, *, also_reads: Sequence[int], suffix: str = "",
+        is_again: bool = False, tells: bool = False,
     ) -> int | None:  # fmt: skip
-        """An op, in groups where it is of experts that are streamed so."""
-        how: dict[str, Any] = {"also_reads": also_reads, "suffix": suffix, "is_again": is_again}
-        if not self.groups.has(op):
-            return self.out.op(op, tells=tells, **how)
-        told = self.groups.write(op, room=self.room["ring"], **how)
+        """Ops one after the other, in groups where they are of experts that are streamed so."""
+        if not self.homes.groups:
+            return self.out.run(
+                ops, suffix=suffix, is_again=is_again, also_reads=also_reads, tells=tells
+            )
+        told = None
+        ops = self.groups.others(ops)
+        for number, op in enumerate(ops.tolist()):
+            how: dict[str, Any] = {"also_reads": () if number else also_reads, "suffix": suffix,
+                                   "is_again": is_again}  # fmt: skip
+            if self.groups.has(op):
+                told = self.groups.write(op, room=self.room["ring"], **how)
+            else:
+                told = self.out.run([op], tells=tells and number == len(ops) - 1, **how)
         return told if tells else None
 
     def _offload(self, storage: int, block: int) -> None:
@@ -194,14 +200,13 @@ class _Rewriter:
     # ── the backward pass ────────────────────────────────────────────────────────────────────────
 
     def _backward(self, block: int) -> None:
-        again = [op for op in self.needs.again[block] if op not in self.groups.aside]
+        again = self.groups.others(np.array(self.needs.again[block], dtype=np.int64))
         held_back = [*self.sent["backward", block + 1 + self.ahead], *self.gates.pop(block, ())]
         # Without the wait, a block whose input never left would be made again much too early.
         before = self.done.get(("backward", block + 1))
-        for number, op in enumerate(again):
-            waits = held_back + ([before] if before is not None else []) if number == 0 else ()
-            self._write(op, suffix="@again", is_again=True, also_reads=waits)
-        self._run("backward", block, self.backward[block], held_back if not again else [])
+        waits = held_back + ([before] if before is not None else [])
+        self._write(again, suffix="@again", is_again=True, also_reads=waits)
+        self._run("backward", block, self.backward[block], [] if len(again) else held_back)
         self._update(block)
         self._drop_streamed(block)
 
@@ -266,18 +271,15 @@ class _Rewriter:
         assert self.region is not None
         if not self.ahead:
             self._fetch_parameters("forward", block)
-        ops = [*range(int(self.blocks.start[block]), int(self.blocks.start[block + 1]))]
-        ops += self.backward[block]
+        ops = np.append(np.arange(*self.blocks.start[block : block + 2]), self.backward[block])
         count = self.memory.loss_chunks
         for chunk in range(count):
-            for number, op in enumerate(ops):
-                if chunk and op in self.region.once:
-                    continue
-                is_end = chunk == count - 1 and number == len(ops) - 1
-                waits = self._renewal(block) if chunk == number == 0 else ()
-                told = self.out.chunk(op, self.region, chunk, count, tells=is_end, also_reads=waits)
-                if told is not None:
-                    self.done["forward", block] = self.done["backward", block] = told
+            told = self.out.chunk(
+                ops, self.region, chunk, count, tells=chunk == count - 1,
+                also_reads=() if chunk else self._renewal(block),
+            )  # fmt: skip
+            if told is not None:
+                self.done["forward", block] = self.done["backward", block] = told
         self._update(block)
         self._drop_streamed(block)
 
@@ -285,40 +287,37 @@ class _Rewriter:
 
     def _update(self, block: int) -> None:
         """Updates of the block's parameters, as soon as their gradients are there."""
-        ready = [op for op in self.homes.updates[block] if self._has_gradients(op)]
-        self.homes.updates[block] = [op for op in self.homes.updates[block] if op not in ready]
+        asked = self.homes.updates[block]
+        has_all = self._have_gradients(np.array(asked, dtype=np.int64))
+        ready = [op for op, is_ready in zip(asked, has_all, strict=True) if is_ready]
+        self.homes.updates[block] = [op for op, is_ready in zip(asked, has_all, strict=True)
+                                     if not is_ready]  # fmt: skip
         on_host = [op for op in ready if op in self.homes.host_updates]
         pieces = self.homes.visits.get(block, ())
         elsewhere = {*on_host, *(op for piece in pieces for op in piece)}
-        for op in ready:
-            if op not in elsewhere:
-                self.out.op(op)
+        self.out.run([op for op in ready if op not in elsewhere])
         if pieces and pieces[0][0] in ready:
             # Gradients of one such block wait beside the computation, until the next is over.
             self.gates[block - 1] = self.changed
-        self.visitors += [(piece, block) for piece in pieces if piece[0] in ready]
+        self.visitors += [(piece, block) for piece in pieces if piece[0] in set(ready)]
         self._update_visitors(NUM_BERTHS)
         if on_host:
-            self._update_on_host(on_host, block)
+            self._update_on_host([self.updates[op] for op in on_host], block)
+
+    def _have_gradients(self, ops: LongArray) -> list[bool]:
+        """Of each update, whether all that it reads is there or at home."""
+        graph = self.graph
+        at, reader = spans(graph.read_ptr, ops)
+        reads = graph.reads[at]
+        is_missing = ~(self.out.has(reads) | self.homes.is_on_host[graph.root_of[reads]])
+        have: list[bool] = (np.bincount(reader[is_missing], minlength=len(ops)) == 0).tolist()
+        return have
 
     def _at_home(self, op: int) -> list[int]:
         """What an update reads that is at home on the host."""
-        root = self.graph.root_of
-        return [t for t in self.graph.reads_of(op).tolist() if int(root[t]) in self.homes.on_host]
-
-    def _roots(self, op: int) -> list[int]:
-        """Parameters that an update changes."""
         reads = self.graph.reads_of(op)
-        is_parameter = self.graph.tensor_role[reads] == Role.PARAMETER
-        roots: list[int] = self.graph.root_of[reads[is_parameter]].tolist()
-        return roots
-
-    def _has_gradients(self, op: int) -> bool:
-        graph = self.graph
-        return all(
-            self.out.has(tensor) or int(graph.root_of[tensor]) in self.homes.on_host
-            for tensor in graph.reads_of(op).tolist()
-        )
+        found: list[int] = reads[self.homes.is_on_host[self.graph.root_of[reads]]].tolist()
+        return found
 
     def _update_rest(self) -> None:
         """What waited for gradients of other blocks, such as shared parameters."""
@@ -337,7 +336,7 @@ class _Rewriter:
         changed beside the computation, and go home, rounded parameters with their twin. One large
         parameter goes in parts."""
         visiting = list(dict.fromkeys(t for op in ops for t in self._at_home(op)))
-        count = num_parts(self.graph, ops)
+        count = num_parts([self.updates[op] for op in ops])
         for number in range(count):
             self._update_part(ops, block, visiting, number, count)
 
@@ -353,8 +352,9 @@ class _Rewriter:
             f"{name}@fetch{part}", visiting, -(-graph.tensor_bytes // count), reads=waits,
             beside=ops[0], phase=Phase.OPTIMIZER, is_held=False,
         )  # fmt: skip
-        changed = [self.out.beside(op, number, count) for op in ops]
-        _, size = visiting_bytes(graph, np.array(visiting), self.homes.copied)
+        changed = self.out.beside(ops, number, count)
+        whole, copied = graph.tensor_bytes[visiting], self.homes.copied[visiting]
+        size = int((whole + np.where(copied < whole, copied, 0)).sum())
         self.changed = changed[-1:]
         left = self.out.copy(
             f"{name}@return{part}", Stream.COPY_OUT, -(-size // count), reads=[*changed, *here],
@@ -367,20 +367,17 @@ class _Rewriter:
         """What tells that there is room for another piece of state."""
         return self.berths[:1] if len(self.berths) == NUM_BERTHS else []
 
-    def _update_on_host(self, ops: list[int], block: int) -> None:
-        graph, name = self.graph, self.blocks.names[block]
-        landed = {op: root for op in ops for root in self._roots(op) if root in self.groups.landed}
-        copied, whole = self.homes.copied, [op for op in ops if op not in landed]
-        gradients = [tensor for op in whole for tensor in self.uses.gradients[op]]
-        size = sum(gradient_bytes(graph, op, copied) for op in whole)
+    def _update_on_host(self, updates: list[Update], block: int) -> None:
+        name, ops = self.blocks.names[block], [u.op for u in updates]
+        landed = {u.op: root for u in updates for root in u.roots if root in self.groups.landed}
+        gradients = [tensor for u in updates if u.op not in landed for tensor in u.gradients]
+        size = sum(u.sent_bytes for u in updates if u.op not in landed)
         count = len(self.sent["backward", block])
         label = f"{name}@gradients" + (f":{count}" if count else "")
         sent = [told for root in landed.values() for told in self.groups.landed[root]]
         if gradients:
             sent.append(self.out.copy(
-                label, Stream.COPY_OUT, size, reads=[self.out.now[t] for t in gradients],
-                beside=ops[0],
+                label, Stream.COPY_OUT, size, reads=self.out.now[gradients], beside=ops[0]
             ))  # fmt: skip
         self.sent["backward", block] += sent
-        for op in ops:
-            self.out.at_home(op, sent, host_update_bytes(graph, op, copied))
+        self.out.at_home(ops, sent, np.array([u.host_bytes for u in updates]))

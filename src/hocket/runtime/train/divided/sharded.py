@@ -22,6 +22,7 @@ from torch.distributed.fsdp import (
 from hocket.base.errors import UsageError
 from hocket.capture.step import apply_model
 from hocket.runtime.memory.again import computed_again
+from hocket.runtime.memory.unmoved import Unmoved
 from hocket.runtime.train.called import CalledModel
 from hocket.runtime.train.divided.stack import layer_paths
 from hocket.runtime.train.recorded import Recipe
@@ -83,12 +84,12 @@ class ShardedModel(CalledModel):
 
 def _compute_again(module: nn.Module) -> None:
     """Have a module keep its input alone, and make the rest again in the backward pass."""
-    forward = module.forward
+    forward, buffers = module.forward, Unmoved([module])
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return computed_again([module], forward, args, kwargs)
+        return computed_again(buffers, forward, args, kwargs)
 
     module.forward = called
 

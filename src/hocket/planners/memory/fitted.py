@@ -1,0 +1,64 @@
+"""A memory section of a step and what the simulator says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from hocket.plan.sections import Memory
+from hocket.planners.memory.update_order import UpdateOrders, host_update_orders
+from hocket.simulate.rewriting.blocks import StepBlocks
+from hocket.simulate.rewriting.following import has_updates_at_home, period_s
+from hocket.simulate.rewriting.needs import Uses
+from hocket.simulate.rewriting.step import BudgetedStep, moved_bytes
+from hocket.simulate.timeline import Timeline
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fitted:
+    """A memory section and what the simulator says of it."""
+
+    name: str
+    memory: Memory | None
+    """None for the plain step."""
+    step: BudgetedStep
+    timeline: Timeline
+    uses: Uses
+    least_s: float
+    """What its step is not claimed to go below: the plain one, and what the host takes to ask for
+    all of it."""
+    plan_seconds: float
+
+    @property
+    def blocks(self) -> StepBlocks:
+        """The cut of the step."""
+        return self.uses.blocks
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that any device holds."""
+        return int(self.timeline.peak_bytes.max())
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that cross the way to the host in one step."""
+        return 0 if self.memory is None else sum(moved_bytes(self.step.rewritten))
+
+    @cached_property
+    def update_orders(self) -> UpdateOrders | None:
+        """What the order of updates on the host gains; None without any."""
+        return host_update_orders(self.step, self.uses)
+
+    @cached_property
+    def step_s(self) -> float:
+        """Time of a step among many: what is at home on the host is updated beside the next forward
+        pass. That is not claimed to make a step shorter than the plain one."""
+        taken_s = self.timeline.makespan_s
+        if self.memory is not None and has_updates_at_home(self.step.rewritten.graph):
+            taken_s = period_s(self.step, self.uses)
+        return max(taken_s, self.least_s)
+
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Of two plans that fit the lower one is better: faster, else moving and holding less."""
+        return self.step_s, self.moved_bytes, self.peak_bytes

@@ -1,0 +1,59 @@
+"""Plans that move nothing: some blocks are kept, the others are made again out of their inputs.
+
+Blocks are kept in the order of the seconds that this saves per byte, of equals the last first: they
+are through again before others are made again. The k-th plan keeps the first k of them, so its step
+is shorter and its peak no smaller than those of the plans before it; for a budget, the last that
+keeps it is found by bisection. Near the best of all such plans, as a knapsack by ratio is: what is
+lost is less than one block. Only those asked for are simulated: O(log blocks) per budget.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from hocket.base.arrays import BoolArray, IntArray
+from hocket.planners.memory.fitted import Fitted
+from hocket.planners.memory.numbers import KEPT, RECOMPUTED, BlockNumbers
+
+Judge = Callable[[str, BoolArray], Fitted]
+"""A plan by its name and by which blocks are kept, simulated."""
+
+
+class KeepingPlans:
+    """The plans by how many blocks they keep."""
+
+    def __init__(self, numbers: BlockNumbers, judge: Judge) -> None:
+        self._numbers, self._judge = numbers, judge
+        self._judged: dict[int, Fitted] = {}
+
+    @cached_property
+    def order(self) -> IntArray:
+        """Blocks that can be made again, in the order in which they are kept."""
+        numbers = self._numbers
+        freed = numbers.stay[:, KEPT] - numbers.stay[:, RECOMPUTED]
+        seconds = numbers.again_s[:, RECOMPUTED]
+        # What the last block makes is needed at once.
+        can_run_again = (seconds > 0) & (freed > 0) & (np.arange(len(freed)) < len(freed) - 1)
+        blocks = np.flatnonzero(can_run_again)
+        by_gain = np.lexsort((-blocks, -seconds[blocks] / freed[blocks]))
+        return blocks[by_gain].astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.order) + 1
+
+    def __getitem__(self, num_kept: int) -> Fitted:
+        if num_kept not in self._judged:
+            is_kept = np.ones(self._numbers.num_blocks, dtype=np.bool_)
+            is_kept[self.order[num_kept:]] = False
+            name = f"{num_kept} of {len(self.order)} kept"
+            self._judged[num_kept] = self._judge(name, is_kept)
+        return self._judged[num_kept]
+
+    def best(self, budget_bytes: float) -> Fitted | None:
+        """The fastest that keeps a budget; None where none does."""
+        found = bisect_right(range(len(self)), budget_bytes, key=lambda k: self[k].peak_bytes)
+        return self[found - 1] if found else None

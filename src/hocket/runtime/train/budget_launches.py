@@ -1,0 +1,62 @@
+"""Whether steps within a budget are launched as a whole, and what that takes of the budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.base.units import format_bytes
+from hocket.capture.fake import batch_tensors
+from hocket.capture.program import Program
+from hocket.graph.graph import Graph
+from hocket.plan.sections.memory import Memory
+from hocket.runtime.memory.copies import aligned
+from hocket.runtime.train.repeats import AS_ASKED, NOT_CUDA
+
+MOST_OF_BUDGET = 0.02
+"""That the copy of a batch may take which a graph reads, where the batch is on the device."""
+
+
+@dataclass(frozen=True, eq=False)
+class BudgetLaunches:
+    """How steps of one model and batch are launched, by the memory plan that they keep."""
+
+    graph: Graph
+    refusal: str
+    """Why no plan's steps are replayed; empty where some may be."""
+    copied_bytes: int
+    """Of the batch that a graph reads in place of one that is on the device already."""
+
+    def refusal_of(self, section: Memory) -> str:
+        """Why a plan's steps are not replayed; empty where they are."""
+        return self.refusal or section.replay_hindrance(self.graph)
+
+    def beside_bytes(self, section: Memory) -> int:
+        """What a replayed step holds that a called one does not."""
+        return 0 if self.refusal_of(section) else self.copied_bytes
+
+
+def budget_launches(
+    graph: Graph, program: Program, batch: Any, device: torch.device, budget_bytes: int, *,
+    replay: bool,
+) -> BudgetLaunches:  # fmt: skip
+    """How steps may be launched within a budget; ``replay`` says whether as a whole."""
+    batch = dict(batch) if hasattr(batch, "keys") else batch
+    there = {id(t): t for _, t in batch_tensors(batch) if t.device.type == "cuda"}
+    copied_bytes = sum(aligned(tensor.nbytes) for tensor in there.values())
+    if not replay:
+        refusal = AS_ASKED
+    elif device.type != "cuda":
+        refusal = NOT_CUDA
+    elif program.unseen:
+        refusal = f"a recorded step does not show all: {program.unseen}"
+    elif copied_bytes > MOST_OF_BUDGET * budget_bytes:
+        refusal = (
+            f"a copy of the batch would take {format_bytes(copied_bytes)} of the budget; give "
+            "batches that are on the host"
+        )
+    else:
+        refusal = ""
+    return BudgetLaunches(graph, refusal, copied_bytes)

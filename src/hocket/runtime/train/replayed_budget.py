@@ -1,0 +1,141 @@
+"""Replay whole steps of a model within a budget as one CUDA graph, where the plan moves nothing.
+
+Forward, backward with what is computed again, and the updates that follow each block's gradients
+are captured as the model's own modules ask for them (`repeats`); afterwards the host asks once for
+all of it. A graph keeps the memory that its step needs at most, beside parameters, states and a
+copy of the batch: what else runs meanwhile, such as an evaluation, has no room left. So the graph
+goes before that, and the next step is captured anew; where that happens all the time, steps are
+called. O(parameters) comparisons per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from hocket.runtime.train.batches import on_device, signature_of
+from hocket.runtime.train.called import cloned
+from hocket.runtime.train.carrier import Carried
+from hocket.runtime.train.repeats import Repeats
+from hocket.runtime.train.replayed_update import place_of, update_hindrance
+from hocket.runtime.train.weight import Weight
+
+FEWEST_REPLAYS = 4
+"""A graph that goes after fewer steps was not worth its capture."""
+Passes = Callable[[Any, Weight], Carried]
+"""Forward, backward and updates of a batch with a weight."""
+Capture = Callable[[Callable[[], Carried]], Callable[[], Carried]]
+"""What makes a call that repeats another one; its results are overwritten by the next."""
+
+
+class CapturedBudgetStep(NamedTuple):
+    """A step that can be launched, with what it reads."""
+
+    launch: Callable[[], Carried]
+    batch: Any
+    scale: torch.Tensor
+
+
+class ReplayedBudget:
+    """Steps of one model on one device: called, and replayed once they repeat."""
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, refusal: str, capture: Capture | None = None
+    ) -> None:
+        """``refusal`` says why steps are never replayed; empty where they are."""
+        self._model, self._device = model, device
+        self._stream = None if refusal or device.type != "cuda" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._capture = capture or self._as_graph
+        self.repeats: Repeats[CapturedBudgetStep] = Repeats(refusal)
+        self._num_replayed = 0
+
+    def __call__(
+        self, batch: Any, weight: Weight, optimizer: torch.optim.Optimizer | None, passes: Passes
+    ) -> Carried:
+        """One step, which the optimizer updates; without one, gradients stay and it is called."""
+        batch = dict(batch) if isinstance(batch, Mapping) else batch
+        if self.repeats.refusal:
+            return passes(batch, weight)
+        if optimizer is None or update_hindrance(optimizer, is_made_fused=True):
+            self.let_go()
+            return self._beside(lambda: passes(batch, weight))
+        key = tuple(self._origin(batch, optimizer))
+        found = self.repeats.find(key, lambda: self._captured(batch, passes))
+        if found is None:
+            return self._beside(lambda: passes(batch, weight))
+        for own, given in zip(tree_leaves(found.batch), tree_leaves(batch), strict=True):
+            if isinstance(own, torch.Tensor):
+                own.copy_(given, non_blocking=True)
+        found.scale.fill_(weight)
+        carried = found.launch()
+        self._num_replayed += 1
+        return Carried(carried.loss.clone(), cloned(carried.outputs))
+
+    def let_go(self) -> None:
+        """Give back the memory of a graph, because others need room."""
+        if self.repeats.captured is None:
+            return
+        self.repeats.captured = None
+        if self._num_replayed < FEWEST_REPLAYS:
+            self.repeats.refusal = "evaluations or other steps come between nearly all steps"
+        self._num_replayed = 0
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
+    def _origin(self, batch: Any, optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+        """All that makes a step the same as another, up to the numbers of its batch."""
+        yield signature_of(batch)
+        yield torch.is_autocast_enabled(self._device.type)
+        yield [module.training for module in self._model.modules()]
+        yield [buffer.data_ptr() for buffer in self._model.buffers()]
+        yield [(p.data_ptr(), p.requires_grad) for p in self._model.parameters()]
+        for group in optimizer.param_groups:
+            yield [place_of(value) for key, value in group.items() if key != "params"]
+            for parameter in group["params"]:
+                yield [place_of(s) for s in optimizer.state.get(parameter, {}).values()]
+
+    def _captured(self, batch: Any, passes: Passes) -> CapturedBudgetStep:
+        static = cloned(on_device(batch, self._device))
+        scale = torch.ones((), device=self._device)
+        self._num_replayed = 0
+        try:
+            return CapturedBudgetStep(self._capture(lambda: passes(static, scale)), static, scale)
+        finally:
+            # What a capture that failed has left.
+            for parameter in self._model.parameters():
+                parameter.grad = None
+
+    def _as_graph(self, run: Callable[[], Carried]) -> Callable[[], Carried]:
+        """A CUDA graph of what a function asks for."""
+        graph = torch.cuda.CUDAGraph()
+        # Workspaces of the steps before would be there twice.
+        torch.cuda.synchronize(self._device)
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                carried = run()
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+
+        def launch() -> Carried:
+            graph.replay()
+            return carried
+
+        return launch
+
+    def _beside(self, run: Callable[[], Carried]) -> Carried:
+        """On the stream that is captured later: what autograd and libraries keep for a stream."""
+        if self._stream is None:
+            return run()
+        here = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            carried = run()
+        here.wait_stream(self._stream)
+        # In memory of the stream that they are looked at on.
+        return Carried(carried.loss.clone(), cloned(carried.outputs))

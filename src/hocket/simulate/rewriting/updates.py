@@ -1,0 +1,89 @@
+"""What the updates of a step read, and which blocks compute with it: the same under every plan.
+
+O(updates + reads), Python, once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import LongArray
+from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
+from hocket.simulate.rewriting.blocks import StepBlocks
+
+_ONE_PASS = ("optimizer.adam", "optimizer.adamw")
+"""Updates that the host does together with the rounding, in one pass over its memory."""
+
+
+class Update(NamedTuple):
+    """An op that updates parameters."""
+
+    op: int
+    block: int
+    readers: frozenset[int]
+    """Blocks that compute with its parameters; its own where none does."""
+    parameters: tuple[int, ...]
+    """Tensors that it reads of the parameters."""
+    roots: tuple[int, ...]
+    """Their storages, each once."""
+    state: tuple[int, ...]
+    gradients: tuple[int, ...]
+    """All else that it reads and that an op has made."""
+    parameter_bytes: int
+    state_bytes: int
+    gradient_bytes: int
+    rounded_bytes: int
+    """Of the rounded twins of parameters that are copied rounded."""
+    is_rounded: bool
+    """Whether any of them is."""
+    sent_bytes: int
+    """What it waits for on the host: gradients, rounded as the parameters were that they are
+    for."""
+    host_bytes: int
+    """What it reads and writes on the host: what the op itself does; and where parameters are
+    copied rounded, in one pass of AdamW half of a gradient and the twin, else the gradient in full,
+    and the parameter once more for its twin."""
+
+    @property
+    def leaving_bytes(self) -> int:
+        """What goes home of its parameters when they were changed on the device."""
+        return self.parameter_bytes + self.rounded_bytes
+
+
+def find_updates(
+    graph: Graph, blocks: StepBlocks, readers: Mapping[int, frozenset[int]], copied: LongArray
+) -> dict[int, Update]:
+    """The updates of a step in their order; ``readers`` are blocks by parameter, ``copied`` are the
+    bytes that bring each tensor from the host."""
+    sizes, role, root_of = graph.tensor_bytes, graph.tensor_role.tolist(), graph.root_of
+    found: dict[int, Update] = {}
+    for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
+        reads = graph.reads_of(op).tolist()
+        parameters = tuple(t for t in reads if role[t] == Role.PARAMETER)
+        roots = tuple(sorted({int(root_of[t]) for t in parameters}))
+        state = tuple(t for t in reads if role[t] == Role.OPTIMIZER_STATE)
+        gradients = tuple(t for t in reads if role[t] not in PERSISTENT_ROLES)
+        rounded = [root for root in roots if copied[root] < sizes[root]]
+        whole, full = int(sizes[list(roots)].sum()), int(sizes[list(gradients)].sum())
+        sent = int(np.minimum(copied[list(roots)], sizes[list(roots)]).sum())
+        block = int(blocks.block_of[op])
+        of = frozenset[int]().union(*(readers.get(root, ()) for root in roots))
+        found[op] = Update(
+            op=op, block=block, readers=of or frozenset({block}), parameters=parameters,
+            roots=roots, state=state, gradients=gradients, parameter_bytes=whole,
+            state_bytes=int(sizes[list(state)].sum()), gradient_bytes=full,
+            rounded_bytes=int(copied[rounded].sum()), is_rounded=bool(rounded),
+            sent_bytes=full * sent // whole if whole else full,
+            host_bytes=int(graph.bytes_touched[op]) + _rounding_bytes(graph, op, whole, sent),
+        )  # fmt: skip
+    return found
+
+
+def _rounding_bytes(graph: Graph, op: int, whole: int, sent: int) -> int:
+    """What the host reads and writes more where parameters are copied rounded."""
+    if sent == whole:
+        return 0
+    return 2 * sent - whole if graph.kind_of(op) in _ONE_PASS else 2 * (whole + sent)
