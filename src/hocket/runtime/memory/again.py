@@ -76,7 +76,8 @@ class _Call:
         self._others = [None if id(leaf) in place else leaf for leaf in leaves]
         given = list(tensors.values())
         anchor = torch.empty(0, requires_grad=True)
-        self._inputs: Any = _Inputs.apply(anchor, *given).grad_fn  # type: ignore[no-untyped-call]
+        # All of it, and not its function alone: PyTorch 2.11 frees what that saved without it.
+        self._inputs: torch.Tensor = _Inputs.apply(anchor, *given)  # type: ignore[no-untyped-call]
         kinds = dict.fromkeys((*(tensor.device.type for tensor in given[:1]), "cpu"))
         self._autocast = {kind: _autocast(kind) for kind in kinds}
         self._is_cached = torch.is_autocast_cache_enabled()
@@ -111,7 +112,8 @@ class _Call:
                 raise _AllThere
             return tensor
 
-        saved = self._inputs.saved_tensors
+        function: Any = self._inputs.grad_fn
+        saved = function.saved_tensors
         leaves = [saved[at] if at >= 0 else other
                   for at, other in zip(self._place, self._others, strict=True)]  # fmt: skip
         args, kwargs = tree_unflatten(leaves, self._structure)
