@@ -11,6 +11,7 @@ import gc
 import json
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -21,6 +22,8 @@ from gpu_models import DEVICE
 from torch import nn
 
 GIB = 2**30
+TRACE_LINES = 15
+"""Of what led to an error, kept in its row."""
 
 
 class Book:
@@ -106,6 +109,7 @@ def measured(
     # A system that fails must not lose the rest: the machine is lent for minutes.
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"[:600]
+        row["trace"] = traceback.format_exc().splitlines()[-TRACE_LINES:]
     row |= peaks()
     model = step = None
     cap_to(None)

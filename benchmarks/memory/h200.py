@@ -17,6 +17,7 @@ and at the end what they say as ``table.md``.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -79,7 +80,7 @@ def carry_out(run: Run, limit_s: float, parts: dict[str, Part]) -> None:
     fork = multiprocessing.get_context("fork")
     started = {}
     for name, part in parts.items():
-        started[name] = fork.Process(target=_one, args=(run, name, part))
+        started[name] = fork.Process(target=_one, args=(run, name, part, limit_s))
         started[name].start()
     for name, process in started.items():
         process.join(max(0.0, began + limit_s - time.perf_counter()))
@@ -93,8 +94,10 @@ def carry_out(run: Run, limit_s: float, parts: dict[str, Part]) -> None:
     run.book.add("phase", {"parts": list(parts), "took_s": time.perf_counter() - began})
 
 
-def _one(run: Run, name: str, part: Part) -> None:
+def _one(run: Run, name: str, part: Part, limit_s: float) -> None:
     os.setpgid(0, 0)
+    # Where it was, should it be ended.
+    faulthandler.dump_traceback_later(max(1.0, limit_s - 2))
     try:
         if torch.cuda.is_available() != (DEVICE == "cuda"):
             raise RuntimeError(f"meant for {DEVICE}, but CUDA is there: {DEVICE != 'cuda'}")

@@ -4,8 +4,8 @@ A planner's model of memory may be rough, so a plan counts by what it holds when
 Plans that keep the budget in the simulator are rehearsed from the fastest on until one keeps it;
 then those that are faster still and exceed it by little there. So a larger budget never gives a
 longer step, and no plan is slower than full recompute where that keeps the budget. A rehearsal of a
-deep model takes seconds: of such a model only those are rehearsed of the second kind that keep the
-budget if what they hold is less than simulated by as much as that of the others was, and none that
+deep model takes many seconds: of such a model only those are rehearsed that keep the budget if what
+they hold is beside what was simulated as that of the others was, and of the second kind none that
 moves nothing, because no copy of it ends earlier than simulated.
 """
 
@@ -51,22 +51,28 @@ def fitted(
     add at least ``beside_bytes`` to what tensors take."""
     room = budget_bytes - beside_bytes
     plans = _worth_a_rehearsal(frontier, budget_bytes, room)
+    is_deep = frontier.problem.graph.num_ops > MANY_OPS
     peaks: dict[str, int] = {}
+    least = 0.0
+    """Rehearsed bytes over simulated ones, of the plan that was the least beyond."""
 
     def keeps(plan: Fitted) -> bool:
-        peaks[plan.name] = rehearse(_section(plan, budget_bytes))
-        return peaks[plan.name] <= budget_bytes
+        nonlocal least
+        peaks[plan.name] = peak = rehearse(_section(plan, budget_bytes))
+        least = min(least or float("inf"), peak / plan.peak_bytes)
+        return peak <= budget_bytes
+
+    def may_keep(plan: Fitted) -> bool:
+        return not is_deep or least * plan.peak_bytes <= budget_bytes
 
     inside = [plan for plan in plans if plan.peak_bytes <= room]
-    found = next((plan for plan in inside if keeps(plan)), None)
+    found = next((plan for plan in inside if may_keep(plan) and keeps(plan)), None)
     outside = [plan for plan in plans if plan.peak_bytes > room]
     if found is not None:
-        outside = [plan for plan in outside if plan.rank < found.rank]
-    if found is not None and frontier.problem.graph.num_ops > MANY_OPS:
-        least = min(peaks[plan.name] / plan.peak_bytes for plan in inside if plan.name in peaks)
-        outside = [plan for plan in outside
-                   if plan.moved_bytes and least * plan.peak_bytes <= budget_bytes]  # fmt: skip
-    found = next((plan for plan in outside if keeps(plan)), found)
+        outside = [plan for plan in outside if plan.rank < found.rank
+                   and may_keep(plan) and (plan.moved_bytes or not is_deep)]  # fmt: skip
+    others = [plan for plan in inside if plan.name not in peaks] if found is None else []
+    found = next((plan for plan in [*others, *outside] if keeps(plan)), found)
     if found is None:
         raise too_large(min(peaks.values()), budget_bytes)
     return KeptBudget(_section(found, budget_bytes), peaks[found.name], found.step_s)
