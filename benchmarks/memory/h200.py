@@ -1,7 +1,7 @@
 """Training under a cap on one GPU: what fits, how fast, and what was predicted.
 
     PYTHONPATH=src:benchmarks/memory python benchmarks/memory/h200.py --out DIR [--seconds 540]
-        [--parts large,pairs,...] [--toy]
+        [--parts large,"replay rnn",...] [--toy]
 
 Weights in float32, bfloat16 autocast, fused AdamW, 16,384 tokens a step in sequences of 1,024, a
 vocabulary of 50,304 with tied embeddings; replays in float32. The cap is on PyTorch's allocator
@@ -53,6 +53,8 @@ from gpu_table import write_table
 Part = Callable[[Run], None]
 REPLAYS = ("resnet batch 16", "resnet batch 32", "rnn", "experts")
 PAIRS = ("gpt", "wide gpt", "experts", "resnet")
+STACK_S = 15
+"""Between notes of where a part is."""
 
 
 def phases(run: Run) -> Iterator[tuple[float, dict[str, Part]]]:
@@ -80,7 +82,7 @@ def carry_out(run: Run, limit_s: float, parts: dict[str, Part]) -> None:
     fork = multiprocessing.get_context("fork")
     started = {}
     for name, part in parts.items():
-        started[name] = fork.Process(target=_one, args=(run, name, part, limit_s))
+        started[name] = fork.Process(target=_one, args=(run, name, part))
         started[name].start()
     for name, process in started.items():
         process.join(max(0.0, began + limit_s - time.perf_counter()))
@@ -94,10 +96,11 @@ def carry_out(run: Run, limit_s: float, parts: dict[str, Part]) -> None:
     run.book.add("phase", {"parts": list(parts), "took_s": time.perf_counter() - began})
 
 
-def _one(run: Run, name: str, part: Part, limit_s: float) -> None:
+def _one(run: Run, name: str, part: Part) -> None:
     os.setpgid(0, 0)
-    # Where it was, should it be ended.
-    faulthandler.dump_traceback_later(max(1.0, limit_s - 2))
+    # Where it is all the time, should it be ended.
+    stacks = (run.book.folder / f"{name.replace(' ', '-')}.stacks").open("w")
+    faulthandler.dump_traceback_later(STACK_S, repeat=True, file=stacks)
     try:
         if torch.cuda.is_available() != (DEVICE == "cuda"):
             raise RuntimeError(f"meant for {DEVICE}, but CUDA is there: {DEVICE != 'cuda'}")
@@ -122,7 +125,7 @@ def main() -> None:
         parts = {
             name: part
             for name, part in parts.items()
-            if not wanted or name.partition(" ")[0] in wanted
+            if not wanted or any(f"{name} ".startswith(f"{word} ") for word in wanted)
         }
         left_s = book.left_s - 5
         if not parts:
