@@ -36,7 +36,7 @@ SMALLEST_SHARE = 0.02
 """Less than this part of a block is not worth offloading."""
 
 
-class Choice(NamedTuple):
+class BlockChoices(NamedTuple):
     """One way and one home per block; what is kept may be offloaded in part."""
 
     way: IntArray
@@ -50,13 +50,13 @@ class Choice(NamedTuple):
         return Allowed(ways, np.arange(len(HOMES)) == self.home[:, None])
 
 
-def chosen(shares: ProgramShares, numbers: BlockNumbers) -> Choice:
+def chosen(shares: ProgramShares, numbers: BlockNumbers) -> BlockChoices:
     """The choice nearest to the shares."""
     ways = shares.ways.copy()
     ways[:, KEPT] += ways[:, OFFLOADED]
     ways[:, OFFLOADED] = 0.0
     home = _diffused(shares.homes, numbers.home[:, RESIDENT], _late(numbers))
-    return Choice(_diffused(ways, numbers.stay[:, KEPT]), home)
+    return BlockChoices(_diffused(ways, numbers.stay[:, KEPT]), home)
 
 
 def offloaded_share(shares: ProgramShares) -> FloatArray:
@@ -67,7 +67,7 @@ def offloaded_share(shares: ProgramShares) -> FloatArray:
 
 
 def section_of(
-    choice: Choice,
+    choice: BlockChoices,
     share: FloatArray,
     uses: Uses,
     *,

@@ -49,7 +49,7 @@ class _AllThere(BaseException):
     """What was asked for is made; not an error, so that no function takes it for one."""
 
 
-class _Inputs(torch.autograd.Function):
+class _SavedInputs(torch.autograd.Function):
     """Autograd saves the inputs as it saves everything: hooks around see them, and a change in
     place is told."""
 
@@ -77,7 +77,7 @@ class _Call:
         given = list(tensors.values())
         anchor = torch.empty(0, requires_grad=True)
         # All of it, and not its function alone: PyTorch 2.11 frees what that saved without it.
-        self._inputs: torch.Tensor = _Inputs.apply(anchor, *given)  # type: ignore[no-untyped-call]
+        self._inputs: torch.Tensor = _SavedInputs.apply(anchor, *given)  # type: ignore[no-untyped-call]
         kinds = dict.fromkeys((*(tensor.device.type for tensor in given[:1]), "cpu"))
         self._autocast = {kind: _autocast(kind) for kind in kinds}
         self._is_cached = torch.is_autocast_cache_enabled()
