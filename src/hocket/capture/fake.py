@@ -1,13 +1,14 @@
 """A copy of a model and its batch that has shapes but no memory; the original is not touched.
 
 Only shapes, strides and dtypes are read, so the original may be real, on the meta device or fake.
-Tensors that share a storage share one in the copy: tied weights stay tied.
+Tensors that share a storage share one in the copy: tied weights stay tied. So do weights of a
+recurrent layer where the copy is of a CUDA device: there the layer has them in one piece.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,18 +55,49 @@ def all_tensors(model: nn.Module, batch: Any) -> list[NamedTensor]:
     return [(name, role, tensor) for name, (_, role, tensor) in zip(names, found, strict=True)]
 
 
-def fake_twins(tensors: Sequence[torch.Tensor], device: str) -> dict[int, Any]:
-    """Fake tensors by the id of the given ones; call it inside a FakeTensorMode."""
+def flat_weights(model: nn.Module) -> list[list[torch.Tensor]]:
+    """Of each recurrent layer its weights in the order in which cuDNN has them: biases last."""
+    return [
+        sorted((w for w in layer._flat_weights if w is not None), key=lambda w: w.dim() < 2)
+        for layer in model.modules()
+        if isinstance(layer, nn.RNNBase)
+    ]
+
+
+def fake_twins(
+    tensors: Sequence[torch.Tensor], device: str, flat: Iterable[Sequence[torch.Tensor]] = ()
+) -> dict[int, Any]:
+    """Fake tensors by the id of the given ones; call it inside a FakeTensorMode.
+
+    What is to be ``flat`` shares a storage, one after the other, if none of it shares one yet.
+    """
     distinct = {id(tensor): tensor for tensor in tensors}
     by_storage: dict[int, list[torch.Tensor]] = {}
     for tensor in distinct.values():
         by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
     twins: dict[int, Any] = {}
     with torch.no_grad():
+        for row in flat:
+            keys = [t.untyped_storage()._cdata for t in row]
+            if all(len(by_storage.get(key, ())) == 1 for key in keys) and _is_one_kind(row):
+                for key in keys:
+                    del by_storage[key]
+                data = _one_after_the_other(row, device)
+                twins |= {id(t): _dressed(t, fake) for t, fake in zip(row, data, strict=True)}
         for sharing in by_storage.values():
             data = _fake_data(sharing, device)
             twins |= {id(t): _dressed(t, fake) for t, fake in zip(sharing, data, strict=True)}
     return twins
+
+
+def _is_one_kind(row: Sequence[torch.Tensor]) -> bool:
+    return len({t.dtype for t in row}) == 1 and all(t.is_contiguous() for t in row)
+
+
+def _one_after_the_other(row: Sequence[torch.Tensor], device: str) -> list[torch.Tensor]:
+    flat = torch.empty(sum(t.numel() for t in row), dtype=row[0].dtype, device=device)
+    parts = torch.split(flat, [t.numel() for t in row])
+    return [part.view(t.shape) for part, t in zip(parts, row, strict=True)]
 
 
 def hollow_twins(tensors: Sequence[torch.Tensor]) -> dict[int, Any]:

@@ -25,6 +25,7 @@ from hocket.capture.fake import (
     all_tensors,
     fake_copy,
     fake_twins,
+    flat_weights,
     hollow_twins,
     map_batch,
 )
@@ -73,8 +74,10 @@ def record_fake_step(
     # recurrent layers are: a second recording would be another one.
     mode.cache_enabled = not any(isinstance(each, nn.RNNBase) for each in model.modules())
     stands_in = device == ACCELERATOR
+    place = "cpu" if stands_in else device
+    flat = flat_weights(model) if torch.device(place).type == "cuda" else []
     with mode:
-        twins = fake_twins([t for _, _, t in named], "cpu" if stands_in else device)
+        twins = fake_twins([t for _, _, t in named], place, flat)
     fake_model = fake_copy(model, hollow_twins([t for _, _, t in unused]) | twins)
     fake_batch = map_batch(batch, twins)
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]

@@ -3,10 +3,12 @@
 Timed one by one, an op finds other data in the caches than in a step, and each of its kernels has a
 longer way to the next than in a graph. So forward and backward pass run once as recorded, on
 numbers made up, are captured on one stream and replayed: without the profiler for the step, and
-with it for each kernel. Two of them in two rows of one graph, which share nothing, say how many
-times as long the step's own kernels take beside each other; no rule of what fits beside what told
-it within 10 % of all nets (`docs/measurements/waves.md`). Ops that ask the host while they run
-cannot be captured, and a step needs as much memory as a training's.
+with it for each kernel. A second such graph, which shares nothing with the first and is replayed on
+a stream of its own, says how many times as long the step's own kernels take beside each other; no
+rule of what fits beside what told it within 10 % of all nets (`docs/measurements/waves.md`). All
+replays of a row are asked for while the device sleeps, so that the host is in none of the times.
+Ops that ask the host while they run cannot be captured, and a step needs as much memory as a
+training's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,14 @@ from hocket.capture.program import Program
 from hocket.capture.storage import first_tensors
 from hocket.cost.inputs import filled, index_bound
 from hocket.cost.replayed_kernels import BlockRoom, InPlace, in_place, kernels_of
+from hocket.cost.timing import SLEEP_CYCLES_PER_S
 from hocket.graph.graph import Graph, Phase
 
 _WARM, _NUM_ROWS, _ROW, _NUM_PROFILED = 2, 5, 4, 5
 """Runs before the capture, rows of replays that are timed, how many each has, and replays that are
 looked at kernel by kernel."""
+_SLEEP_S, _LONGEST_SLEEP_S = 0.01, 0.2
+"""Of the device while the host asks for a row; longer where it was not done by then."""
 _REGISTERS = 65536
 """Of a multiprocessor, of all that PyTorch runs on."""
 _ROOM = 1.2
@@ -43,51 +48,48 @@ _SMALL = 0.05
 def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> dict[str, InPlace]:
     """By signature, what forward and backward calls take in a replayed step on a CUDA device."""
     passes = ReplayedPasses(program, device)
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    _make_room(passes, stream, device, 1)
-    captured = torch.cuda.CUDAGraph()
-    counts: list[int] = []
-    with torch.cuda.graph(captured, stream=stream, capture_error_mode="relaxed"):
-        counts.append(num_captured(stream.cuda_stream))
-        passes.run(lambda: counts.append(num_captured(stream.cuda_stream)))
-    nodes = [after - before for before, after in pairwise(counts)]
-    step_s = statistics.median(_row_s(captured) for _ in range(_NUM_ROWS))
+    one = CapturedPasses(passes, device)
+    step_s = rows_s([one], device)
     # Ops of no signature are alike in nothing.
     keys = [
         graph.signatures[number] if (number := int(graph.op_signature[op])) >= 0 else f"op {op}"
         for op in passes.ops
     ]
-    kernels = kernels_of(_trace(captured))
-    found = in_place(kernels, _NUM_PROFILED, nodes, keys, step_s, _room(device))
-    del captured
+    kernels = kernels_of(_trace(one.graph))
+    found = in_place(kernels, _NUM_PROFILED, one.nodes, keys, step_s, _room(device))
     try:
-        beside = max(1.0, _two_rows_s(program, passes, stream, device) / step_s)
+        other = CapturedPasses(ReplayedPasses(program, device), device)
+        beside = max(1.0, rows_s([one, other], device) / step_s)
     # A second step may have no room; what one takes is known all the same.
     except RuntimeError:
         return found
     return {key: each._replace(beside=beside) for key, each in found.items()}
 
 
-def _two_rows_s(
-    program: Program, passes: ReplayedPasses, stream: torch.cuda.Stream, device: torch.device
-) -> float:
-    """Seconds of two steps that share nothing, as two rows of one graph."""
-    beside, second = torch.cuda.Stream(device), ReplayedPasses(program, device)  # type: ignore[no-untyped-call]
-    _make_room(second, beside, device, 2)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured, stream=stream, capture_error_mode="relaxed"):
-        beside.wait_stream(stream)
-        with torch.cuda.stream(beside):
-            second.run()
-        passes.run()
-        stream.wait_stream(beside)
-    return statistics.median(_row_s(captured) for _ in range(_NUM_ROWS))
+class CapturedPasses:
+    """Passes as a CUDA graph, and the stream that they are replayed on."""
+
+    def __init__(self, passes: ReplayedPasses, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.graph = torch.cuda.CUDAGraph()
+        _make_room(passes, self.stream, device)
+        counts: list[int] = []
+        own = self.stream.cuda_stream
+        with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="relaxed"):
+            counts.append(num_captured(own))
+            passes.run(lambda: counts.append(num_captured(own)))
+        self.nodes = [after - before for before, after in pairwise(counts)]
+        """How many each call has."""
+        self._read = passes
+
+    def replay(self) -> None:
+        """Ask for it once more."""
+        with torch.cuda.stream(self.stream):
+            self.graph.replay()
 
 
-def _make_room(
-    passes: ReplayedPasses, stream: torch.cuda.Stream, device: torch.device, num_steps: int
-) -> None:
-    """Run the passes as a capture of so many of them will; raises where it would find no memory.
+def _make_room(passes: ReplayedPasses, stream: torch.cuda.Stream, device: torch.device) -> None:
+    """Run the passes as a capture of them will; raises where it would find no memory.
 
     A capture that runs out of memory leaves PyTorch's generator of random numbers unusable.
     """
@@ -100,7 +102,7 @@ def _make_room(
     torch.cuda.synchronize(device)
     needed = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
-    torch.UntypedStorage(int(_ROOM * num_steps * needed), device=device)  # type: ignore[no-untyped-call]
+    torch.UntypedStorage(int(_ROOM * needed), device=device)  # type: ignore[no-untyped-call]
     torch.cuda.empty_cache()
 
 
@@ -172,15 +174,29 @@ def _index_bounds(program: Program) -> dict[int, int]:
     return bounds
 
 
-def _row_s(captured: torch.cuda.CUDAGraph) -> float:
-    """Seconds of a replay among some that follow each other."""
+def rows_s(rows: Sequence[CapturedPasses], device: torch.device) -> float:
+    """Seconds of a replay of each row, while all rows follow themselves on their own streams."""
+    return statistics.median(_row_s(rows, device) for _ in range(_NUM_ROWS))
+
+
+def _row_s(rows: Sequence[CapturedPasses], device: torch.device) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    captured.replay()
-    start.record()
-    for _ in range(_ROW):
-        captured.replay()
-    end.record()
-    end.synchronize()
+    sleep_s, is_ahead = _SLEEP_S, False
+    while not is_ahead and sleep_s <= _LONGEST_SLEEP_S:
+        torch.cuda.synchronize(device)
+        torch.cuda._sleep(int(sleep_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]
+        start.record()
+        for row in rows:
+            row.stream.wait_event(start)
+        for _ in range(_ROW):
+            for row in rows:
+                row.replay()
+        for row in rows:
+            torch.cuda.current_stream(device).wait_stream(row.stream)
+        end.record()
+        is_ahead = not start.query()  # type: ignore[no-untyped-call]
+        end.synchronize()
+        sleep_s *= 4
     return float(start.elapsed_time(end)) * 1e-3 / _ROW
 
 
