@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hocket.capture.fake import fake_twins, flat_weights
 from hocket.capture.model import capture, capture_program
 from hocket.capture.recurrent import know_recurrent_layers
 from hocket.graph.graph import Phase
@@ -77,3 +78,31 @@ def test_a_look_at_a_storage_is_a_view_of_what_lies_there():
     weight = next(t for t in range(graph.num_tensors) if graph.tensor_names[t] == "weight")
     read = graph.reads[graph.read_ptr[looked[0]] : graph.read_ptr[looked[0] + 1]]
     assert graph.root_of[read].tolist() == [weight]
+
+
+def test_weights_of_a_recurrent_layer_lie_in_one_piece_where_asked_for():
+    """As a model that came to a GPU has them: cuDNN then needs no copy of them in one buffer."""
+    net = torch.nn.ModuleList([torch.nn.LSTM(5, 7, num_layers=2), torch.nn.Linear(7, 3)])
+    tensors = [*net.parameters()]
+    with FakeTensorMode():
+        twins = fake_twins(tensors, "cpu", flat_weights(net))
+        apart = fake_twins(tensors, "cpu")
+    layer = [*net[0].parameters()]
+    (storage,) = {twins[id(t)].untyped_storage()._cdata for t in layer}
+    first = twins[id(layer[0])].untyped_storage()
+    assert first.nbytes() == 4 * sum(t.numel() for t in layer)
+    places = sorted((twins[id(t)].storage_offset(), t.dim(), t.numel()) for t in layer)
+    # One behind the other, biases behind all matrices.
+    assert [at for at, *_ in places] == [sum(n for *_, n in places[:i]) for i in range(len(places))]
+    assert [dim for _, dim, _ in places] == [2] * 4 + [1] * 4
+    for t in tensors:
+        assert twins[id(t)].shape == t.shape
+        assert isinstance(twins[id(t)], torch.nn.Parameter)
+    assert storage not in {twins[id(t)].untyped_storage()._cdata for t in net[1].parameters()}
+    assert len({apart[id(t)].untyped_storage()._cdata for t in tensors}) == len(tensors)
+    # What shares memory with something else stays where it is.
+    net[1].weight = net[0].weight_hh_l0
+    net[0]._flat_weights[1].data = net[0].weight_ih_l0.data.view(-1)[:28].view(4, 7)
+    with FakeTensorMode():
+        tied = fake_twins([*net.parameters()], "cpu", flat_weights(net))
+    assert len({tied[id(t)].untyped_storage()._cdata for t in layer}) == len(layer) - 1

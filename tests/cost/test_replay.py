@@ -11,11 +11,11 @@ pytest.importorskip("transformers")
 
 from hocket.capture.model import capture_program  # noqa: E402
 from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E402
-from hocket.cost import measure  # noqa: E402
+from hocket.cost import measure, replay  # noqa: E402
 from hocket.cost.demand import BESIDE, FILL, ON_DEVICE, TIMES_BESIDE, demand_of  # noqa: E402
 from hocket.cost.profile import profile_from_dict, profile_to_dict  # noqa: E402
 from hocket.cost.replay import ReplayedPasses  # noqa: E402
-from hocket.cost.replayed_kernels import InPlace  # noqa: E402
+from hocket.cost.replayed_kernels import BlockRoom, InPlace  # noqa: E402
 from hocket.cost.roofline import estimate_costs  # noqa: E402
 from hocket.graph import Phase  # noqa: E402
 
@@ -70,6 +70,73 @@ def test_a_step_that_cannot_be_captured_keeps_its_times_and_says_why(monkeypatch
     assert measure._with_replayed(entries, missing, graph, None, torch.device("cpu")) == entries
     assert missing == {measure.REPLAYED_STEP: "RuntimeError: operation not permitted when stream "
                        "is capturing"}  # fmt: skip
+
+
+class Stream:
+    """Notes what waits for what."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def wait_stream(self, other):
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+class Row:
+    """A graph on a stream of its own."""
+
+    def __init__(self, name, log):
+        self.stream, self.log = Stream(name, log), log
+
+    def replay(self):
+        self.log.append(self.stream.name)
+
+
+def test_rows_begin_and_end_together_and_wait_for_nothing_between(monkeypatch):
+    log, took_s = [], iter([8.0, 20.0, 4.0, 12.0, 400.0])
+    here = Stream("here", log)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    monkeypatch.setattr(replay, "asked_ahead_s", lambda ask, sleep_s: (ask(), next(took_s))[1])
+    # The middle one of the times that rows of four replays take.
+    assert replay.rows_s([Row("tick", log), Row("tock", log)], torch.device("cpu")) == 3.0
+    one = ["tick waits for here", "tock waits for here", *["tick", "tock"] * 4,
+           "here waits for tick", "here waits for tock"]  # fmt: skip
+    assert log == one * 5
+
+
+@pytest.mark.parametrize(("two_s", "beside"), [(1.5, 1.5), (0.9, 1.0), (None, None)])
+def test_a_second_step_beside_the_first_says_how_long_ops_of_two_lanes_take(
+    monkeypatch, two_s, beside
+):
+    """On a processor, with stand-ins for what only CUDA has: a capture, its times, its trace."""
+    with torch.device("meta"):
+        model, batch = MODELS["gpt2"]()
+    graph, program = capture_program(model.train(), batch)
+    made = []
+
+    class Captured:
+        graph = None
+
+        def __init__(self, passes, device):
+            if made and two_s is None:
+                raise RuntimeError("CUDA out of memory")
+            self.nodes = []
+            passes.run(lambda: self.nodes.append(1))
+            made.append(self)
+
+    def trace(graph):
+        kernels = range(5 * len(made[0].nodes))
+        return {"traceEvents": [{"ph": "X", "cat": "kernel", "ts": at, "dur": 0.5}
+                                for at in kernels]}  # fmt: skip
+
+    monkeypatch.setattr(replay, "CapturedPasses", Captured)
+    monkeypatch.setattr(replay, "rows_s", lambda rows, device: (1.0, two_s)[len(rows) - 1])
+    monkeypatch.setattr(replay, "_trace", trace)
+    monkeypatch.setattr(replay, "_room", lambda device: BlockRoom(132, 2048, 65536, 233472))
+    found = replay.replayed_in_place(graph, program, torch.device("cpu"))
+    passes = graph.op_phase != Phase.OPTIMIZER
+    assert {graph.signatures[at] for at in graph.op_signature[passes] if at >= 0} <= {*found}
+    assert {each.beside for each in found.values()} == {beside}
 
 
 def test_times_in_their_place_price_replayed_steps_and_no_others():

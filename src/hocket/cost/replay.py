@@ -29,14 +29,14 @@ from hocket.capture.program import Program
 from hocket.capture.storage import first_tensors
 from hocket.cost.inputs import filled, index_bound
 from hocket.cost.replayed_kernels import BlockRoom, InPlace, in_place, kernels_of
-from hocket.cost.timing import SLEEP_CYCLES_PER_S
+from hocket.cost.timing import asked_ahead_s
 from hocket.graph.graph import Graph, Phase
 
 _WARM, _NUM_ROWS, _ROW, _NUM_PROFILED = 2, 5, 4, 5
 """Runs before the capture, rows of replays that are timed, how many each has, and replays that are
 looked at kernel by kernel."""
-_SLEEP_S, _LONGEST_SLEEP_S = 0.01, 0.2
-"""Of the device while the host asks for a row; longer where it was not done by then."""
+_SLEEP_S = 0.01
+"""Of the device while the host asks for a row, at first."""
 _REGISTERS = 65536
 """Of a multiprocessor, of all that PyTorch runs on."""
 _ROOM = 1.2
@@ -175,29 +175,19 @@ def _index_bounds(program: Program) -> dict[int, int]:
 
 
 def rows_s(rows: Sequence[CapturedPasses], device: torch.device) -> float:
-    """Seconds of a replay of each row, while all rows follow themselves on their own streams."""
-    return statistics.median(_row_s(rows, device) for _ in range(_NUM_ROWS))
+    """Seconds of a replay of every row; each row follows itself and waits for no other."""
 
-
-def _row_s(rows: Sequence[CapturedPasses], device: torch.device) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    sleep_s, is_ahead = _SLEEP_S, False
-    while not is_ahead and sleep_s <= _LONGEST_SLEEP_S:
-        torch.cuda.synchronize(device)
-        torch.cuda._sleep(int(sleep_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]
-        start.record()
+    def ask() -> None:
+        here = torch.cuda.current_stream(device)
         for row in rows:
-            row.stream.wait_event(start)
+            row.stream.wait_stream(here)
         for _ in range(_ROW):
             for row in rows:
                 row.replay()
         for row in rows:
-            torch.cuda.current_stream(device).wait_stream(row.stream)
-        end.record()
-        is_ahead = not start.query()  # type: ignore[no-untyped-call]
-        end.synchronize()
-        sleep_s *= 4
-    return float(start.elapsed_time(end)) * 1e-3 / _ROW
+            here.wait_stream(row.stream)
+
+    return statistics.median(asked_ahead_s(ask, _SLEEP_S) for _ in range(_NUM_ROWS)) / _ROW
 
 
 def _trace(captured: torch.cuda.CUDAGraph) -> dict[str, Any]:

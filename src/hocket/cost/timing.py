@@ -73,20 +73,28 @@ def _cpu_sample_s(calls: Sequence[Call], num_calls: int) -> float:
 
 def _cuda_sample_s(calls: Sequence[Call], num_calls: int) -> float:
     turns = [calls[index % len(calls)] for index in range(num_calls)]
+
+    def ask() -> None:
+        for call in turns:
+            call()
+
+    return asked_ahead_s(ask, (num_calls + 5) * ENQUEUE_S) / num_calls
+
+
+def asked_ahead_s(ask: Call, sleep_s: float) -> float:
+    """Device seconds of what is asked for on the current stream of CUDA while the device sleeps."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    sleep_s, is_ahead = (num_calls + 5) * ENQUEUE_S, False
-    longest_s = LONGEST_SLEEP * sleep_s
+    is_ahead, longest_s = False, LONGEST_SLEEP * sleep_s
     while not is_ahead and sleep_s <= longest_s:
         torch.cuda.synchronize()
         torch.cuda._sleep(int(sleep_s * SLEEP_CYCLES_PER_S))  # type: ignore[no-untyped-call]
         start.record()
-        for call in turns:
-            call()
+        ask()
         end.record()
         is_ahead = not start.query()  # type: ignore[no-untyped-call]
         end.synchronize()
         sleep_s *= 4
-    return float(start.elapsed_time(end)) * 1e-3 / num_calls
+    return float(start.elapsed_time(end)) * 1e-3
 
 
 def wall_s(call: Call, device: torch.device) -> float:
