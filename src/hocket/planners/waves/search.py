@@ -29,7 +29,7 @@ from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
 from hocket.planners.waves.room import held_bytes, room_waits
-from hocket.planners.waves.way import WaveWay, best_within, is_replayed, plan_of, simulated
+from hocket.planners.waves.way import WaveWay, best_within, plan_of, simulated
 from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.lanes import pass_order
 
@@ -40,10 +40,6 @@ LEAN = 1.25
 they hold as much where a backward pass takes twice as long as a forward pass."""
 CLOSE = 1.12
 """A gain below this is not more than predictions were off (`docs/measurements/waves.md`)."""
-SHORT_S = 10e-6
-"""Of replayed ops that take less on average, gains were predicted far too high."""
-CLOSE_OF_SHORT = 1.85
-"""The same as `CLOSE` for those."""
 _NUM_ROOMS, _LESS_ROOM = 4, 0.015
 """How often waves get less room, and by what share: packing takes 0.1 to 2.6 % more than lives at
 once."""
@@ -113,24 +109,7 @@ class WaveFit:
     @property
     def is_close(self) -> bool:
         """Whether what the waves gain is less than predictions of it were off on a GPU."""
-        most = CLOSE_OF_SHORT if self.has_short_ops else CLOSE
-        return self.gain is not None and 1.0 < self.gain < most
-
-    @property
-    def op_s(self) -> float:
-        """Mean seconds of an op where waves run one after the other."""
-        num_waves = len(self.accumulated.shares.replicas[0].microbatches)
-        return self.accumulated.step_s / (num_waves * len(pass_order(self.problem.graph)))
-
-    @property
-    def has_short_ops(self) -> bool:
-        """Whether ops follow each other in a replayed graph, and are shorter than `SHORT_S`."""
-        return self.is_replayed and self.op_s < SHORT_S
-
-    @property
-    def is_replayed(self) -> bool:
-        """Whether ops follow each other in a graph that was captured."""
-        return is_replayed(self.problem)
+        return self.gain is not None and 1.0 < self.gain < CLOSE
 
     def blocks(self, way: WaveWay) -> LaneBlocks:
         """What the lanes of the first device hold over time."""

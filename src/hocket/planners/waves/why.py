@@ -8,7 +8,7 @@ from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import workers
-from hocket.planners.waves.search import SHORT_S, WaveFit
+from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay
 from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.lanes import in_lane, pass_order
@@ -97,11 +97,13 @@ def reasons(fit: WaveFit) -> list[str]:
         )
     if fit.chosen is not None and fit.chosen.lanes and fit.chosen.lanes.own_bytes:
         found.append("there is room for memory of each lane's own, so lanes wait for results alone")
-    if fit.pays and fit.has_short_ops:
+    waits_s = told.judged_s - told.step_s
+    if waits_s > _MUCH * told.step_s:
+        has_own = told.lanes is not None and told.lanes.own_bytes
         found.append(
-            f"ops take {format_seconds(fit.op_s)} on average: of ops shorter than "
-            f"{format_seconds(SHORT_S)}, two lanes gained 0.54 to 0.72 times what was predicted on "
-            "an H200"
+            f"lanes wait for each other {told.num_waits} times for "
+            f"{'results' if has_own else 'memory that one takes over from the other'}, which takes "
+            f"about {format_seconds(waits_s)} of a step"
         )
     if told_changes := what_changes(fit):
         found.append(told_changes)
