@@ -43,7 +43,7 @@ from hocket.capture.loss import ChosenLoss
 from hocket.capture.perform import draw_seed
 from hocket.capture.program import Program
 from hocket.capture.sizes import capture_sizes
-from hocket.cost.measure import profile_program
+from hocket.cost.measure import TWO_STEPS, profile_program
 from hocket.cost.profile import Profile, merge_profiles
 from hocket.cost.roofline import Launches
 from hocket.graph.graph import Graph
@@ -127,7 +127,8 @@ class Case:
                 known = merge_profiles(found) if found else None
                 found.append(profile_program(graph, program, kind, device=self.device.type,
                                              budget_s=_PROFILE_S, known=known))  # fmt: skip
-        self._plan(merge_profiles(found))
+        self.profile = merge_profiles(found)
+        self._plan(self.profile)
 
     def tell(self) -> str:
         """What the last system said of itself, once."""
@@ -236,6 +237,13 @@ def planned_of(way: WaveWay) -> tuple[float, int]:
     return way.samples_per_s, way.peak_bytes
 
 
+def rows_told(profile: Profile) -> dict[str, Any]:
+    """How many times as long a step takes beside a second one: whole batches and waves."""
+    known = {e.replayed.beside for e in profile.entries if e.replayed and e.replayed.beside}
+    return {"of_one": " ".join(f"{times:.3f}" for times in sorted(known)),
+            "missing": profile.missing.get(TWO_STEPS, "")}  # fmt: skip
+
+
 # ── bits ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -335,6 +343,7 @@ def compare(name: str, build: Workload, samples: int, options: argparse.Namespac
         bits(name, case, options.losses, turns)
     turns.prepared()
     case.price(turns)
+    turns.write(name, "two rows of kernels", **rows_told(case.profile))
     fit = case.outlook.fit
     for label, way in (
         ("planned", quickest(fit)),

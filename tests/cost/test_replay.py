@@ -133,10 +133,34 @@ def test_a_second_step_beside_the_first_says_how_long_ops_of_two_lanes_take(
     monkeypatch.setattr(replay, "rows_s", lambda rows, device: (1.0, two_s)[len(rows) - 1])
     monkeypatch.setattr(replay, "_trace", trace)
     monkeypatch.setattr(replay, "_room", lambda device: BlockRoom(132, 2048, 65536, 233472))
-    found = replay.replayed_in_place(graph, program, torch.device("cpu"))
+    found, alone = replay.replayed_in_place(graph, program, torch.device("cpu"))
+    assert ("CUDA out of memory" in alone) == (two_s is None)
     passes = graph.op_phase != Phase.OPTIMIZER
     assert {graph.signatures[at] for at in graph.op_signature[passes] if at >= 0} <= {*found}
     assert {each.beside for each in found.values()} == {beside}
+
+
+def test_where_no_second_step_has_room_a_profile_says_so(monkeypatch):
+    told = replay.ReplayedCalls({"a": InPlace(21e-6, 2, 0.125)}, alone="CUDA out of memory")
+    monkeypatch.setattr(measure, "replayed_in_place", lambda *_: told)
+    missing = {}
+    (entry,) = measure._with_replayed(
+        [entry_of("a", 1e-3)], missing, graph_of([{"kind": "aten.mm", "signature": "a"}]), None,
+        torch.device("cpu"),
+    )  # fmt: skip
+    assert entry.replayed == InPlace(21e-6, 2, 0.125)
+    assert missing == {measure.TWO_STEPS: "CUDA out of memory"}
+
+
+def test_passes_are_given_what_they_read_and_no_states_of_the_update():
+    with torch.device("meta"):
+        model, batch = MODELS["gpt2"]()
+    _, program = capture_program(model.train(), batch, optimizer="adamw")
+    given = ReplayedPasses(program, torch.device("cpu"))._given
+    assert {*program.parameters.values()} <= {*given}
+    assert {program.tensors[t].role for t in program.names} > {
+        program.tensors[t].role for t in given
+    }
 
 
 def test_times_in_their_place_price_replayed_steps_and_no_others():

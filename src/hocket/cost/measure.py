@@ -50,6 +50,8 @@ OUT_OF_TIME = "not measured: the time budget was used up"
 OUT_OF_MEMORY = "not measured: too little memory"
 REPLAYED_STEP = "the step as one CUDA graph"
 """Stands among what is missing where the step could not be captured."""
+TWO_STEPS = "two such steps beside each other"
+"""The same where a second one could not, beside the first."""
 
 
 class NoRoomError(HocketError):
@@ -119,7 +121,9 @@ def _with_replayed(
         return entries
     finally:
         torch.cuda.empty_cache()
-    return [replace(entry, replayed=found.get(entry.signature)) for entry in entries]
+    if found.alone:
+        missing[TWO_STEPS] = found.alone
+    return [replace(entry, replayed=found.in_place.get(entry.signature)) for entry in entries]
 
 
 def _is_of(profile: Profile, kind: DeviceKind, device: str, versions: dict[str, str]) -> bool:

@@ -16,13 +16,14 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from hocket.base.errors import one_line
 from hocket.capture.driver import num_captured
 from hocket.capture.perform import BoundCall
 from hocket.capture.program import Program
@@ -45,8 +46,17 @@ _SMALL = 0.05
 """Of numbers that are made up: sums over many of them stay numbers."""
 
 
-def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> dict[str, InPlace]:
-    """By signature, what forward and backward calls take in a replayed step on a CUDA device."""
+class ReplayedCalls(NamedTuple):
+    """What forward and backward calls take in a replayed step."""
+
+    in_place: dict[str, InPlace]
+    """By signature."""
+    alone: str = ""
+    """Why no second step was replayed beside it; empty where one was."""
+
+
+def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> ReplayedCalls:
+    """Capture a step on a CUDA device, replay it alone and beside a second one."""
     passes = ReplayedPasses(program, device)
     one = CapturedPasses(passes, device)
     step_s = rows_s([one], device)
@@ -61,9 +71,9 @@ def replayed_in_place(graph: Graph, program: Program, device: torch.device) -> d
         other = CapturedPasses(ReplayedPasses(program, device), device)
         beside = max(1.0, rows_s([one, other], device) / step_s)
     # A second step may have no room; what one takes is known all the same.
-    except RuntimeError:
-        return found
-    return {key: each._replace(beside=beside) for key, each in found.items()}
+    except RuntimeError as error:
+        return ReplayedCalls(found, alone=one_line(error))
+    return ReplayedCalls({key: each._replace(beside=beside) for key, each in found.items()})
 
 
 class CapturedPasses:
@@ -112,16 +122,16 @@ class ReplayedPasses:
     def __init__(self, program: Program, device: torch.device) -> None:
         self.ops = [at for at, call in enumerate(program.calls) if call.phase != Phase.OPTIMIZER]
         self._calls = [BoundCall(program.calls[op], device) for op in self.ops]
-        self._given = _made_up(program, device)
-        if device.type == "cuda":
-            # Another stream would read numbers of rows before they are there.
-            torch.cuda.synchronize(device)
         last: dict[int, int] = {}
         for position, op in enumerate(self.ops):
             call = program.calls[op]
             for tensor in (*call.reads, *call.outputs, *call.written):
                 if tensor is not None:
                     last[tensor] = position
+        self._given = _made_up(program, {program.tensors[t].storage for t in last}, device)
+        if device.type == "cuda":
+            # Another stream would read numbers of rows before they are there.
+            torch.cuda.synchronize(device)
         kept = {*program.outputs, *program.gradients.values(), *self._given}
         self._dropped: list[list[int]] = [[] for _ in self.ops]
         for tensor, position in last.items():
@@ -140,22 +150,23 @@ class ReplayedPasses:
                 after_call()
 
 
-def _made_up(program: Program, device: torch.device) -> dict[int, torch.Tensor]:
-    """The tensors that are there before a step, with valid numbers inside."""
+def _made_up(program: Program, used: Set[int], device: torch.device) -> dict[int, torch.Tensor]:
+    """The tensors that are there before a step in storages that are used, with valid numbers."""
     bounds = _index_bounds(program)
     generator = torch.Generator(device).manual_seed(0)
+    specs = {number: program.tensors[number] for number in program.names}
+    there = [n for n, spec in specs.items() if spec.layout is not None and spec.storage in used]
     storages: dict[int, torch.Tensor] = {}
-    for number in program.names:
-        _, storage, num_bytes, *_ = spec = program.tensors[number]
-        if spec.layout is not None and storage not in storages:
-            count = -(-num_bytes // spec.layout.dtype.itemsize)
+    for number in there:
+        spec = specs[number]
+        if spec.layout is not None and spec.storage not in storages:
+            count = -(-spec.storage_bytes // spec.layout.dtype.itemsize)
             flat = spec.layout._replace(shape=(count,), stride=(1,), offset=0)
-            values = filled(flat, device, bounds.get(storage, 1), generator)
+            values = filled(flat, device, bounds.get(spec.storage, 1), generator)
             if values.is_floating_point():
                 values.mul_(_SMALL)
-            storages[storage] = values.view(torch.uint8)
-    used = [tensor for tensor in program.names if program.tensors[tensor].layout is not None]
-    return first_tensors(used, dict(enumerate(program.tensors)), storages, device)
+            storages[spec.storage] = values.view(torch.uint8)
+    return first_tensors(there, dict(enumerate(program.tensors)), storages, device)
 
 
 def _index_bounds(program: Program) -> dict[int, int]:
