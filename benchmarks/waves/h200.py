@@ -32,6 +32,7 @@ from unittest.mock import patch
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
+from table import ROWS
 from timing import GIB, LOSSES_S, Turns, at_most, keep_cap, options_of, row_of
 from torch import nn
 from workloads import TOYS, WORKLOADS, Workload, adamw, plain_step
@@ -343,7 +344,7 @@ def compare(name: str, build: Workload, samples: int, options: argparse.Namespac
         bits(name, case, options.losses, turns)
     turns.prepared()
     case.price(turns)
-    turns.write(name, "two rows of kernels", **rows_told(case.profile))
+    turns.write(name, ROWS, **rows_told(case.profile))
     fit = case.outlook.fit
     for label, way in (
         ("planned", quickest(fit)),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 LANES, WHOLE, ONE = "two lanes", "whole batch, replayed", "one lane, replayed"
+ROWS = "two rows of kernels"
 REDUCE = "compiled + CUDA graphs (reduce-overhead)"
 OURS = (LANES, "two lanes, shared memory", "two lanes, lean", WHOLE, ONE,
         "hocket.prepare(compiled=True)")  # fmt: skip
@@ -35,7 +36,7 @@ def _rows(found: Found) -> str:
     for workload, systems in found.items():
         for system in sorted(systems, key=_place):
             row = systems[system]
-            if system.startswith(("losses", "planned")):
+            if system.startswith(("losses", "planned", ROWS)):
                 continue
             if "failed" in row:
                 lines.append(f"| {workload} | {system} | {row['failed']} | | | | | | |")
@@ -60,8 +61,8 @@ def _place(system: str) -> tuple[int, str]:
 def _gains(found: Found) -> str:
     """Two lanes over the best without, as predicted and as measured, and ours over the usual."""
     head = ("workload", "gain of two lanes, predicted", "measured", "off",
-            "two lanes over one, predicted", "measured", "planned, of one wave", "lean",
-            "best of ours", "over reduce-overhead")  # fmt: skip
+            "two lanes over one, predicted", "measured", "two rows of kernels, of one",
+            "planned, of one wave", "lean", "best of ours", "over reduce-overhead")  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for workload, systems in found.items():
         speed = {name: row.get("samples_per_s") for name, row in systems.items()}
@@ -73,6 +74,7 @@ def _gains(found: Found) -> str:
             if len(base) > 1:
                 off = abs(gains[0] / gains[1] - 1) if gains[0] and gains[1] else None
                 cells.append("" if off is None else f"{off:.0%}")
+        cells.append(systems.get(ROWS, {}).get("of_one", ""))
         cells += [f"{systems[name]['one_wave']:.2f}" if name in systems else ""
                   for name in ("planned", "planned, lean")]  # fmt: skip
         ours = {name: speed[name] for name in OURS if speed.get(name)}
