@@ -146,6 +146,22 @@ def test_capture_numbers_random_draws_in_order():
     assert not np.any(capture(model.eval(), torch.randn(2, 4)).rng_order >= 0)
 
 
+def test_backward_passes_of_attention_are_given_their_seed_and_draw_nothing():
+    """A second wave would wait for those of the first before it draws, which is nearly its end."""
+
+    def attended(model, rows):
+        seen = model(rows)
+        return torch.ops.aten._scaled_dot_product_efficient_attention(
+            seen, seen, seen, None, True, 0.1
+        )[0].sum()
+
+    graph = capture(nn.Linear(8, 8), torch.randn(2, 1, 16, 8), forward=attended)
+    drawn = [graph.kind_of(op) for op in np.flatnonzero(graph.rng_order >= 0)]
+    assert drawn == ["aten._scaled_dot_product_efficient_attention"]
+    kinds = {graph.kind_of(op) for op in range(graph.num_ops)}
+    assert "aten._scaled_dot_product_efficient_attention_backward" in kinds
+
+
 def test_capture_pairs_every_backward_product_with_its_module(gpt2):
     graph = gpt2[2]
     backward = np.flatnonzero(graph.op_phase == Phase.BACKWARD)

@@ -69,7 +69,10 @@ def _facts(function: Any) -> _OpFacts:
         ignored=str(function).startswith(("prim.", "aten.set_.source_Storage")),
         write_args=tuple(position for position, arg in written if not arg.kwarg_only),
         write_kwargs=tuple(arg.name for _, arg in written),
-        draws=torch.Tag.nondeterministic_seeded in function.tags,
+        # Backward passes of attention draw nothing, whatever their tag says: they are given the
+        # seed of what was drawn.
+        draws=torch.Tag.nondeterministic_seeded in function.tags
+        and not any(arg.name == "philox_seed" for arg in arguments),
         only_metadata=only_metadata,
     )
 
