@@ -53,7 +53,7 @@ class Task(NamedTuple):
 
 
 def tasks_of(options: argparse.Namespace) -> list[Task]:
-    """Pairs of kernels, and two processes for each workload."""
+    """Pairs of kernels, and two processes for each workload; without compiled steps one."""
     named = [("Mixer, toy", "BERT, toy;LSTM, toy")] if options.toy else []
     small, asked = named[0] if named else (options.small, options.asked)
     losses = f"--losses={options.losses}"
@@ -63,7 +63,7 @@ def tasks_of(options: argparse.Namespace) -> list[Task]:
     for name in filter(None, small.split(";")):
         found += [Task("h200.py", name, ("--losses=0", f"--systems={SMALL_SYSTEMS}")),
                   Task("compiled_lanes.py", name, (f"--systems={SMALL_SYSTEMS}",))]  # fmt: skip
-    return found
+    return [task for task in found if task.script == "h200.py"] if options.recorded else found
 
 
 class Started:
@@ -148,6 +148,9 @@ def main() -> int:
     parser.add_argument("--asked", default=ASKED, help="workloads with all rows, by ;")
     parser.add_argument("--small", default=SMALL, help="those with few, and without losses")
     parser.add_argument("--losses", type=int, default=100, help="steps whose losses are compared")
+    parser.add_argument(
+        "--recorded", action="store_true", help="neither compiled steps nor pairs of kernels"
+    )
     parser.add_argument("--extra", default="", help="options of all")
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
