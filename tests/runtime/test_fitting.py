@@ -1,0 +1,78 @@
+"""Which plans are rehearsed, and which one is taken."""
+
+import pytest
+from planners.memory.steps import chain_step, placed
+
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.planners.memory.frontier import find_frontier
+from hocket.planners.memory.maker import PLAIN
+from hocket.runtime.train import fitting
+from hocket.runtime.train.fitting import fitted
+from hocket.simulate.engine import simulate
+from hocket.simulate.rewriting.step import budgeted
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    problem, plan = placed(chain_step(num_layers=9))
+    return find_frontier(problem, plan)
+
+
+class Rehearsals:
+    """Find a part more or less than the simulator."""
+
+    def __init__(self, frontier, ratio):
+        self.frontier, self.ratio, self.simulated = frontier, ratio, []
+
+    def __call__(self, section):
+        problem, plan = self.frontier.problem, self.frontier.plan
+        if not section.blocks:
+            peak = self.frontier.find(PLAIN).peak_bytes
+        else:
+            step = budgeted(problem, plan, section)
+            peak = int(simulate(step.problem, step.plan).peak_bytes.max())
+        self.simulated.append(peak)
+        return int(peak * self.ratio)
+
+
+def budgets(frontier):
+    least, most = frontier.smallest.peak_bytes, frontier.find(PLAIN).peak_bytes
+    return [int(least + part * (most - least)) for part in (0.3, 0.5, 0.7, 0.9)]
+
+
+@pytest.mark.parametrize("ratio", [0.9, 1.0, 1.05])
+@pytest.mark.parametrize("most_ops", [0, 10**6])
+def test_what_is_taken_keeps_the_budget_when_it_is_rehearsed(
+    frontier, ratio, most_ops, monkeypatch
+):
+    monkeypatch.setattr(fitting, "MANY_OPS", most_ops)
+    times = []
+    for budget in budgets(frontier):
+        kept = fitted(budget, frontier, Rehearsals(frontier, ratio))
+        assert kept.peak_bytes <= budget
+        times.append(kept.step_s)
+    assert times == sorted(times, reverse=True)
+
+
+def test_of_a_deep_model_no_plan_is_rehearsed_that_is_too_large_as_others_were(
+    frontier, monkeypatch
+):
+    monkeypatch.setattr(fitting, "MANY_OPS", 0)
+    for budget in budgets(frontier):
+        rehearsals = Rehearsals(frontier, 1.05)
+        fitted(budget, frontier, rehearsals)
+        assert all(1.05 * peak <= budget for peak in rehearsals.simulated[1:])
+
+
+def test_plans_that_hold_less_than_simulated_may_be_faster(frontier):
+    for budget in budgets(frontier)[:2]:
+        exact = fitted(budget, frontier, Rehearsals(frontier, 1.0))
+        lucky = fitted(budget, frontier, Rehearsals(frontier, 0.85))
+        assert lucky.step_s <= exact.step_s
+
+
+def test_what_does_not_fit_names_the_least_that_was_rehearsed(frontier):
+    rehearsals = Rehearsals(frontier, 3.0)
+    budget = frontier.smallest.peak_bytes
+    with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
+        fitted(budget, frontier, rehearsals)
