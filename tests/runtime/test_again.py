@@ -5,10 +5,12 @@ from functools import partial
 
 import pytest
 import torch
+from runtime.budget_loops import WAYS, loop_of
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from hocket.base.errors import RunError
+from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.again import computed_again
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.unmoved import Unmoved
@@ -115,3 +117,32 @@ def test_an_input_that_was_changed_in_between_is_told():
     made.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.sum().backward()
+
+
+def _changing(width=8):
+    """Layers that begin with a change of what they are given, not the same a second time."""
+    torch.manual_seed(0)
+    layers = (nn.Sequential(nn.LeakyReLU(0.3, inplace=True), nn.Linear(width, width), nn.Tanh(),
+                            nn.Linear(width, width)) for _ in range(3))  # fmt: skip
+    return nn.Sequential(nn.Linear(width, width), *layers, nn.Linear(width, 3))
+
+
+def _loss(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way["activations"] == "recomputed"])
+def test_a_part_that_changes_what_it_was_given_trains_as_it_does_by_itself(way):
+    batch = torch.randn(4, 8), torch.tensor([0, 1, 2, 0])
+    model, plain = _changing(), _changing()
+    blocks = tuple(MemoryBlock(name=str(number), **way) for number in range(5))
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, plain)]
+    train = loop_of(
+        model, optimizers[0], Memory(budget_bytes=(0,), blocks=blocks), batch, forward=_loss
+    )
+    for _ in range(3):
+        loss = _loss(plain, batch)
+        loss.backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+        assert torch.equal(train.step(batch).detach(), loss.detach())

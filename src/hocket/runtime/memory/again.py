@@ -23,6 +23,8 @@ from hocket.base.errors import RunError
 from hocket.runtime.memory.unmoved import Unmoved
 
 Function = Callable[..., Any]
+Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+"""What stands for a tensor that autograd saves, and the tensor that something stands for."""
 
 
 def computed_again(
@@ -32,15 +34,20 @@ def computed_again(
     kwargs: Mapping[str, Any],
     *,
     repeats_draws: bool = True,
+    keeping: Hooks | None = None,
 ) -> Any:
     """What a function gives; what it saves is made again in its backward pass.
 
-    ``buffers`` are those of the modules that it calls.
+    ``buffers`` are those of the modules that it calls. Once it has changed in place what it was
+    given, nothing can be made again out of that; what it saves from there on is kept, by hooks of
+    autograd where there are any.
     """
-    call = _Call(buffers, function, args, kwargs, repeats_draws=repeats_draws)
+    call = _Call(buffers, function, args, kwargs, keeping or (_alone, _itself),
+                 repeats_draws=repeats_draws)  # fmt: skip
     before = buffers.versions()
     with saved_tensors_hooks(call.pack, call.unpack):
         result = function(*args, **kwargs)
+    call.given = []
     buffers.note(before)
     return result
 
@@ -64,9 +71,10 @@ class _Call:
 
     def __init__(
         self, buffers: Unmoved, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any],
-        *, repeats_draws: bool,
+        keeping: Hooks, *, repeats_draws: bool,
     ) -> None:  # fmt: skip
         self._buffers, self._function = buffers, function
+        self._keep, self._kept = keeping
         leaves, self._structure = tree_flatten((tuple(args), dict(kwargs)))
         # What was one tensor must be one again: attention takes another way where query, key and
         # value are.
@@ -83,17 +91,24 @@ class _Call:
         self._is_cached = torch.is_autocast_cache_enabled()
         self._device = torch.get_default_device()
         self._draws = _Draws(given) if repeats_draws else None
+        self.given = [(tensor, tensor._version) for tensor in given]
+        """During the first call: what it was given, and how often that had been changed."""
         self._shapes: list[torch.Size] = []
         """Of what autograd saved the first time."""
         self._made: list[torch.Tensor | None] = []
 
-    def pack(self, tensor: torch.Tensor) -> int:
-        """The number that stands for a tensor."""
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """The number that stands for a tensor, or what is kept of it."""
+        if any(given._version != version for given, version in self.given):
+            return self._keep(tensor)
         self._shapes.append(tensor.shape)
         return len(self._shapes) - 1
 
-    def unpack(self, number: int) -> torch.Tensor:
+    def unpack(self, packed: Any) -> torch.Tensor:
         """The tensor that a number stands for; it is asked for once in a backward pass."""
+        if not isinstance(packed, int):
+            return self._kept(packed)
+        number = packed
         if not self._made or self._made[number] is None:
             self._make()
         tensor, self._made[number] = self._made[number], None
@@ -166,6 +181,11 @@ class _Draws:
 def _autocast(kind: str) -> tuple[bool, torch.dtype | None]:
     enabled = torch.is_autocast_enabled(kind)
     return enabled, torch.get_autocast_dtype(kind) if enabled else None
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """Without the op that made it: a result that knows the op which saves it keeps that alive."""
+    return tensor.detach() if tensor.grad_fn is not None else tensor
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from hocket.runtime.memory.again import computed_again
+from hocket.runtime.memory.again import Hooks, computed_again
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import CopyEngines, HostPool
 from hocket.runtime.memory.saved import SavedStorages, SavedView
@@ -97,11 +97,12 @@ class Visits:
         self._forward.append(visit)
         self._let_go_before(visit)
         visit.saved = self._saved(visit, args)
-        with self._hooks(visit), _without_cached_casts():
+        hooks = self._hooks(visit)
+        with saved_tensors_hooks(*hooks) if hooks else nullcontext(), _without_cached_casts():
             if block.policy.activations == "recomputed":
                 result = computed_again(
                     block.unmoved, forward, args, kwargs,
-                    repeats_draws=self.repeats_draws and block.draws,
+                    repeats_draws=self.repeats_draws and block.draws, keeping=hooks,
                 )  # fmt: skip
             else:
                 result = forward(*args, **kwargs)
@@ -190,11 +191,11 @@ class Visits:
             limit = policy.share * self._shares.get(visit.number, float("inf"))
         return SavedStorages(self.engines, self.pool, self.kept_storages | shared, limit)
 
-    def _hooks(self, visit: Visit) -> AbstractContextManager[None]:
+    def _hooks(self, visit: Visit) -> Hooks | None:
         """What autograd saves goes where the policy says; hooks take time for each tensor, and are
         not there where there is nothing to do."""
         if visit.saved is None and not self.slots.buffers:
-            return nullcontext()
+            return None
 
         def pack(tensor: torch.Tensor) -> Any:
             if view := self.slots.noted(tensor):
@@ -215,7 +216,7 @@ class Visits:
             found: torch.Tensor = packed
             return found
 
-        return saved_tensors_hooks(pack, unpack)
+        return pack, unpack
 
     def _end(self, visit: Visit, result: Any) -> None:
         block = visit.block
