@@ -9,16 +9,43 @@ O(ops + reads), numpy.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import BoolArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import LaneWait
 from hocket.simulate.shares.lanes import pass_order
 
 
-def held_bytes(graph: Graph) -> LongArray:
-    """What a wave has made and holds during each of its ops, in the order of its lane.
+class WaveLives(NamedTuple):
+    """Storages that a wave makes: their sizes, and the positions in its lane of who makes each and
+    of who uses it last."""
+
+    num_bytes: LongArray
+    made_at: LongArray
+    used_at: LongArray
+    is_output: BoolArray
+    """Whether it is there to the end of the wave because it is asked for."""
+
+    def held(self, num_ops: int) -> LongArray:
+        """What lives during each of so many ops."""
+        change = np.zeros(num_ops + 1, dtype=np.int64)
+        np.add.at(change, self.made_at, self.num_bytes)
+        np.add.at(change, self.used_at + 1, -self.num_bytes)
+        held: LongArray = np.cumsum(change)[:num_ops]
+        return held
+
+    def only(self, which: BoolArray) -> WaveLives:
+        """Some of them."""
+        return WaveLives(
+            self.num_bytes[which], self.made_at[which], self.used_at[which], self.is_output[which]
+        )
+
+
+def wave_lives(graph: Graph) -> WaveLives:
+    """All that a wave makes.
 
     A gradient is there until it is added to the sum, right after it was made.
     """
@@ -36,11 +63,15 @@ def held_bytes(graph: Graph) -> LongArray:
     end = start.copy()
     np.maximum.at(end, used[counts], position[reader[counts]])
     end[graph.tensor_role[owners] == Role.GRADIENT] += 1
-    end[graph.tensor_role[owners] == Role.OUTPUT] = len(order) - 1
-    change = np.zeros(len(order) + 2, dtype=np.int64)
-    np.add.at(change, start, graph.held_bytes[owners])
-    np.add.at(change, np.minimum(end, len(order) - 1) + 1, -graph.held_bytes[owners])
-    held: LongArray = np.cumsum(change)[: len(order)] + graph.workspace_bytes[order]
+    is_output = graph.tensor_role[owners] == Role.OUTPUT
+    end[is_output] = len(order) - 1
+    return WaveLives(graph.held_bytes[owners], start, np.minimum(end, len(order) - 1), is_output)
+
+
+def held_bytes(graph: Graph) -> LongArray:
+    """What a wave has made and holds during each of its ops, in the order of its lane."""
+    order = pass_order(graph)
+    held: LongArray = wave_lives(graph).held(len(order)) + graph.workspace_bytes[order]
     return held
 
 

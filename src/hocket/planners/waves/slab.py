@@ -5,18 +5,21 @@ saw. Inside a lane ops follow each other, so nothing is overwritten too early. B
 plan makes sure of it: an op whose result lies where something of the other lane lay waits for the
 last op of that lane which used it. A lane passes its waits in order, so of several only the latest
 counts. Where memory is of each lane's own, it has a slab to itself, behind that of the lane before;
-then a lane waits for the other only where that used what it had made (a gradient, to add it).
-O(packing + blocks²) numpy, row by row.
+then a lane waits for the other only where that used what it had made (a gradient, to add it). Parts
+that lanes hand over are slabs behind these: who takes anything there waits for all that lay in the
+part, and so once for each. O(packing + blocks²) numpy, row by row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.plan.sections import LaneWait
+from hocket.plan.sections.lanes import NUM_LANES, slab_number
 from hocket.planners.memory.packing import ALIGNMENT_BYTES, Intervals, pack
 from hocket.planners.waves.blocks import LaneBlocks
 
@@ -26,7 +29,7 @@ class Slab(NamedTuple):
 
     address: LongArray
     sizes: tuple[int, ...]
-    """Bytes of the one slab, or of each lane's own."""
+    """Bytes of the one slab, or of each lane's own and then of each part."""
     waits: tuple[LaneWait, ...]
 
 
@@ -34,21 +37,39 @@ def slab_of(blocks: LaneBlocks) -> Slab:
     """One slab for all lanes."""
     lives = _lives(blocks)
     found = pack(lives)
-    waits = _waits(blocks, lives, found.address)
+    waits = _waits(blocks, lives, found.address, found.address + lives.num_bytes)
     return Slab(found.address, (found.slab_bytes,), tuple(waits))
 
 
-def own_slabs(blocks: LaneBlocks) -> Slab:
-    """A slab for each lane."""
+def own_slabs(blocks: LaneBlocks, parts: Sequence[int] = ()) -> Slab:
+    """A slab for each lane, and one for each part that lanes hand over (`parts`)."""
     lives = _lives(blocks)
+    number = _slab_numbers(blocks, parts)
     address = np.zeros(len(blocks.lane), dtype=np.int64)
+    start, stop = address.copy(), address.copy()
     sizes: list[int] = []
-    for lane in range(len(blocks.sequence)):
-        here = blocks.lane == lane
+    for slab in range(NUM_LANES + max(parts, default=0)):
+        here = number == slab
         found = pack(Intervals(*(column[here] for column in lives)))
+        start[here] = sum(sizes)
         address[here] = found.address + sum(sizes)
         sizes.append(found.slab_bytes)
-    return Slab(address, tuple(sizes), tuple(_waits(blocks, lives, address)))
+        stop[here] = sum(sizes)
+    is_own = number < NUM_LANES
+    start = np.where(is_own, address, start)
+    stop = np.where(is_own, address + lives.num_bytes, stop)
+    return Slab(address, tuple(sizes), tuple(_waits(blocks, lives, start, stop)))
+
+
+def _slab_numbers(blocks: LaneBlocks, parts: Sequence[int]) -> LongArray:
+    """The slab of each block, by the op that makes it; sums of gradients are in the lane's own."""
+    if not parts:
+        return blocks.lane.astype(np.int64)
+    num_parts = max(parts)
+    by_lane = [[slab_number(lane, part, num_parts) for part in parts] for lane in range(NUM_LANES)]
+    # A lane has one wave after the other, all of the same ops.
+    found = np.array(by_lane)[blocks.lane, blocks.made_at % len(parts)]
+    return np.where(blocks.made_at < 0, blocks.lane, found).astype(np.int64)
 
 
 def _lives(blocks: LaneBlocks) -> Intervals:
@@ -60,14 +81,16 @@ def _lives(blocks: LaneBlocks) -> Intervals:
     return Intervals(rounded, start.astype(np.int64), end.astype(np.int64))
 
 
-def _waits(blocks: LaneBlocks, lives: Intervals, address: LongArray) -> list[LaneWait]:
+def _waits(
+    blocks: LaneBlocks, lives: Intervals, start: LongArray, stop: LongArray
+) -> list[LaneWait]:
+    """Waits with which every block takes over what lay between two addresses."""
     found = []
-    top = address + lives.num_bytes
     for lane in range(len(blocks.sequence)):
         other = 1 - lane
         latest = np.full(len(blocks.sequence[lane]), -1)
         for block in np.flatnonzero((blocks.lane == lane) & (blocks.made_at >= 0)).tolist():
-            meets = (address < top[block]) & (top > address[block])
+            meets = (start < stop[block]) & (stop > start[block])
             before = meets & (lives.end < lives.start[block])
             at = blocks.made_at[block]
             latest[at] = max(latest[at], int(blocks.used_at[other][before].max(initial=-1)))

@@ -1,15 +1,16 @@
 """Ways to take the samples of a step, simulated, and the memory that two lanes are given.
 
 Lanes of a graph that is replayed are given memory that is reserved: one for both, or one of each
-lane's own. It takes somewhat more than what lives at once, and that is held besides. In one memory
-a lane waits where it takes over what the other had; that costs time (`WAIT_S`), while memory of each
-lane's own costs bytes. Both are made of every way that may be the best, and the better one within
-the budget is taken. O(ways · (simulation + packing)).
-"""  # noqa: E501
+lane's own, or that and parts which lanes hand over (`parts`). It takes somewhat more than what
+lives at once, and that is held besides. In one memory a lane waits where it takes over what the
+other had, in parts once for each; that costs time (`WAIT_S`), while memory of each lane's own costs
+bytes. All are made of the ways that may be the best, and the best one within the budget is taken.
+O(ways · (simulation + packing)).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hocket.plan.plan import Plan
@@ -18,10 +19,12 @@ from hocket.plan.sections import Lanes, Shares
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.candidates import empty_plan
 from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
+from hocket.planners.waves.parts import hand_overs, parts_within
+from hocket.planners.waves.room import held_bytes
 from hocket.planners.waves.slab import own_slabs, slab_of
 from hocket.planners.waves.waiting import num_waits
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.shares import Unfolded
+from hocket.simulate.shares import Unfolded, priced_at
 from hocket.simulate.timeline import Timeline
 
 PLANNER = "waves"
@@ -32,6 +35,10 @@ _EQUAL = 1.01
 """Of ways whose times differ by less, the one that holds least is taken."""
 _NUM_PLACED = 4
 """Forms that fit and are compared, the quickest first: packing takes longer than a simulation."""
+_NUM_PARTS = (2, 3, 4, 6, 8)
+"""Into how many parts memory that lanes hand over is cut: few waits, or little that lies idle."""
+_NUM_ROOMS = 3
+"""How often parts get less room, since packing takes more than what lives at once."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,17 +87,20 @@ def is_replayed(problem: Problem, lanes: Lanes | None = None) -> bool:
 
 
 def placed(problem: Problem, way: WaveWay, *, apart: bool = False) -> WaveWay:
-    """The same with addresses and waits, in one memory or, ``apart``, in one of each lane's own."""
+    """The same with addresses and waits, in one memory or, ``apart``, in one of each lane's own;
+    beside that are the parts that the way has."""
     assert way.lanes is not None
-    blocks = _blocks(problem, way)
-    slab = own_slabs(blocks) if apart else slab_of(blocks)
+    blocks, parts = _blocks(problem, way), way.lanes.parts
+    apart = apart or bool(parts)
+    slab = own_slabs(blocks, parts) if apart else slab_of(blocks)
     # What is asked for call by call is not given reserved memory.
     lived_bytes = blocks.peak_bytes() if is_replayed(problem, way.lanes) else 0
     lanes = replace(
         way.lanes,
         waits=tuple(sorted({*way.lanes.waits, *slab.waits})),
         slab_bytes=0 if apart else sum(slab.sizes),
-        own_bytes=slab.sizes if apart else (),
+        own_bytes=slab.sizes[:NUM_LANES] if apart else (),
+        part_bytes=slab.sizes[NUM_LANES:],
         lived_bytes=lived_bytes,
     )
     found = simulated(problem, way.name, way.shares, lanes)
@@ -117,9 +127,33 @@ def best_within(problem: Problem, ways: Iterable[WaveWay], most_bytes: int) -> W
         found += [form for form in forms if form.peak_bytes <= most_bytes]
         if len(found) >= _NUM_PLACED:
             break
+    if not any(way.lanes and way.lanes.own_bytes for way in found):
+        found += handed_over(problem, fitting[0].shares, most_bytes)
     least_s = min((way.judged_s for way in found), default=0.0)
     equal = [way for way in found if way.judged_s <= _EQUAL * least_s]
     return min(equal, key=lambda way: (way.peak_bytes, way.judged_s), default=None)
+
+
+def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[WaveWay]:
+    """Waves that begin at once and hand over parts of memory, for several numbers of parts."""
+    sizes = shares.replicas[0].microbatches
+    wave = priced_at(problem, max(sizes)).graph
+    alone = simulated(problem, "one after the other", shares)
+    beside_bytes = alone.peak_bytes - int(held_bytes(wave).max(initial=0))
+    for num_parts in _NUM_PARTS:
+        room_bytes = most_bytes - beside_bytes
+        for _ in range(_NUM_ROOMS):
+            parts = parts_within(wave, num_parts, room_bytes)
+            if parts is None:
+                break
+            lanes = Lanes(
+                lead=0, waits=hand_overs(wave, parts, len(sizes)), parts=tuple(parts.tolist())
+            )
+            way = placed(problem, simulated(problem, "tick-tock", shares, lanes))
+            if way.peak_bytes <= most_bytes:
+                yield way
+                break
+            room_bytes -= way.peak_bytes - most_bytes
 
 
 def _blocks(problem: Problem, way: WaveWay) -> LaneBlocks:

@@ -95,7 +95,10 @@ def reasons(fit: WaveFit) -> list[str]:
             "the second wave begins later than would be quickest, so that both fit into "
             f"{format_bytes(fit.budget_bytes)}"
         )
-    if fit.chosen is not None and fit.chosen.lanes and fit.chosen.lanes.own_bytes:
+    if fit.chosen is not None and fit.chosen.lanes and fit.chosen.lanes.part_bytes:
+        num_parts = len(fit.chosen.lanes.part_bytes)
+        found.append(f"lanes hand memory over in {num_parts} parts and wait once for each")
+    elif fit.chosen is not None and fit.chosen.lanes and fit.chosen.lanes.own_bytes:
         found.append("there is room for memory of each lane's own, so lanes wait for results alone")
     waits_s = told.judged_s - told.step_s
     if waits_s > _MUCH * told.step_s:

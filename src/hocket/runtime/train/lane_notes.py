@@ -1,11 +1,11 @@
 """Two lanes captured as one chain of calls: what is asked for is noted, then it is taken apart.
 
-Memory of one stream is never lent to another. So lanes that share memory are captured on one
-stream, and one is given what the other has dropped; lanes with memory of their own have a stream
-each, and whenever the lane changes its stream waits for the other's, so that it is one chain
-nonetheless. The allocator's own record says who was given what: before each call a mark is put into
-it, by a byte of another stream. In the graph each lane is a row of its own afterwards, which waits
-for the other where it has to (`lane_edges`).
+Memory of one stream is never lent to another. So both lanes are captured on one stream: in one
+memory, where one is given what the other has dropped, or in several (`rooms`), of each lane's own
+and parts that they hand over, where a call is given what its plan says. The allocator's own record
+says who was given what: before each call a mark is put into it, by a byte of another stream. In the
+graph each lane is a row of its own afterwards, which waits for the other where it has to
+(`lane_edges`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from hocket.runtime.train.graph_nodes import (
     new_arrows,
 )
 from hocket.runtime.train.lane_edges import blocks_of, lane_edges
+from hocket.runtime.train.rooms import Rooms
 
 _MAX_ENTRIES = 2_000_000
 """Of the allocator's record."""
@@ -38,9 +39,7 @@ class Notes:
     """What is asked for, call by call, while a stream is captured."""
 
     def __init__(self, device: torch.device, slabs: Sequence[int]) -> None:
-        streams = [torch.cuda.Stream(device) for _ in slabs]  # type: ignore[no-untyped-call]
-        self.streams = [streams[lane % len(streams)] for lane in range(NUM_LANES)]
-        """Of each lane."""
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.lane: list[int] = []
         """Of each call."""
         self.told: list[Edge] = []
@@ -49,19 +48,24 @@ class Notes:
         self._device = device
         self._marks = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._slabs = slabs
+        self._rooms: Rooms | None = None
         self._ends: list[Nodes] = []
         self._is_capturing = False
-        self._now = 0
-        """The lane whose stream is the current one."""
 
-    def begin_call(self, lane: int) -> None:
-        """A call of a lane comes next."""
-        if self._is_capturing:
-            if self.lane:
-                self._ends.append(last_nodes(self.streams[self._now].cuda_stream))
-            self.lane.append(lane)
-            self._mark()
-        self._go_to(lane)
+    def begin_call(self, lane: int, slab: int) -> None:
+        """A call of a lane comes next, and what it makes lies in a slab."""
+        if not self._is_capturing:
+            return
+        assert self._rooms is not None
+        if self.lane:
+            self._end_call()
+        self.lane.append(lane)
+        self._rooms.leave()
+        self._mark()
+        self._rooms.enter(slab)
+
+    def _end_call(self) -> None:
+        self._ends.append(last_nodes(self.stream.cuda_stream))
 
     def wait(self, awaited: int) -> None:
         """The call that is asked for waits for an earlier one."""
@@ -70,30 +74,12 @@ class Notes:
 
     @contextmanager
     def call_by_call(self) -> Iterator[None]:
-        """On the streams that are captured later, for which libraries make what they need."""
+        """On the stream that is captured later, for which libraries make what they need."""
         here = torch.cuda.current_stream(self._device)
-        self.streams[0].wait_stream(here)
-        with torch.cuda.stream(self.streams[0]), self._all_joined():
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
             yield
-        here.wait_stream(self.streams[0])
-
-    @contextmanager
-    def _all_joined(self) -> Iterator[None]:
-        """The first lane's stream is the current one before and after."""
-        self._now = 0
-        try:
-            yield
-            self._go_to(0)
-        finally:
-            torch.cuda.set_stream(self.streams[0])
-
-    def _go_to(self, lane: int) -> None:
-        """What is asked for next is of this lane and comes after all before."""
-        before, after = self.streams[self._now], self.streams[lane]
-        self._now = lane
-        if before != after:
-            after.wait_stream(before)
-            torch.cuda.set_stream(after)
+        here.wait_stream(self.stream)
 
     @contextmanager
     def capture(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
@@ -101,26 +87,23 @@ class Notes:
         self.lane, self.told, self._ends = [], [], []
         # As long as one mark is there, others find memory beside it; a capture must not ask for it.
         held = self._mark()
+        rooms = self._rooms = Rooms(self._device, self._slabs)
         torch.cuda.memory._record_memory_history(
             "all", context=None, stacks="python", max_entries=_MAX_ENTRIES
         )
         try:
             # What another thread asks for meanwhile is no concern of this capture.
-            with (
-                torch.cuda.graph(graph, stream=self.streams[0], capture_error_mode="relaxed"),
-                self._all_joined(),
+            with torch.cuda.graph(
+                graph, pool=rooms.ids[0], stream=self.stream, capture_error_mode="relaxed"
             ):
-                for lane, num_bytes in enumerate(self._slabs):
-                    # All that calls are given is cut from it.
-                    self._go_to(lane)
-                    if num_bytes:
-                        torch.UntypedStorage(num_bytes, device=self._device)  # type: ignore[no-untyped-call]
-                self._is_capturing = True
                 try:
+                    rooms.reserve()
+                    self._is_capturing = True
                     yield
                 finally:
                     self._is_capturing = False
-                self._ends.append(last_nodes(self.streams[self._now].cuda_stream))
+                    rooms.enter(0)
+                self._end_call()
             trace = torch.cuda.memory._snapshot(self._device)["device_traces"]
         finally:
             torch.cuda.memory._record_memory_history(None)
@@ -135,7 +118,7 @@ class Notes:
         raw = graph.raw_cuda_graph()
         calls = calls_of(arrows_of(raw), self._ends)
         works = [bool(last) for last in calls.last]
-        streams = {stream.cuda_stream for stream in self.streams}
+        streams = {self.stream.cuda_stream}
         blocks = blocks_of(trace, streams, self._marks.cuda_stream, len(self.lane))
         pairs: list[tuple[int, int]] = [*lane_edges(self.lane, self.told, blocks, works)]
         self.num_waits = len(pairs)
@@ -149,13 +132,9 @@ class Notes:
 class NotedLane(Lane):
     """A lane whose calls are noted."""
 
-    def __init__(self, device: torch.device, notes: Notes, which: int) -> None:
+    def __init__(self, device: torch.device, notes: Notes) -> None:
         super().__init__(device)
-        self._notes, self._which = notes, which
-
-    def make_current(self) -> None:
-        """A call of this lane comes next."""
-        self._notes.begin_call(self._which)
+        self._notes = notes
 
     def wait(self, event: Any) -> None:
         """The call that comes next waits for another."""

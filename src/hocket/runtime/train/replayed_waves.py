@@ -3,8 +3,9 @@
 Two rows of small kernels leave a device idle while the host asks for them one by one, so that two
 streams gain little; a graph has both rows before it starts. The calls of both lanes are captured
 one after the other in the planned order and made two rows of the graph afterwards (`lane_notes`),
-so no more is held than planned, in one memory or in one of each lane's own. Libraries keep scratch
-memory of their own for each thread, so the second lane's calls are asked for by a second thread.
+so no more is held than planned, in one memory, in one of each lane's own, or in parts that lanes
+hand over. Libraries keep scratch memory of their own for each thread, so the second lane's calls
+are asked for by a second thread.
 The first steps run call by call in the same order (`repeats`).
 """
 
@@ -43,8 +44,8 @@ class ReplayedWaves(Waves):
     def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
         super().__init__(programs, order, device)
         self.notes = Notes(device, order.slabs)
-        self._lanes = [NotedLane(device, self.notes, which) for which in range(NUM_LANES)]
-        self._beside = ThreadPoolExecutor(1, initializer=_enter, initargs=(self.notes.streams[1],))
+        self._lanes = [NotedLane(device, self.notes) for _ in range(NUM_LANES)]
+        self._beside = ThreadPoolExecutor(1, initializer=_enter, initargs=(self.notes.stream,))
         self.repeats: Repeats[_CapturedWaves] = Repeats()
 
     def carry(self, waves: Sequence[Wave], step: int) -> list[Carried]:
@@ -67,6 +68,9 @@ class ReplayedWaves(Waves):
     def _call_by_call(self, waves: Sequence[Wave], step: int) -> list[Carried]:
         with self.notes.call_by_call():
             return super().carry(waves, step)
+
+    def _begin(self, lane: int, op: int) -> None:
+        self.notes.begin_call(lane, self._order.slab_of(lane, op))
 
     def _run(self, own: WaveStep, op: int, lane: int) -> None:
         if lane:

@@ -31,7 +31,7 @@ from hocket.runtime.train.recorded import RecordedStep
 from hocket.runtime.train.repeats import called, never_replayed
 from hocket.runtime.train.weight import Weight
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.shares.lanes import lane_waits
+from hocket.simulate.shares.lanes import lane_waits, pass_order
 
 WaveOp = tuple[int, int]
 """A microbatch and an op of its graph."""
@@ -50,9 +50,16 @@ class WaveOrder(NamedTuple):
     ops: tuple[int, ...]
     """Those of a wave that are no views, in its order."""
     slabs: tuple[int, ...] = (0,)
-    """Bytes of the memory of both lanes, or of each lane's own; 0 where none is planned."""
+    """Bytes of the memory of both lanes, or of each lane's own and of parts; 0 where none is
+    planned."""
     changes: Changes = "step"
     """After what parameters change."""
+    places: tuple[Mapping[int, int], ...] = ()
+    """Per lane, the slab of what an op makes; the first where it is not told."""
+
+    def slab_of(self, lane: int, op: int) -> int:
+        """Where what an op makes lies."""
+        return self.places[lane][op] if self.places else 0
 
 
 def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0) -> WaveOrder:
@@ -68,7 +75,18 @@ def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0)
         waits[key] = (*waits.get(key, ()), (wait.on_wave, wait.on_op))
     sequence = (at for at in by_start(passes, timeline) if not looks[at[1]])
     ops = tuple(op for op, _ in counted_ops(problem.graph))
-    return WaveOrder(tuple(sequence), waits, ops, lanes.slabs, lanes.changes)
+    return WaveOrder(
+        tuple(sequence), waits, ops, lanes.slabs, lanes.changes, _places(problem, lanes)
+    )
+
+
+def _places(problem: Problem, lanes: Lanes) -> tuple[Mapping[int, int], ...]:
+    order = pass_order(problem.graph).tolist()
+    parts = lanes.parts or (0,) * len(order)
+    return tuple(
+        {op: lanes.slab_of(lane, part) for op, part in zip(order, parts, strict=True)}
+        for lane in range(NUM_LANES)
+    )
 
 
 class Wave(NamedTuple):
@@ -163,7 +181,7 @@ class Waves:
                 wave, op = at
                 recorded, given, weight = waves[wave]
                 lane = self._lanes[wave % NUM_LANES]
-                lane.make_current()
+                self._begin(wave % NUM_LANES, op)
                 own = self._step(recorded, wave)
                 if self._first[wave] == op:
                     own.begin(sums.read_by(wave, recorded, given), step, weight)
@@ -179,6 +197,9 @@ class Waves:
                     outcomes[wave] = _outcome(recorded, own)
                     sums.end(wave)
         return [outcomes[wave] for wave in range(len(waves))]
+
+    def _begin(self, lane: int, op: int) -> None:
+        self._lanes[lane].make_current()
 
     def _run(self, own: WaveStep, op: int, lane: int) -> None:
         own.run(op)
