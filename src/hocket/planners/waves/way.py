@@ -65,8 +65,8 @@ class WaveWay:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples of all replicas."""
-        return self.shares.num_samples / self.step_s
+        """Samples of all replicas, with what waits cost."""
+        return self.shares.num_samples / self.judged_s
 
     @property
     def peak_bytes(self) -> int:

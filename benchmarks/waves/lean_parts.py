@@ -1,0 +1,101 @@
+"""Lean plans on one GPU: lanes that hand memory over in parts, beside one memory and one lane.
+
+    PYTHONPATH=src:benchmarks/waves python benchmarks/waves/lean_parts.py [--only TEXT] [--losses 20]
+    PYTHONPATH=src:benchmarks/waves python benchmarks/waves/lean_parts.py --toy   # on a processor
+
+Every workload with the times of its single ops: one lane, two lanes in memory of each lane's own,
+lean ones in one memory (which take block by block from each other) and lean ones in parts, few and
+many. Rows have samples per second, waits, the peak beside the planned one and beside one wave's.
+Losses of lean lanes in parts beside those of one lane, with deterministic kernels: the same bits.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import sys
+import warnings
+from unittest.mock import patch
+
+import torch
+from h200 import Case, System, deterministic, losses_of, one_lane, planned_of, quickest
+from timing import GIB, Turns, keep_cap, options_of, row_of
+from workloads import TOYS, WORKLOADS, Workload
+
+from hocket.planners.waves import way as ways
+from hocket.planners.waves.search import LEAN, WaveFit
+from hocket.planners.waves.way import WaveWay, best_within, handed_over
+from hocket.runtime.train.waves import WaveWarning
+
+_ASKED = ("ResNet-56, CIFAR, 32", "ResNet-56, CIFAR, 256")
+
+
+def in_one_memory(fit: WaveFit, most_bytes: int) -> WaveWay | None:
+    """The best lean lanes that take block by block from each other."""
+    with patch.object(ways, "handed_over", lambda *_: iter(())):
+        return best_within(fit.problem, fit.tried, most_bytes)
+
+
+def systems(case: Case, most_bytes: int) -> dict[str, System]:
+    """Ways to train, by name; made when they are measured."""
+    fit = case.outlook.fit
+    chosen = {"own memory": quickest(fit)}
+    if (mixed := in_one_memory(fit, most_bytes)) is not None:
+        chosen["lean, one memory"] = mixed
+    in_parts = sorted(
+        handed_over(fit.problem, fit.accumulated.shares, most_bytes), key=lambda w: w.judged_s
+    )
+    for way in in_parts[:2]:
+        assert way.lanes is not None
+        chosen[f"lean, {len(way.lanes.part_bytes)} parts"] = way
+    found = {"one lane": System(lambda: case.ours(one_lane(fit), fit), fit.accumulated)}
+    for name, way in chosen.items():
+        found[name] = System(lambda way=way: case.ours(fit.plan_of(way), fit), way)  # type: ignore[misc]
+    return found
+
+
+def compare(name: str, build: Workload, samples: int, turns: Turns, *, toy: bool, losses: int,
+            cap: float, steps: int) -> None:  # fmt: skip
+    """All rows of a workload."""
+    device = torch.device("cpu" if toy else "cuda")
+    case = Case(build, samples, device, int(cap * GIB))
+    case.price(turns)
+    one_wave = case.outlook.fit.one_wave_bytes
+    found = systems(case, round(LEAN * one_wave))
+    for label, system in found.items():
+        way = system.way
+        turns.write(name, f"planned, {label}", predicted=way.samples_per_s, waits=way.num_waits,
+                    planned_gib=way.peak_bytes / GIB, one_wave=way.peak_bytes / one_wave)  # fmt: skip
+        row_of(turns, name, label, system.make, samples, device, steps, planned_of(way),
+               told=case.tell)  # fmt: skip
+    if not losses:
+        return
+    wanted = [label for label in found if "parts" in label][:1] + ["own memory"]
+    with deterministic(strict=False):
+        first = losses_of(found["one lane"].make, losses)
+        for label in wanted:
+            same = sum(
+                a == b for a, b in zip(first, losses_of(found[label].make, losses), strict=True)
+            )
+            turns.write(name, f"losses, {label}", same_as_one_lane=f"{same} of {losses}",
+                        told=case.tell())  # fmt: skip
+
+
+def main() -> int:
+    """Two sizes of one net."""
+    parser = options_of(__doc__.splitlines()[0])
+    parser.add_argument("--losses", type=int, default=20, help="steps whose losses are compared")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("always", WaveWarning)
+    if not options.toy and not torch.cuda.is_available():
+        sys.exit("no CUDA device here: use --toy")
+    keep_cap(options)
+    asked = {name: WORKLOADS[name] for name in _ASKED}
+    for name, (build, samples) in (TOYS if options.toy else asked).items():
+        if options.only in name:
+            compare(name, build, samples, Turns(options.turns, options.until), toy=options.toy,
+                    losses=options.losses, cap=options.cap, steps=options.steps)  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
