@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from itertools import islice
 from unittest.mock import patch
 
 import torch
@@ -40,10 +41,8 @@ def systems(case: Case, most_bytes: int) -> dict[str, System]:
     chosen = {"own memory": quickest(fit)}
     if (mixed := in_one_memory(fit, most_bytes)) is not None:
         chosen["lean, one memory"] = mixed
-    in_parts = sorted(
-        handed_over(fit.problem, fit.accumulated.shares, most_bytes), key=lambda w: w.judged_s
-    )
-    for way in in_parts[:2]:
+    in_parts = handed_over(fit.problem, fit.accumulated.shares, most_bytes)
+    for way in islice(in_parts, 2):
         assert way.lanes is not None
         chosen[f"lean, {len(way.lanes.part_bytes)} parts"] = way
     found = {"one lane": System(lambda: case.ours(one_lane(fit), fit), fit.accumulated)}
@@ -53,22 +52,24 @@ def systems(case: Case, most_bytes: int) -> dict[str, System]:
 
 
 def compare(name: str, build: Workload, samples: int, turns: Turns, *, toy: bool, losses: int,
-            cap: float, steps: int) -> None:  # fmt: skip
+            cap: float, steps: int, times: float) -> None:  # fmt: skip
     """All rows of a workload."""
     device = torch.device("cpu" if toy else "cuda")
     case = Case(build, samples, device, int(cap * GIB))
     case.price(turns)
     one_wave = case.outlook.fit.one_wave_bytes
-    found = systems(case, round(LEAN * one_wave))
+    found = systems(case, round(times * one_wave))
     for label, system in found.items():
         way = system.way
-        turns.write(name, f"planned, {label}", predicted=way.samples_per_s, waits=way.num_waits,
-                    planned_gib=way.peak_bytes / GIB, one_wave=way.peak_bytes / one_wave)  # fmt: skip
+        turns.write(
+            name, f"planned, {label}", predicted=way.samples_per_s, waits=way.num_waits,
+            planned_gib=way.peak_bytes / GIB, one_wave=way.peak_bytes / one_wave,
+        )  # fmt: skip
         row_of(turns, name, label, system.make, samples, device, steps, planned_of(way),
                told=case.tell)  # fmt: skip
     if not losses:
         return
-    wanted = [label for label in found if "parts" in label][:1] + ["own memory"]
+    wanted = [*[label for label in found if "parts" in label][:1], "own memory"]
     with deterministic(strict=False):
         first = losses_of(found["one lane"].make, losses)
         for label in wanted:
@@ -83,6 +84,7 @@ def main() -> int:
     """Two sizes of one net."""
     parser = options_of(__doc__.splitlines()[0])
     parser.add_argument("--losses", type=int, default=20, help="steps whose losses are compared")
+    parser.add_argument("--times", type=float, default=LEAN, help="what one wave holds, at most")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     warnings.simplefilter("always", WaveWarning)
@@ -93,7 +95,8 @@ def main() -> int:
     for name, (build, samples) in (TOYS if options.toy else asked).items():
         if options.only in name:
             compare(name, build, samples, Turns(options.turns, options.until), toy=options.toy,
-                    losses=options.losses, cap=options.cap, steps=options.steps)  # fmt: skip
+                    losses=options.losses, cap=options.cap, steps=options.steps,
+                    times=options.times)  # fmt: skip
     return 0
 
 

@@ -19,6 +19,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Lanes, Replica, Shares
+from hocket.planners.waves.parts import hand_overs, parted, places_of
 from hocket.planners.waves.round_robin import fit_partitions
 from hocket.planners.waves.search import even_shares, fit_waves
 from hocket.planners.waves.why import reasons
@@ -31,6 +32,7 @@ from hocket.runtime.train.divided.turns import Partitions, turn_slots
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
 from hocket.runtime.train.waves import WaveWarning, wave_order
+from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.lanes import pass_order
 from hocket.simulate.verify import verify
 from hocket.view.measured import shares_run_table
@@ -162,7 +164,14 @@ def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit():
     model, batch, fit = fitted(depth=3, device="cuda")
     whole = len(pass_order(fit.problem.graph))
     losses = []
-    for lanes in (Lanes(lead=0), Lanes(lead=0, own_bytes=(1 << 20, 1 << 20)), Lanes(lead=whole)):
+    apart = Lanes(lead=0, own_bytes=(1 << 20, 1 << 20))
+    wave = priced_at(fit.problem, 256).graph
+    places = places_of(parted(wave), 4, 2, 0.2)
+    in_parts = replace(
+        apart, places=tuple(map(tuple, places.tolist())), part_bytes=(1 << 20,) * 2,
+        waits=hand_overs(wave, places, 4),
+    )  # fmt: skip
+    for lanes in (Lanes(lead=0), apart, in_parts, Lanes(lead=whole)):
         plan, own = fit.plan_of(fit.aligned).having(lanes), copy.deepcopy(model)
         update = planned_update(torch.optim.AdamW(own.parameters(), lr=1e-3, fused=True), own)
         recipe = Recipe(loss=None, update=update, device="cuda", name="waves")

@@ -16,13 +16,12 @@ other lay before, the op that makes it waits for the last one that read the othe
 lanes really are. Where there is room, each lane has memory of its own (``own_bytes``) and waits for
 nothing but results. Where there is less, lanes also have parts between them (``part_bytes``): one
 takes a part over from the other as a whole, when nothing of that lane is left in it, so it waits
-once for each. The first lane takes them in their order and the second in the opposite one, since a
-wave drops last what it made first.
+once for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -69,9 +68,9 @@ class Lanes(Section):
     """What each lane takes that never is the other's; empty where all memory is of both."""
     part_bytes: tuple[int, ...] = ()
     """What parts take that lanes hand over as a whole."""
-    parts: tuple[int, ...] = ()
-    """For each op of a wave, forward then backward, the part that what it makes lies in, as the
-    first lane counts them, from 1; 0: in the lane's own memory. Empty where there are none."""
+    places: tuple[tuple[int, ...], ...] = ()
+    """Where there are parts: of each lane, for each op of a wave, forward then backward, the slab
+    in which lies what it makes. Slabs are each lane's own, then the parts."""
     lived_bytes: int = 0
     """The most that lives in both lanes at once; 0 where no memory is reserved for them."""
 
@@ -79,12 +78,6 @@ class Lanes(Section):
     def slabs(self) -> tuple[int, ...]:
         """Bytes of the one memory, or of each lane's own and then of each part."""
         return (*self.own_bytes, *self.part_bytes) or (self.slab_bytes,)
-
-    def slab_of(self, lane: int, part: int) -> int:
-        """Which of the slabs a lane means by a part, or, 0, by its own memory."""
-        if not self.own_bytes:
-            return 0
-        return slab_number(lane, part, len(self.part_bytes))
 
     @property
     def apart_bytes(self) -> int:
@@ -100,7 +93,7 @@ class Lanes(Section):
             **({} if self.changes == "step" else {"changes": self.changes}),
             **({"own_bytes": list(self.own_bytes)} if self.own_bytes else {}),
             **({"part_bytes": list(self.part_bytes)} if self.part_bytes else {}),
-            **({"parts": list(self.parts)} if self.parts else {}),
+            **({"places": [list(row) for row in self.places]} if self.places else {}),
             **({"lived_bytes": self.lived_bytes} if self.lived_bytes else {}),
         }
 
@@ -109,7 +102,7 @@ class Lanes(Section):
         """The section of such data."""
         entry = fields.record(
             data, "lanes", required=("lead", "slab_bytes", "waits"),
-            optional=("changes", "own_bytes", "part_bytes", "parts", "lived_bytes"),
+            optional=("changes", "own_bytes", "part_bytes", "places", "lived_bytes"),
         )  # fmt: skip
         told = fields.choice(entry.get("changes", "step"), "lanes.changes", CHANGES)
         return cls(
@@ -118,8 +111,11 @@ class Lanes(Section):
             slab_bytes=fields.integer(entry["slab_bytes"], "lanes.slab_bytes", 0, _MAX_BYTES),
             waits=tuple(_waits(entry["waits"], "lanes.waits")),
             own_bytes=_own_bytes(entry["own_bytes"]) if "own_bytes" in entry else (),
-            part_bytes=_column(entry, "part_bytes", _MAX_BYTES),
-            parts=_column(entry, "parts", _MAX_COUNT),
+            part_bytes=_column(entry.get("part_bytes", []), "lanes.part_bytes", _MAX_BYTES),
+            places=tuple(
+                _column(row, f"lanes.places[{lane}]", _MAX_COUNT)
+                for lane, row in enumerate(fields.items(entry.get("places", []), "lanes.places"))
+            ),
             lived_bytes=fields.integer(
                 entry.get("lived_bytes", 0), "lanes.lived_bytes", 0, _MAX_BYTES
             ),
@@ -156,10 +152,12 @@ class Lanes(Section):
                     "items": count,
                     "description": "Parts of memory that lanes hand over as a whole.",
                 },
-                "parts": {
+                "places": {
                     "type": "array",
-                    "items": count,
-                    "description": "Per op of a wave the part that it takes; 0 for the lane's own.",
+                    "items": {"type": "array", "items": count},
+                    "minItems": NUM_LANES,
+                    "maxItems": NUM_LANES,
+                    "description": "Per lane and op of a wave: memory of its own, or a part.",
                 },
                 "lived_bytes": {
                     **count,
@@ -183,7 +181,7 @@ class Lanes(Section):
         counts = {len(replica.microbatches) for replica in shares.replicas}
         if len(counts) != 1:
             yield Violation("lanes", "replicas in lanes have equally many microbatches")
-        if self.parts and not self.own_bytes:
+        if self.places and not self.own_bytes:
             yield Violation("lanes", "parts stand beside memory of each lane's own")
         yield from self.wrong_ops(problem.graph, min(counts, default=0))
 
@@ -196,13 +194,13 @@ class Lanes(Section):
         if self.lead > num_passed:
             told = f"the second lane begins after {self.lead} ops, a wave has {num_passed}"
             yield Violation("lanes", told)
-        if self.parts and len(self.parts) != num_passed:
-            told = f"parts are told of {len(self.parts)} ops, a wave has {num_passed}"
+        if self.places and [len(row) for row in self.places] != [num_passed] * NUM_LANES:
+            told = f"places are told of two lanes, and of each of the {num_passed} ops of a wave"
             yield Violation("lanes", told)
-        if self.own_bytes and max(self.parts, default=0) > len(self.part_bytes):
-            yield Violation(
-                "lanes", f"there are {len(self.part_bytes)} parts, and an op takes more"
-            )
+        for lane, row in enumerate(self.places if self.own_bytes else ()):
+            if max(row, default=0) >= len(self.slabs) or 1 - lane in row:
+                told = f"lane {lane} takes memory that is not there or is the other's"
+                yield Violation("lanes", told)
         for wait in self.waits:
             waves, ops = (wait.wave, wait.on_wave), (wait.op, wait.on_op)
             if max(waves) >= num_waves or max(ops) >= graph.num_ops:
@@ -216,15 +214,8 @@ class Lanes(Section):
                 return
 
 
-def slab_number(lane: int, part: int, num_parts: int) -> int:
-    """Slabs are each lane's own, then parts; the second lane takes these from the last one on."""
-    if part == 0:
-        return lane
-    return NUM_LANES - 1 + (part if lane == 0 else num_parts + 1 - part)
-
-
-def _column(entry: Mapping[str, Any], name: str, most: int) -> tuple[int, ...]:
-    return tuple(fields.int_column(entry.get(name, []), f"lanes.{name}", 0, most).tolist())
+def _column(data: object, path: str, most: int) -> tuple[int, ...]:
+    return tuple(fields.int_column(data, path, 0, most).tolist())
 
 
 def _own_bytes(data: object) -> tuple[int, ...]:

@@ -1,22 +1,26 @@
 """Memory that one lane hands to the other in few large parts, each of them as a whole.
 
-A wave drops last what it made first. So its forward pass is cut into ranges that keep equally many
-bytes for the backward pass, and what a range keeps lies in a part of its own: the parts become free
-one after the other, from the last to the first. The wave behind takes them in that order, its first
-range the part that is free first; it waits once for each, for the last op that used anything in it,
-and the wave after that takes them in the first order again. What is kept of the beginning of a wave
-lies in memory of the lane's own, and so does all that is dropped soon, whatever lives to the end of
-a wave, and the backward pass: lanes that hold more of their own overlap more. How much of that fits
-beside so many parts is found by bisection. O(log bytes · blocks), numpy.
+A wave drops last what it made first. So what its forward pass keeps for the backward pass fills one
+part after the other, all of one size, and they become free from the last to the first. The wave
+behind takes them in that order; it waits once for each, for the last op that used anything in it,
+and the wave after that takes them in the first order again. An op that needs more scratch memory
+than is left takes the next part, and smaller ones fill the rest. What is kept of the beginning of a
+wave lies in memory of the lane's own, and so does all that is dropped soon, whatever lives to the
+end of a wave, and the backward pass; of the last wave that goes to the first part that it has done
+with. The more lanes have of their own, the more they overlap: how much of it fits beside so many
+parts is found by bisection. O(log shares · ops).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections import LaneWait
+from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.waves.room import WaveLives, wave_lives
 from hocket.simulate.shares.lanes import pass_order
 
@@ -24,68 +28,132 @@ _STEPS = 64
 """In how many steps the share that is of each lane's own is looked for."""
 
 
-def parts_within(graph: Graph, num_parts: int, room_bytes: int) -> LongArray | None:
-    """The part that each op of a wave takes, with most in memory of each lane's own; None where two
-    lanes take more than the room with the least of that, too."""
-    lives = wave_lives(graph)
+class PartedWave(NamedTuple):
+    """A wave as it is laid into parts: positions are those of its lane."""
+
+    lives: WaveLives
+    num_forward: int
+    kept: LongArray
+    """What each op of the forward pass makes that the backward pass uses."""
+    beside: LongArray
+    """What each op makes or takes beside that."""
+    used_at: LongArray
+    """The last op that uses what is kept; -1 where nothing is, or some of it to the end."""
+    workspace: LongArray
+
+
+def parted(graph: Graph) -> PartedWave:
+    """What of a wave could lie in parts."""
+    order, lives = pass_order(graph), wave_lives(graph)
+    num_forward = int((graph.op_phase[order] == Phase.FORWARD).sum())
+    is_kept = (lives.made_at < num_forward) & (lives.used_at >= num_forward) & ~lives.is_output
+    workspace = graph.workspace_bytes[order]
+    kept, beside = np.zeros(len(order), dtype=np.int64), workspace.copy()
+    np.add.at(kept, lives.made_at[is_kept], lives.num_bytes[is_kept])
+    np.add.at(beside, lives.made_at[~is_kept], lives.num_bytes[~is_kept])
+    used_at = np.full(len(order), -1, dtype=np.int64)
+    np.maximum.at(used_at, lives.made_at[is_kept], lives.used_at[is_kept])
+    used_at[lives.made_at[lives.is_output]] = -1
+    return PartedWave(lives, num_forward, kept, beside, used_at, workspace)
+
+
+def places_within(
+    graph: Graph, num_waves: int, num_parts: int, room_bytes: int
+) -> LongArray | None:
+    """Slabs of all ops ([lane, position]), with most in memory of each lane's own; None where lanes
+    take more than the room with the least of that, too."""
+    wave = parted(graph)
     least, most = -1, _STEPS
     while most - least > 1:
         middle = (least + most) // 2
-        found = parts_of(graph, lives, num_parts, middle / _STEPS)
-        if _needed_bytes(graph, lives, found, num_parts) <= room_bytes:
+        found = places_of(wave, num_waves, num_parts, middle / _STEPS)
+        if needed_bytes(wave, found) <= room_bytes:
             least = middle
         else:
             most = middle
-    return None if least < 0 else parts_of(graph, lives, num_parts, least / _STEPS)
+    return None if least < 0 else places_of(wave, num_waves, num_parts, least / _STEPS)
 
 
-def parts_of(graph: Graph, lives: WaveLives, num_parts: int, own_share: float) -> LongArray:
-    """The part that each op of a wave takes, from 1 on in the order of the wave; 0: the lane's own.
+def places_of(wave: PartedWave, num_waves: int, num_parts: int, own_share: float) -> LongArray:
+    """The slab in which lies what each op makes: a lane's own, or behind these a part.
 
     ``own_share`` is that of the bytes kept for the backward pass which come before the first part.
     """
-    order = pass_order(graph)
-    num_forward = int((graph.op_phase[order] == Phase.FORWARD).sum())
-    is_kept = (lives.made_at < num_forward) & (lives.used_at >= num_forward) & ~lives.is_output
-    kept = np.bincount(lives.made_at[is_kept], lives.num_bytes[is_kept], len(order)).cumsum()
-    bounds = kept[-1] * np.linspace(own_share, 1.0, num_parts, endpoint=False)
-    ranges = np.searchsorted(bounds, kept, "left")
-    used_at = np.full(len(order), -1)
-    np.maximum.at(used_at, lives.made_at[is_kept], lives.used_at[is_kept])
-    until_end = np.zeros(len(order), dtype=np.bool_)
-    until_end[lives.made_at[lives.is_output]] = True
-    part = np.where((used_at >= 0) & ~until_end, ranges, 0)
-    for number in range(2, num_parts + 1):
-        before = used_at[(ranges == number - 1) & (used_at >= 0)]
-        # What is used after most of the range before is no longer would hold up all of its part.
-        if len(before):
-            part[(part == number) & (used_at > np.median(before))] = 0
-    return part.astype(np.int64)
+    total = int(wave.kept.sum())
+    own_bytes = int(own_share * total)
+    part_bytes = -(-(total - own_bytes) // num_parts)
+    part = _filled(wave, num_parts, own_bytes, part_bytes)
+    lanes = np.stack((part, part))
+    if num_waves == NUM_LANES and (part == num_parts).any():
+        _go_back(wave, lanes[1], num_parts, part_bytes)
+    in_order = np.arange(num_parts) + NUM_LANES
+    slabs = np.stack((np.append(0, in_order), np.append(1, in_order[::-1])))
+    return np.stack([slabs[lane][lanes[lane]] for lane in range(NUM_LANES)])
 
 
-def hand_overs(graph: Graph, parts: LongArray, num_waves: int) -> tuple[LaneWait, ...]:
+def _filled(wave: PartedWave, num_parts: int, own_bytes: int, part_bytes: int) -> LongArray:
+    """The part that each op takes, from 1 on; 0: the lane's own."""
+    found = np.zeros(len(wave.kept), dtype=np.int64)
+    held = [0] * (num_parts + 1)
+    users: list[list[int]] = [[] for _ in held]
+    now = 0
+    for op in np.flatnonzero((wave.kept > 0) & (wave.used_at >= 0)).tolist():
+        kept, asked = int(wave.kept[op]), int(wave.kept[op] + wave.beside[op])
+        while now < num_parts and held[now] + kept > (part_bytes if now else own_bytes):
+            now += 1
+        for part in range(now, min(now + 2, num_parts + 1)):
+            # What is used after most of the part before is free would hold up all of its own.
+            is_late = part > 0 and users[part - 1] and wave.used_at[op] > np.median(users[part - 1])
+            if is_late or (part and held[part] + asked > part_bytes):
+                continue
+            found[op] = part
+            held[part] += kept
+            users[part].append(int(wave.used_at[op]))
+            break
+    return found
+
+
+def _go_back(wave: PartedWave, part: LongArray, last: int, part_bytes: int) -> None:
+    """Lay the backward pass of the last wave into the part that is free first."""
+    lives = wave.lives
+    free_from = int(lives.used_at[part[lives.made_at] == last].max()) + 1
+    held = np.zeros(len(part), dtype=np.int64)
+    made: dict[int, list[int]] = {}
+    for block in np.flatnonzero((lives.made_at >= free_from) & ~lives.is_output).tolist():
+        made.setdefault(int(lives.made_at[block]), []).append(block)
+    for op in range(max(free_from, wave.num_forward), len(part)):
+        blocks = made.get(op, [])
+        asked = held.copy() if blocks else held
+        for block in blocks:
+            asked[op : lives.used_at[block] + 1] += lives.num_bytes[block]
+        if asked[op:].max(initial=0) + wave.workspace[op] <= part_bytes:
+            part[op], held = last, asked
+
+
+def needed_bytes(wave: PartedWave, places: LongArray) -> int:
+    """What all slabs take, each as much as the lane that holds most in it."""
+    num_ops, most = places.shape[1], 0
+    for slab in range(int(places.max()) + 1):
+        peaks = [0]
+        for row in places:
+            held = wave.lives.only(row[wave.lives.made_at] == slab).held(num_ops)
+            peaks.append(int((held + np.where(row == slab, wave.workspace, 0)).max(initial=0)))
+        most += max(peaks)
+    return most
+
+
+def hand_overs(graph: Graph, places: LongArray, num_waves: int) -> tuple[LaneWait, ...]:
     """Each wave waits, where it begins with a part, for the last op that uses it in the wave
     before."""
-    order, lives, num_parts = pass_order(graph), wave_lives(graph), int(parts.max(initial=0))
-    last = np.full(num_parts + 1, -1)
-    np.maximum.at(last, parts[lives.made_at], lives.used_at)
-    numbers = range(1, num_parts + 1)
-    first = {number: int(np.argmax(parts == number)) for number in numbers if number in parts}
-    return tuple(
-        LaneWait(wave, int(order[at]), wave - 1, int(order[last[num_parts + 1 - number]]))
-        for wave in range(1, num_waves)
-        for number, at in first.items()
-        if last[num_parts + 1 - number] >= 0
-    )
-
-
-def _needed_bytes(graph: Graph, lives: WaveLives, parts: LongArray, num_parts: int) -> int:
-    """What each lane holds of its own at most, and what the parts take: each for the larger of the
-    two ranges that lie in it."""
-    order = pass_order(graph)
-    peaks = np.zeros(num_parts + 1, dtype=np.int64)
-    for number in range(num_parts + 1):
-        workspace = np.where(parts == number, graph.workspace_bytes[order], 0)
-        held = lives.only(parts[lives.made_at] == number).held(len(order)) + workspace
-        peaks[number] = held.max(initial=0)
-    return int(2 * peaks[0] + np.maximum(peaks[1:], peaks[:0:-1]).sum())
+    order, lives = pass_order(graph), wave_lives(graph)
+    last = np.full((NUM_LANES, int(places.max()) + 1), -1)
+    for lane in range(NUM_LANES):
+        np.maximum.at(last[lane], places[lane][lives.made_at], lives.used_at)
+    found = []
+    for wave in range(1, num_waves):
+        lane = wave % NUM_LANES
+        for slab in range(NUM_LANES, last.shape[1]):
+            takes, until = np.flatnonzero(places[lane] == slab), int(last[1 - lane, slab])
+            if len(takes) and until >= 0:
+                found.append(LaneWait(wave, int(order[takes[0]]), wave - 1, int(order[until])))
+    return tuple(sorted(found))

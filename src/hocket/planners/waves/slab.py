@@ -19,9 +19,12 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.plan.sections import LaneWait
-from hocket.plan.sections.lanes import NUM_LANES, slab_number
+from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.memory.packing import ALIGNMENT_BYTES, Intervals, pack
 from hocket.planners.waves.blocks import LaneBlocks
+
+Places = Sequence[Sequence[int]]
+"""Of each lane, for each op of a wave, the slab in which lies what it makes."""
 
 
 class Slab(NamedTuple):
@@ -41,14 +44,14 @@ def slab_of(blocks: LaneBlocks) -> Slab:
     return Slab(found.address, (found.slab_bytes,), tuple(waits))
 
 
-def own_slabs(blocks: LaneBlocks, parts: Sequence[int] = ()) -> Slab:
-    """A slab for each lane, and one for each part that lanes hand over (`parts`)."""
+def own_slabs(blocks: LaneBlocks, places: Places = ()) -> Slab:
+    """A slab for each lane, and one for each part that lanes hand over."""
     lives = _lives(blocks)
-    number = _slab_numbers(blocks, parts)
+    number = _slab_numbers(blocks, places)
     address = np.zeros(len(blocks.lane), dtype=np.int64)
     start, stop = address.copy(), address.copy()
     sizes: list[int] = []
-    for slab in range(NUM_LANES + max(parts, default=0)):
+    for slab in range(max((max(row) + 1 for row in places), default=NUM_LANES)):
         here = number == slab
         found = pack(Intervals(*(column[here] for column in lives)))
         start[here] = sum(sizes)
@@ -61,14 +64,13 @@ def own_slabs(blocks: LaneBlocks, parts: Sequence[int] = ()) -> Slab:
     return Slab(address, tuple(sizes), tuple(_waits(blocks, lives, start, stop)))
 
 
-def _slab_numbers(blocks: LaneBlocks, parts: Sequence[int]) -> LongArray:
+def _slab_numbers(blocks: LaneBlocks, places: Places) -> LongArray:
     """The slab of each block, by the op that makes it; sums of gradients are in the lane's own."""
-    if not parts:
+    if not places:
         return blocks.lane.astype(np.int64)
-    num_parts = max(parts)
-    by_lane = [[slab_number(lane, part, num_parts) for part in parts] for lane in range(NUM_LANES)]
+    table = np.array(places)
     # A lane has one wave after the other, all of the same ops.
-    found = np.array(by_lane)[blocks.lane, blocks.made_at % len(parts)]
+    found = table[blocks.lane, blocks.made_at % table.shape[1]]
     return np.where(blocks.made_at < 0, blocks.lane, found).astype(np.int64)
 
 

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -19,12 +22,13 @@ from hocket.plan.sections import Lanes, Shares
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.candidates import empty_plan
 from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
-from hocket.planners.waves.parts import hand_overs, parts_within
+from hocket.planners.waves.parts import hand_overs, needed_bytes, parted, places_within
 from hocket.planners.waves.room import held_bytes
 from hocket.planners.waves.slab import own_slabs, slab_of
 from hocket.planners.waves.waiting import num_waits
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares import Unfolded, priced_at
+from hocket.simulate.shares.lanes import pass_order
 from hocket.simulate.timeline import Timeline
 
 PLANNER = "waves"
@@ -37,8 +41,11 @@ _NUM_PLACED = 4
 """Forms that fit and are compared, the quickest first: packing takes longer than a simulation."""
 _NUM_PARTS = (2, 3, 4, 6, 8)
 """Into how many parts memory that lanes hand over is cut: few waits, or little that lies idle."""
-_NUM_ROOMS = 3
-"""How often parts get less room, since packing takes more than what lives at once."""
+_LEADS = (64, 16)
+"""How far the second lane is behind, as a share of a wave's ops: lanes that are side by side wait
+for each other's statistics at every op."""
+_NUM_ROOMS = 4
+"""How often parts are packed, with less room each time: that takes more than what lives at once."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,9 +97,9 @@ def placed(problem: Problem, way: WaveWay, *, apart: bool = False) -> WaveWay:
     """The same with addresses and waits, in one memory or, ``apart``, in one of each lane's own;
     beside that are the parts that the way has."""
     assert way.lanes is not None
-    blocks, parts = _blocks(problem, way), way.lanes.parts
-    apart = apart or bool(parts)
-    slab = own_slabs(blocks, parts) if apart else slab_of(blocks)
+    blocks, places = _blocks(problem, way), way.lanes.places
+    apart = apart or bool(places)
+    slab = own_slabs(blocks, places) if apart else slab_of(blocks)
     # What is asked for call by call is not given reserved memory.
     lived_bytes = blocks.peak_bytes() if is_replayed(problem, way.lanes) else 0
     lanes = replace(
@@ -128,32 +135,53 @@ def best_within(problem: Problem, ways: Iterable[WaveWay], most_bytes: int) -> W
         if len(found) >= _NUM_PLACED:
             break
     if not any(way.lanes and way.lanes.own_bytes for way in found):
-        found += handed_over(problem, fitting[0].shares, most_bytes)
+        found += islice(handed_over(problem, fitting[0].shares, most_bytes), 1)
     least_s = min((way.judged_s for way in found), default=0.0)
     equal = [way for way in found if way.judged_s <= _EQUAL * least_s]
     return min(equal, key=lambda way: (way.peak_bytes, way.judged_s), default=None)
 
 
 def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[WaveWay]:
-    """Waves that begin at once and hand over parts of memory, for several numbers of parts."""
+    """Waves that hand over parts of memory and hold at most so much, for several numbers of parts,
+    the quickest first."""
     sizes = shares.replicas[0].microbatches
     wave = priced_at(problem, max(sizes)).graph
     alone = simulated(problem, "one after the other", shares)
-    beside_bytes = alone.peak_bytes - int(held_bytes(wave).max(initial=0))
-    for num_parts in _NUM_PARTS:
-        room_bytes = most_bytes - beside_bytes
+    room_bytes = most_bytes - alone.peak_bytes + int(held_bytes(wave).max(initial=0))
+    leads = [len(pass_order(wave)) // share for share in _LEADS]
+
+    def begun(num_parts: int, room_bytes: int, leads: Iterable[int]) -> WaveWay | None:
+        places = places_within(wave, len(sizes), num_parts, room_bytes)
+        if places is None:
+            return None
+        waits = hand_overs(wave, places, len(sizes))
+        in_parts = Lanes(lead=0, waits=waits, places=tuple(map(tuple, places.tolist())))
+        ways = (_counted(problem, shares, replace(in_parts, lead=lead)) for lead in leads)
+        return min(ways, key=lambda way: way.judged_s)
+
+    tried = {number: begun(number, room_bytes, leads) for number in _NUM_PARTS}
+    found = {number: way for number, way in tried.items() if way is not None}
+    for number, way in sorted(found.items(), key=lambda each: each[1].judged_s):
+        form, room = placed(problem, way), room_bytes
         for _ in range(_NUM_ROOMS):
-            parts = parts_within(wave, num_parts, room_bytes)
-            if parts is None:
+            if form.peak_bytes <= most_bytes:
+                yield form
                 break
-            lanes = Lanes(
-                lead=0, waits=hand_overs(wave, parts, len(sizes)), parts=tuple(parts.tolist())
-            )
-            way = placed(problem, simulated(problem, "tick-tock", shares, lanes))
-            if way.peak_bytes <= most_bytes:
-                yield way
+            assert form.lanes is not None
+            # The search goes in steps, so the room may be larger than what it found.
+            needed = needed_bytes(parted(wave), np.array(form.lanes.places))
+            room = min(room, needed) - (form.peak_bytes - most_bytes)
+            again = begun(number, room, [form.lanes.lead])
+            if again is None:
                 break
-            room_bytes -= way.peak_bytes - most_bytes
+            form = placed(problem, again)
+
+
+def _counted(problem: Problem, shares: Shares, lanes: Lanes) -> WaveWay:
+    """A way with the waits that its hand-overs take."""
+    way = simulated(problem, "tick-tock", shares, lanes)
+    waits = num_waits(problem.graph, way.unfolded.passes[0], way.timeline, lanes.waits)
+    return replace(way, num_waits=waits)
 
 
 def _blocks(problem: Problem, way: WaveWay) -> LaneBlocks:

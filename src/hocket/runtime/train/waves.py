@@ -81,12 +81,11 @@ def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0)
 
 
 def _places(problem: Problem, lanes: Lanes) -> tuple[Mapping[int, int], ...]:
+    if not lanes.own_bytes:
+        return ()
     order = pass_order(problem.graph).tolist()
-    parts = lanes.parts or (0,) * len(order)
-    return tuple(
-        {op: lanes.slab_of(lane, part) for op, part in zip(order, parts, strict=True)}
-        for lane in range(NUM_LANES)
-    )
+    own = [[lane] * len(order) for lane in range(NUM_LANES)]
+    return tuple(dict(zip(order, row, strict=True)) for row in lanes.places or own)
 
 
 class Wave(NamedTuple):
