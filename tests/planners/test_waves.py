@@ -21,7 +21,7 @@ from hocket.planners.waves.candidate import in_lanes
 from hocket.planners.waves.room import held_bytes, room_waits
 from hocket.planners.waves.search import CLOSE, fit_waves
 from hocket.planners.waves.slab import own_slabs, slab_of
-from hocket.planners.waves.way import placed
+from hocket.planners.waves.way import placed, plan_of
 from hocket.planners.waves.why import reasons
 from hocket.planners.whole.budget import simulated as judged
 from hocket.simulate import simulate
@@ -238,3 +238,18 @@ def test_lanes_are_a_candidate_where_they_shorten_the_step(problem, steady):
 def test_batches_that_are_too_small_are_refused(problem):
     with pytest.raises(UsageError, match="fewer than"):
         fit_waves(problem, num_waves=5461)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_gradients_that_travel_while_the_other_lane_still_runs_have_a_place(apart):
+    """An exchange is no op of a wave: nobody can wait for the memory that it takes meanwhile."""
+    layers = [nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(8)]
+    graph = capture_sizes(nn.Sequential(*layers), torch.zeros(1024, 768))
+    problem = replayed(graph, "2xv100-16g")
+    fit = fit_waves(problem)
+    for way in fit.tried:
+        form = placed(problem, way, apart=apart)
+        assert not violations(plan_of(problem, form), problem)
+        blocks = fit.blocks(way)
+        lasts = blocks.used_at.max(axis=0) >= len(blocks.sequence[0])
+        assert (blocks.end_s[lasts] == way.timeline.makespan_s).all()

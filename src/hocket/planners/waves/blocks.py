@@ -1,7 +1,7 @@
 """What two lanes of a device hold over a step: every storage and workspace with its life.
 
 A block lives from the start of the op that makes it to the end of the last that uses it, as the
-simulator saw them. Beside that stands, lane by lane, the last op that uses it: who takes its place
+simulator saw them; one that an op uses which is none of a wave's, to the next of its lane that is. Beside that stands, lane by lane, the last op that uses it: who takes its place
 in memory from the other lane has to wait for that one. Gradients and what updates use live on to
 the end of the step. O(ops + reads), numpy.
 """
@@ -93,7 +93,7 @@ def lane_blocks(
     return LaneBlocks(
         num_bytes=np.concatenate((graph.held_bytes[owners], graph.workspace_bytes[working])),
         start_s=timeline.op_start_s[makers],
-        end_s=np.concatenate((end_s, timeline.op_end_s[working])),
+        end_s=np.concatenate((end_s, np.maximum(until_s, timeline.op_end_s)[working])),
         lane=lane_of[makers].astype(np.int32),
         made_at=np.where(is_pass[makers], position[makers], -1).astype(np.int32),
         used_at=np.concatenate((used_at, at_work), axis=1).astype(np.int32),
