@@ -1,9 +1,10 @@
 """What two lanes of a device hold over a step: every storage and workspace with its life.
 
 A block lives from the start of the op that makes it to the end of the last that uses it, as the
-simulator saw them; one that an op uses which is none of a wave's, to the next of its lane that is. Beside that stands, lane by lane, the last op that uses it: who takes its place
-in memory from the other lane has to wait for that one. Gradients and what updates use live on to
-the end of the step. O(ops + reads), numpy.
+simulator saw them; where that is none of a wave's ops, to the next of its lane that is. Beside that
+stands, lane by lane, the last op that uses it: who takes its place in memory from the other lane
+has to wait for that one. Gradients and what updates use live on to the end of the step.
+O(ops + reads), numpy.
 """
 
 from __future__ import annotations

@@ -95,14 +95,15 @@ def reasons(fit: WaveFit) -> list[str]:
             "the second wave begins later than would be quickest, so that both fit into "
             f"{format_bytes(fit.budget_bytes)}"
         )
-    if fit.chosen is not None and fit.chosen.lanes and fit.chosen.lanes.part_bytes:
-        num_parts = len(fit.chosen.lanes.part_bytes)
+    lanes = None if fit.chosen is None else fit.chosen.lanes
+    if lanes is not None and lanes.part_bytes:
+        num_parts = len(lanes.part_bytes)
         found.append(f"lanes hand memory over in {num_parts} parts and wait once for each")
-    elif fit.chosen is not None and fit.chosen.lanes and fit.chosen.lanes.own_bytes:
+    elif lanes is not None and lanes.own_bytes:
         found.append("there is room for memory of each lane's own, so lanes wait for results alone")
     waits_s = told.judged_s - told.step_s
     if waits_s > _MUCH * told.step_s:
-        has_own = told.lanes is not None and told.lanes.own_bytes
+        has_own = told.lanes is not None and told.lanes.own_bytes and not told.lanes.part_bytes
         found.append(
             f"lanes wait for each other {told.num_waits} times for "
             f"{'results' if has_own else 'memory that one takes over from the other'}, which takes "
