@@ -17,6 +17,9 @@ from hocket.runtime.train.repeats import AS_ASKED, NOT_CUDA
 
 MOST_OF_BUDGET = 0.02
 """That the copy of a batch may take which a graph reads, where the batch is on the device."""
+BEYOND_REHEARSED = 0.005
+"""Of a budget, left to replayed steps: on an H200 two deep ResNets held 0.42 and 0.47 % more than
+rehearsed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,16 +29,16 @@ class BudgetLaunches:
     graph: Graph
     refusal: str
     """Why no plan's steps are replayed; empty where some may be."""
-    copied_bytes: int
-    """Of the batch that a graph reads in place of one that is on the device already."""
+    replayed_bytes: int
+    """What a replayed step holds that a called one does not."""
 
     def refusal_of(self, section: Memory) -> str:
         """Why a plan's steps are not replayed; empty where they are."""
         return self.refusal or section.replay_hindrance(self.graph)
 
     def beside_bytes(self, section: Memory) -> int:
-        """What a replayed step holds that a called one does not."""
-        return 0 if self.refusal_of(section) else self.copied_bytes
+        """What steps of a plan hold beside what is rehearsed."""
+        return 0 if self.refusal_of(section) else self.replayed_bytes
 
 
 def budget_launches(
@@ -59,4 +62,4 @@ def budget_launches(
         )
     else:
         refusal = ""
-    return BudgetLaunches(graph, refusal, copied_bytes)
+    return BudgetLaunches(graph, refusal, copied_bytes + int(BEYOND_REHEARSED * budget_bytes))

@@ -52,6 +52,8 @@ class ReplayedBudget:
         self._capture = capture or self._as_graph
         self.repeats: Repeats[CapturedBudgetStep] = Repeats(refusal)
         self._num_replayed = 0
+        self._was_elsewhere = True
+        """Whether others than called steps had the device last."""
 
     def __call__(
         self, batch: Any, weight: Weight, optimizer: torch.optim.Optimizer | None, passes: Passes
@@ -77,6 +79,7 @@ class ReplayedBudget:
 
     def let_go(self) -> None:
         """Give back the memory of a graph, because others need room."""
+        self._was_elsewhere = True
         if self.repeats.captured is None:
             return
         self.repeats.captured = None
@@ -132,6 +135,10 @@ class ReplayedBudget:
         """On the stream that is captured later: what autograd and libraries keep for a stream."""
         if self._stream is None:
             return run()
+        if self._was_elsewhere:
+            # Workspaces are a stream's own: those of the usual one would be there besides.
+            torch._C._cuda_clearCublasWorkspaces()
+            self._was_elsewhere = False
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
