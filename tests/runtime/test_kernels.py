@@ -4,6 +4,7 @@ import pytest
 import torch
 from runtime.small_zoo import SMALL_ZOO
 from runtime.test_single import place, run_single
+from torch import nn
 
 from hocket.capture.zoo import language
 from hocket.runtime.kernels import _backward, _forward
@@ -60,8 +61,8 @@ def test_attention_and_its_gradients_follow_the_formula(is_causal, has_bias, dro
         scores = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), float("-inf"))
     weights = torch.softmax(scores, -1)
     if dropout_p:
-        drawn = torch.rand(weights.shape, generator=torch.Generator().manual_seed(int(seed)))
-        weights = weights * drawn.ge(dropout_p) / (1 - dropout_p)
+        torch.default_generator.set_state(seed)
+        weights = weights * torch.empty_like(weights).bernoulli_(1 - dropout_p) / (1 - dropout_p)
     expected = weights @ value
     torch.testing.assert_close(output, expected.detach())
     gradient = torch.randn_like(output)
@@ -72,6 +73,41 @@ def test_attention_and_its_gradients_follow_the_formula(is_causal, has_bias, dro
     leaves = [query, key, value] + ([bias] if bias is not None else [])
     for result, leaf in zip(found, leaves, strict=False):
         torch.testing.assert_close(result, leaf.grad)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_attention_draws_what_the_model_draws_on_a_processor(dropout_p):
+    query, key, value = (torch.randn(2, 3, 5, 4, requires_grad=True) for _ in range(3))
+    torch.manual_seed(1)
+    torch.rand(7)
+    begun = torch.get_rng_state()
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p)
+    after = torch.get_rng_state()
+    assert torch.equal(begun, after) == (not dropout_p)
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+    plain = [t.detach() for t in (query, key, value)]
+    torch.set_rng_state(begun)
+    output, log_sum, seed, offset = _forward(*plain, None, True, dropout_p)
+    assert torch.equal(output, expected)
+    assert torch.equal(torch.get_rng_state(), after)
+    found = _backward(gradient, *plain, None, output, log_sum, seed, offset, dropout_p,
+                      [True, True, True, False])  # fmt: skip
+    assert torch.equal(torch.get_rng_state(), after)
+    assert all(torch.equal(a, b.grad) for a, b in zip(found, (query, key, value), strict=False))
+
+
+def test_a_seed_of_attention_that_is_sent_gives_the_same_mask():
+    plain = [torch.randn(2, 3, 5, 4) for _ in range(3)]
+    for begin in (lambda: torch.manual_seed(1), lambda: torch.rand(1)):
+        begin()
+        output, _, seed, _ = _forward(*plain, None, True, 0.3, stays=False)
+        assert seed.dtype == torch.int64
+        torch.manual_seed(int(seed))
+        expected = nn.functional.scaled_dot_product_attention(*plain, dropout_p=0.3)
+        assert torch.equal(output, expected)
+        # One that begins anew twice would drop the same.
+        assert not torch.equal(_forward(*plain, None, True, 0.3, stays=False)[2], seed)
 
 
 def test_dropout_of_attention_is_the_same_on_every_placement():

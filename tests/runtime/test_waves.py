@@ -99,6 +99,43 @@ def test_waves_are_accumulation_to_the_bit(case):
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
+class Attends(nn.Module):
+    """Attention that drops or not, and dropout behind it."""
+
+    def __init__(self, dropped, width=16, depth=3):
+        super().__init__()
+        self.mixes = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
+        self.drop, self.dropped = nn.Dropout(0.2), dropped
+
+    def forward(self, rows):
+        for mix in self.mixes:
+            query, key, value = (
+                each.unflatten(-1, (4, -1)).transpose(1, 2) for each in mix(rows).chunk(3, -1)
+            )
+            attended = nn.functional.scaled_dot_product_attention(
+                query, key, value, dropout_p=self.dropped
+            )
+            rows = rows + self.drop(attended.transpose(1, 2).flatten(-2))
+        return rows.pow(2).mean()
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.1])
+def test_waves_with_attention_are_accumulation_to_the_bit(dropped):
+    torch.manual_seed(0)
+    model, batch = Attends(dropped), torch.randn(16, 8, 16)
+    fit = fit_waves(make_problem(capture_sizes(model, batch), "1xv100-16g"), num_waves=4)
+    graph = fit.problem.graph
+    drawn = [graph.op_names[op] for op in (graph.rng_order >= 0).nonzero()[0]]
+    assert len(drawn) == len(model.mixes) * (1 + bool(dropped))
+    assert not any("backward" in name for name in drawn)
+    losses, state = accumulated((model, batch))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    plan = SavedPlan(fit.problem, fit.plan_of(fit.aligned))
+    train = hocket.prepare(model, optimizer, batch, plan=plan, seed=0)
+    assert [train.step(batch).item() for _ in losses] == losses
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize("start", [0.0, 0.5])
 def test_whenever_the_second_wave_begins_losses_are_the_same(case, start):
     model, batch, fit = case

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hocket.base.errors import HocketError
 from hocket.capture.blocks import NotRepeatable
 from hocket.capture.describe import describe, kind_of, signature_text
+from hocket.capture.drawing import draws
 from hocket.capture.recording import (
     Constant,
     RawCall,
@@ -51,7 +52,6 @@ class _OpFacts(NamedTuple):
     ignored: bool
     write_args: tuple[int, ...]
     write_kwargs: tuple[str, ...]
-    draws: bool
     only_metadata: bool
 
 
@@ -69,10 +69,6 @@ def _facts(function: Any) -> _OpFacts:
         ignored=str(function).startswith(("prim.", "aten.set_.source_Storage")),
         write_args=tuple(position for position, arg in written if not arg.kwarg_only),
         write_kwargs=tuple(arg.name for _, arg in written),
-        # Backward passes of attention draw nothing, whatever their tag says: they are given the
-        # seed of what was drawn.
-        draws=torch.Tag.nondeterministic_seeded in function.tags
-        and not any(arg.name == "philox_seed" for arg in arguments),
         only_metadata=only_metadata,
     )
 
@@ -252,7 +248,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_view = not writes and not is_fresh
         cost = self._cost(function, args, kwargs, result, reads, outputs, writes, is_view)
         self._append(function, args[1], kwargs[1], tuple(reads), tuple(outputs), writes,
-                     facts.draws, is_view, cost)  # fmt: skip
+                     draws(function, args[0], kwargs[0]), is_view, cost)  # fmt: skip
 
     def _written(
         self, function: Any, facts: _OpFacts, args: Any, kwargs: dict[str, Any]
@@ -299,12 +295,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reads: tuple[int, ...],
         outputs: tuple[int | None, ...],
         writes: tuple[int, ...],
-        draws: bool,
+        is_drawing: bool,
         is_view: bool,
         cost: Any,
     ) -> None:
         calls = self.recording.calls
-        if draws and self.is_seeded:
+        if is_drawing and self.is_seeded:
             self.recording.unseen = "it sets PyTorch's generator before it draws"
         partner = self._partner()
         module = self._path[-1] if self._path else ""
@@ -313,7 +309,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             self._remember_autograd_number(partner if partner >= 0 else len(calls))
         call = RawCall(function, args, kwargs, reads, outputs, writes, self.phase, module, partner,
-                       draws, is_view, cost)  # fmt: skip
+                       is_drawing, is_view, cost)  # fmt: skip
         calls.append(call)
 
     # ── pairing ──────────────────────────────────────────────────────────────────────────────

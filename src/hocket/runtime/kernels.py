@@ -1,14 +1,18 @@
 """Attention for processors in graphs that were captured for an accelerator.
 
-Such a graph has the fused attention of accelerators, which processors lack. Without dropout the
-fused kernel of the processor takes its place, which is what the unsplit model would run there; with
-dropout, products and a softmax do, and the mask is drawn again in backward from the seed that
-forward kept.
+Such a graph has the fused attention of accelerators, which processors lack. What the unsplit model
+would run on a processor takes its place, so that results are the same to the bit: the fused kernel
+of the processor, or products and a softmax where something is dropped. Its backward pass then runs
+them once more with the generator where it stood. A fused kernel keeps a seed for that, of which the
+generator of a processor has no like: what is kept instead is its state, or, where forward and
+backward are on different devices, a seed of its own from which the mask is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,20 +22,32 @@ from hocket.runtime.package import conformed
 
 FUSED_ATTENTION = "aten._scaled_dot_product_efficient_attention"
 _BACKWARD = "aten._scaled_dot_product_efficient_attention_backward"
+_SEED = 2
+"""Which of its results the fused kernel keeps for the numbers that it drew."""
 
 
 def stand_in(
-    call: Call, outputs: Sequence[TensorSpec | None], device: torch.device
+    call: Call,
+    outputs: Sequence[TensorSpec | None],
+    device: torch.device,
+    sent: Container[int] = (),
 ) -> Callable[..., Any] | None:
-    """What runs instead of the recorded function on ``device``; None where nothing has to."""
+    """What runs instead of the recorded function on ``device``; None where nothing has to.
+
+    ``sent`` are the tensors that go to another device, as they were recorded.
+    """
     if device.type != "cpu" or call.cost.kind not in (FUSED_ATTENTION, _BACKWARD):
         return None
-    function = _forward if call.cost.kind == FUSED_ATTENTION else _backward
+    function: Callable[..., tuple[Any, ...]] = _backward
+    if call.cost.kind == FUSED_ATTENTION:
+        function = partial(_forward, stays=call.outputs[_SEED] not in sent)
 
     def run(*args: Any, **kwargs: Any) -> list[Any]:
         results = function(*args, **kwargs)
         return [
-            result if spec is None or spec.layout is None else _fitted(result, spec)
+            result
+            if spec is None or spec.layout is None or _is_state(result)
+            else _fitted(result, spec)
             for result, spec in zip(results, outputs, strict=True)
         ]
 
@@ -57,18 +73,19 @@ def _forward(
     is_causal: bool = False,
     *,
     scale: float | None = None,
+    stays: bool = True,
 ) -> tuple[torch.Tensor, ...]:
-    seed = torch.randint(2**62, (), dtype=torch.int64)
-    offset = torch.zeros((), dtype=torch.int64)
+    nothing = torch.zeros((), dtype=torch.int64)
     if not dropout_p:
         output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale
         )
-        return output, log_sum, seed, offset
-    scores = _scores(query, key, bias, is_causal, scale)
-    log_sum = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - log_sum.unsqueeze(-1)) * _mask(scores.shape, seed, dropout_p)
-    return weights @ value, log_sum, seed, offset
+        return output, log_sum, nothing, nothing
+    attend = partial(_written, query, key, value, bias, dropout_p, is_causal, scale)
+    # Its backward pass computes the softmax again, without these sums.
+    log_sum = torch.zeros(query.shape[:-1], dtype=torch.float32)
+    seed = torch.default_generator.get_state() if stays else _begun_anew()
+    return attend(), log_sum, seed, nothing
 
 
 def _backward(
@@ -87,45 +104,71 @@ def _backward(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    log_sum = log_sum[..., : query.shape[2]]
     if not dropout_p and not wanted[3]:
+        log_sum = log_sum[..., : query.shape[2]].contiguous()
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, query, key, value, output, log_sum.contiguous(), 0.0, is_causal,
+            gradient, query, key, value, output, log_sum, 0.0, is_causal,
             attn_mask=bias, scale=scale,
         )  # fmt: skip
         return (*found, None)
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    weights = torch.exp(_scores(query, key, bias, is_causal, scale) - log_sum.unsqueeze(-1))
-    mask = _mask(weights.shape, seed, dropout_p)
-    of_value = (weights * mask).transpose(-2, -1) @ gradient
-    of_weights = (gradient @ value.transpose(-2, -1)) * mask
-    share = (gradient * output).sum(-1, keepdim=True)
-    of_scores = weights * (of_weights - share)
-    of_query, of_key = of_scores @ key * factor, of_scores.transpose(-2, -1) @ query * factor
-    of_bias = of_scores if wanted[3] else None
-    return of_query, of_key, of_value, of_bias
+    query, key, value = (t.detach().requires_grad_() for t in (query, key, value))
+    bias = None if bias is None else bias.detach().requires_grad_()
+    with torch.enable_grad(), _drawn_from(seed):
+        again = _written(query, key, value, bias, dropout_p, is_causal, scale)
+    leaves = [
+        leaf
+        for leaf, is_wanted in zip((query, key, value, bias), wanted, strict=True)
+        if is_wanted and leaf is not None
+    ]
+    made = iter(torch.autograd.grad(again, leaves, gradient))
+    return tuple(next(made) if is_wanted else None for is_wanted in wanted)
 
 
-def _scores(
+def _written(
     query: torch.Tensor,
     key: torch.Tensor,
+    value: torch.Tensor,
     bias: torch.Tensor | None,
+    dropout_p: float,
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * factor
-    if bias is not None:
-        scores = scores + bias
-    if is_causal:
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-        scores = scores.masked_fill(~allowed, float("-inf"))
-    return scores
+    """Attention that writes its matrix of scores, as PyTorch's own on a processor."""
+    if bias is not None and is_causal:
+        # PyTorch's own takes one or the other.
+        bias, is_causal = bias + torch.full(bias.shape[-2:], float("-inf")).triu(1), False
+    output: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+        query, key, value, bias, dropout_p, is_causal, scale=scale
+    )[0]
+    return output
 
 
-def _mask(shape: torch.Size, seed: torch.Tensor, dropout_p: float) -> torch.Tensor:
-    """What dropout multiplies with, from a seed alone."""
-    if not dropout_p:
-        return torch.ones(())
-    generator = torch.Generator().manual_seed(int(seed))
-    return torch.rand(shape, generator=generator).ge(dropout_p) / (1.0 - dropout_p)
+def _is_state(tensor: torch.Tensor | None) -> bool:
+    """Whether it is the state of a generator, which nothing else here has the type of."""
+    return tensor is not None and tensor.dtype == torch.uint8
+
+
+def _begun_anew() -> torch.Tensor:
+    """A seed with which the generator has just begun; it draws one where it was further on."""
+    generator = torch.default_generator
+    seed = generator.initial_seed()
+    anew = torch.Generator().manual_seed(seed).get_state()
+    if seed >= 2**63 or not torch.equal(generator.get_state(), anew):
+        seed = int(torch.randint(2**62, (), dtype=torch.int64))
+        generator.manual_seed(seed)
+    return torch.tensor(seed, dtype=torch.int64)
+
+
+@contextmanager
+def _drawn_from(seed: torch.Tensor) -> Iterator[None]:
+    """Numbers that forward drew, after which the generator stands where it stood."""
+    generator = torch.default_generator
+    now = generator.get_state()
+    try:
+        if _is_state(seed):
+            generator.set_state(seed)
+        else:
+            generator.manual_seed(int(seed))
+        yield
+    finally:
+        generator.set_state(now)

@@ -52,14 +52,16 @@ def _prepare(header: Header, buffers: list[bytearray], parent: Parent) -> RankRu
     ]
     calls = {op: decode_call(data, constants) for op, data in header["calls"]}
     lane = new_lane(device)
-    worker = DeviceWorker(calls, specs, dict(header["draws"]), device, header["seed"])
+    peers = {number: Peer(*peer) for number, peer in header["peers"]}
+    sent = {peer.tensor for peer in peers.values()}
+    worker = DeviceWorker(calls, specs, dict(header["draws"]), device, header["seed"], sent)
     worker.load(header["present"], storages)
     join_group(header, device)
     return RankRunner(
         worker,
         lane,
         [Instruction(Do(do), number) for do, number in header["instructions"]],
-        {number: Peer(*peer) for number, peer in header["peers"]},
+        peers,
         device_index=header["device_index"],
         slowdown=header["slowdown"],
         progress=parent.move,

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hocket.capture.drawing import draws
 from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.perform import draw_seed, seed_device
 from hocket.capture.step import apply_model
@@ -48,7 +49,7 @@ class _SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if draws(func, args, kwargs or {}):
             tensors = [leaf for leaf in args if isinstance(leaf, torch.Tensor)]
             device = tensors[0].device if tensors else torch.device("cpu")
             seed_device(device, draw_seed(self.seed, self.step, self.num_draws))

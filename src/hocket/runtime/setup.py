@@ -34,6 +34,11 @@ class Setup:
         return frozenset(producer for producer in producers if producer >= 0)
 
     @cached_property
+    def sent(self) -> frozenset[int]:
+        """Tensors that go to another device."""
+        return frozenset(transfer.tensor for transfer in self.split.transfers)
+
+    @cached_property
     def is_whole(self) -> list[bool]:
         """Per transfer, whether the whole storage has to travel."""
         return [

@@ -39,7 +39,9 @@ class SingleProcess:
         self.lanes = [new_lane(device) for device in devices]
         self.workers = []
         for index, lane in enumerate(self.lanes):
-            worker = DeviceWorker(setup.calls_of(index), specs, program.draws, lane.device, seed)
+            worker = DeviceWorker(
+                setup.calls_of(index), specs, program.draws, lane.device, seed, setup.sent
+            )
             present = setup.split.present[index]
             if values is not None:
                 worker.load(present, given_storages(present, specs, program.names, values))

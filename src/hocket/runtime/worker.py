@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import torch
 
@@ -24,8 +24,12 @@ class DeviceWorker:
         draws: Mapping[int, int],
         device: torch.device,
         seed: int | None,
+        sent: Container[int],
     ) -> None:
-        """Without a ``seed`` draws go on where the generators of PyTorch stand."""
+        """Without a ``seed`` draws go on where the generators of PyTorch stand.
+
+        ``sent`` are the tensors that leave the device.
+        """
         self.device, self.seed = device, seed
         self.specs, self.draws = specs, draws
         self.held = Held()
@@ -33,7 +37,9 @@ class DeviceWorker:
             op: BoundCall(
                 call,
                 device,
-                stand_in(call, [None if t is None else specs[t] for t in call.outputs], device),
+                stand_in(
+                    call, [None if t is None else specs[t] for t in call.outputs], device, sent
+                ),
             )
             for op, call in calls.items()
         }

@@ -164,7 +164,7 @@ class CarriedStep:
         if call.phase == Phase.OPTIMIZER:
             return partial(self._hand_out, call.args[0].number, call.args[1].number, slots)
         specs = [None if t is None else self.setup.program.tensors[t] for t in call.outputs]
-        function = stand_in(call, specs, self.device)
+        function = stand_in(call, specs, self.device, self.setup.sent)
         if starts_backward(self.setup.program, call):
             function = self._weighted(call.function)
         do = performed(BoundCall(call, self.device, function), call, slots)

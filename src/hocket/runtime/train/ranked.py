@@ -46,7 +46,7 @@ class RankedStep(RankRunner):
         program = setup.program
         worker = DeviceWorker(
             setup.calls_of(index), dict(enumerate(program.tensors)), program.draws, device,
-            0 if seed is None else seed,
+            0 if seed is None else seed, setup.sent,
         )  # fmt: skip
         instructions = setup.split.of_device(index)
         peers: dict[int, Peer] = dict(peers_of(setup, instructions, index))

@@ -64,6 +64,12 @@ class Piece:
         self._left_out = self._adding_ops()
         self._readers = self._source_readers()
         self.bundles = self._bundles()
+        self._sent = {
+            tensor
+            for by_rank in self.bundles.values()
+            for bundle in by_rank.values()
+            for tensor in bundle.tensors
+        }
         self.sources = self._sources()
         """Segments of other ranks whose bundles a segment of this rank reads."""
         self._last = self._last_segments()
@@ -266,7 +272,7 @@ class Piece:
     def _run(self, op: int) -> Callable[[], None]:
         call = self.program.calls[op]
         specs = [None if t is None else self.program.tensors[t] for t in call.outputs]
-        function: Any = stand_in(call, specs, self.device)
+        function: Any = stand_in(call, specs, self.device, self._sent)
         if starts_backward(self.program, call):
             function = self._weighted(call.function)
         do = performed(BoundCall(call, self.device, function), call, self.slots)
