@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from hocket.api import Planned, auto, plan_graph, plan_parallel
     from hocket.api.memory import fit
+    from hocket.api.waves import waves
     from hocket.base.errors import HocketError
     from hocket.capture import capture
     from hocket.graph.files import read_graph, write_graph
@@ -57,6 +58,7 @@ __all__ = [
     "read_graph",
     "read_plan",
     "verify",
+    "waves",
     "write_checkpoint",
     "write_graph",
     "write_plan",
@@ -86,6 +88,7 @@ _HOME = {
     "read_graph": "hocket.graph.files",
     "read_plan": "hocket.plan.files",
     "verify": "hocket.simulate.verify",
+    "waves": "hocket.api.waves",
     "write_checkpoint": "hocket.service.checkpoint",
     "write_graph": "hocket.graph.files",
     "write_plan": "hocket.plan.files",

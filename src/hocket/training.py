@@ -118,6 +118,7 @@ def prepare(
                 backend="inductor" if compiled is True else compiled,
             )  # fmt: skip
             return Training(model, optimizer, carrier, options)
+        _require_one_budget(memory, saved, is_ranked)
         # What is tried while recording must not change what the loop draws.
         with torch.random.fork_rng():
             if saved is not None and (isinstance(saved, Division) or divides(saved.plan)):
@@ -138,7 +139,6 @@ def prepare(
                 )
             else:
                 assert not isinstance(saved, Division)
-                _require_one_budget(memory, saved, is_ranked)
                 if is_ranked:
                     require_same_everywhere(model, rank_device(variables))
                     share_weights(model, rank_device(variables))
@@ -225,11 +225,12 @@ def _require_sensible(options: LoopOptions) -> None:
 
 
 def _require_one_budget(
-    memory: int | str | None, saved: Planned | SavedPlan | None, is_ranked: bool
+    memory: int | str | None, saved: Planned | SavedPlan | Division | None, is_ranked: bool
 ) -> None:
     if memory is not None and (saved is not None or is_ranked):
         what = "a plan that is given" if saved is not None else "ranks of a launcher"
         raise UsageError(
             f"memory= makes a plan for one device, which {what} cannot follow",
-            hint="leave memory= out, or plan with hocket fit and give that plan",
+            hint="leave memory= out, and give a plan that keeps the limit: hocket fit and hocket "
+            "waves make one with --memory",
         )

@@ -9,12 +9,15 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
+from hocket.api import make_problem
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.cli.root import root
-from hocket.graph.files import write_graph
+from hocket.graph.files import read_graph, write_graph
 from hocket.plan.files import read_plan
 from hocket.plan.sections import Lanes
+from hocket.planners.waves.search import WaveFit, fit_waves
+from hocket.view.waves import behind_words, verdict
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,51 @@ def test_waves_that_do_not_pay_say_why(graph_file):
     tight = json.loads(run(*command, "--waves", 4, "--memory", "5MiB").stdout)
     assert tight["other_launches"]["gain"] > tight["gain"]
     assert {"lead", "step_s", "peak_bytes"} <= told["starts"][0].keys()
+
+
+def test_a_plan_of_waves_that_do_not_pay_says_that_it_is_slower(graph_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    result = run("waves", graph_file, "--on", "1xv100-16g", "--launches", "eager", "-o", plan)
+    assert result.exception is None, result.exception
+    assert "✔  one batch" in result.stdout
+    told = " ".join(result.stderr.split())
+    assert "report.html: the plan of two waves, slower (" in told
+    assert ") than one batch — to time it: hocket run" in told
+    assert "hocket.prepare" not in told
+    assert read_plan(plan).plan.get(Lanes) is not None
+
+
+@pytest.mark.parametrize(
+    ("gain", "pays", "words"),
+    [
+        (1.2, True, "Tick-tock pays: 20 % more"),
+        (1.01, True, "time both"),
+        (1.004, False, "Tick-tock makes no difference here"),
+        (0.996, False, "Tick-tock makes no difference here"),
+        (0.97, False, "Tick-tock does not pay here: 0.97 times"),
+    ],
+)
+def test_what_nobody_could_measure_is_no_gain(graph_file, monkeypatch, gain, pays, words):
+    fit = fit_waves(make_problem(read_graph(graph_file), "1xv100-16g"))
+    monkeypatch.setattr(WaveFit, "gain", gain)
+    assert (fit.pays, words in verdict(fit)) == (pays, True)
+    assert bool(behind_words(fit)) == (not pays)
+
+
+def test_partitions_mark_the_best_way_and_are_written_with_a_report(graph_file, tmp_path):
+    plan = tmp_path / "turns.json"
+    command = ("waves", graph_file, "--on", "2xv100-16g", "--partitions")
+    result = run(*command, "-o", plan)
+    assert result.exception is None, result.exception
+    told = json.loads(run(*command, "--json").stdout)
+    quickest = min(told["ways"], key=lambda way: way["step_s"])["name"]
+    assert told["best"] == quickest
+    (line,) = [line for line in result.stdout.splitlines() if "✔" in line]
+    assert quickest in line
+    assert ("slower (" in result.stderr) == (quickest != "waves in turn")
+    page = (tmp_path / "turns.report.html").read_text()
+    assert all(way["name"] in page for way in told["ways"])
+    assert run("verify", plan).exception is None
 
 
 def test_lean_waves_hold_little_more_than_one(graph_file):

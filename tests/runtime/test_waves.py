@@ -11,7 +11,8 @@ from torch import nn
 
 import hocket
 from hocket.api import make_problem, run_plan
-from hocket.base.errors import CheckError, UsageError
+from hocket.api.planned import launched
+from hocket.base.errors import CheckError, NoFeasiblePlanError, UsageError
 from hocket.base.units import format_bytes
 from hocket.capture.attention import ACCELERATOR
 from hocket.capture.perform import draw_seed
@@ -351,6 +352,46 @@ def test_a_run_holds_what_was_planned():
         )  # fmt: skip
         (measured,) = result.peak_bytes.values()
         assert measured == pytest.approx(way.peak_bytes, rel=0.02)
+
+
+def test_a_run_on_a_processor_is_held_against_what_lives_and_says_what_is_reserved_elsewhere():
+    model, batch, fit = fitted(depth=8)
+    fit = fit_waves(launched(fit.problem, "replayed"), num_waves=4)
+    plan, way = fit.plan(), fit.chosen
+    assert way.lanes.apart_bytes > 0.02 * way.peak_bytes
+    result = run_plan(
+        fit.problem, plan, RunOptions(steps=2, threads=1), source=ModelSource(model, batch, None)
+    )
+    (measured,) = result.peak_bytes.values()
+    lived = way.peak_bytes - way.lanes.apart_bytes
+    assert result.predicted.peak_bytes.max() == lived
+    assert measured == pytest.approx(lived, rel=0.02)
+    told = " ".join(plain(shares_run_table(fit.problem, plan, result)).split())
+    assert f"on a GPU {format_bytes(way.peak_bytes)} are planned" in told
+
+
+def test_a_budget_beside_a_plan_of_waves_is_refused(case):
+    model, batch, fit = case
+    plan = SavedPlan(fit.problem, fit.plan())
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(UsageError, match="a plan that is given cannot follow"):
+        hocket.prepare(model, optimizer, batch, plan=plan, memory="1MiB")
+
+
+def test_waves_are_asked_for_in_python(case):
+    model, batch, fit = copy.deepcopy(case[0]), case[1], case[2]
+    found = hocket.waves(model, batch, "1xv100-16g", num_waves=4, launches="eager")
+    assert (found.pays, found.gain) == (fit.pays, fit.gain)
+    assert found.plan()[Lanes] == fit.plan()[Lanes]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # batch norm sees microbatches
+        train = hocket.prepare(model, optimizer, batch, plan=found.planned, seed=0)
+    assert train.step(batch).item() == accumulated(case)[0][0]
+    with pytest.raises(NoFeasiblePlanError, match="do not fit into"):
+        hocket.waves(model, batch, "1xv100-16g", "64KiB").plan()
+    with pytest.raises(UsageError, match="launches"):
+        hocket.waves(model, batch, "1xv100-16g", launches="eagerly")
 
 
 def test_waves_of_several_devices_are_for_a_launcher(case):

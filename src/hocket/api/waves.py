@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hocket.api.planned import launched
+from hocket.api.memory import budget_of
+from hocket.api.planned import ON_THIS_MACHINE, launched, make_problem
 from hocket.base.atomic import write_together
+from hocket.base.errors import unknown_name
+from hocket.cost.calibrate import Calibration
+from hocket.cost.profile import Profile
 from hocket.cost.roofline import LAUNCHES, Launches
-from hocket.plan.files import plan_bytes
+from hocket.hardware.cluster import Cluster
+from hocket.plan.files import SavedPlan, plan_bytes, write_plan
+from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections.lanes import CHANGES, Changes
 from hocket.planners.waves.round_robin import PartitionFit, fit_partitions
@@ -16,7 +24,7 @@ from hocket.planners.waves.search import WaveFit, fit_waves
 
 __all__ = [
     "CHANGES", "LAUNCHES", "PartitionFit", "WaveOutlook", "fit_partitions", "save_turns",
-    "save_waves", "waves_of",
+    "save_waves", "waves", "waves_of",
 ]  # fmt: skip
 
 
@@ -37,6 +45,67 @@ class WaveOutlook:
     def other(self) -> WaveFit | None:
         """If ops were issued in the other way; None on a processor, which has but one."""
         return next((fit for name, fit in self.by_launches.items() if name != self.launches), None)
+
+    @property
+    def pays(self) -> bool:
+        """Whether two waves are quicker than all without lanes, or the only way that fits."""
+        return self.fit.pays
+
+    @property
+    def gain(self) -> float | None:
+        """Samples per second over the best without lanes; None where one of them does not fit."""
+        return self.fit.gain
+
+    def plan(self) -> Plan:
+        """The plan of the two waves; raises `NoFeasiblePlanError` where none fit."""
+        return self.fit.plan()
+
+    @property
+    def planned(self) -> SavedPlan:
+        """The same with its problem, as `hocket.prepare` takes it."""
+        return SavedPlan(self.fit.problem, self.plan())
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan, as ``hocket waves -o`` does."""
+        write_plan(path, self.fit.problem, self.plan())
+
+
+def waves(
+    model: Any,
+    batch: Any,
+    on: str | Path | Cluster = ON_THIS_MACHINE,
+    memory: int | str | None = None,
+    *,
+    loss: Callable[[Any], Any] | str | None = None,
+    forward: Callable[[Any, Any], Any] | None = None,
+    optimizer: Any = "adamw",
+    num_waves: int = 2,
+    launches: Launches = "replayed",
+    changes: Changes = "step",
+    lean: bool = False,
+    profile: Profile | None = None,
+    calibration: Calibration | None = None,
+) -> WaveOutlook:
+    """What two waves of a model's training step gain on a cluster, and their plan.
+
+    ``loss``, ``forward`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the
+    whole batch of a step. ``memory``, such as ``"8GiB"``, is what each device may hold, by default
+    what it has. The other options are those of `waves_of`.
+    """
+    from hocket.capture.sizes import capture_sizes
+
+    for what, name, known in (("launches", launches, LAUNCHES), ("changes", changes, CHANGES)):
+        if name not in known:
+            raise unknown_name(what, str(name), known)
+    graph = capture_sizes(model, batch, loss=loss, forward=forward, optimizer=optimizer)
+    return waves_of(
+        make_problem(graph, on, profile=profile, calibration=calibration),
+        memory_bytes=None if memory is None else budget_of(memory),
+        num_waves=num_waves,
+        launches=launches,
+        changes=changes,
+        lean=lean,
+    )
 
 
 def waves_of(
@@ -83,7 +152,10 @@ def save_waves(
 
 
 def save_turns(
-    fit: PartitionFit, path: str | Path, *, graph_file: str | Path | None = None
+    fit: PartitionFit, path: str | Path, *, report: str | Path, graph_file: str | Path | None = None
 ) -> None:
-    """Write the plan of waves that take partitions in turn."""
-    write_together({path: plan_bytes(path, fit.problem, fit.plan(), graph_file=graph_file)})
+    """Write the plan of waves that take partitions in turn and the report, both or none of them."""
+    from hocket.view.waves_report import partitions_report_html
+
+    plan = plan_bytes(path, fit.problem, fit.plan(), graph_file=graph_file)
+    write_together({path: plan, report: partitions_report_html(fit).encode()})

@@ -121,12 +121,15 @@ def command(
     if as_json:
         emit({**view.data(outlook), "written": [str(path) for path in written]})
     elif written:
-        names = ", ".join(path.name for path in written)
-        if problem.cluster.num_devices == 1:
+        behind = view.behind_words(outlook.fit)
+        names = _named(written, behind)
+        if problem.cluster.num_devices > 1:
+            _say_launch(names, written[0])
+        elif behind:
+            say(f"wrote {names} — to time it: hocket run {written[0]}")
+        else:
             say(f"wrote {names} — next: hocket run {written[0]}, or train with "
                 f"hocket.prepare(model, optimizer, batch, plan={str(written[0])!r})")  # fmt: skip
-        else:
-            _say_launch(names, written[0])
 
 
 def _in_partitions(
@@ -136,17 +139,25 @@ def _in_partitions(
     from hocket.api.waves import fit_partitions, save_turns
     from hocket.view import waves as view
 
+    written: list[Path] = []
     with working("simulating waves in turn"):
         fit = fit_partitions(problem)
     if output is not None:
-        save_turns(fit, output, graph_file=named_graph(fit.problem.graph, graph_file))
-    written = [] if output is None else [str(output)]
+        written = [output, beside(output, "report.html")]
+        named = named_graph(fit.problem.graph, graph_file)
+        save_turns(fit, output, report=written[1], graph_file=named)
     if as_json:
-        emit({**view.partition_data(fit), "written": written})
+        emit({**view.partition_data(fit), "written": [str(path) for path in written]})
         return
     console().print(view.partition_table(fit))
-    if output is not None:
-        _say_launch(output.name, output)
+    if written:
+        _say_launch(_named(written, view.turns_behind_words(fit)), written[0])
+
+
+def _named(written: list[Path], what: str) -> str:
+    """Files by name, with what the plan is where somebody would take it for another."""
+    names = ", ".join(path.name for path in written)
+    return f"{names}: {what}" if what else names
 
 
 def _say_launch(names: str, plan: Path) -> None:

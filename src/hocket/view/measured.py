@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -13,7 +13,7 @@ from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.divided import DividedTraining
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Shares
+from hocket.plan.sections import Lanes, Shares
 from hocket.simulate.pipeline import action_busy_s
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
@@ -114,7 +114,20 @@ def shares_run_table(problem: Problem, plan: Plan, result: RunResult) -> Rendera
         for cells, replica in zip(rows, plan[Shares].replicas, strict=True):
             held = peaks[replica.devices[0]]
             cells += [_told(held[by], format_bytes) for by in ("predicted", "measured")]
-    return Group(_title(result), FittedTable(columns=tuple(columns), rows=rows))
+    table = FittedTable(columns=tuple(columns), rows=rows)
+    return Group(_title(result), table, *map(Text, _not_reserved(plan, result)))
+
+
+def _not_reserved(plan: Plan, result: RunResult) -> Iterator[str]:
+    """What the plan reserves for two lanes where the run reserved nothing."""
+    lanes = plan.get(Lanes)
+    if lanes is None or not lanes.apart_bytes or set(result.runs_on.values()) != {"cpu"}:
+        return
+    planned = int(result.predicted.peak_bytes.max()) + lanes.apart_bytes
+    yield (
+        f"peaks are of what lives at once: on a GPU {format_bytes(planned)} are planned, since its "
+        f"lanes reserve {format_bytes(lanes.apart_bytes)} more so that they wait less"
+    )
 
 
 def shares_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:

@@ -21,12 +21,8 @@ def kept_training(graph: Graph, shares: Shares) -> list[str]:
         told.append(f"the training of one device with all {shares.num_samples} samples: {samples}")
     if num_norms := _num_norms(graph):
         told.append(f"{num_norms} batch norm{'s' * (num_norms > 1)} see {_seen(shares)}")
-    kinds = {graph.kinds[kind] for kind in graph.op_kind[graph.rng_order >= 0].tolist()}
-    if kinds:
-        # Attention counts as drawing whether it drops or not: the graph does not say.
-        is_attention = all("attention" in kind for kind in kinds)
-        what = "attention, where it drops," if is_attention else "dropout"
-        told.append(f"{what} draws other masks of the same distribution")
+    if (graph.rng_order >= 0).any():
+        told.append("dropout draws other masks of the same distribution")
     return told
 
 

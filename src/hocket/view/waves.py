@@ -137,10 +137,31 @@ def verdict(fit: WaveFit) -> str:
         )
     if fit.gain is None:
         return "Two waves fit where nothing else does."
+    if fit.is_equal:
+        return "Tick-tock makes no difference here: as many samples per second as without lanes."
     if fit.pays:
         told = f"Tick-tock pays: {format_percent(fit.gain - 1)} more samples per second"
         return f"{told}, less than predictions are off: time both." if fit.is_close else f"{told}."
     return f"Tick-tock does not pay here: {fit.gain:.2f} times the samples per second."
+
+
+def behind_words(fit: WaveFit) -> str:
+    """What a plan that is written is behind, where it is not that of the best way; else nothing."""
+    if fit.pays or fit.best_alone is None or fit.gain is None:
+        return ""
+    better = next(name for name, way in shown_ways(fit) if way is fit.best_alone)
+    how = "as quick as" if fit.is_equal else f"slower ({fit.gain:.2f} x) than"
+    return f"the plan of two waves, {how} {better}"
+
+
+def turns_behind_words(fit: PartitionFit) -> str:
+    """The same of waves that take partitions in turn."""
+    own = fit.ways[-1]
+    if own.peak_bytes > fit.budget_bytes:
+        return "the plan of waves in turn, which do not fit"
+    if fit.best is None or fit.best is own:
+        return ""
+    return f"the plan of waves in turn, slower ({fit.gain:.2f} x) than {fit.best.name}"
 
 
 def partition_data(fit: PartitionFit) -> dict[str, Any]:
@@ -155,6 +176,8 @@ def partition_data(fit: PartitionFit) -> dict[str, Any]:
         "cluster": fit.problem.cluster.name,
         "pays": fit.gain > 1,
         "gain": fit.gain,
+        "best": None if fit.best is None else fit.best.name,
+        "budget_bytes": fit.budget_bytes,
         "ways": ways,
         "cuts": list(fit.turns.shares.replicas[0].cuts),
         "stall_s": fit.turns.stall_s,
@@ -164,19 +187,31 @@ def partition_data(fit: PartitionFit) -> dict[str, Any]:
 def partition_table(fit: PartitionFit) -> RenderableType:
     """A line per way, then the verdict."""
     columns = (
+        Column(title=""),
         Column(title="way", is_name=True),
         Column(title="step", align="right"),
         Column(title="samples/s", align="right"),
-        Column(title="peak memory", align="right"),
+        Column(title="peak memory  ", align="right"),
     )
-    rows = [
-        [Text(way.name), Text(format_seconds(way.step_s)), Text(f"{way.samples_per_s:,.1f}"),
-         Text(format_bytes(way.peak_bytes))]
-        for way in fit.ways
-    ]  # fmt: skip
-    told = (
+    rows = []
+    for way in fit.ways:
+        fits = way.peak_bytes <= fit.budget_bytes
+        style = "bold" if way is fit.best else "" if fits else "dim"
+        cells = [
+            "✔" if way is fit.best else "",
+            way.name,
+            format_seconds(way.step_s),
+            f"{way.samples_per_s:,.1f}",
+            f"{format_bytes(way.peak_bytes)} {' ' if fits else '✗'}",
+        ]
+        rows.append([Text(cell, style=style) for cell in cells])
+    return Group(FittedTable(columns=columns, rows=rows), Text(), Text(partition_verdict(fit)))
+
+
+def partition_verdict(fit: PartitionFit) -> str:
+    """One sentence."""
+    return (
         f"Waves that take partitions in turn give {fit.gain:.2f} times the samples per second of "
         "the better of the others; switching takes 4 %, fetches that no slot hides "
         f"{format_seconds(fit.turns.stall_s)} of a step."
     )
-    return Group(FittedTable(columns=columns, rows=rows), Text(), Text(told))

@@ -1,4 +1,4 @@
-"""The report of two waves: one HTML file without scripts.
+"""The report of two waves, or of waves that take partitions: one HTML file without scripts.
 
 The ways that were compared, both lanes over time, what each lane and both hold, and the starts that
 were tried.
@@ -6,6 +6,7 @@ were tried.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
 from hocket import __version__
@@ -13,6 +14,7 @@ from hocket.base.units import format_bytes, format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.waves.blocks import LaneBlocks
+from hocket.planners.waves.round_robin import PartitionFit, PartitionWay
 from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay
 from hocket.planners.waves.why import reasons
@@ -21,7 +23,7 @@ from hocket.view.names import inert
 from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
 from hocket.view.picture import draw_timeline, memory_paths
 from hocket.view.shared import unfolded
-from hocket.view.waves import shown_ways, verdict
+from hocket.view.waves import partition_verdict, shown_ways, verdict
 from hocket.view.wording import of_capacity, sentence
 
 LANE_NAMES = ("tick", "tock")
@@ -36,9 +38,43 @@ def waves_report_html(fit: WaveFit) -> str:
         title=f"Two waves of {name}",
         lead=" ".join([verdict(fit), *(sentence(why) for why in reasons(fit))]),
         stats=_stats(fit, told),
-        body=(_ways(fit), _timeline(fit.problem, plan, told), _curves(fit, told), _starts(fit)),
+        body=(
+            _table_of(shown_ways(fit), fit.budget_bytes),
+            _timeline(fit.problem, plan, told),
+            _curves(fit, told),
+            _starts(fit),
+        ),
         footer=f"Predicted by simulation with hocket {__version__}.",
     )
+
+
+def partitions_report_html(fit: PartitionFit) -> str:
+    """The report of waves that take partitions in turn: the ways, and every device over time."""
+    turns, (*others, _) = fit.turns, fit.ways
+    inner, placed = unfolded(fit.problem, fit.plan())
+    facts = facts_of(inner, placed, turns.timeline)
+    picture = draw_timeline(inner, turns.timeline, facts, width=1080, styled=False)
+    note = (
+        '<p class="note">As if all partitions were there: switching and what of fetches no slot '
+        "hides come on top.</p>"
+    )
+    rate = f"{turns.samples_per_s:,.1f} samples per second"
+    more = f"{fit.gain:.2f} times {max(others, key=lambda way: way.samples_per_s).name}"
+    peak = of_capacity(turns.peak_bytes, fit.budget_bytes)
+    return page_html(
+        title=f"Waves in turn of {inert(fit.problem.graph.name)}",
+        lead=partition_verdict(fit),
+        stats=stats_html([
+            ("Step", format_seconds(turns.step_s), rate),
+            ("Gain", f"{fit.gain:.2f} x", more),
+            ("Peak", peak, "of a device"),
+        ]),
+        body=(
+            _table_of(((way.name, way) for way in fit.ways), fit.budget_bytes),
+            section("devices", "Devices", f"<figure>{picture}</figure>", note),
+        ),
+        footer=f"Predicted by simulation with hocket {__version__}.",
+    )  # fmt: skip
 
 
 def _stats(fit: WaveFit, told: WaveWay) -> str:
@@ -51,7 +87,7 @@ def _stats(fit: WaveFit, told: WaveWay) -> str:
     ])  # fmt: skip
 
 
-def _ways(fit: WaveFit) -> str:
+def _table_of(ways: Iterable[tuple[str, WaveWay | PartitionWay]], budget_bytes: int) -> str:
     heads = [
         ColumnHead("Way"),
         ColumnHead("Step", "number"),
@@ -63,9 +99,9 @@ def _ways(fit: WaveFit) -> str:
             name,
             format_seconds(way.step_s),
             f"{way.samples_per_s:,.1f}",
-            format_bytes(way.peak_bytes) + ("" if way.peak_bytes <= fit.budget_bytes else " ✗"),
+            format_bytes(way.peak_bytes) + ("" if way.peak_bytes <= budget_bytes else " ✗"),
         ]
-        for name, way in shown_ways(fit)
+        for name, way in ways
     ]
     return section("ways", "Ways", table(heads, lines))
 

@@ -26,6 +26,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.blocks import cut_step
+from hocket.planners.placement.devices import workers
 from hocket.planners.waves.way import PLANNER
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares import priced_at
@@ -91,6 +92,17 @@ class PartitionFit:
         """Samples per second in turn, over the better of the others."""
         *others, own = self.ways
         return own.samples_per_s / max(way.samples_per_s for way in others)
+
+    @property
+    def budget_bytes(self) -> int:
+        """What every device has."""
+        return int(self.problem.memory_bytes[workers(self.problem)].min())
+
+    @property
+    def best(self) -> PartitionWay | None:
+        """The quickest that fits; None where none does."""
+        fitting = [way for way in self.ways if way.peak_bytes <= self.budget_bytes]
+        return min(fitting, key=lambda way: way.step_s, default=None)
 
     def plan(self) -> Plan:
         """The plan of the waves in turn."""

@@ -40,6 +40,8 @@ LEAN = 1.25
 they hold as much where a backward pass takes twice as long as a forward pass."""
 CLOSE = 1.12
 """A gain below this is not more than predictions were off (`docs/measurements/waves.md`)."""
+EQUAL = 0.005
+"""Ways whose samples per second differ by a smaller share are called equal."""
 _NUM_ROOMS, _LESS_ROOM = 4, 0.015
 """How often waves get less room, and by what share: packing takes 0.1 to 2.6 % more than lives at
 once."""
@@ -104,12 +106,17 @@ class WaveFit:
     @property
     def pays(self) -> bool:
         """Whether the waves are quicker, or the only way that fits."""
-        return self.chosen is not None and (self.gain is None or self.gain > 1.0)
+        return self.chosen is not None and (self.gain is None or self.gain >= 1 + EQUAL)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the waves are neither quicker nor slower."""
+        return self.gain is not None and abs(self.gain - 1) < EQUAL
 
     @property
     def is_close(self) -> bool:
         """Whether what the waves gain is less than predictions of it were off on a GPU."""
-        return self.gain is not None and 1.0 < self.gain < CLOSE
+        return self.gain is not None and self.pays and self.gain < CLOSE
 
     def blocks(self, way: WaveWay) -> LaneBlocks:
         """What the lanes of the first device hold over time."""

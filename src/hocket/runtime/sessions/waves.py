@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,12 @@ def run_waves(
     update = optimizer_of_meta(problem.graph.meta)
     if update is None:
         raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
-    predicted = simulate(problem, plan)
     (name,) = shares.devices
     device = next(each for each in problem.cluster.devices if each.name == name)
     backend, (place,) = choose("waves", options.backend, [device])
+    # A processor is given what lives and reserves nothing.
+    held = plan if place != "cpu" else plan.having(replace(plan[Lanes], lived_bytes=0))
+    predicted = simulate(problem, held)
     watch.on_progress(f"building {problem.graph.name}")
     built = build(problem.graph, model=options.model, source=source, seed=options.seed)
     watch.on_progress("recording a wave")
