@@ -16,15 +16,18 @@ import warnings
 from itertools import islice
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from h200 import Case, System, deterministic, losses_of, one_lane, planned_of, quickest
 from timing import GIB, Turns, keep_cap, options_of, row_of
 from workloads import TOYS, WORKLOADS, Workload
 
+from hocket.graph.graph import Phase
 from hocket.planners.waves import way as ways
 from hocket.planners.waves.search import LEAN, WaveFit
 from hocket.planners.waves.way import WaveWay, best_within, handed_over
 from hocket.runtime.train.waves import WaveWarning
+from hocket.simulate.shares import priced_at
 
 _ASKED = ("ResNet-56, CIFAR, 32", "ResNet-56, CIFAR, 256")
 
@@ -51,15 +54,31 @@ def systems(case: Case, most_bytes: int) -> dict[str, System]:
     return found
 
 
+def scratch(name: str, case: Case, turns: Turns) -> None:
+    """The most that ops of a wave take beside what they make, forward and backward, in MiB: it
+    leaves less room for parts."""
+    fit = case.outlook.fit
+    wave = priced_at(fit.problem, max(fit.accumulated.shares.replicas[0].microbatches)).graph
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        taken = np.sort(wave.workspace_bytes[wave.op_phase == phase])[::-1] / 2**20
+        told = {
+            str(rank): round(float(taken[rank]), 1) for rank in (0, 4, 16, 32) if rank < len(taken)
+        }
+        turns.write(name, f"scratch, {phase.name.lower()}", largest=told)
+
+
 def compare(name: str, build: Workload, samples: int, turns: Turns, *, toy: bool, losses: int,
-            cap: float, steps: int, times: float) -> None:  # fmt: skip
+            cap: float, steps: int, times: float, wanted: list[str]) -> None:  # fmt: skip
     """All rows of a workload."""
     device = torch.device("cpu" if toy else "cuda")
     case = Case(build, samples, device, int(cap * GIB))
     case.price(turns)
     one_wave = case.outlook.fit.one_wave_bytes
+    scratch(name, case, turns)
     found = systems(case, round(times * one_wave))
     for label, system in found.items():
+        if not any(part in label for part in wanted):
+            continue
         way = system.way
         turns.write(
             name, f"planned, {label}", predicted=way.samples_per_s, waits=way.num_waits,
@@ -69,10 +88,10 @@ def compare(name: str, build: Workload, samples: int, turns: Turns, *, toy: bool
                told=case.tell)  # fmt: skip
     if not losses:
         return
-    wanted = [*[label for label in found if "parts" in label][:1], "own memory"]
+    compared = [*[label for label in found if "parts" in label][:1], "own memory"]
     with deterministic(strict=False):
         first = losses_of(found["one lane"].make, losses)
-        for label in wanted:
+        for label in compared:
             same = sum(
                 a == b for a, b in zip(first, losses_of(found[label].make, losses), strict=True)
             )
@@ -96,7 +115,7 @@ def main() -> int:
         if options.only in name:
             compare(name, build, samples, Turns(options.turns, options.until), toy=options.toy,
                     losses=options.losses, cap=options.cap, steps=options.steps,
-                    times=options.times)  # fmt: skip
+                    times=options.times, wanted=options.systems.split(";"))  # fmt: skip
     return 0
 
 

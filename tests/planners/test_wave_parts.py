@@ -12,8 +12,9 @@ from torch import nn
 from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.roofline import estimate_costs
+from hocket.graph import GraphBuilder
 from hocket.graph.generators import generate
-from hocket.graph.graph import Phase
+from hocket.graph.graph import Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Lanes
 from hocket.planners.waves.blocks import lane_blocks
@@ -44,12 +45,17 @@ def waves(draw):
     return graph
 
 
-@given(waves(), st.integers(1, 8), st.sampled_from([0.0, 0.1, 0.4, 1.0]), st.integers(2, 5))
+@given(
+    waves(), st.integers(1, 8), st.sampled_from([0.0, 0.1, 0.4, 1.0]), st.integers(2, 5),
+    st.booleans(),
+)  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_nobody_overwrites_what_the_wave_before_may_still_use(graph, num_parts, share, num_waves):
+def test_nobody_overwrites_what_the_wave_before_may_still_use(
+    graph, num_parts, share, num_waves, late
+):
     """By the order inside of lanes and by the waits alone, however fast either lane is."""
     order, lives = pass_order(graph), wave_lives(graph)
-    places = places_of(parted(graph), num_waves, num_parts, share)
+    places = places_of(parted(graph), num_waves, num_parts, share, late=late)
     assert places.shape == (2, len(order))
     for lane in (0, 1):
         assert {*places[lane].tolist()} <= {lane, *range(2, num_parts + 2)}
@@ -82,15 +88,38 @@ def needed(graph, places):
     return peaks.max(axis=0).sum()
 
 
-@given(waves(), st.integers(1, 8), st.floats(0.9, 2.5))
+@given(waves(), st.integers(1, 8), st.floats(0.9, 2.5), st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_parts_fit_the_room_and_none_are_found_where_all_in_parts_does_not(graph, num_parts, times):
+def test_parts_fit_the_room_and_none_are_found_where_all_in_parts_does_not(
+    graph, num_parts, times, late
+):
     room = int(times * held_bytes(graph).max())
-    found = places_within(graph, 2, num_parts, room)
+    found = places_within(graph, 2, num_parts, room, late=late)
     if found is None:
-        assert needed(graph, places_of(parted(graph), 2, num_parts, 0.0)) > room
+        assert needed(graph, places_of(parted(graph), 2, num_parts, 0.0, late=late)) > room
     else:
         assert needed(graph, found) <= room
+
+
+def test_backward_passes_that_need_much_scratch_memory_take_parts_they_have_done_with():
+    """Twelve ops that keep one block each; all but the last three go back with scratch memory."""
+    builder = GraphBuilder("scratch")
+    made = builder.tensor("in", 100, role=Role.INPUT)
+    kept = []
+    for number in range(12):
+        op = builder.op(f"f{number}", "work", reads=[made], flops=1)
+        made = builder.tensor(f"kept{number}", 100, producer=op)
+        kept.append(made)
+    for number in reversed(range(12)):
+        op = builder.op(f"b{number}", "work", reads=[made, kept[number]], flops=1,
+                        phase=Phase.BACKWARD, workspace_bytes=200 * (number < 9))  # fmt: skip
+        made = builder.tensor(f"g{number}", 10, producer=op)
+    graph = builder.build()
+    early, late = (needed(graph, places_of(parted(graph), 3, 4, 0.0, late=late))
+                   for late in (False, True))  # fmt: skip
+    assert late == early - 400
+    assert places_within(graph, 3, 4, int(late)) is None
+    assert places_within(graph, 3, 4, int(late), late=True) is not None
 
 
 # ── nets ─────────────────────────────────────────────────────────────────────────────────────────

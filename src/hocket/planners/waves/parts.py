@@ -6,9 +6,10 @@ behind takes them in that order; it waits once for each, for the last op that us
 and the wave after that takes them in the first order again. An op that needs more scratch memory
 than is left takes the next part, and smaller ones fill the rest. What is kept of the beginning of a
 wave lies in memory of the lane's own, and so does all that is dropped soon, whatever lives to the
-end of a wave, and the backward pass; of the last wave that goes to the first part that it has done
-with. The more lanes have of their own, the more they overlap: how much of it fits beside so many
-parts is found by bisection. O(log shares · ops).
+end of a wave, and the backward pass. Where backward passes need much scratch memory they go to the
+part that they have just done with (``late``), which is handed over one part later then; that of the
+last wave of two always does. The more lanes have of their own, the more they overlap: how much of
+it fits beside so many parts is found by bisection. O(log shares · ops).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def parted(graph: Graph) -> PartedWave:
 
 
 def places_within(
-    graph: Graph, num_waves: int, num_parts: int, room_bytes: int
+    graph: Graph, num_waves: int, num_parts: int, room_bytes: int, *, late: bool = False
 ) -> LongArray | None:
     """Slabs of all ops ([lane, position]), with most in memory of each lane's own; None where lanes
     take more than the room with the least of that, too."""
@@ -66,15 +67,19 @@ def places_within(
     least, most = -1, _STEPS
     while most - least > 1:
         middle = (least + most) // 2
-        found = places_of(wave, num_waves, num_parts, middle / _STEPS)
+        found = places_of(wave, num_waves, num_parts, middle / _STEPS, late=late)
         if needed_bytes(wave, found) <= room_bytes:
             least = middle
         else:
             most = middle
-    return None if least < 0 else places_of(wave, num_waves, num_parts, least / _STEPS)
+    if least < 0:
+        return None
+    return places_of(wave, num_waves, num_parts, least / _STEPS, late=late)
 
 
-def places_of(wave: PartedWave, num_waves: int, num_parts: int, own_share: float) -> LongArray:
+def places_of(
+    wave: PartedWave, num_waves: int, num_parts: int, own_share: float, *, late: bool = False
+) -> LongArray:
     """The slab in which lies what each op makes: a lane's own, or behind these a part.
 
     ``own_share`` is that of the bytes kept for the backward pass which come before the first part.
@@ -84,8 +89,10 @@ def places_of(wave: PartedWave, num_waves: int, num_parts: int, own_share: float
     part_bytes = -(-(total - own_bytes) // num_parts)
     part = _filled(wave, num_parts, own_bytes, part_bytes)
     lanes = np.stack((part, part))
-    if num_waves == NUM_LANES and (part == num_parts).any():
-        _go_back(wave, lanes[1], num_parts, part_bytes)
+    if late:
+        _go_back(wave, lanes[0], part_bytes)
+    if late or num_waves == NUM_LANES:
+        _go_back(wave, lanes[1], part_bytes)
     in_order = np.arange(num_parts) + NUM_LANES
     slabs = np.stack((np.append(0, in_order), np.append(1, in_order[::-1])))
     return np.stack([slabs[lane][lanes[lane]] for lane in range(NUM_LANES)])
@@ -113,21 +120,27 @@ def _filled(wave: PartedWave, num_parts: int, own_bytes: int, part_bytes: int) -
     return found
 
 
-def _go_back(wave: PartedWave, part: LongArray, last: int, part_bytes: int) -> None:
-    """Lay the backward pass of the last wave into the part that is free first."""
+def _go_back(wave: PartedWave, part: LongArray, part_bytes: int) -> None:
+    """Lay the backward pass into the part that was free last, where what it needs fits."""
     lives = wave.lives
-    free_from = int(lives.used_at[part[lives.made_at] == last].max()) + 1
-    held = np.zeros(len(part), dtype=np.int64)
+    is_kept = part[lives.made_at] > 0
+    free_from = np.zeros(int(part.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(free_from, part[lives.made_at[is_kept]], lives.used_at[is_kept] + 1)
+    held = np.zeros((len(free_from), len(part)), dtype=np.int64)
     made: dict[int, list[int]] = {}
-    for block in np.flatnonzero((lives.made_at >= free_from) & ~lives.is_output).tolist():
+    for block in np.flatnonzero(lives.made_at >= wave.num_forward).tolist():
         made.setdefault(int(lives.made_at[block]), []).append(block)
-    for op in range(max(free_from, wave.num_forward), len(part)):
+    for op in range(wave.num_forward, len(part)):
+        free = np.flatnonzero((free_from > 0) & (free_from <= op))
         blocks = made.get(op, [])
-        asked = held.copy() if blocks else held
+        if not len(free) or any(lives.is_output[blocks]):
+            continue
+        last = int(free[np.argmax(free_from[free])])
+        asked = held[last, op:].copy()
         for block in blocks:
-            asked[op : lives.used_at[block] + 1] += lives.num_bytes[block]
-        if asked[op:].max(initial=0) + wave.workspace[op] <= part_bytes:
-            part[op], held = last, asked
+            asked[: lives.used_at[block] + 1 - op] += lives.num_bytes[block]
+        if asked.max() + wave.workspace[op] <= part_bytes:
+            part[op], held[last, op:] = last, asked
 
 
 def needed_bytes(wave: PartedWave, places: LongArray) -> int:

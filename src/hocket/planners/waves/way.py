@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,6 +47,14 @@ _LEADS = (64, 16)
 for each other's statistics at every op."""
 _NUM_ROOMS = 4
 """How often parts are packed, with less room each time: that takes more than what lives at once."""
+
+
+class PartsForm(NamedTuple):
+    """How memory that lanes hand over is cut."""
+
+    num_parts: int
+    late: bool
+    """Whether backward passes go to parts that they have done with."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -150,8 +159,8 @@ def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[W
     room_bytes = most_bytes - alone.peak_bytes + int(held_bytes(wave).max(initial=0))
     leads = [len(pass_order(wave)) // share for share in _LEADS]
 
-    def begun(num_parts: int, room_bytes: int, leads: Iterable[int]) -> WaveWay | None:
-        places = places_within(wave, len(sizes), num_parts, room_bytes)
+    def begun(form: PartsForm, room_bytes: int, leads: Iterable[int]) -> WaveWay | None:
+        places = places_within(wave, len(sizes), form.num_parts, room_bytes, late=form.late)
         if places is None:
             return None
         waits = hand_overs(wave, places, len(sizes))
@@ -159,22 +168,23 @@ def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[W
         ways = (_counted(problem, shares, replace(in_parts, lead=lead)) for lead in leads)
         return min(ways, key=lambda way: way.judged_s)
 
-    tried = {number: begun(number, room_bytes, leads) for number in _NUM_PARTS}
-    found = {number: way for number, way in tried.items() if way is not None}
-    for number, way in sorted(found.items(), key=lambda each: each[1].judged_s):
-        form, room = placed(problem, way), room_bytes
+    forms = [PartsForm(number, late) for number in _NUM_PARTS for late in (False, True)]
+    tried = [(form, begun(form, room_bytes, leads)) for form in forms]
+    found = [(form, way) for form, way in tried if way is not None]
+    for form, start in sorted(found, key=lambda each: each[1].judged_s):
+        way, room = placed(problem, start), room_bytes
         for _ in range(_NUM_ROOMS):
-            if form.peak_bytes <= most_bytes:
-                yield form
+            if way.peak_bytes <= most_bytes:
+                yield way
                 break
-            assert form.lanes is not None
+            assert way.lanes is not None
             # The search goes in steps, so the room may be larger than what it found.
-            needed = needed_bytes(parted(wave), np.array(form.lanes.places))
-            room = min(room, needed) - (form.peak_bytes - most_bytes)
-            again = begun(number, room, [form.lanes.lead])
+            needed = needed_bytes(parted(wave), np.array(way.lanes.places))
+            room = min(room, needed) - (way.peak_bytes - most_bytes)
+            again = begun(form, room, [way.lanes.lead])
             if again is None:
                 break
-            form = placed(problem, again)
+            way = placed(problem, again)
 
 
 def _counted(problem: Problem, shares: Shares, lanes: Lanes) -> WaveWay:
