@@ -17,7 +17,7 @@ from hocket.graph.generators import generate
 from hocket.graph.graph import Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Lanes
-from hocket.planners.waves.blocks import lane_blocks
+from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
 from hocket.planners.waves.parts import hand_overs, parted, places_of, places_within
 from hocket.planners.waves.room import held_bytes, wave_lives
 from hocket.planners.waves.search import fit_waves
@@ -195,6 +195,18 @@ def test_parts_hold_what_the_plan_says_and_no_more(fit, forms):
         assert not violations(plan, fit.problem)
         assert simulate(fit.problem, plan).makespan_s == plan.claims.step_s
         assert Lanes.from_data(plan[Lanes].to_data(), fit.problem) == plan[Lanes]
+
+
+def test_pieces_are_planned_as_the_allocator_takes_them():
+    """Two lanes of one block each, of a byte less than 10 MiB and of one more than that."""
+    for num_bytes, taken in ((10 * 2**20 - 512, 10 * 2**20 - 512), (10 * 2**20 + 1, 12 * 2**20)):
+        one = np.zeros(2, dtype=np.int32)
+        blocks = LaneBlocks(
+            num_bytes=np.full(2, num_bytes), start_s=np.zeros(2), end_s=np.ones(2),
+            lane=np.arange(2, dtype=np.int32), made_at=one, used_at=np.array([[0, -1], [-1, 0]]),
+            sequence=(((0, 0),), ((1, 0),)),
+        )  # fmt: skip
+        assert own_slabs(blocks).sizes == (taken, taken)
 
 
 def test_lanes_keep_their_order_and_every_op_has_a_slab(fit, forms):

@@ -23,6 +23,8 @@ from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.memory.packing import ALIGNMENT_BYTES, Intervals, pack
 from hocket.planners.waves.blocks import LaneBlocks
 
+_SEGMENT_BYTES, _LARGE_BYTES = 2 << 20, 10 << 20
+"""To what PyTorch's allocator rounds what it asks the driver for, from which size on."""
 Places = Sequence[Sequence[int]]
 """Of each lane, for each op of a wave, the slab in which lies what it makes."""
 
@@ -56,12 +58,20 @@ def own_slabs(blocks: LaneBlocks, places: Places = ()) -> Slab:
         found = pack(Intervals(*(column[here] for column in lives)))
         start[here] = sum(sizes)
         address[here] = found.address + sum(sizes)
-        sizes.append(found.slab_bytes)
+        sizes.append(_reserved_bytes(found.slab_bytes))
         stop[here] = sum(sizes)
     is_own = number < NUM_LANES
     start = np.where(is_own, address, start)
     stop = np.where(is_own, address + lives.num_bytes, stop)
     return Slab(address, tuple(sizes), tuple(_waits(blocks, lives, start, stop)))
+
+
+def _reserved_bytes(num_bytes: int) -> int:
+    """What PyTorch takes of the device for a piece of so much; of one slab it is little, of many a
+    few per cent."""
+    if num_bytes < _LARGE_BYTES:
+        return num_bytes
+    return -(-num_bytes // _SEGMENT_BYTES) * _SEGMENT_BYTES
 
 
 def _slab_numbers(blocks: LaneBlocks, places: Places) -> LongArray:
