@@ -6,9 +6,9 @@
 Each workload has a process for recorded and one for compiled steps. First all prepare side by side:
 they capture, compile, and compare losses over 100 steps; nothing is timed. When all are ready, or
 after ``--prepare`` seconds, they take turns on a GPU that is otherwise idle (`timing.Turns`); who is
-late is named, since it disturbs; who hangs ends itself (`timing.at_most`), and others go on. Lines
-are printed and saved as they come (``waves.log``, ``rows.jsonl``); the table (``waves.md``) is
-written at the end of whatever there is.
+late is named, and computes losses between turns; what it compiles or captures then disturbs. Who
+hangs ends itself (`timing.at_most`), and others go on. Lines are printed and saved as they come
+(``waves.log``, ``rows.jsonl``); the table (``waves.md``) is written at the end of whatever there is.
 """  # noqa: E501
 
 from __future__ import annotations

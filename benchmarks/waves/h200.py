@@ -293,7 +293,7 @@ def losses_of(make: Callable[[], Callable[[], Any]], steps: int) -> list[float]:
 def bits(name: str, case: Case, steps: int, turns: Turns) -> None:
     """Steps whose loss in two lanes is the same bits as one after the other, and as in PyTorch.
 
-    Nobody times anything meanwhile, so no turn is taken.
+    Nobody times anything meanwhile.
     """
     fit = case.outlook.fit
     chosen = {"two lanes": quickest(fit), "shared memory": shared(fit), "lean": lean(fit)}
@@ -310,7 +310,7 @@ def bits(name: str, case: Case, steps: int, turns: Turns) -> None:
         for strict in (True, False):
             kind = "" if strict else ", some kernels not deterministic"
             try:
-                with deterministic(strict=strict), at_most(LOSSES_S):
+                with turns.beside(), deterministic(strict=strict), at_most(LOSSES_S):
                     found[label] = losses_of(make, steps)
             # Losses of the others are worth knowing.
             except Exception as error:

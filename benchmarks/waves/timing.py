@@ -3,7 +3,7 @@
 Several processes prepare their systems at the same time: captures, compilations and comparisons of
 losses, which nobody times. When all are ready, one after the other has the GPU: for the times of
 single ops, and for each row. Meanwhile the others may plan, record and copy weights to the device,
-but run nothing there.
+but run nothing there: who is late with its losses computes them between two turns (`beside`).
 """
 
 from __future__ import annotations
@@ -88,13 +88,23 @@ class Turns:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Nobody else runs anything on the GPU meanwhile."""
+        with self._gpu(fcntl.LOCK_EX), at_most(TURN_S):
+            yield
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Others that time nothing may run something, too, but nobody has a turn."""
+        with self._gpu(fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def _gpu(self, how: int) -> Iterator[None]:
         if self._folder is None:
             yield
             return
         with (self._folder / "gpu").open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            with at_most(TURN_S):
-                yield
+            fcntl.flock(file, how)
+            yield
 
     def write(self, workload: str, system: str, **found: Any) -> None:
         """A row, for people and for the table of all."""
