@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from planners.memory.steps import MIB, chain_step, experts_step
 
 import hocket
-from hocket.api.memory import largest_that_fits
+from hocket.api.memory import BudgetWarning, largest_that_fits
 from hocket.base.errors import HocketError, UsageError
 from hocket.base.units import typed_bytes
 from hocket.cli.root import root
@@ -139,6 +139,89 @@ def test_fit_refuses_several_devices_before_it_captures(tmp_path):
     assert "a memory plan is for one" in error.message
 
 
+@pytest.fixture
+def card(tmp_path):
+    """A card of 512 MiB of which 62 MiB stay empty."""
+    path = tmp_path / "card.toml"
+    path.write_text(
+        'name = "den"\n[kinds.small]\nmemory = "512MiB"\nheadroom = "62MiB"\n'
+        'memory_bandwidth = "448GB/s"\npeak = { float32 = "16TFLOP/s" }\n'
+        'host_link = { bandwidth = "11GB/s", latency = "8us" }\n[[devices]]\nkind = "small"\n'
+    )
+    return path
+
+
+def test_fit_knows_what_the_card_has_and_what_of_it_is_usable(graph_file, card):
+    def fit(*arguments):
+        return run("fit", graph_file, "--on", card, "--json", *arguments)
+
+    by_default = json.loads(fit().stdout)
+    assert by_default["budget_bytes"] == by_default["usable_bytes"] == 450 * MIB
+    assert by_default["device_bytes"] == 512 * MIB
+    quiet = run("fit", graph_file, "--on", card, "--memory", "450MiB", "-o", card.parent / "a.json")
+    assert quiet.exception is None
+    assert "warning" not in quiet.stderr
+    full = run("fit", graph_file, "--on", card, "--memory", "500MiB", "-o", card.parent / "b.json")
+    assert full.exception is None
+    assert "warning: a budget of 500.0 MiB is more than tensors may fill" in full.stderr
+    assert "450.0 MiB of its 512.0 MiB are usable" in full.stderr
+    assert (
+        "of its 512.0 MiB gpu0 lets tensors fill 450.0 MiB"
+        in (card.parent / "b.report.html").read_text()
+    )
+    error = fit("--memory", "513MiB").exception
+    assert isinstance(error, UsageError)
+    assert "more than gpu0 has: 512.0 MiB" in error.message
+    assert "give it 450MiB" in error.hint
+    with pytest.warns(BudgetWarning, match=r"450\.0 MiB of its 512\.0 MiB are usable"):
+        hocket.fit(chain_step(2), card, "500MiB")
+    assert hocket.fit(chain_step(2), card).budget_bytes == 450 * MIB
+
+
+def test_fit_refuses_a_budget_that_the_card_has_not_before_it_captures(tmp_path, card):
+    (tmp_path / "slow.py").write_text("raise SystemExit('captured')\ndef build(): ...")
+    error = run("fit", f"{tmp_path}/slow.py:build", "--on", card, "--memory", "1GiB").exception
+    assert isinstance(error, UsageError)
+    assert "more than gpu0 has" in error.message
+
+
+OWN = "raise SystemExit('imported')\ndef build(batch=1, seq=1): ...\nother = build\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "options", "words"),
+    [
+        (OWN, "buil", (), "has no function 'buil'"),
+        (OWN, "build", ("--max", "layers"), "'build' has no parameter 'layers'"),
+        (OWN, "build", ("--dtype", "float16"), "'build' has no parameter 'dtype'"),
+        (OWN, "build", ("--max", "seq"), None),
+        (OWN, "other", ("--max", "layers"), None),
+        ("from somewhere import *\n" + OWN, "elsewhere", (), None),
+        ("def build(**sizes): raise SystemExit('called')", "build", ("--max", "layers"), None),
+        ("def (", "build", (), "cannot import"),
+    ],
+)
+def test_fit_checks_the_names_of_a_function_before_it_imports_it(
+    tmp_path, text, function, options, words
+):
+    """What the text of the file does not settle is left to the import."""
+    (tmp_path / "own.py").write_text(text)
+    result = run("fit", f"{tmp_path}/own.py:{function}", "--on", "1xh200", *options)
+    assert "trying" not in result.stderr
+    if words is None:
+        assert isinstance(result.exception, SystemExit | HocketError)
+        assert "has no" not in str(result.exception)
+    else:
+        assert isinstance(result.exception, UsageError)
+        assert words in result.exception.message
+
+
+def test_fit_says_which_models_have_no_other_depth_before_it_captures():
+    error = run("fit", "resnet50", "--on", "1xh200", "--max", "layers").exception
+    assert isinstance(error, UsageError)
+    assert "the number of layers of 'resnet50' cannot be changed" in error.message
+
+
 def test_fit_wants_a_size():
     result = run("fit", "gpt2", "--on", "1xh200", "--memory", "much")
     assert result.exit_code == 2
@@ -154,11 +237,12 @@ def test_the_largest_size_fits_and_the_next_does_not():
     def wide(size):
         return chain_step(3, activation=size * MIB, weight=1 * MIB)
 
-    found = largest_that_fits(wide, "1xh200", 200 * MIB, start=4, most=4096)
+    found, graph = largest_that_fits(wide, "1xh200", 200 * MIB, start=4, most=4096)
+    assert graph.content_hash == wide(found).content_hash
     assert hocket.fit(wide(found), "1xh200", "200MiB").chosen is not None
     assert hocket.fit(wide(found + 1), "1xh200", 200 * MIB).chosen is None
 
 
 def test_what_does_not_grow_is_told():
     with pytest.raises(UsageError, match="stays as it is"):
-        largest_that_fits(lambda _: chain_step(3), "1xh200", 2**40, start=1, most=64)
+        largest_that_fits(lambda _: chain_step(3), "1xh200", 2**36, start=1, most=64)

@@ -1,6 +1,8 @@
 """hocket.prepare and hocket.run within a budget of bytes: what they keep, and what they refuse."""
 
 import copy
+import re
+import warnings
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +16,7 @@ from torch import nn
 
 import hocket
 from hocket.api import run_plan
-from hocket.api.memory import budget_of
+from hocket.api.memory import BudgetWarning, budget_of
 from hocket.api.runs import RunOptions
 from hocket.base.errors import InputFileError, NoFeasiblePlanError, UsageError
 from hocket.capture import capture
@@ -107,7 +109,7 @@ def test_run_carries_out_a_plan_of_fit():
     model, batches, _ = MODELS["tied"]()
     model.eval()  # a run draws its masks from a seed of its own
     graph = capture(model, batches[0], device="cpu")
-    plain = hocket.fit(graph, "1xh200", 2**40).chosen
+    plain = hocket.fit(graph, "1xh200").chosen
     fitted = hocket.fit(graph, "1xh200", int(plain.peak_bytes * 0.6))
     source = ModelSource(copy.deepcopy(model), batches[0])
     # The simulator may be a little beside what a step really holds.
@@ -155,6 +157,19 @@ def test_prepare_keeps_a_budget_or_refuses():
         )
     with pytest.raises(UsageError, match="memory: 'lots' is not a number with a unit"):
         hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="lots")
+
+
+def test_a_budget_above_what_the_card_has_is_refused_and_one_above_its_headroom_warned_of():
+    model, batches, forward = MODELS["blocks"]()
+    prepare = partial(hocket.prepare, model, adamw(model), batches[0], forward=forward)
+    with pytest.raises(UsageError, match="more than gpu0 has: 16.0 GiB") as refused:
+        prepare(memory="64GiB", on="1xv100-16g")
+    usable = re.search("give it ([^,]+),", refused.value.hint).group(1)
+    with pytest.warns(BudgetWarning, match="a budget of 16.0 GiB is more than tensors may fill"):
+        prepare(memory="16GiB", on="1xv100-16g")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        prepare(memory=usable, on="1xv100-16g")
 
 
 @pytest.mark.parametrize("memory", [-1, 2**80, 1.5, True, float("nan"), float("inf")])

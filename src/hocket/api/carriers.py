@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.api.memory import budget_of, require_one_device
+from hocket.api.memory import (
+    BudgetWarning,
+    budget_of,
+    require_memory,
+    require_one_device,
+    unusable_note,
+)
 from hocket.api.planned import (
     ON_THIS_MACHINE,
     Planned,
@@ -34,6 +40,8 @@ from hocket.cost.efficiency import KindFit
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
 from hocket.plan.sections import Memory
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.frontier import find_frontier
@@ -141,6 +149,7 @@ def budgeted_carrier(
     is_replayed = not launches.refusal and options.clip_norm is None and options.accumulate == 1
     # The plain step may hold more than any device has: memory plans are for that.
     alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
+    _require_room(problem, alone, budget_bytes)
     frontier = find_frontier(
         problem, alone, in_chunks=can_be_in_chunks(model, graph),
         replayed=launched(make_problem(graph, cluster), "replayed") if is_replayed else None,
@@ -151,6 +160,15 @@ def budgeted_carrier(
         model, batch, recipe, found, device, graph=graph, rounded=rounded,
         called=launches.refusal_of(found.section),
     )  # fmt: skip
+
+
+def _require_room(problem: Problem, alone: Plan, budget_bytes: int) -> None:
+    """Refuse a budget of more than the device has, and warn of one above its headroom."""
+    assert alone.device_of is not None
+    device = int(alone.device_of[0])
+    require_memory(problem.cluster.devices[device], budget_bytes)
+    if note := unusable_note(problem, budget_bytes, device):
+        warnings.warn(note, BudgetWarning, 5)
 
 
 def _measured_host(device: torch.device, cluster: Cluster) -> Calibration | None:

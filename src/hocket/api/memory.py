@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from hocket.api.planned import make_problem
+from hocket.api.planned import ON_THIS_MACHINE, find_cluster, make_problem
 from hocket.base.atomic import write_together
 from hocket.base.errors import UsageError
-from hocket.base.units import MOST_BYTES, parse_bytes
+from hocket.base.units import MOST_BYTES, format_bytes, parse_bytes, typed_bytes
 from hocket.cost.calibrate import Calibration
 from hocket.cost.profile import Profile
 from hocket.graph.graph import Graph
-from hocket.hardware.cluster import Cluster
+from hocket.hardware.cluster import Cluster, Device
 from hocket.plan.files import plan_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -27,22 +29,32 @@ from hocket.planners.memory.largest import largest
 
 __all__ = [
     "BudgetFit",
+    "BudgetWarning",
     "Fitted",
     "Frontier",
+    "Largest",
     "fit",
     "fit_problem",
     "largest_that_fits",
+    "require_memory",
     "require_one_device",
     "save_fit",
+    "unusable_note",
 ]
 
 PLANNER = "memory"
+Tell = Callable[[int, int, bool], None]
+"""Told of each try: the size, the bytes that it needs, whether it fits."""
+
+
+class BudgetWarning(UserWarning):
+    """A budget is more than tensors may fill of the device."""
 
 
 def fit(
     graph: Graph,
     on: str | Path | Cluster,
-    memory: int | str,
+    memory: int | str | None = None,
     *,
     host_bytes: float = float("inf"),
     profile: Profile | None = None,
@@ -50,11 +62,16 @@ def fit(
 ) -> BudgetFit:
     """How a training step fits into ``memory``, such as ``"8GiB"``, on a cluster of one device.
 
-    ``host_bytes`` limit what may wait on the host. The fit's ``chosen`` plan is None where nothing
-    fits; its ``plan()`` raises `NoFeasiblePlanError` then.
+    Without ``memory`` it is what the device has beside its headroom. ``host_bytes`` limit what may
+    wait on the host. The fit's ``chosen`` plan is None where nothing fits; its ``plan()`` raises
+    `NoFeasiblePlanError` then.
     """
     problem = make_problem(graph, on, profile=profile, calibration=calibration)
-    return fit_problem(problem, budget_of(memory), host_bytes=host_bytes)
+    budget_bytes = None if memory is None else budget_of(memory)
+    fitted = fit_problem(problem, budget_bytes, host_bytes=host_bytes)
+    if note := unusable_note(problem, fitted.budget_bytes):
+        warnings.warn(note, BudgetWarning, 2)
+    return fitted
 
 
 def budget_of(memory: int | str) -> int:
@@ -75,39 +92,91 @@ def budget_of(memory: int | str) -> int:
 
 
 def fit_problem(
-    problem: Problem, memory_bytes: int, *, host_bytes: float = float("inf")
+    problem: Problem, memory_bytes: int | None = None, *, host_bytes: float = float("inf")
 ) -> BudgetFit:
-    """As `fit` for a problem that is there already."""
+    """As `fit` for a problem that is there already, without its warning."""
+    budget_bytes = _budget_on_one(problem, memory_bytes)
+    return keep_budget(problem, _on_one(problem), budget_bytes, host_bytes=host_bytes)
+
+
+def _budget_on_one(problem: Problem, memory_bytes: int | None) -> int:
+    """The budget on the one device of a problem: by default what tensors may fill."""
     require_one_device(problem.cluster)
-    return keep_budget(problem, _on_one(problem), memory_bytes, host_bytes=host_bytes)
+    if memory_bytes is None:
+        return max(int(problem.memory_bytes[0]), 0)
+    require_memory(problem.cluster.devices[0], memory_bytes)
+    return memory_bytes
+
+
+def require_memory(device: Device, budget_bytes: int) -> None:
+    """Refuse a budget of more bytes than the device has."""
+    if budget_bytes > device.memory_bytes:
+        raise UsageError(
+            f"a budget of {format_bytes(budget_bytes)} is more than {device.name} has: "
+            f"{format_bytes(device.memory_bytes)}",
+            hint=f"give it {typed_bytes(device.usable_bytes)}, or name another device",
+        )
+
+
+def unusable_note(problem: Problem, budget_bytes: int, device: int = 0) -> str:
+    """What is wrong with a budget that leaves less than the headroom; empty where nothing is."""
+    usable = int(problem.memory_bytes[device])
+    if budget_bytes <= usable:
+        return ""
+    has = problem.cluster.devices[device]
+    return (
+        f"a budget of {format_bytes(budget_bytes)} is more than tensors may fill of {has.name}: "
+        f"{format_bytes(usable)} of its {format_bytes(has.memory_bytes)} are usable beside the "
+        "headroom for context, workspaces and fragmentation"
+    )
+
+
+class Largest(NamedTuple):
+    """The largest size that fits."""
+
+    size: int
+    """0 where none fits."""
+    graph: Graph | None
+    """The step of that size."""
 
 
 def largest_that_fits(
     make_graph: Callable[[int], Graph],
     on: str | Path | Cluster,
-    memory_bytes: int,
+    memory_bytes: int | None = None,
     *,
     start: int,
     most: int,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
-) -> int:
-    """The largest size for which ``make_graph`` gives a step that fits; 0 where none does."""
-
+    tell: Tell = lambda size, num_bytes, fits: None,
+) -> Largest:
+    """The largest size for which ``make_graph`` gives a step that fits; ``tell`` hears of each."""
+    # What this machine is takes a while to find out; that is done once.
+    place = find_cluster(on) if on == ON_THIS_MACHINE else on
+    best = Largest(0, None)
     seen: set[str] = set()
 
-    def least(size: int) -> int:
+    def missing_bytes(size: int) -> int:
+        """Bytes that are needed beyond the budget, which only a problem tells."""
+        nonlocal best
         graph = make_graph(size)
         if graph.content_hash in seen:
             raise UsageError(
                 f"{graph.name} stays as it is whatever the size", hint="let something else grow"
             )
         seen.add(graph.content_hash)
-        problem = make_problem(graph, on, profile=profile, calibration=calibration)
-        require_one_device(problem.cluster)
-        return leanest_bytes(problem, _on_one(problem))
+        problem = make_problem(graph, place, profile=profile, calibration=calibration)
+        budget_bytes = _budget_on_one(problem, memory_bytes)
+        num_bytes = leanest_bytes(problem, _on_one(problem))
+        fits = num_bytes <= budget_bytes
+        tell(size, num_bytes, fits)
+        if fits and size > best.size:
+            best = Largest(size, graph)
+        return num_bytes - budget_bytes
 
-    return largest(least, memory_bytes, start, most)
+    largest(missing_bytes, 0, start, most)
+    return best
 
 
 def save_fit(

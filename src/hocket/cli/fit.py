@@ -23,9 +23,10 @@ from hocket.cli.written import beside, named_graph, require_folder
 
 if TYPE_CHECKING:
     from hocket.api.memory import BudgetFit
+    from hocket.graph.graph import Graph
 
 MOST = {"batch": 2**20, "seq": 2**20, "layers": 4096}
-START = {"batch": 8, "seq": 512, "layers": 16}
+START = {"batch": 8, "seq": 512, "layers": 4}
 
 
 @click.command("fit")
@@ -39,10 +40,11 @@ START = {"batch": 8, "seq": 512, "layers": 16}
 @click.option(
     "--memory",
     "memory_bytes",
-    required=True,
+    default=None,
     callback=size_option_value,
     metavar="SIZE",
-    help="Bytes on the device that are not exceeded, such as 8GiB.",
+    help="Bytes on the device that are not exceeded, such as 8GiB. "
+    "[default: what it has beside its headroom]",
 )
 @click.option(
     "--host-memory",
@@ -72,7 +74,7 @@ START = {"batch": 8, "seq": 512, "layers": 16}
 def command(
     source: str,
     on: str,
-    memory_bytes: int,
+    memory_bytes: int | None,
     host_bytes: int | None,
     grows: str | None,
     output: Path | None,
@@ -87,7 +89,12 @@ def command(
     the budget: which blocks are kept, offloaded or recomputed, which parameters are streamed from
     the host. Exit code 4 where nothing fits, with the smallest budget that would.
     """
-    from hocket.api.memory import fit_problem, require_one_device
+    from hocket.api.memory import (
+        fit_problem,
+        require_memory,
+        require_one_device,
+        unusable_note,
+    )
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.view import fit as view
 
@@ -97,19 +104,24 @@ def command(
         require_folder(output)
     if cluster := named_cluster(on):
         require_one_device(cluster)
+        if memory_bytes is not None:
+            require_memory(cluster.devices[0], memory_bytes)
     announce_compilation()
     found: dict[str, Any] = {}
+    graph_file: Path | None = None
     if grows is not None:
-        size = _largest(source, on, memory_bytes, grows, options, profile, calibration)
+        size, graph = _largest(source, on, memory_bytes, grows, options, profile, calibration)
         found = {f"max_{grows}": size}
-        options = options.having(grows, size)
-    graph, graph_file = load_graph(source, options)
+    else:
+        graph, graph_file = load_graph(source, options, at_sizes=False)
     problem = make_problem(graph, on, "shared", profile, calibration)
     with working("planning"):
         fitted = fit_problem(
             problem, memory_bytes, host_bytes=float("inf") if host_bytes is None else host_bytes
         )
     if not as_json:
+        if note := unusable_note(problem, fitted.budget_bytes):
+            say(f"warning: {note}")
         if grows is not None:
             say(f"the largest {grows} that fits is {found[f'max_{grows}']}")
         console().print(view.fit_table(fitted))
@@ -122,8 +134,9 @@ def command(
         emit({**view.data(fitted), **found, "written": [str(path) for path in written]})
     elif written:
         names = ", ".join(path.name for path in written)
+        memory = _typed(fitted.budget_bytes)
         say(f"wrote {names} — next: hocket show {written[0]}, or train with "
-            f"hocket.prepare(model, optimizer, batch, memory={_typed(memory_bytes)})")  # fmt: skip
+            f"hocket.prepare(model, optimizer, batch, memory={memory})")  # fmt: skip
 
 
 def _typed(memory_bytes: int) -> str:
@@ -135,33 +148,39 @@ def _typed(memory_bytes: int) -> str:
 
 
 def _largest(
-    source: str, on: str, memory_bytes: int, grows: str, options: ModelOptions,
+    source: str, on: str, memory_bytes: int | None, grows: str, options: ModelOptions,
     profile: Path | None, calibration: Path | None,
-) -> int:  # fmt: skip
+) -> tuple[int, Graph]:  # fmt: skip
     from hocket.api.costs import read_calibration, read_profile
     from hocket.api.memory import largest_that_fits
+    from hocket.api.models import require_depth
     from hocket.base.errors import NoFeasiblePlanError, UsageError
+    from hocket.base.units import format_bytes
 
     if is_graph_file(source):
         raise UsageError(
             f"--max {grows} captures the model again for each try, and a graph file is what it is",
             hint="name the model instead of the file",
         )
+    if grows == "layers" and ":" not in source:
+        require_depth(source)
 
-    def capture(size: int) -> Any:
-        say(f"trying {grows} {size}")
-        return load_graph(source, options.having(grows, size))[0]
+    def capture(size: int) -> Graph:
+        return load_graph(source, options.having(grows, size), at_sizes=False)[0]
 
-    size = largest_that_fits(
+    def tell(size: int, num_bytes: int, fits: bool) -> None:
+        say(f"{grows} {size} {'fits' if fits else 'does not fit'}: {format_bytes(num_bytes)}")
+
+    size, graph = largest_that_fits(
         capture, on, memory_bytes, start=START[grows], most=MOST[grows],
         profile=read_profile(profile) if profile else None,
-        calibration=read_calibration(calibration) if calibration else None,
+        calibration=read_calibration(calibration) if calibration else None, tell=tell,
     )  # fmt: skip
-    if not size:
+    if graph is None:
         raise NoFeasiblePlanError(
             f"not even {grows} 1 fits into this budget", hint="give it more memory"
         )
-    return size
+    return size, graph
 
 
 def _write(fitted: BudgetFit, output: Path, graph_file: Path | None) -> list[Path]:

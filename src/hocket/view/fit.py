@@ -71,6 +71,8 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "device": names[0],
         "feasible": fit.chosen is not None,
         "budget_bytes": fit.budget_bytes,
+        "device_bytes": fit.frontier.problem.cluster.devices[0].memory_bytes,
+        "usable_bytes": int(fit.frontier.problem.memory_bytes[0]),
         "smallest_budget_bytes": fit.smallest_bytes,
         "lower_bound_bytes": fit.lower_bound_bytes,
         "lower_bound_s": fit.bound_s,

@@ -47,16 +47,26 @@ def fit_report_html(fit: BudgetFit) -> str:
 
 def _stats(fit: BudgetFit, told: Fitted) -> str:
     plain = fit.frontier.find(PLAIN)
-    slower = "" if plain is None else f"{told.step_s / plain.step_s:.2f} times the plain step"
-    gap = "" if fit.gap is None else f"{format_percent(fit.gap)} above the bound"
+    slower = [] if plain is None else [f"{told.step_s / plain.step_s:.2f} times the plain step"]
+    gap = [] if fit.gap is None else [f"at most {format_percent(fit.gap)} of it could be saved"]
     entries = [
-        ("Step", format_seconds(told.step_s), slower),
-        ("Peak", of_capacity(told.peak_bytes, fit.budget_bytes), gap),
+        ("Step", format_seconds(told.step_s), ", ".join(slower + gap)),
+        ("Peak", of_capacity(told.peak_bytes, fit.budget_bytes), "of the budget"),
         ("To the host", format_bytes(offloaded_bytes(told)), "in one step"),
+        ("Budget", format_bytes(fit.budget_bytes), _of_device(fit)),
         ("Least budget", format_bytes(fit.smallest_bytes),
          f"no plan needs less than {format_bytes(fit.lower_bound_bytes)}"),
     ]  # fmt: skip
     return stats_html(entries)
+
+
+def _of_device(fit: BudgetFit) -> str:
+    problem = fit.frontier.problem
+    has, usable = problem.cluster.devices[0], int(problem.memory_bytes[0])
+    return (
+        f"of its {format_bytes(has.memory_bytes)} {inert(has.name)} lets tensors fill "
+        f"{format_bytes(usable)}"
+    )
 
 
 def _plans(fit: BudgetFit) -> str:
