@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from hocket.transformer import SCHEDULES
 from hocket.transformer.counts import parameter_counts
-from hocket.transformer.files import check_model, find_model, is_config_file, preset_names
+from hocket.transformer.files import (
+    check_model,
+    find_model,
+    is_config_file,
+    preset_names,
+    require_depth,
+)
 from hocket.transformer.hf_cache import PREFIX, cached_names
 
 __all__ = [
@@ -16,4 +22,5 @@ __all__ = [
     "is_config_file",
     "parameter_counts",
     "preset_names",
+    "require_depth",
 ]

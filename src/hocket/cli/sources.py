@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from hocket.cli.output import emit, say, working
+from hocket.cli.own_models import refuse_wrong_file
 
 if TYPE_CHECKING:
     from hocket.graph.graph import Graph
@@ -133,11 +133,12 @@ def is_graph_file(text: str) -> bool:
 
 
 def load_graph(
-    text: str, options: ModelOptions, *, check: bool = False
+    text: str, options: ModelOptions, *, check: bool = False, at_sizes: bool = True
 ) -> tuple[Graph, Path | None]:
     """The graph that a file holds, or that a model is captured to (then without a path).
 
     With ``check`` the model's samples are taken apart at toy size; of a file its ops are looked at.
+    A model is captured at three sizes of its batch, or once where ``at_sizes`` is false.
     """
     if is_graph_file(text):
         from hocket.api.graphs import read_graph, reading_samples
@@ -149,35 +150,12 @@ def load_graph(
             graph = reading_samples(graph)
             say_unsplit(graph)
         return graph, Path(text)
-    return capture_model(text, options, check=check), None
-
-
-def refuse_wrong_file(text: str) -> None:
-    """Tell of a file that is not there, or of a function that is not named, before the seconds
-    that importing PyTorch takes."""
-    from hocket.base.errors import UsageError
-    from hocket.base.regular import is_file
-
-    file = text if text.endswith(".py") else text.rpartition(":")[0]
-    if not file.endswith(".py"):
-        return
-    path = Path(file)
-    if not is_file(path):
-        raise UsageError(
-            f"there is no file {file!r}", hint="write path/file.py:function, and check the path"
-        )
-    if file == text:
-        names = re.findall(r"^def ([a-zA-Z]\w*)", path.read_text(errors="replace"), re.MULTILINE)
-        known = ", ".join(names[:8]) or "it has none yet"
-        raise UsageError(
-            f"{text!r} names no function",
-            hint=f"write {file}:FUNCTION, one that returns the model and a batch ({known})",
-        )
+    return capture_model(text, options, check=check, at_sizes=at_sizes), None
 
 
 def build_model(text: str, options: ModelOptions) -> tuple[Any, Any]:
     """A model of the zoo or of the user, and its batch."""
-    refuse_wrong_file(text)
+    refuse_wrong_file(text, options)
     from hocket.api.capture import load_model
 
     return load_model(
@@ -197,16 +175,17 @@ def capture_model(
     full: bool = False,
     device: str = "accelerator",
     check: bool = False,
+    at_sizes: bool = True,
 ) -> Graph:
     """Capture one step of a model of the zoo or of the user, at several sizes of its batch."""
-    refuse_wrong_file(text)
+    refuse_wrong_file(text, options)
     with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:
         # Imports PyTorch, which takes seconds, on a busy machine many.
-        from hocket.api.capture import ZOO, CaptureWarning, capture_sizes, trying_samples
+        from hocket.api.capture import ZOO, CaptureWarning, capture, capture_sizes, trying_samples
 
         warnings.simplefilter("always", CaptureWarning)
         model, batch = build_model(text, options)
-        graph = capture_sizes(
+        graph = (capture_sizes if at_sizes else capture)(
             model,
             batch,
             loss=options.loss,

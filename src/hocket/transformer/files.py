@@ -60,6 +60,16 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
 
 
+def require_depth(text: str) -> None:
+    """Refuse a model, not a person's own function, whose number of layers cannot be changed."""
+    if text not in preset_names():
+        raise UsageError(
+            f"the number of layers of {text!r} cannot be changed",
+            hint="name a transformer preset (hocket list models), or a function with a parameter "
+            "'layers'",
+        )
+
+
 def read_model(path: str | Path) -> Transformer:
     """The model of a TOML file, an HF ``config.json`` or a graph; raises `InputFileError`."""
     path = Path(path)

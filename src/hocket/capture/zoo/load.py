@@ -20,7 +20,7 @@ from hocket.base.errors import HocketError, UsageError, did_you_mean, unknown_na
 from hocket.capture.trouble import user_line
 from hocket.capture.zoo import ZOO, ZooModel, vision
 from hocket.capture.zoo.configs import config_of, from_config, keep_every_layer, read_config
-from hocket.transformer.files import find_model, is_config_file, preset_names
+from hocket.transformer.files import find_model, is_config_file, preset_names, require_depth
 from hocket.transformer.hf_cache import PREFIX, cached_config
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,12 +56,8 @@ def load_model(
         given = {"batch": batch, "seq": seq, "dtype": dtype, "layers": layers}
         return _from_function(spec, given)
     entry = _entry(spec, layers) if path is None else _from_file(path)
-    if layers is not None and (path is not None or spec not in preset_names()):
-        raise UsageError(
-            f"the number of layers of {spec!r} cannot be changed",
-            hint="name a transformer preset (hocket list models), or a function with a parameter "
-            "'layers'",
-        )
+    if layers is not None:
+        require_depth(spec)
     with _default_dtype(_DTYPES[dtype or entry.dtype]), torch.device(device):
         model, tensors = _require_transformers(spec, entry, batch or entry.batch, seq or entry.seq)
     model.train()

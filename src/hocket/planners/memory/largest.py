@@ -1,45 +1,54 @@
 """The largest batch, sequence or depth that fits: few tries, because each is a capture.
 
-Bytes grow with the size asked for, nearly along a line; the next size tried is where the line
-through the nearest two tries meets the budget (regula falsi), kept between what fits and what does
-not, and their middle where the line gains little. About log(size) tries at most.
+Bytes grow with the size asked for nearly along a line or a parabola. Two small tries say which; the
+next size tried is where the curve through the nearest tries meets the budget, kept between what
+fits and what does not. Then the neighbour is tried, which proves that no larger one fits. Where a
+curve misleads, halving what is left takes over: about 2 log(size) tries at most, mostly four.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-MAX_TRIES = 16
+import numpy as np
+
+MAX_TRIES = 40
+FARTHEST = 8
+"""So many times the largest size that is known to fit may be tried next: captures of deep models
+are slow, and a curve through small ones may be wrong."""
 
 
 def largest(least_bytes: Callable[[int], int], budget_bytes: int, start: int, most: int) -> int:
     """The largest size from 1 to ``most`` whose fewest bytes fit; 0 where not even 1 does."""
     tried: dict[int, int] = {}
-
-    def needed(size: int) -> int:
-        if size not in tried:
-            tried[size] = least_bytes(size)
-        return tried[size]
-
-    size = min(start, most)
-    while needed(size) <= budget_bytes and size < most:
-        size = min(2 * size, most)
-    while needed(size) > budget_bytes and size > 1:
-        size = max(size // 2, 1)
+    size, lengths = min(start, most), list[int]()
     for _ in range(MAX_TRIES):
+        tried[size] = least_bytes(size)
         fits = max((s for s, b in tried.items() if b <= budget_bytes), default=0)
-        above = min(
-            (s for s, b in tried.items() if b > budget_bytes and s > fits), default=most + 1
-        )
-        if above - fits <= 1 or fits == 0:
-            return fits
-        slope = (needed(above) - needed(fits)) / (above - fits)
-        step = int((budget_bytes - needed(fits)) / slope) if slope > 0 else 0
-        guess = fits + step
-        # Beside the line's own answer its neighbour is tried, which closes the bracket.
-        if guess <= fits:
-            guess = fits + 1
-        if guess >= above:
-            guess = above - 1
-        needed(guess)
+        above = min((s for s in tried if s > fits), default=most + 1)
+        lengths.append(above - fits)
+        if above - fits <= 1:
+            break
+        # A curve that has not halved what is left in two tries is left for once.
+        is_slow = len(lengths) > 2 and lengths[-1] > lengths[-3] // 2
+        if above in tried and fits in tried and is_slow:
+            size, lengths = (fits + above) // 2, []
+        else:
+            size = _next_size(tried, budget_bytes, fits, above)
     return max((s for s, b in tried.items() if b <= budget_bytes), default=0)
+
+
+def _next_size(tried: Mapping[int, int], budget_bytes: int, fits: int, above: int) -> int:
+    """Where the curve through the nearest tries meets the budget, between ``fits`` and
+    ``above``."""
+    if len(tried) == 1:
+        size = 2 * fits if fits else above // 2
+        return min(max(size, fits + 1), above - 1)
+    last = min(above - 1, FARTHEST * max(fits, 1)) if fits else above - 1
+    # What fits and what does not come first, then what is next to them.
+    near = sorted(tried, key=lambda s: (s not in (fits, above), abs(s - (fits or above)), s))[:3]
+    sizes = np.arange(fits + 1, last + 1)
+    curve = np.polynomial.Polynomial.fit(near, [float(tried[s]) for s in near], len(near) - 1)
+    within = curve(sizes) <= budget_bytes + 0.5
+    # The neighbour of a size that fits closes what is left, if the curve is right.
+    return int(sizes[max(int(np.argmin(within)) - 1, 0)]) if not within.all() else last
