@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
@@ -11,11 +12,13 @@ from planners.memory.steps import MIB, chain_step, experts_step
 import hocket
 from hocket.api.memory import BudgetWarning, largest_that_fits
 from hocket.base.errors import HocketError, UsageError
-from hocket.base.units import typed_bytes
+from hocket.base.units import format_bytes, format_percent, format_seconds, typed_bytes
 from hocket.cli.root import root
 from hocket.graph.files import write_graph
 from hocket.plan.files import read_plan
 from hocket.plan.sections import Memory
+from hocket.view.fit import fit_table
+from hocket.view.table import plain
 
 KEYS = {
     "peak_bytes", "budget_bytes", "lower_bound_bytes", "gap", "step_s", "offloaded_bytes",
@@ -55,6 +58,58 @@ def test_fit_writes_a_plan_that_verify_and_show_accept(graph_file, tmp_path):
     refused = run("run", plan)
     assert isinstance(refused.exception, UsageError)
     assert "not captured op by op from a model" in refused.exception.message
+
+
+def test_what_shows_a_plan_tells_its_budget_its_blocks_and_what_moves(tmp_path):
+    graph, plan = tmp_path / "chain.json", tmp_path / "plan.json"
+    write_graph(chain_step(6, activation=32 * MIB, weight=16 * MIB), graph)
+    result = run("fit", graph, "--on", "1xh200", "--memory", "300MiB", "-o", plan, "--json")
+    assert result.exception is None, result.exception
+    fitted = json.loads(result.stdout)
+    blocks = read_plan(plan).plan[Memory].blocks
+    ways = Counter(block.activations for block in blocks)
+    whole = sum(16 * MIB for _ in range(6))
+    for command in ("show", "explain", "simulate"):
+        text = " ".join(run(command, plan).stdout.split())
+        assert "within 300.0 MiB: " in text
+        for way, count in ways.items():
+            assert f"{count} block{'s' * (count > 1)} {way}" in text
+        to_host, from_host = fitted["offloaded_bytes"], fitted["fetched_bytes"]
+        assert f"{format_bytes(to_host)} go to the host" in text
+        assert f"{format_bytes(from_host)} come from it" in text
+        assert f"copies to and from the host, {format_bytes(to_host + from_host)}" in text
+        assert " 0 transfers" not in text
+        assert f"a step among many takes {format_seconds(fitted['step_s'])}" in text
+        kept = json.loads(run(command, plan, "--json").stdout)["memory"]
+        assert kept["budget_bytes"] == 300 * MIB
+        assert kept["blocks"] == ways
+        assert (kept["offloaded_bytes"], kept["fetched_bytes"]) == (to_host, from_host)
+        assert kept["recomputed_flops"] == pytest.approx(fitted["recomputed_flops"])
+        assert kept["streamed_bytes"] == whole - fitted["resident_parameters"]
+    assert f"{format_bytes(fitted['peak_bytes'])} of " in run("show", plan).stdout
+    explained = run("explain", plan).stdout
+    assert "more or faster devices" not in explained
+    assert "would help: a larger budget" in explained
+
+
+def test_the_table_has_the_share_that_is_recomputed_at_any_width():
+    fitted = hocket.fit(chain_step(6, activation=32 * MIB, weight=16 * MIB), "1xh200", "300MiB")
+    for width in (60, 72, 80, 120):
+        lines = plain(fit_table(fitted), width).splitlines()
+        assert lines[0].split()[-1] == "recomputed"
+        assert all(line.endswith("%") for line in lines[1:5])
+    assert "from host" in plain(fit_table(fitted), 80)
+
+
+def test_the_page_says_of_seconds_what_is_about_seconds(graph_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    answer = json.loads(
+        run("fit", graph_file, "--on", "1xh200", "--memory", "300MiB", "-o", plan, "--json").stdout
+    )
+    page = (tmp_path / "report.html").read_text()
+    gap = f"at most {format_percent(answer['gap'])} of it could be saved"
+    assert gap in page.partition(">Peak<")[0].rpartition(">Step<")[2]
+    assert "above the bound" not in page
 
 
 def test_fit_says_what_the_order_of_updates_on_the_host_gains(graph_file):
@@ -110,6 +165,12 @@ def test_fit_without_room_exits_with_4_and_the_smallest_budget(graph_file):
     assert result.exit_code == 4
     told = json.loads(result.stdout)
     assert told["feasible"] is False
+    assert told["chosen"] is None
+    text = run("fit", graph_file, "--on", "1xh200", "--memory", "1MiB").stdout
+    names = [line.strip("✔ ").split("  ")[0] for line in text.partition("\n\n")[0].splitlines()]
+    assert len(names) == len(set(names))
+    assert "✔" not in text
+    assert "Nothing fits into 1.0 MiB. The leanest plan" in text
     assert f"give it {typed_bytes(told['smallest_budget_bytes'])}," in told["error"]["hint"]
     again = run(
         "fit", graph_file, "--on", "1xh200", "--json",

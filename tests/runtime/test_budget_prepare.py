@@ -162,7 +162,7 @@ def test_prepare_keeps_a_budget_or_refuses():
 def test_a_budget_above_what_the_card_has_is_refused_and_one_above_its_headroom_warned_of():
     model, batches, forward = MODELS["blocks"]()
     prepare = partial(hocket.prepare, model, adamw(model), batches[0], forward=forward)
-    with pytest.raises(UsageError, match="more than gpu0 has: 16.0 GiB") as refused:
+    with pytest.raises(UsageError, match=r"more than gpu0 has: 16\.0 GiB") as refused:
         prepare(memory="64GiB", on="1xv100-16g")
     usable = re.search("give it ([^,]+),", refused.value.hint).group(1)
     with pytest.warns(BudgetWarning, match="a budget of 16.0 GiB is more than tensors may fill"):

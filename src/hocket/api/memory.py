@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,13 @@ import numpy as np
 from hocket.api.planned import ON_THIS_MACHINE, find_cluster, make_problem
 from hocket.base.atomic import write_together
 from hocket.base.errors import UsageError
-from hocket.base.units import MOST_BYTES, format_bytes, parse_bytes, typed_bytes
+from hocket.base.units import (
+    MOST_BYTES,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    typed_bytes,
+)
 from hocket.cost.calibrate import Calibration
 from hocket.cost.profile import Profile
 from hocket.graph.graph import Graph
@@ -21,6 +28,7 @@ from hocket.hardware.cluster import Cluster, Device
 from hocket.plan.files import plan_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Memory
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.budget import BudgetFit, keep_budget
 from hocket.planners.memory.fitted import Fitted
@@ -187,10 +195,15 @@ def save_fit(
     graph_file: str | Path | None = None,
 ) -> None:
     """Write the plan with its memory section and the report, both or none of them."""
+    from hocket.view.budgeted import AMONG_MANY
     from hocket.view.fit_report import fit_report_html
 
-    plan = plan_bytes(path, fitted.frontier.problem, fitted.plan(), graph_file=graph_file)
-    write_together({path: plan, report: fit_report_html(fitted).encode()})
+    plan = fitted.plan()
+    if fitted.chosen is not None and plan.get(Memory) is not None:
+        taken = format_seconds(fitted.chosen.step_s)
+        plan = replace(plan, notes={**plan.notes, AMONG_MANY: taken})
+    written = plan_bytes(path, fitted.frontier.problem, plan, graph_file=graph_file)
+    write_together({path: written, report: fit_report_html(fitted).encode()})
 
 
 def _on_one(problem: Problem) -> Plan:

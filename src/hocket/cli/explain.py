@@ -16,12 +16,12 @@ from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
 def command(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
     """Explain PLAN: its critical path, why devices wait, and what limits the step."""
     from hocket.api.plans import carried_out, simulate
-    from hocket.view.plans import view_of
+    from hocket.view.plans import view_of, within_budget
 
     saved = load_plan(plan_file, graph_file)
     announce_compilation()
     problem, plan = carried_out(saved.problem, saved.plan)
-    view = view_of(plan)
+    view = view_of(plan, within_budget(saved.problem, saved.plan, problem))
     timeline = simulate(problem, plan)
     if as_json:
         emit(view.explained(problem, plan, timeline))

@@ -35,13 +35,13 @@ def command(
     """Show PLAN: devices, memory, links and the ops that take the most time."""
     from hocket.api.plans import carried_out, simulate
     from hocket.base.atomic import write_atomically
-    from hocket.view.plans import view_of
+    from hocket.view.plans import view_of, within_budget
     from hocket.view.trace import trace_bytes
 
     saved = load_plan(plan_file, graph_file)
     announce_compilation()
     problem, plan = carried_out(saved.problem, saved.plan)
-    view = view_of(plan)
+    view = view_of(plan, within_budget(saved.problem, saved.plan, problem))
     timeline = simulate(problem, plan)
     if report is not None:
         write_atomically(report, view.report_html(problem, plan, timeline).encode())

@@ -24,11 +24,11 @@ from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
 def command(plan_file: Path, graph_file: Path | None, transfers: Any, as_json: bool) -> None:
     """Simulate PLAN and print its step time, memory and use of devices and links."""
     from hocket.api.plans import carried_out, simulate
-    from hocket.view.plans import view_of
+    from hocket.view.plans import view_of, within_budget
 
     saved = load_plan(plan_file, graph_file)
     problem, plan = carried_out(saved.problem, saved.plan)
-    view = view_of(plan)
+    view = view_of(plan, within_budget(saved.problem, saved.plan, problem))
     problem = replace(problem, transfers=transfers) if transfers else problem
     announce_compilation()
     with working("simulating"):

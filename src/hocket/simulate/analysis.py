@@ -5,7 +5,7 @@ O(n log n) in the number of spans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,10 @@ __all__ = [
     "used_devices",
 ]
 
+TOGETHER = (Stream.COMMUNICATION,)
+"""Where devices gather, scatter or sum together."""
+COPYING = (Stream.COPY_IN, Stream.COPY_OUT)
+AT_HOME = (Stream.HOST,)
 _MOSTLY = 0.5
 """A device that computes for at least this share of the step is said to limit it."""
 
@@ -93,9 +97,14 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
         return "limited by nothing: the step takes no time"
     path = critical_path(timeline, problem) if path is None else path
     summary = summarize(path)
-    together_s = exchange_s(timeline, path)
-    if together_s > max(summary.transfer_s, summary.compute_s - together_s):
-        return f"limited by exchanges between devices ({format_percent(together_s / whole_s)})"
+    beside = {
+        "exchanges between devices": streams_s(timeline, path, TOGETHER),
+        "copies to and from the host": streams_s(timeline, path, COPYING),
+        "updates on the host": streams_s(timeline, path, AT_HOME),
+    }
+    most_s, what = max((seconds, what) for what, seconds in beside.items())
+    if most_s > max(summary.transfer_s, summary.compute_s - sum(beside.values())):
+        return f"limited by {what} ({format_percent(most_s / whole_s)})"
     if summary.transfer_s > summary.compute_s:
         channel, busy_s = _path_channel(timeline, problem, path)
         return f"limited by the link {channel} ({format_percent(busy_s / whole_s)} busy)"
@@ -110,12 +119,12 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
     )
 
 
-def exchange_s(timeline: Timeline, path: Sequence[PathStep]) -> float:
-    """Seconds of the path in which devices gather, scatter or sum together."""
+def streams_s(timeline: Timeline, path: Sequence[PathStep], streams: Collection[Stream]) -> float:
+    """Seconds of the path on some streams of devices."""
     return sum(
         step.end_s - step.start_s
         for step in path
-        if step.kind == "op" and timeline.stream[step.index] == Stream.COMMUNICATION
+        if step.kind == "op" and timeline.stream[step.index] in streams
     )
 
 

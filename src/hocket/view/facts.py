@@ -14,22 +14,27 @@ from hocket.plan.modules import ModulePlace, module_places
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import (
+    AT_HOME,
+    COPYING,
+    TOGETHER,
     PathStep,
     bottleneck,
     channel_busy_s,
     critical_path,
     crossings,
-    exchange_s,
     price_per_hour,
+    streams_s,
 )
 from hocket.simulate.timeline import Timeline
+from hocket.view.host_copies import HostCopies, host_copies
 from hocket.view.names import inert
 
 NUM_TOP_OPS = 12
 MAX_MODULES = 24
 """Lines that the table of modules takes, where the outermost modules are not more."""
-COMPUTE, TRANSFERS, SHARING, EXCHANGES, OTHER = (
-    "compute", "transfers", "sharing links", "exchanges", "between",
+COMPUTE, TRANSFERS, SHARING, EXCHANGES, COPIES, HOST, OTHER = (
+    "compute", "transfers", "sharing links", "exchanges", "copies", "updates on the host",
+    "between",
 )  # fmt: skip
 """What the critical path spends its time on."""
 
@@ -143,6 +148,8 @@ class Facts:
     """Without those that carry nothing: signals that an exchange may begin."""
     moved_bytes: int
     """By transfers and exchanges."""
+    copies: HostCopies
+    """Between devices and the memory of their hosts."""
     price_per_hour: float | None
     """Of the devices that compute; None where a price is unknown."""
     devices: tuple[DeviceFacts, ...]
@@ -182,6 +189,7 @@ def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
         num_transfers=int(is_carrying.sum()),
         moved_bytes=int(transferred_bytes(problem, timeline).sum())
         + sum(each.sent_bytes for each in exchanges),
+        copies=host_copies(graph),
         price_per_hour=price_per_hour(problem, timeline),
         devices=_devices(problem, timeline),
         modules=module_facts(problem, timeline.op_device),
@@ -347,16 +355,19 @@ def _path(problem: Problem, timeline: Timeline) -> PathFacts:
     ops = np.array([step.index for step in steps if step.kind == "op"], dtype=np.int32)
     transfers = np.array([step.index for step in steps if step.kind == "transfer"], dtype=np.int32)
     length_s = timeline.op_end_s[ops] - timeline.op_start_s[ops]
-    together_s = exchange_s(timeline, steps)
-    compute_s = float(length_s.sum()) - together_s
+    together_s, copy_s, host_s = (
+        streams_s(timeline, steps, streams) for streams in (TOGETHER, COPYING, AT_HOME)
+    )
+    works_s = float(length_s.sum())
+    compute_s = works_s - together_s - copy_s - host_s
     moving_s = float(
         (timeline.transfer_end_s[transfers] - timeline.transfer_start_s[transfers]).sum()
     )
     alone_s = min(_alone_s(problem, timeline, transfers), moving_s)
     queued_s = sum(step.end_s - step.start_s for step in steps if step.reason == "device")
-    rest_s = timeline.makespan_s - compute_s - together_s - moving_s
+    rest_s = timeline.makespan_s - works_s - moving_s
     spent_s = {
-        COMPUTE: compute_s, EXCHANGES: together_s,
+        COMPUTE: compute_s, EXCHANGES: together_s, COPIES: copy_s, HOST: host_s,
         TRANSFERS: alone_s, SHARING: moving_s - alone_s, OTHER: rest_s,
     }  # fmt: skip
     shares = {cause: _share(time_s, timeline.makespan_s) for cause, time_s in spent_s.items()}

@@ -2,65 +2,57 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
-import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.graph.graph import Role
-from hocket.planners.memory.blocks import inner_label
 from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.maker import FULL_OFFLOAD, FULL_RECOMPUTE, PLAIN
 from hocket.simulate.at_peak import HeldStorage, held_at_peak
-from hocket.simulate.rewriting.step import moved_bytes
+from hocket.view.budgeted import WithinBudget, decided, expert_groups, parameter_bytes
+from hocket.view.host_copies import HostCopies
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
-from hocket.view.wording import count_of
 
-OURS = "ours"
+OURS, LEANEST = "ours", "leanest"
 NUM_TENSORS = 5
 USUAL = (PLAIN, FULL_RECOMPUTE, FULL_OFFLOAD)
 
 
 def shown_plans(fit: BudgetFit) -> list[tuple[str, Fitted]]:
-    """The usual plans by their names, then the chosen one; where that is a usual one, only it."""
+    """The usual plans by their names, then the chosen one, or the leanest where nothing fits; each
+    once."""
     usual = [(name, plan) for name in USUAL if (plan := fit.frontier.find(name)) is not None]
-    if fit.chosen is None:
-        return [*usual, ("leanest", fit.frontier.smallest)]
-    if any(plan is fit.chosen for _, plan in usual):
+    told = _told(fit)
+    if any(plan is told for _, plan in usual):
         return usual
-    return [*usual, (OURS, fit.chosen)]
+    return [*usual, (LEANEST if fit.chosen is None else OURS, told)]
 
 
-def recomputed_flops(plan: Fitted) -> float:
-    """Arithmetic that is done again in one step."""
+def _told(fit: BudgetFit) -> Fitted:
+    """The plan that is told about: the chosen one, or the leanest where nothing fits."""
+    return fit.chosen or fit.frontier.smallest
+
+
+def within_of(plan: Fitted) -> WithinBudget | None:
+    """The memory plan of a fitted step; None where that is the plain one."""
     if plan.memory is None:
-        return 0.0
-    graph = plan.step.rewritten.graph
-    again = np.array([name.endswith("@again") for name in graph.op_names])
-    return float(graph.flops[again].sum())
+        return None
+    return WithinBudget(plan.uses.graph, plan.memory, plan.step.rewritten.graph)
 
 
 def resident_parameter_bytes(plan: Fitted) -> int:
     """Bytes of parameters that are on the device at all times."""
-    graph = plan.step.rewritten.graph
-    there = (graph.tensor_role == Role.PARAMETER) & (graph.tensor_producer < 0)
-    return int(graph.held_bytes[there].sum())
-
-
-def offloaded_bytes(plan: Fitted) -> int:
-    """Bytes that go to the host in one step."""
-    return 0 if plan.memory is None else moved_bytes(plan.step.rewritten)[0]
+    return parameter_bytes(plan.step.rewritten.graph)
 
 
 def data(fit: BudgetFit) -> dict[str, Any]:
     """The result as plain data; the numbers are those of the chosen plan, or of the leanest where
     nothing fits."""
-    told = fit.chosen or fit.frontier.smallest
+    told = _told(fit)
     names = fit.frontier.problem.cluster.device_names
     return {
         "graph": {
@@ -78,8 +70,9 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "lower_bound_s": fit.bound_s,
         "gap": fit.gap,
         "recompute_alone_s": fit.recompute_alone_s,
-        "chosen": told.name,
-        **_numbers(told),
+        "chosen": None if fit.chosen is None else told.name,
+        "leanest": fit.frontier.smallest.name,
+        **numbers(told),
         "plan_seconds": fit.frontier.plan_seconds,
         "host_updates": fit.update_orders
         and {
@@ -89,8 +82,8 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         },
         "loss_chunks": 1 if told.memory is None else told.memory.loss_chunks,
         "blocks": told.blocks.num_blocks,
-        "expert_groups": _expert_groups(told),
-        "candidates": [{"name": name, **_numbers(plan)} for name, plan in shown_plans(fit)],
+        "expert_groups": expert_groups(told.memory),
+        "candidates": [{"name": name, **numbers(plan)} for name, plan in shown_plans(fit)],
         "frontier": [
             {"peak_bytes": plan.peak_bytes, "step_s": plan.step_s}
             for plan in fit.frontier.best_of()
@@ -102,20 +95,16 @@ def data(fit: BudgetFit) -> dict[str, Any]:
     }
 
 
-def _expert_groups(plan: Fitted) -> int:
-    """The most groups that batched experts of a block come in."""
-    blocks = () if plan.memory is None else plan.memory.blocks
-    return max((block.expert_groups for block in blocks), default=1)
-
-
-def _numbers(plan: Fitted) -> dict[str, Any]:
-    to_host, from_host = (0, 0) if plan.memory is None else moved_bytes(plan.step.rewritten)
+def numbers(plan: Fitted) -> dict[str, Any]:
+    """What a plan takes, holds, moves and does again."""
+    within = within_of(plan)
+    copies = HostCopies(0, 0, 0) if within is None else within.copies
     return {
         "step_s": plan.step_s,
         "peak_bytes": plan.peak_bytes,
-        "offloaded_bytes": to_host,
-        "fetched_bytes": from_host,
-        "recomputed_flops": recomputed_flops(plan),
+        "offloaded_bytes": copies.to_host_bytes,
+        "fetched_bytes": copies.from_host_bytes,
+        "recomputed_flops": 0.0 if within is None else within.again_flops,
         "resident_parameters": resident_parameter_bytes(plan),
     }
 
@@ -131,29 +120,30 @@ def fit_table(fit: BudgetFit) -> RenderableType:
         Column(title=""),
         Column(title="plan", is_name=True),
         Column(title="step", align="right"),
-        Column(title="peak memory  ", align="right"),
+        Column(title="peak  ", align="right"),
         Column(title="to host", align="right", rank=1),
         Column(title="from host", align="right", rank=2),
-        Column(title="recomputed", align="right", rank=3),
+        Column(title="recomputed", align="right"),
     )
     lines = [_cells(fit, name, plan) for name, plan in shown_plans(fit)]
-    return Group(FittedTable(columns=columns, rows=lines), Text(), *map(Text, sentences(fit)))
+    table = FittedTable(columns=columns, rows=lines, least_gap=1)
+    return Group(table, Text(), *map(Text, sentences(fit)))
 
 
 def _cells(fit: BudgetFit, name: str, plan: Fitted) -> list[Text]:
     fits = plan.peak_bytes <= fit.budget_bytes
     is_chosen = plan is fit.chosen
     peak = f"{format_bytes(plan.peak_bytes)} {' ' if fits else '✗'}"
-    numbers = _numbers(plan)
+    found = numbers(plan)
     flops = float(fit.frontier.problem.graph.flops.sum())
-    share = numbers["recomputed_flops"] / flops if flops else 0.0
+    share = found["recomputed_flops"] / flops if flops else 0.0
     cells = [
         "✔" if is_chosen else "",
         name,
         format_seconds(plan.step_s),
         peak,
-        format_bytes(numbers["offloaded_bytes"]),
-        format_bytes(numbers["fetched_bytes"]),
+        format_bytes(found["offloaded_bytes"]),
+        format_bytes(found["fetched_bytes"]),
         format_percent(share),
     ]
     style = "bold" if is_chosen else "" if fits else "dim"
@@ -162,8 +152,8 @@ def _cells(fit: BudgetFit, name: str, plan: Fitted) -> list[Text]:
 
 def sentences(fit: BudgetFit) -> list[str]:
     """What was decided, how good it is and what fills the device."""
-    told = fit.chosen or fit.frontier.smallest
-    lines = [f"{told_name(fit)}: {decided(told)}."]
+    told = _told(fit)
+    lines = [_decision(fit)]
     if fit.gap is not None and fit.bound_s is not None:
         lines.append(
             f"No plan of these ways within {format_bytes(fit.budget_bytes)} takes less than "
@@ -175,7 +165,7 @@ def sentences(fit: BudgetFit) -> list[str]:
         "With nothing on the host, and recomputing only what this budget asks for, a step "
         + ("does not fit." if alone is None else f"takes {format_seconds(alone)} at best.")
     )
-    if (orders := fit.update_orders) is not None:
+    if fit.chosen is not None and (orders := fit.update_orders) is not None:
         times = ", ".join(f"{format_seconds(s)} {name}" for name, s in orders.step_s.items())
         lines.append(
             f"With updates on the host a step among many takes {times} (so they run; "
@@ -188,39 +178,15 @@ def sentences(fit: BudgetFit) -> list[str]:
     return lines
 
 
-def told_name(fit: BudgetFit) -> str:
-    """The plan that the sentences are about."""
-    return next(
-        (n for n, p in shown_plans(fit) if p is (fit.chosen or fit.frontier.smallest)), OURS
+def _decision(fit: BudgetFit) -> str:
+    """What the chosen plan does, or what the leanest would where nothing fits."""
+    told, within = _told(fit), within_of(_told(fit))
+    name = next(name for name, plan in shown_plans(fit) if plan is told)
+    does = "nothing is moved or made again" if within is None else decided(within)
+    if fit.chosen is not None:
+        return f"{name}: {does}."
+    also = "" if name == LEANEST else f", {name},"
+    return (
+        f"Nothing fits into {format_bytes(fit.budget_bytes)}. The leanest plan{also} would need "
+        f"{format_bytes(fit.smallest_bytes)}: {does}."
     )
-
-
-def decided(plan: Fitted) -> str:
-    """The memory section in a sentence."""
-    if plan.memory is None:
-        return "nothing is moved or made again"
-    blocks = plan.memory.blocks
-    counts = Counter(_policy_words(block.activations, block.tensors) for block in blocks)
-    parts = [f"{count_of(number, 'block')} {words}" for words, number in counts.items()]
-    streamed = sum(block.parameters == "streamed" for block in blocks)
-    at_home = sum(block.update == "host" for block in blocks)
-    if streamed:
-        parts.append(f"parameters of {streamed} streamed")
-    if at_home:
-        parts.append(f"{at_home} updated on the host")
-    visiting = sum(block.parameters == "streamed" and block.update == "device" for block in blocks)
-    if visiting:
-        parts.append(f"{visiting} updated on the device, where their state comes to")
-    members = sum(bool(inner_label(block.name)) for block in blocks)
-    if members:
-        parts.append(f"{members} of the blocks are members of lists inside others")
-    if (groups := _expert_groups(plan)) > 1:
-        divided = sum(block.expert_groups > 1 for block in blocks)
-        parts.append(f"experts of {divided} in {groups} groups")
-    if plan.memory.loss_chunks > 1:
-        parts.append(f"the loss in {plan.memory.loss_chunks} chunks")
-    return ", ".join(parts)
-
-
-def _policy_words(activations: str, tensors: tuple[str, ...]) -> str:
-    return "recomputed in part" if activations == "recomputed" and tensors else activations

@@ -15,8 +15,7 @@ from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.maker import PLAIN
 from hocket.view.fit import (
-    offloaded_bytes,
-    recomputed_flops,
+    numbers,
     sentences,
     shown_plans,
     under_peak,
@@ -52,7 +51,7 @@ def _stats(fit: BudgetFit, told: Fitted) -> str:
     entries = [
         ("Step", format_seconds(told.step_s), ", ".join(slower + gap)),
         ("Peak", of_capacity(told.peak_bytes, fit.budget_bytes), "of the budget"),
-        ("To the host", format_bytes(offloaded_bytes(told)), "in one step"),
+        ("To the host", format_bytes(numbers(told)["offloaded_bytes"]), "in one step"),
         ("Budget", format_bytes(fit.budget_bytes), _of_device(fit)),
         ("Least budget", format_bytes(fit.smallest_bytes),
          f"no plan needs less than {format_bytes(fit.lower_bound_bytes)}"),
@@ -86,8 +85,8 @@ def _plans(fit: BudgetFit) -> str:
             format_seconds(plan.step_s),
             of_capacity(plan.peak_bytes, fit.budget_bytes)
             + ("" if plan.peak_bytes <= fit.budget_bytes else " ✗"),
-            format_bytes(offloaded_bytes(plan)),
-            format_percent(recomputed_flops(plan) / flops),
+            format_bytes(numbers(plan)["offloaded_bytes"]),
+            format_percent(numbers(plan)["recomputed_flops"] / flops),
         ]
         for name, plan in shown_plans(fit)
     ]
@@ -169,8 +168,8 @@ def _blocks(told: Fitted) -> str:
         return words, block.parameters, f"on the {block.update}"
 
     lines: list[list[Cell]] = []
-    for words, numbers in groupby(range(len(told.memory.blocks)), policy_of):
-        run = list(numbers)
+    for words, indices in groupby(range(len(told.memory.blocks)), policy_of):
+        run = list(indices)
         first, last = told.memory.blocks[run[0]].name, told.memory.blocks[run[-1]].name
         name = inert(first) if len(run) == 1 else f"{inert(first)} … {inert(last)}"
         lines.append([name, *words])

@@ -7,7 +7,8 @@ has one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hocket.base.errors import UsageError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hocket.runtime.result import RunResult
+    from hocket.view.budgeted import WithinBudget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +44,16 @@ class PlanView:
     ran: Callable[[Problem, Plan, RunResult], dict[str, Any]]
 
 
-def view_of(plan: Plan) -> PlanView:
-    """The view of a plan; raises `UsageError` where nothing of it can be shown in time."""
+def view_of(plan: Plan, within: WithinBudget | None = None) -> PlanView:
+    """The view of a plan; raises `UsageError` where nothing of it can be shown in time.
+
+    A plan that was carried out ``within`` a budget says how that is kept.
+    """
     makers = {"placement": _placement, "division": _division, "shares": _shares}
     for name in plan.named():
         if name in makers:
-            return makers[name]()
+            view = makers[name]()
+            return view if within is None else _within(view, within)
     raise UsageError(
         f"a plan of {', '.join(plan.named()) or 'nothing'} takes no time that could be shown",
         hint="hocket verify checks it",
@@ -72,6 +78,31 @@ def _placement() -> PlanView:
         run_table=placement_run_table,
         ran=placement_run_data,
     )
+
+
+def _within(view: PlanView, within: WithinBudget) -> PlanView:
+    """The view of a step that a memory plan made, beside what that plan is."""
+    from hocket.view.budgeted import kept_data
+    from hocket.view.text import explanation, plan_summary
+
+    kept = {"memory": kept_data(within)}
+    return replace(
+        view,
+        summary=partial(plan_summary, within=within),
+        explanation=partial(explanation, within=within),
+        shown=lambda *of: {**view.shown(*of), **kept},
+        explained=lambda *of: {**view.explained(*of), **kept},
+        simulated=lambda *of: {**view.simulated(*of), **kept},
+    )
+
+
+def within_budget(problem: Problem, plan: Plan, carried: Problem) -> WithinBudget | None:
+    """The memory plan of a plan and the step ``carried`` out by it; None where it has none."""
+    from hocket.plan.sections import Memory
+    from hocket.view.budgeted import WithinBudget
+
+    memory = plan.get(Memory)
+    return None if memory is None else WithinBudget(problem.graph, memory, carried.graph)
 
 
 def _shares() -> PlanView:

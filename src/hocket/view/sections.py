@@ -15,7 +15,9 @@ from hocket.simulate.analysis import price_per_hour
 from hocket.simulate.timeline import Timeline
 from hocket.view.facts import (
     COMPUTE,
+    COPIES,
     EXCHANGES,
+    HOST,
     OTHER,
     SHARING,
     TRANSFERS,
@@ -34,6 +36,7 @@ from hocket.view.wording import (
     STEPS_PRICED,
     count_of,
     dollars,
+    held_of,
     of_capacity,
     price_of_steps,
     sentence,
@@ -46,6 +49,8 @@ MAX_LINKS, MAX_STEPS, MAX_MODULES = 40, 16, 400
 _CAUSE_CLASSES = {
     COMPUTE: "compute",
     EXCHANGES: "transfer",
+    COPIES: "transfer",
+    HOST: "link-wait",
     TRANSFERS: "transfer",
     SHARING: "link-wait",
     OTHER: "waiting",
@@ -58,7 +63,7 @@ _CAUSE_CLASSES = {
 def stats(facts: Facts) -> str:
     """The numbers that matter most."""
     full, busy = facts.fullest, facts.busiest
-    memory = of_capacity(full.peak_bytes, full.capacity_bytes)
+    memory = held_of(full.peak_bytes, full.capacity_bytes)
     entries: list[tuple[str, Cell, str]] = [
         ("Step", format_seconds(facts.step_s), f"{_rate(facts.step_s)}"),
         ("Busiest device", format_percent(busy.busy_share), busy.name),
@@ -67,7 +72,7 @@ def stats(facts: Facts) -> str:
             memory if full.fits else Html(f'<span class="over">{escape(memory)} ✗</span>'),
             full.name,
         ),
-        ("Moved", format_bytes(facts.moved_bytes), sent_counts(facts)),
+        ("Moved", format_bytes(facts.moved_bytes + facts.copies.num_bytes), sent_counts(facts)),
     ]
     if facts.price_per_hour is not None:
         per_steps = price_of_steps(facts.price_per_hour, facts.step_s)
@@ -171,7 +176,7 @@ def _memory_card(
     curve = memory_paths(
         0, 400, 8, 92, time_s, size, timeline.makespan_s, device.capacity_bytes, device.peak_bytes
     )
-    text = of_capacity(device.peak_bytes, device.capacity_bytes)
+    text = held_of(device.peak_bytes, device.capacity_bytes)
     peak = f"<span>{text}</span>" if device.fits else f'<span class="over">{text} ✗</span>'
     limit = max(device.capacity_bytes, device.peak_bytes, 1)
     classes = [f"share-{KINDS.index(label)}" for label in held]

@@ -11,7 +11,7 @@ from hocket.simulate.analysis import PathStep
 from hocket.simulate.timeline import Timeline
 from hocket.view.facts import COMPUTE, EXCHANGES, SHARING, TRANSFERS, Facts, step_name
 from hocket.view.names import inert
-from hocket.view.wording import count_of, of_capacity
+from hocket.view.wording import count_of, held_of
 
 NEARLY_FULL = 0.92
 HALF = 0.5
@@ -46,11 +46,13 @@ def lead_sentence(facts: Facts) -> str:
 
 
 def sent_counts(facts: Facts) -> str:
-    """``12 transfers``, ``48 exchanges`` or both: how often something is sent."""
+    """``12 transfers``, ``48 exchanges``, copies or several: how often something is sent."""
     # An exchange is one, however many devices take part.
     num_exchanges = max((each.num_exchanges for each in facts.exchanges), default=0)
     counts = [count_of(facts.num_transfers, "transfer")] if facts.num_transfers else []
     counts += [count_of(num_exchanges, "exchange")] if num_exchanges else []
+    if num_copies := facts.copies.num_copies:
+        counts.append(f"{num_copies:,} copies to and from the host")
     return " and ".join(counts) or count_of(0, "transfer")
 
 
@@ -104,7 +106,7 @@ def headroom_sentence(facts: Facts) -> str:
         if device.headroom_bytes > 0:
             key = (device.kind, device.headroom_bytes)
             kept[key] = max(kept.get(key, 0), device.capacity_bytes + device.headroom_bytes)
-    parts = [f"{of_capacity(size, total)} on {kind}" for (kind, size), total in kept.items()]
+    parts = [f"{held_of(size, total)} on {kind}" for (kind, size), total in kept.items()]
     if not parts:
         return ""
     return f"headroom for context, workspaces and fragmentation: {', '.join(parts)}"
@@ -162,5 +164,5 @@ def _memory(facts: Facts) -> str:
     full = facts.fullest
     if full.fullness < NEARLY_FULL:
         return ""
-    used = of_capacity(full.peak_bytes, full.capacity_bytes)
+    used = held_of(full.peak_bytes, full.capacity_bytes)
     return f"memory on {full.name}, which leaves planners little choice ({used})"

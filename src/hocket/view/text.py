@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -13,6 +13,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import price_per_hour, used_devices
 from hocket.simulate.timeline import Timeline
+from hocket.view.budgeted import AMONG_MANY, WithinBudget, budget_advice, kept_sentences
 from hocket.view.facts import Facts, facts_of, fullest_device
 from hocket.view.memory import memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
@@ -24,7 +25,14 @@ from hocket.view.story import (
     sent_counts,
 )
 from hocket.view.table import Column, FittedTable
-from hocket.view.wording import STEPS_PRICED, count_of, dollars, of_capacity, price_of_steps
+from hocket.view.wording import (
+    STEPS_PRICED,
+    count_of,
+    dollars,
+    held_of,
+    of_capacity,
+    price_of_steps,
+)
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Candidate, Comparison
@@ -157,10 +165,15 @@ def _candidate_cells(
     ]
 
 
-def _memory_cell(peak_bytes: int, capacity_bytes: int, style: str = "") -> Text:
+def _memory_cell(
+    peak_bytes: int,
+    capacity_bytes: int,
+    style: str = "",
+    says: Callable[[int, int], str] = of_capacity,
+) -> Text:
     """``7.4 of 8.0 GiB``, with ✗ where it does not fit and room for it where it does."""
     overflow = " ✗" if peak_bytes > capacity_bytes else "  "
-    return Text.assemble((of_capacity(peak_bytes, capacity_bytes), style), (overflow, "bold red"))
+    return Text.assemble((says(peak_bytes, capacity_bytes), style), (overflow, "bold red"))
 
 
 def verdict(comparison: Comparison) -> list[Text]:
@@ -171,11 +184,14 @@ def verdict(comparison: Comparison) -> list[Text]:
 # ── hocket show ──────────────────────────────────────────────────────────────────────────────
 
 
-def plan_summary(problem: Problem, plan: Plan, timeline: Timeline) -> RenderableType:
-    """What ``hocket show`` prints: each device, each used link, the longest ops."""
+def plan_summary(
+    problem: Problem, plan: Plan, timeline: Timeline, within: WithinBudget | None = None
+) -> RenderableType:
+    """What ``hocket show`` prints: each device, each used link, the longest ops; of a plan
+    ``within`` a budget, how it is kept."""
     facts = facts_of(problem, plan, timeline)
-    parts: list[RenderableType] = [_headline(facts), Text(), _device_table(facts)]
-    parts += _headroom_line(facts)
+    parts: list[RenderableType] = [_headline(facts), *_budget_lines(plan, within), Text()]
+    parts += [_device_table(facts), *_headroom_line(facts)]
     parts += _module_table(facts)
     parts += [Text(), _memory_table(facts, memory_by_role(problem, timeline))]
     if facts.links:
@@ -187,13 +203,20 @@ def plan_summary(problem: Problem, plan: Plan, timeline: Timeline) -> Renderable
     return Group(*parts)
 
 
+def _budget_lines(plan: Plan, within: WithinBudget | None) -> list[RenderableType]:
+    if within is None:
+        return []
+    return [Text(line) for line in kept_sentences(within, inert(plan.notes.get(AMONG_MANY, "")))]
+
+
 def _headline(facts: Facts) -> RenderableType:
     title = Text(facts.title, style="bold")
     if facts.planner:
         title.append(f" · {facts.planner}", style="not bold")
     numbers = [f"step {format_seconds(facts.step_s)}", count_of(facts.num_ops, "op")]
     numbers.append(count_of(sum(1 for d in facts.devices if d.num_ops), "device"))
-    numbers.append(f"{sent_counts(facts)}, {format_bytes(facts.moved_bytes)}")
+    moved_bytes = facts.moved_bytes + facts.copies.num_bytes
+    numbers.append(f"{sent_counts(facts)}, {format_bytes(moved_bytes)}")
     if facts.price_per_hour is not None:
         numbers.append(f"{dollars(facts.price_per_hour)} per hour")
     return Group(title, Text(" · ".join(numbers)))
@@ -214,7 +237,7 @@ def _device_table(facts: Facts) -> FittedTable:
                 Text(device.kind, style="dim"),
                 Text(f"{device.num_ops:,}"),
                 Text(format_percent(device.busy_share)),
-                _memory_cell(device.peak_bytes, device.capacity_bytes),
+                _memory_cell(device.peak_bytes, device.capacity_bytes, says=held_of),
             ]
             for device in facts.devices
         ],
@@ -337,10 +360,13 @@ def _top_table(facts: Facts) -> FittedTable:
 # ── hocket explain ───────────────────────────────────────────────────────────────────────────
 
 
-def explanation(problem: Problem, plan: Plan, timeline: Timeline) -> RenderableType:
+def explanation(
+    problem: Problem, plan: Plan, timeline: Timeline, within: WithinBudget | None = None
+) -> RenderableType:
     """What ``hocket explain`` prints: where the time goes, what limits it, what would help."""
     facts = facts_of(problem, plan, timeline)
-    parts: list[RenderableType] = [_headline(facts), *_headroom_line(facts)]
+    parts: list[RenderableType] = [_headline(facts), *_budget_lines(plan, within)]
+    parts += _headroom_line(facts)
     parts += _module_table(facts)
     parts += [Text(), Text(path_sentence(facts)), Text()]
     rows = [
@@ -364,5 +390,6 @@ def explanation(problem: Problem, plan: Plan, timeline: Timeline) -> RenderableT
         parts += [FittedTable(columns=columns, rows=rows), Text()]
     if facts.bottleneck:
         parts.append(Text(facts.bottleneck))
-    parts += [Text(f"would help: {sentence}") for sentence in advice(facts)]
+    helpful = advice(facts) if within is None else budget_advice(facts, within)
+    parts += [Text(f"would help: {sentence}") for sentence in helpful]
     return Group(*parts)

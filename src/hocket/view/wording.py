@@ -20,6 +20,13 @@ def of_capacity(used_bytes: int, capacity_bytes: int) -> str:
     return f"{used:.1f} of {number} {unit}"
 
 
+def held_of(used_bytes: int, capacity_bytes: int) -> str:
+    """As `of_capacity` where there is one line: what is below 1 GiB keeps its digits."""
+    if 0 < used_bytes < 1024**3 <= capacity_bytes:
+        return f"{format_bytes(used_bytes)} of {format_bytes(capacity_bytes)}"
+    return of_capacity(used_bytes, capacity_bytes)
+
+
 def dollars(amount: float) -> str:
     """Dollars with the digits that matter: ``'$12.24'``, ``'$0.0031'``."""
     return f"${amount:.2f}" if amount >= 0.1 or amount == 0 else f"${amount:.2g}"

@@ -1,0 +1,153 @@
+"""A memory plan in words: the budget, what becomes of its blocks, what moves, what would help."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hocket.base.units import format_bytes, format_percent
+from hocket.graph.graph import Graph, Role
+from hocket.plan.sections import Memory
+from hocket.planners.memory.blocks import inner_label
+from hocket.view.facts import COMPUTE, COPIES, HOST, Facts
+from hocket.view.host_copies import HostCopies, host_copies
+from hocket.view.wording import count_of
+
+AMONG_MANY = "step among many"
+"""The note of a plan in which `hocket.api.memory` says how long such a step takes."""
+NOTABLE = 0.1
+"""Part of the step above which a cause is worth a sentence."""
+HALF = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class WithinBudget:
+    """A step as it is, its memory plan, and the step that the plan makes of it."""
+
+    whole: Graph
+    memory: Memory
+    step: Graph
+
+    @cached_property
+    def copies(self) -> HostCopies:
+        """What moves between device and host."""
+        return host_copies(self.step)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Parameters that are at home on the host and come for each pass."""
+        return parameter_bytes(self.whole) - parameter_bytes(self.step)
+
+    @property
+    def again_flops(self) -> float:
+        """Arithmetic that is done again in one step."""
+        whole, done = float(self.whole.flops.sum()), float(self.step.flops.sum())
+        # Parts of an op add up to it, but for rounding.
+        return done - whole if done > whole * (1 + 1e-9) else 0.0
+
+    @property
+    def again_share(self) -> float:
+        """That as a part of the arithmetic of the plain step."""
+        whole = float(self.whole.flops.sum())
+        return self.again_flops / whole if whole else 0.0
+
+
+def parameter_bytes(graph: Graph) -> int:
+    """Bytes of parameters that are on the device at all times."""
+    there = (graph.tensor_role == Role.PARAMETER) & (graph.tensor_producer < 0)
+    return int(graph.held_bytes[there].sum())
+
+
+def decided(within: WithinBudget) -> str:
+    """What becomes of the blocks, in a sentence."""
+    memory, blocks = within.memory, within.memory.blocks
+    counts = Counter(_policy_words(block.activations, block.tensors) for block in blocks)
+    parts = [f"{count_of(number, 'block')} {words}" for words, number in counts.items()]
+    if within.streamed_bytes:
+        parts.append(f"{format_bytes(within.streamed_bytes)} of parameters streamed")
+    if at_home := sum(block.update == "host" for block in blocks):
+        parts.append(f"{at_home} updated on the host")
+    visiting = sum(block.parameters == "streamed" and block.update == "device" for block in blocks)
+    if visiting:
+        parts.append(f"{visiting} updated on the device, where their state comes to")
+    if members := sum(bool(inner_label(block.name)) for block in blocks):
+        parts.append(f"{members} of the blocks are members of lists inside others")
+    if (groups := expert_groups(memory)) > 1:
+        divided = sum(block.expert_groups > 1 for block in blocks)
+        parts.append(f"experts of {divided} in {groups} groups")
+    if memory.loss_chunks > 1:
+        parts.append(f"the loss in {memory.loss_chunks} chunks")
+    return ", ".join(parts)
+
+
+def expert_groups(memory: Memory | None) -> int:
+    """The most groups that batched experts of a block come in."""
+    blocks = () if memory is None else memory.blocks
+    return max((block.expert_groups for block in blocks), default=1)
+
+
+def _policy_words(activations: str, tensors: tuple[str, ...]) -> str:
+    return "recomputed in part" if activations == "recomputed" and tensors else activations
+
+
+def kept_sentences(within: WithinBudget, note: str = "") -> list[str]:
+    """The budget and how it is kept; ``note`` says what a step among many takes."""
+    copies = within.copies
+    moved = "nothing moves between device and host"
+    if copies.num_copies:
+        moved = (
+            f"{format_bytes(copies.to_host_bytes)} go to the host and "
+            f"{format_bytes(copies.from_host_bytes)} come from it in one step"
+        )
+    again = "nothing is computed again"
+    if within.again_flops:
+        again = f"{format_percent(within.again_share)} of the arithmetic is done again"
+    lines = [
+        f"within {format_bytes(max(within.memory.budget_bytes))}: {decided(within)}",
+        f"{moved}; {again}",
+    ]
+    return [*lines, f"one step alone is shown; a step among many takes {note}"] if note else lines
+
+
+def kept_data(within: WithinBudget) -> dict[str, Any]:
+    """The same as plain data."""
+    blocks = within.memory.blocks
+    return {
+        "budget_bytes": max(within.memory.budget_bytes),
+        "blocks": dict(Counter(block.activations for block in blocks)),
+        "streamed_blocks": sum(block.parameters == "streamed" for block in blocks),
+        "streamed_bytes": within.streamed_bytes,
+        "host_updated_blocks": sum(block.update == "host" for block in blocks),
+        "loss_chunks": within.memory.loss_chunks,
+        "offloaded_bytes": within.copies.to_host_bytes,
+        "fetched_bytes": within.copies.from_host_bytes,
+        "recomputed_flops": within.again_flops,
+    }
+
+
+def budget_advice(facts: Facts, within: WithinBudget) -> tuple[str, ...]:
+    """What would shorten a step within a budget, as far as its timeline tells."""
+    shares = facts.path.shares
+    copying, at_home = shares.get(COPIES, 0.0), shares.get(HOST, 0.0)
+    lines = []
+    if within.again_share >= NOTABLE:
+        lines.append(
+            f"a larger budget: {format_percent(within.again_share)} of the arithmetic is done again"
+        )
+    if copying >= NOTABLE:
+        lines.append(
+            "a larger budget, or a faster way to the host: the step waits "
+            f"{format_percent(copying)} of its time for copies"
+        )
+    if at_home >= NOTABLE:
+        lines.append(
+            "a larger budget, or more memory bandwidth on the host: updates there take "
+            f"{format_percent(at_home)} of this step"
+        )
+    if shares.get(COMPUTE, 0.0) >= HALF:
+        lines.append(
+            f"a faster device: {format_percent(shares[COMPUTE])} of the step is computing there"
+        )
+    return tuple(lines)
