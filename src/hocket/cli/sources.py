@@ -294,7 +294,9 @@ def announce_compilation(about: int = 1) -> None:
     def tell(name: str) -> None:
         nonlocal num_compiled
         if num_compiled == 0:
-            say(f"compiling {f'up to {about} ' * (about > 1)}kernels for this processor, once")
+            # Each command has its own, so that another one says so again.
+            some = f"up to {about} of " * (about > 1)
+            say(f"compiling {some}this command's kernels for this processor, once")
         elif num_compiled % 5 == 0 and about > num_compiled:
             say(f"compiled {num_compiled} kernels, up to {about - num_compiled} are left")
         num_compiled += 1
