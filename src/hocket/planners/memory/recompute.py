@@ -1,0 +1,296 @@
+"""Recompute of any graph of ops within a number of bytes, where the step is not a chain.
+
+Turn t runs op t for the first time and, before it, what is made again for it or for later turns
+(Jain et al., "Checkmate: Breaking the memory wall with optimal tensor rematerialization", MLSys
+2020). So a schedule is one decision per turn and op: whether what the op made is held from the turn
+before. What has to run in a turn follows from what is held into it and out of it, its inputs first.
+
+These decisions are annealed, from everything held. A move takes an output and two turns that touch
+it, one after the other: where it is held between them it is dropped and made again in the second,
+or anywhere in between, and where it is not it is held. Only the turns at both ends have to be looked
+at anew; those between hold so many bytes more or less. Bytes above the budget cost time, little at
+first, so that outputs can change places, and in the end more than anything gains. The best of some
+rounds that end within the budget. Same result on every machine: the number of moves is given, not
+the time. O(rounds · moves · (ops + reads)) and ops² bits, compiled; a move looks at less than 1 µs
+of work per hundred ops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import BoolArray, FloatArray, LongArray, pointers
+from hocket.kernels import kernel
+from hocket.planners.parts.annealing import RandomState, draw, draw_below, is_taken, seeded
+
+NUM_ROUNDS = 4
+MOST_MOVES = 1_000_000
+"""Per round; fewer for small graphs (`MOVES_PER_PAIR`) and for large ones (`MOST_LOOKS`)."""
+MOVES_PER_PAIR = 200
+MOST_LOOKS = 500_000_000
+"""Moves times ops."""
+FIRST_HEAT, LAST_HEAT = 3e-3, 1e-6
+"""In parts of the time of all ops."""
+FIRST_PRICE, LAST_PRICE = 0.05, 50.0
+"""Of a byte above the budget in one turn, in the mean seconds that it takes to make a byte."""
+PART_WAY = 0.3
+"""The chance that what is dropped comes back before it is read."""
+NEVER = 1e30
+"""Seconds of what cannot be done."""
+
+
+@dataclass(frozen=True, eq=False)
+class OpGraph:
+    """Ops in an order in which they can run; every output is memory of its own."""
+
+    seconds: FloatArray
+    size: LongArray
+    """Bytes of the outputs."""
+    read_ptr: LongArray
+    reads: LongArray
+    """Ops whose outputs each op reads: of op v ``reads[read_ptr[v] : read_ptr[v + 1]]``."""
+    until: LongArray
+    """The last turn in which each op can run again: later its inputs are changed in place."""
+
+    @classmethod
+    def of(
+        cls, seconds: FloatArray, size: LongArray, reads: list[list[int]],
+        until: LongArray | None = None,
+    ) -> OpGraph:  # fmt: skip
+        """The graph of such lists; ops run again whenever they are asked to unless told."""
+        flat = np.array([op for each in reads for op in dict.fromkeys(each)], dtype=np.int64)
+        return cls(
+            seconds=np.asarray(seconds, dtype=np.float64),
+            size=np.asarray(size, dtype=np.int64),
+            read_ptr=pointers([len(set(each)) for each in reads]),
+            reads=flat,
+            until=np.full(len(size), len(size)) if until is None else until,
+        )
+
+    @property
+    def num_ops(self) -> int:
+        """How many there are."""
+        return len(self.size)
+
+    @cached_property
+    def reads_of(self) -> list[list[int]]:
+        """The same by op."""
+        return [part.tolist() for part in np.split(self.reads, self.read_ptr[1:-1])]
+
+
+@dataclass(frozen=True)
+class GraphSchedule:
+    """Ops in the order in which they run; an output goes once it is not read before it is made
+    again."""
+
+    seconds: float
+    peak_bytes: int
+    runs: tuple[int, ...]
+
+
+def schedule_graph(
+    graph: OpGraph, budget_bytes: int, *, num_rounds: int = NUM_ROUNDS, seed: int = 0
+) -> GraphSchedule | None:
+    """The fastest schedule within the budget that was met; None where none was."""
+    found = (_round(graph, budget_bytes, seed * num_rounds + n) for n in range(num_rounds))
+    return min(filter(None, found), key=lambda s: (s.seconds, s.peak_bytes), default=None)
+
+
+def replayed(graph: OpGraph, runs: tuple[int, ...]) -> GraphSchedule:
+    """Such runs with their time and the most bytes that they hold; raises `ValueError` where one
+    reads what is not there."""
+    last_read = [-1] * len(runs)
+    """By run: the last run that reads what it makes."""
+    made_by: dict[int, int] = {}
+    for at, op in enumerate(runs):
+        for read in graph.reads_of[op]:
+            if read not in made_by:
+                raise ValueError(f"run {at} of op {op} reads op {read}, which has not run")
+            last_read[made_by[read]] = at
+        made_by[op] = at
+    size = graph.size[list(runs)]
+    change = np.zeros(len(runs) + 1, dtype=np.int64)
+    change[: len(runs)] += size
+    np.subtract.at(change, np.maximum(last_read, np.arange(len(runs))) + 1, size)
+    peak = int(np.cumsum(change).max(initial=0))
+    return GraphSchedule(float(graph.seconds[list(runs)].sum()), peak, runs)
+
+
+# ── one round ────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Ops(NamedTuple):
+    """The graph as compiled code reads it."""
+
+    seconds: FloatArray
+    size: LongArray
+    read_ptr: LongArray
+    reads: LongArray
+    until: LongArray
+    movable: LongArray
+    """Ops whose outputs may go: those with bytes."""
+
+
+class _State(NamedTuple):
+    """What annealing writes to."""
+
+    held: BoolArray
+    """[turn, op]: whether the output is held from the turn before; one more turn, without any."""
+    touched: BoolArray
+    """[turn, op]: whether the turn makes it or reads it."""
+    best: BoolArray
+    """``held`` of the best schedule so far."""
+    taken_s: FloatArray
+    peak: LongArray
+    """Both per turn."""
+    runs: BoolArray
+    last: LongArray
+    """Of one turn, per op: whether it runs, and the last one that reads it."""
+    before: BoolArray
+    """``touched`` of two turns, in case that a move is taken back."""
+    random: RandomState
+
+
+def _round(graph: OpGraph, budget_bytes: int, seed: int) -> GraphSchedule | None:
+    count, total_s = graph.num_ops, float(graph.seconds.sum())
+    ops = _Ops(
+        graph.seconds, graph.size, graph.read_ptr, graph.reads, graph.until,
+        np.flatnonzero(graph.size[:-1] > 0),
+    )  # fmt: skip
+    held = np.zeros((count + 1, count), dtype=np.bool_)
+    for op, reads in enumerate(graph.reads_of):
+        for read in reads:
+            held[read + 1 : op + 1, read] = True
+    state = _State(
+        held=held, touched=np.zeros((count, count), dtype=np.bool_), best=held.copy(),
+        taken_s=np.zeros(count), peak=np.zeros(count, dtype=np.int64),
+        runs=np.zeros(count, dtype=np.bool_), last=np.zeros(count, dtype=np.int64),
+        before=np.zeros((2, count), dtype=np.bool_), random=seeded(seed),
+    )  # fmt: skip
+    moves = min(MOST_MOVES, MOVES_PER_PAIR * count**2, MOST_LOOKS // max(count, 1))
+    unit_s = total_s / max(int(graph.size.sum()), 1)
+    if not _anneal(ops, state, budget_bytes, moves, total_s, unit_s):
+        return None
+    return replayed(graph, _runs(ops, state))
+
+
+def _runs(ops: _Ops, state: _State) -> tuple[int, ...]:
+    """What runs in the best schedule, turn by turn."""
+    state.held[:] = state.best
+    found: list[int] = []
+    for turn in range(len(ops.size)):
+        _look(turn, ops, state)
+        found += np.flatnonzero(state.runs[: turn + 1]).tolist()
+    return tuple(found)
+
+
+@kernel
+def _look(turn: int, ops: _Ops, state: _State) -> tuple[float, int]:
+    """Seconds of a turn and the most bytes in it, by what is held into it and out of it."""
+    held, runs, last = state.held, state.runs, state.last
+    seconds, num_bytes = 0.0, 0
+    for op in range(turn + 1):
+        is_held = held[turn, op]
+        runs[op] = op == turn or (held[turn + 1, op] and not is_held)
+        last[op] = -1
+        if is_held:
+            num_bytes += ops.size[op]
+    lowest = turn
+    for op in range(turn, -1, -1):
+        if runs[op]:
+            lowest = op
+            seconds += ops.seconds[op]
+            if turn > op and turn > ops.until[op]:
+                seconds += NEVER
+            for at in range(ops.read_ptr[op], ops.read_ptr[op + 1]):
+                read = ops.reads[at]
+                if last[read] < 0:
+                    last[read] = op
+                    if not held[turn, read]:
+                        runs[read] = True
+    most = num_bytes
+    for op in range(turn + 1):
+        state.touched[turn, op] = runs[op] or last[op] >= 0
+    for op in range(lowest, turn + 1):
+        if runs[op]:
+            num_bytes += ops.size[op]
+            most = max(most, num_bytes)
+            for at in range(ops.read_ptr[op], ops.read_ptr[op + 1]):
+                read = ops.reads[at]
+                if last[read] == op and not held[turn + 1, read]:
+                    num_bytes -= ops.size[read]
+            if last[op] < 0 and not held[turn + 1, op]:
+                num_bytes -= ops.size[op]
+    return seconds, most
+
+
+@kernel
+def _anneal(
+    ops: _Ops, state: _State, budget: int, num_moves: int, total_s: float, unit_s: float
+) -> bool:
+    """Leave the best schedule within the budget in ``state.best``; whether there was one."""
+    count = len(ops.size)
+    held, touched, taken_s, peak = state.held, state.touched, state.taken_s, state.peak
+    now_s, above, best_s = 0.0, 0, np.inf
+    for turn in range(count):
+        taken_s[turn], peak[turn] = _look(turn, ops, state)
+        now_s += taken_s[turn]
+        above += max(peak[turn] - budget, 0)
+    if above == 0:
+        return True
+    for move in range(num_moves):
+        part = move / num_moves
+        heat = total_s * FIRST_HEAT * (LAST_HEAT / FIRST_HEAT) ** part
+        price_s = unit_s * FIRST_PRICE * (LAST_PRICE / FIRST_PRICE) ** part
+        op = ops.movable[draw_below(state.random, len(ops.movable))]
+        turn = op + 1 + draw_below(state.random, count - op - 1)
+        was_held = held[turn, op]
+        start, stop = turn - 1, turn
+        while not touched[start, op]:
+            start -= 1
+        if was_held:
+            if draw(state.random) >= PART_WAY:
+                # What is held for nothing ends without being touched.
+                while stop + 1 < count and not touched[stop, op] and held[stop + 1, op]:
+                    stop += 1
+        else:
+            while stop < count and not touched[stop, op]:
+                stop += 1
+            if stop == count:
+                continue
+        for at in range(start + 1, stop + 1):
+            held[at, op] = not was_held
+        for each in range(count):
+            state.before[0, each] = touched[start, each]
+            state.before[1, each] = touched[stop, each]
+        start_s, start_peak = _look(start, ops, state)
+        stop_s, stop_peak = _look(stop, ops, state)
+        change = -ops.size[op] if was_held else ops.size[op]
+        rise_s = start_s + stop_s - taken_s[start] - taken_s[stop]
+        rise = max(start_peak - budget, 0) - max(peak[start] - budget, 0)
+        rise += max(stop_peak - budget, 0) - max(peak[stop] - budget, 0)
+        for at in range(start + 1, stop):
+            rise += max(peak[at] + change - budget, 0) - max(peak[at] - budget, 0)
+        if not is_taken(rise_s + price_s * rise, heat, state.random):
+            for at in range(start + 1, stop + 1):
+                held[at, op] = was_held
+            for each in range(count):
+                touched[start, each] = state.before[0, each]
+                touched[stop, each] = state.before[1, each]
+            continue
+        now_s += rise_s
+        above += rise
+        taken_s[start], taken_s[stop] = start_s, stop_s
+        peak[start], peak[stop] = start_peak, stop_peak
+        for at in range(start + 1, stop):
+            peak[at] += change
+        if above == 0 and now_s < best_s * (1 - 1e-12):
+            best_s = now_s
+            for turn in range(count):
+                for each in range(turn):
+                    state.best[turn, each] = held[turn, each]
+    return best_s < np.inf
