@@ -5,7 +5,7 @@
 
 For each zoo model one frontier of plans is made; then budgets from the smallest that fits up to the
 plain step's peak are asked for. Each chosen plan is carried into the graph and simulated anew by
-``verify``. ``--monet`` compares the chain program with published solver runs (`published.py`).
+``verify``. ``--monet`` compares recompute alone with published solver runs (`published.py`).
 Times are predictions of the cost model; seconds are processor time.
 """
 

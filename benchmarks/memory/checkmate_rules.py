@@ -1,4 +1,4 @@
-"""A net of MONeT's zoo as a chain of stages, under the rules of the published solver runs.
+"""A net of MONeT's zoo as a graph and as a chain of stages, by the rules of the published runs.
 
 As MONeT hands a net to Checkmate's program: every node's output is memory of its own, in the
 forward pass and in the backward one; convolutions and matrices have two backward nodes, for their
@@ -6,9 +6,9 @@ parameters and for their input; norms, activations, pools and what has parameter
 in the backward pass (clipped activations their output), the others nothing; parameters with their
 gradients and the batch are there all the time; no workspaces; GiB.
 
-A stage ends where one tensor alone goes on. Its lean ways leave out tensors one after another, by
-bytes per millisecond that making them again takes. What is read again far away, as the skips of a
-U-Net, is there all the time, so that all other stages are a chain.
+A stage of a chain ends where one tensor alone goes on. Its lean ways leave out tensors one after
+another, by bytes per millisecond that making them again takes. What is read again far away, as the
+skips of a U-Net, is there all the time, so that all other stages are a chain.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from monet_nets import Net
 
 from hocket.planners.memory.chain import Chain
+from hocket.planners.memory.recompute import OpGraph
 
 READS_INPUT = frozenset(("conv", "depthwise", "linear", "norm", "relu", "max_pool"))
 READS_OUTPUT = frozenset(("relu6",))
@@ -54,7 +55,7 @@ class Zoo:
     """A net with the times of its nodes."""
 
     def __init__(self, net: Net, timed_ms: list[float]) -> None:
-        self.net = net
+        self.net, self.timed_ms = net, timed_ms
         self.count = len(net.nodes)
         self.origin = [v if node.again is None else node.again for v, node in enumerate(net.nodes)]
         own = [v for v in range(self.count) if self.origin[v] == v]
@@ -72,8 +73,10 @@ class Zoo:
                 self.readers[read].append(number)
         self.held = np.array([node.size for node in net.nodes])
         self.held[net.skips] = 0
-        self.there = 8 * net.num_params + net.image_bytes
-        self.there += sum(net.nodes[skip].size for skip in net.skips)
+        self.fixed = 8 * net.num_params + net.image_bytes
+        """Bytes of parameters, their gradients and the batch."""
+        self.there = self.fixed + sum(net.nodes[skip].size for skip in net.skips)
+        """Bytes beside the chain."""
         self.stages = self._stages()
         self.before, self.beside = self._gradients()
 
@@ -194,6 +197,20 @@ class Zoo:
                 waiting[until] += sum(self.net.nodes[u].size for u in inputs)
             beside.append(sum(waiting[at:]))
         return before, beside
+
+    def graph(self) -> OpGraph:
+        """All nodes, where none makes another one again."""
+        nodes = self.net.nodes
+        reads = [list(node.inputs) for node in nodes] + [[self.count - 1]]
+        size = [node.size for node in nodes] + [nodes[-1].size]
+        first_of = {v: at for at, v in reversed(list(enumerate(self.backward)))}
+        last_of = {v: at for at, v in enumerate(self.backward)}
+        for at, v in enumerate(self.backward):
+            above = [self.count + 1 + last_of[reader] for reader in self.readers[v]]
+            above += [self.count] if v == self.count - 1 else []
+            reads.append([*(self._saved(v) if at == first_of[v] else ()), *above])
+            size.append(sum(nodes[u].size for u in nodes[v].inputs) if at == last_of[v] else 0)
+        return OpGraph.of(np.array(self.timed_ms), np.array(size), reads)
 
     def chain(self) -> Chain:
         """All stages."""

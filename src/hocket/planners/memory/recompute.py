@@ -7,12 +7,12 @@ before. What has to run in a turn follows from what is held into it and out of i
 
 These decisions are annealed, from everything held. A move takes an output and two turns that touch
 it, one after the other: where it is held between them it is dropped and made again in the second,
-or anywhere in between, and where it is not it is held. Only the turns at both ends have to be looked
-at anew; those between hold so many bytes more or less. Bytes above the budget cost time, little at
-first, so that outputs can change places, and in the end more than anything gains. The best of some
-rounds that end within the budget. Same result on every machine: the number of moves is given, not
-the time. O(rounds · moves · (ops + reads)) and ops² bits, compiled; a move looks at less than 1 µs
-of work per hundred ops.
+or anywhere in between, and where it is not it is held; inputs that were held for it alone then go.
+Only the turns at both ends have to be looked at anew; those between hold so many bytes more or
+less. Bytes above the budget cost time, little at first, so that outputs can change places, and in
+the end more than anything gains. The best of some rounds that end within the budget. The number of
+moves is given, not the time, so that the result is the same everywhere.
+O(rounds · moves · (ops + reads)) and ops² bytes, compiled.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ MOST_MOVES = 1_000_000
 MOVES_PER_PAIR = 200
 MOST_LOOKS = 500_000_000
 """Moves times ops."""
-FIRST_HEAT, LAST_HEAT = 3e-3, 1e-6
-"""In parts of the time of all ops."""
+FIRST_HEAT, LAST_HEAT = 1.0, 3e-4
+"""In mean times of an op."""
 FIRST_PRICE, LAST_PRICE = 0.05, 50.0
 """Of a byte above the budget in one turn, in the mean seconds that it takes to make a byte."""
 PART_WAY = 0.3
 """The chance that what is dropped comes back before it is read."""
+MOST_CHANGES = 8
+"""Of what is held, in one move."""
 NEVER = 1e30
 """Seconds of what cannot be done."""
 
@@ -150,8 +152,14 @@ class _State(NamedTuple):
     runs: BoolArray
     last: LongArray
     """Of one turn, per op: whether it runs, and the last one that reads it."""
-    before: BoolArray
-    """``touched`` of two turns, in case that a move is taken back."""
+    changed: LongArray
+    """[change, (op, start, stop)] of a move: the output is held, or no more, behind the turn
+    ``start`` up to the turn ``stop``."""
+    old_touched: BoolArray
+    """[change, end, op]: of the turns at both ends, before the change."""
+    old_s: FloatArray
+    old_peak: LongArray
+    """Likewise."""
     random: RandomState
 
 
@@ -169,11 +177,14 @@ def _round(graph: OpGraph, budget_bytes: int, seed: int) -> GraphSchedule | None
         held=held, touched=np.zeros((count, count), dtype=np.bool_), best=held.copy(),
         taken_s=np.zeros(count), peak=np.zeros(count, dtype=np.int64),
         runs=np.zeros(count, dtype=np.bool_), last=np.zeros(count, dtype=np.int64),
-        before=np.zeros((2, count), dtype=np.bool_), random=seeded(seed),
+        changed=np.zeros((MOST_CHANGES, 3), dtype=np.int64),
+        old_touched=np.zeros((MOST_CHANGES, 2, count), dtype=np.bool_),
+        old_s=np.zeros((MOST_CHANGES, 2)), old_peak=np.zeros((MOST_CHANGES, 2), dtype=np.int64),
+        random=seeded(seed),
     )  # fmt: skip
     moves = min(MOST_MOVES, MOVES_PER_PAIR * count**2, MOST_LOOKS // max(count, 1))
     unit_s = total_s / max(int(graph.size.sum()), 1)
-    if not _anneal(ops, state, budget_bytes, moves, total_s, unit_s):
+    if not _anneal(ops, state, budget_bytes, moves, total_s / count, unit_s):
         return None
     return replayed(graph, _runs(ops, state))
 
@@ -229,65 +240,114 @@ def _look(turn: int, ops: _Ops, state: _State) -> tuple[float, int]:
 
 
 @kernel
+def _change(
+    number: int, op: int, start: int, stop: int, ops: _Ops, state: _State, budget: int
+) -> tuple[float, int]:
+    """Hold an output between two turns, or drop it; by how much time and bytes above the budget
+    rise."""
+    held, peak = state.held, state.peak
+    is_held = not held[stop, op]
+    state.changed[number, 0], state.changed[number, 1], state.changed[number, 2] = op, start, stop
+    for end in range(2):
+        turn = stop if end == 1 else start
+        state.old_s[number, end], state.old_peak[number, end] = state.taken_s[turn], peak[turn]
+        for each in range(turn + 1):
+            state.old_touched[number, end, each] = state.touched[turn, each]
+    for turn in range(start + 1, stop + 1):
+        held[turn, op] = is_held
+    more = ops.size[op] if is_held else -ops.size[op]
+    rise_s, rise = 0.0, 0
+    for turn in range(start + 1, stop):
+        rise += max(peak[turn] + more - budget, 0) - max(peak[turn] - budget, 0)
+        peak[turn] += more
+    for end in range(2):
+        turn = stop if end == 1 else start
+        seconds, most = _look(turn, ops, state)
+        rise_s += seconds - state.taken_s[turn]
+        rise += max(most - budget, 0) - max(peak[turn] - budget, 0)
+        state.taken_s[turn], peak[turn] = seconds, most
+    return rise_s, rise
+
+
+@kernel
+def _take_back(number: int, ops: _Ops, state: _State) -> None:
+    """Undo the last change of a move."""
+    op, start, stop = state.changed[number]
+    was_held = not state.held[stop, op]
+    for turn in range(start + 1, stop + 1):
+        state.held[turn, op] = was_held
+    more = ops.size[op] if was_held else -ops.size[op]
+    for turn in range(start + 1, stop):
+        state.peak[turn] += more
+    for end in range(2):
+        turn = stop if end == 1 else start
+        state.taken_s[turn] = state.old_s[number, end]
+        state.peak[turn] = state.old_peak[number, end]
+        for each in range(turn + 1):
+            state.touched[turn, each] = state.old_touched[number, end, each]
+
+
+@kernel
+def _draw_change(ops: _Ops, state: _State) -> tuple[int, int, int]:
+    """An output and the turns at both ends; the last is none where it is not used any more."""
+    count, held, touched = len(ops.size), state.held, state.touched
+    op = ops.movable[draw_below(state.random, len(ops.movable))]
+    turn = op + 1 + draw_below(state.random, count - op - 1)
+    start, stop = turn - 1, turn
+    while not touched[start, op]:
+        start -= 1
+    if not held[turn, op]:
+        while stop < count and not touched[stop, op]:
+            stop += 1
+    elif draw(state.random) >= PART_WAY:
+        # What is held for nothing ends without being touched.
+        while not touched[stop, op] and held[stop + 1, op]:
+            stop += 1
+    return op, start, stop
+
+
+@kernel
 def _anneal(
-    ops: _Ops, state: _State, budget: int, num_moves: int, total_s: float, unit_s: float
+    ops: _Ops, state: _State, budget: int, num_moves: int, mean_s: float, unit_s: float
 ) -> bool:
     """Leave the best schedule within the budget in ``state.best``; whether there was one."""
-    count = len(ops.size)
-    held, touched, taken_s, peak = state.held, state.touched, state.taken_s, state.peak
+    count, held, touched, changed = len(ops.size), state.held, state.touched, state.changed
     now_s, above, best_s = 0.0, 0, np.inf
     for turn in range(count):
-        taken_s[turn], peak[turn] = _look(turn, ops, state)
-        now_s += taken_s[turn]
-        above += max(peak[turn] - budget, 0)
+        state.taken_s[turn], state.peak[turn] = _look(turn, ops, state)
+        now_s += state.taken_s[turn]
+        above += max(state.peak[turn] - budget, 0)
     if above == 0:
         return True
     for move in range(num_moves):
         part = move / num_moves
-        heat = total_s * FIRST_HEAT * (LAST_HEAT / FIRST_HEAT) ** part
+        heat = mean_s * FIRST_HEAT * (LAST_HEAT / FIRST_HEAT) ** part
         price_s = unit_s * FIRST_PRICE * (LAST_PRICE / FIRST_PRICE) ** part
-        op = ops.movable[draw_below(state.random, len(ops.movable))]
-        turn = op + 1 + draw_below(state.random, count - op - 1)
-        was_held = held[turn, op]
-        start, stop = turn - 1, turn
-        while not touched[start, op]:
-            start -= 1
-        if was_held:
-            if draw(state.random) >= PART_WAY:
-                # What is held for nothing ends without being touched.
-                while stop + 1 < count and not touched[stop, op] and held[stop + 1, op]:
-                    stop += 1
-        else:
-            while stop < count and not touched[stop, op]:
-                stop += 1
-            if stop == count:
-                continue
-        for at in range(start + 1, stop + 1):
-            held[at, op] = not was_held
-        for each in range(count):
-            state.before[0, each] = touched[start, each]
-            state.before[1, each] = touched[stop, each]
-        start_s, start_peak = _look(start, ops, state)
-        stop_s, stop_peak = _look(stop, ops, state)
-        change = -ops.size[op] if was_held else ops.size[op]
-        rise_s = start_s + stop_s - taken_s[start] - taken_s[stop]
-        rise = max(start_peak - budget, 0) - max(peak[start] - budget, 0)
-        rise += max(stop_peak - budget, 0) - max(peak[stop] - budget, 0)
-        for at in range(start + 1, stop):
-            rise += max(peak[at] + change - budget, 0) - max(peak[at] - budget, 0)
+        op, start, stop = _draw_change(ops, state)
+        if stop == count:
+            continue
+        rise_s, rise = _change(0, op, start, stop, ops, state, budget)
+        num_changes, number = 1, 0
+        while number < num_changes:
+            for end in range(1, 3):
+                of, turn = changed[number, 0], changed[number, end]
+                for at in range(ops.read_ptr[of], ops.read_ptr[of + 1]):
+                    read = ops.reads[at]
+                    is_idle = held[turn, read] and not held[turn + 1, read]
+                    if num_changes < MOST_CHANGES and is_idle and not touched[turn, read]:
+                        start = turn - 1
+                        while not touched[start, read]:
+                            start -= 1
+                        more_s, more = _change(num_changes, read, start, turn, ops, state, budget)
+                        rise_s, rise = rise_s + more_s, rise + more
+                        num_changes += 1
+            number += 1
         if not is_taken(rise_s + price_s * rise, heat, state.random):
-            for at in range(start + 1, stop + 1):
-                held[at, op] = was_held
-            for each in range(count):
-                touched[start, each] = state.before[0, each]
-                touched[stop, each] = state.before[1, each]
+            for back in range(num_changes - 1, -1, -1):
+                _take_back(back, ops, state)
             continue
         now_s += rise_s
         above += rise
-        taken_s[start], taken_s[stop] = start_s, stop_s
-        peak[start], peak[stop] = start_peak, stop_peak
-        for at in range(start + 1, stop):
-            peak[at] += change
         if above == 0 and now_s < best_s * (1 - 1e-12):
             best_s = now_s
             for turn in range(count):
