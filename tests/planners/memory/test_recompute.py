@@ -1,5 +1,7 @@
 """Recompute of graphs: valid by an interpreter of its own, and as good as an exact program."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -203,7 +205,7 @@ def test_ops_do_not_run_again_once_what_they_read_has_changed():
     again = {op for op in loose.runs if loose.runs.count(op) > 1}
     assert again
     until = np.where(np.isin(np.arange(free.num_ops), sorted(again)), 0, free.num_ops)
-    bound = OpGraph(free.seconds, free.size, free.read_ptr, free.reads, until)
+    bound = replace(free, until=until)
     tight = schedule_graph(bound, budget)
     if tight is not None:
         assert not again & {op for op in tight.runs if tight.runs.count(op) > 1}
@@ -219,17 +221,27 @@ def test_recompute_of_a_chain_is_near_the_optimum_for_chains(seed):
         seconds.tolist(), sizes.tolist(), [[op - 1] if op else [] for op in range(count)]
     )
     before = np.append(0, sizes[:-1])
-    none = np.zeros(count, dtype=np.int64)
-    # A gradient of an op reads its input alone and leaves that of its input.
+    # The last gradient reads the last output, the others the gradient behind them instead.
+    gradient = np.append(sizes[:-1], 0)
     chain = Chain(
-        forward_s=seconds, backward_s=2 * seconds, output=sizes, kept=sizes, gradient=none,
-        forward_work=none, backward_work=before,
+        forward_s=seconds, backward_s=2 * seconds, output=sizes, kept=sizes, gradient=gradient,
+        forward_work=np.zeros(count, dtype=np.int64),
+        backward_work=-gradient - np.append(0, gradient[:-1]) + before,
     )  # fmt: skip
-    for budget in (20, 27, 36):
+    for budget in (20, 30):
         optimal, found = schedule_chain(chain, budget, budget), schedule_graph(graph, budget)
         if optimal is not None:
             assert found is not None
-            assert found.seconds <= 1.02 * optimal.seconds
+            assert found.seconds <= 1.05 * optimal.seconds
+
+
+def test_what_is_held_beside_and_worked_in_counts():
+    beside, work = np.array([0, 5, 0]), np.array([9, 0, 0])
+    graph = OpGraph.of(np.ones(3), np.array([2, 2, 2]), [[], [0], [1]], work=work, beside=beside)
+    assert replayed(graph, (0, 1, 2)).peak_bytes == 11
+    assert replayed(replace(graph, work=0 * work), (0, 1, 2)).peak_bytes == 9
+    assert schedule_graph(graph, 11) is not None
+    assert schedule_graph(graph, 10) is None
 
 
 def test_what_was_not_made_cannot_be_read():

@@ -22,7 +22,12 @@ from hocket.planners.memory.least import least_bytes
 from hocket.planners.memory.linear import bound_s
 from hocket.planners.memory.maker import CHUNKS
 from hocket.planners.memory.numbers import KEPT, RECOMPUTED, RESIDENT, BlockNumbers
+from hocket.planners.memory.recompute import schedule_graph
+from hocket.planners.memory.step_ops import step_ops
 from hocket.planners.memory.update_order import UpdateOrders
+
+MOST_OPS, NUM_ROUNDS = 1000, 2
+"""What a step of more ops would take in seconds is not worth a number that is only told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +63,13 @@ class BudgetFit:
 
     @cached_property
     def recompute_alone_s(self) -> float | None:
-        """The least step with all parameters on the device and nothing moved, over checkpoints at
-        the edges of blocks; None where that does not fit."""
+        """The least step with all parameters on the device and nothing moved, of blocks as a chain
+        and, where they are not too many, of ops as a graph; None where neither fits."""
+        found = [self._chain_s(), self._graph_s()]
+        return min((seconds for seconds in found if seconds is not None), default=None)
+
+    def _chain_s(self) -> float | None:
+        """Over checkpoints at the edges of blocks."""
         numbers = self.frontier.numbers
         chain, there = block_chain(numbers)
         room = self.budget_bytes - there
@@ -67,6 +77,17 @@ class BudgetFit:
         if found is None:
             return None
         return found.seconds + float(numbers.update_s[:, RESIDENT].sum())
+
+    def _graph_s(self) -> float | None:
+        """With each op made again by itself."""
+        problem, plan = self.frontier.problem, self.frontier.plan
+        device = int(plan.device_of[0]) if plan.device_of is not None else 0
+        ops = step_ops(problem.graph, problem.costs.op_s[problem.costs.device_row[device]])
+        if ops.num_ops > MOST_OPS:
+            return None
+        there = int(problem.graph.held_bytes[problem.graph.tensor_producer < 0].sum())
+        found = schedule_graph(ops, self.budget_bytes - there, num_rounds=NUM_ROUNDS)
+        return None if found is None else found.seconds
 
     @cached_property
     def update_orders(self) -> UpdateOrders | None:

@@ -17,6 +17,7 @@ O(rounds · moves · (ops + reads)) and ops² bytes, compiled.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -52,6 +53,10 @@ class OpGraph:
     seconds: FloatArray
     size: LongArray
     """Bytes of the outputs."""
+    work: LongArray
+    """Bytes that are held only while each op runs."""
+    beside: LongArray
+    """Bytes that are held in each turn whatever runs."""
     read_ptr: LongArray
     reads: LongArray
     """Ops whose outputs each op reads: of op v ``reads[read_ptr[v] : read_ptr[v + 1]]``."""
@@ -60,14 +65,19 @@ class OpGraph:
 
     @classmethod
     def of(
-        cls, seconds: FloatArray, size: LongArray, reads: list[list[int]],
+        cls, seconds: FloatArray, size: LongArray, reads: Sequence[Collection[int]], *,
+        work: LongArray | None = None, beside: LongArray | None = None,
         until: LongArray | None = None,
     ) -> OpGraph:  # fmt: skip
-        """The graph of such lists; ops run again whenever they are asked to unless told."""
+        """The graph of such lists; nothing else is held and ops run again at any time unless
+        told."""
+        none = np.zeros(len(size), dtype=np.int64)
         flat = np.array([op for each in reads for op in dict.fromkeys(each)], dtype=np.int64)
         return cls(
             seconds=np.asarray(seconds, dtype=np.float64),
             size=np.asarray(size, dtype=np.int64),
+            work=none if work is None else work,
+            beside=none if beside is None else beside,
             read_ptr=pointers([len(set(each)) for each in reads]),
             reads=flat,
             until=np.full(len(size), len(size)) if until is None else until,
@@ -118,7 +128,9 @@ def replayed(graph: OpGraph, runs: tuple[int, ...]) -> GraphSchedule:
     change = np.zeros(len(runs) + 1, dtype=np.int64)
     change[: len(runs)] += size
     np.subtract.at(change, np.maximum(last_read, np.arange(len(runs))) + 1, size)
-    peak = int(np.cumsum(change).max(initial=0))
+    turn = np.maximum.accumulate(runs)
+    more = graph.work[list(runs)] + graph.beside[turn]
+    peak = int((np.cumsum(change)[:-1] + more).max(initial=0))
     return GraphSchedule(float(graph.seconds[list(runs)].sum()), peak, runs)
 
 
@@ -130,6 +142,8 @@ class _Ops(NamedTuple):
 
     seconds: FloatArray
     size: LongArray
+    work: LongArray
+    beside: LongArray
     read_ptr: LongArray
     reads: LongArray
     until: LongArray
@@ -166,8 +180,8 @@ class _State(NamedTuple):
 def _round(graph: OpGraph, budget_bytes: int, seed: int) -> GraphSchedule | None:
     count, total_s = graph.num_ops, float(graph.seconds.sum())
     ops = _Ops(
-        graph.seconds, graph.size, graph.read_ptr, graph.reads, graph.until,
-        np.flatnonzero(graph.size[:-1] > 0),
+        graph.seconds, graph.size, graph.work, graph.beside, graph.read_ptr, graph.reads,
+        graph.until, np.flatnonzero(graph.size[:-1] > 0),
     )  # fmt: skip
     held = np.zeros((count + 1, count), dtype=np.bool_)
     for op, reads in enumerate(graph.reads_of):
@@ -203,7 +217,7 @@ def _runs(ops: _Ops, state: _State) -> tuple[int, ...]:
 def _look(turn: int, ops: _Ops, state: _State) -> tuple[float, int]:
     """Seconds of a turn and the most bytes in it, by what is held into it and out of it."""
     held, runs, last = state.held, state.runs, state.last
-    seconds, num_bytes = 0.0, 0
+    seconds, num_bytes = 0.0, ops.beside[turn]
     for op in range(turn + 1):
         is_held = held[turn, op]
         runs[op] = op == turn or (held[turn + 1, op] and not is_held)
@@ -229,7 +243,7 @@ def _look(turn: int, ops: _Ops, state: _State) -> tuple[float, int]:
     for op in range(lowest, turn + 1):
         if runs[op]:
             num_bytes += ops.size[op]
-            most = max(most, num_bytes)
+            most = max(most, num_bytes + ops.work[op])
             for at in range(ops.read_ptr[op], ops.read_ptr[op + 1]):
                 read = ops.reads[at]
                 if last[read] == op and not held[turn + 1, read]:
