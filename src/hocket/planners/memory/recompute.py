@@ -137,7 +137,7 @@ def replayed(graph: OpGraph, runs: tuple[int, ...]) -> GraphSchedule:
 # ── one round ────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Ops(NamedTuple):
+class _OpTable(NamedTuple):
     """The graph as compiled code reads it."""
 
     seconds: FloatArray
@@ -151,7 +151,7 @@ class _Ops(NamedTuple):
     """Ops whose outputs may go: those with bytes."""
 
 
-class _State(NamedTuple):
+class _HeldState(NamedTuple):
     """What annealing writes to."""
 
     held: BoolArray
@@ -179,7 +179,7 @@ class _State(NamedTuple):
 
 def _round(graph: OpGraph, budget_bytes: int, seed: int) -> GraphSchedule | None:
     count, total_s = graph.num_ops, float(graph.seconds.sum())
-    ops = _Ops(
+    ops = _OpTable(
         graph.seconds, graph.size, graph.work, graph.beside, graph.read_ptr, graph.reads,
         graph.until, np.flatnonzero(graph.size[:-1] > 0),
     )  # fmt: skip
@@ -187,7 +187,7 @@ def _round(graph: OpGraph, budget_bytes: int, seed: int) -> GraphSchedule | None
     for op, reads in enumerate(graph.reads_of):
         for read in reads:
             held[read + 1 : op + 1, read] = True
-    state = _State(
+    state = _HeldState(
         held=held, touched=np.zeros((count, count), dtype=np.bool_), best=held.copy(),
         taken_s=np.zeros(count), peak=np.zeros(count, dtype=np.int64),
         runs=np.zeros(count, dtype=np.bool_), last=np.zeros(count, dtype=np.int64),
@@ -203,7 +203,7 @@ def _round(graph: OpGraph, budget_bytes: int, seed: int) -> GraphSchedule | None
     return replayed(graph, _runs(ops, state))
 
 
-def _runs(ops: _Ops, state: _State) -> tuple[int, ...]:
+def _runs(ops: _OpTable, state: _HeldState) -> tuple[int, ...]:
     """What runs in the best schedule, turn by turn."""
     state.held[:] = state.best
     found: list[int] = []
@@ -214,7 +214,7 @@ def _runs(ops: _Ops, state: _State) -> tuple[int, ...]:
 
 
 @kernel
-def _look(turn: int, ops: _Ops, state: _State) -> tuple[float, int]:
+def _look(turn: int, ops: _OpTable, state: _HeldState) -> tuple[float, int]:
     """Seconds of a turn and the most bytes in it, by what is held into it and out of it."""
     held, runs, last = state.held, state.runs, state.last
     seconds, num_bytes = 0.0, ops.beside[turn]
@@ -255,7 +255,7 @@ def _look(turn: int, ops: _Ops, state: _State) -> tuple[float, int]:
 
 @kernel
 def _change(
-    number: int, op: int, start: int, stop: int, ops: _Ops, state: _State, budget: int
+    number: int, op: int, start: int, stop: int, ops: _OpTable, state: _HeldState, budget: int
 ) -> tuple[float, int]:
     """Hold an output between two turns, or drop it; by how much time and bytes above the budget
     rise."""
@@ -284,7 +284,7 @@ def _change(
 
 
 @kernel
-def _take_back(number: int, ops: _Ops, state: _State) -> None:
+def _take_back(number: int, ops: _OpTable, state: _HeldState) -> None:
     """Undo the last change of a move."""
     op, start, stop = state.changed[number]
     was_held = not state.held[stop, op]
@@ -302,7 +302,7 @@ def _take_back(number: int, ops: _Ops, state: _State) -> None:
 
 
 @kernel
-def _draw_change(ops: _Ops, state: _State) -> tuple[int, int, int]:
+def _draw_change(ops: _OpTable, state: _HeldState) -> tuple[int, int, int]:
     """An output and the turns at both ends; the last is none where it is not used any more."""
     count, held, touched = len(ops.size), state.held, state.touched
     op = ops.movable[draw_below(state.random, len(ops.movable))]
@@ -322,7 +322,7 @@ def _draw_change(ops: _Ops, state: _State) -> tuple[int, int, int]:
 
 @kernel
 def _anneal(
-    ops: _Ops, state: _State, budget: int, num_moves: int, mean_s: float, unit_s: float
+    ops: _OpTable, state: _HeldState, budget: int, num_moves: int, mean_s: float, unit_s: float
 ) -> bool:
     """Leave the best schedule within the budget in ``state.best``; whether there was one."""
     count, held, touched, changed = len(ops.size), state.held, state.touched, state.changed

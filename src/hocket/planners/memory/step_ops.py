@@ -55,7 +55,8 @@ def step_ops(graph: Graph, op_s: FloatArray) -> OpGraph:
         until[users] = np.minimum(until[users], last)
     return OpGraph.of(
         np.append(op_s[order], op_s[graph.only_looks].sum()), size, reads,
-        beside=beside, until=until, work=np.append(graph.workspace_bytes[order].astype(np.int64), 0),
+        work=np.append(graph.workspace_bytes[order].astype(np.int64), 0), beside=beside,
+        until=until,
     )  # fmt: skip
 
 
