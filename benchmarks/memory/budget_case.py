@@ -61,6 +61,8 @@ class Case:
         self.rehearsed: dict[Any, RehearsedPeak] = {}
         self.step_s = 0.0
         """Of the plan that was counted last: the median of six steps, on a CPU of three."""
+        self.losses: list[float] = []
+        """Of these steps."""
 
     def plan(self, on: Any) -> None:
         """Make plans for a machine."""
@@ -103,7 +105,7 @@ class Case:
 
     def counted(self, kept: KeptBudget) -> int:
         """The most that three steps held; on a GPU six are made, for the sake of ``step_s``."""
-        model = copy.deepcopy(self.model)
+        model, self.losses = copy.deepcopy(self.model), []
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         train = self.loop(model, kept)
@@ -148,7 +150,7 @@ class Case:
 
     def _timed(self, train: TrainingLoop) -> float:
         start = time.perf_counter()
-        float(train.step(self.batch))
+        self.losses.append(float(train.step(self.batch)))
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start

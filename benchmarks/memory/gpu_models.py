@@ -64,17 +64,33 @@ class Experts(nn.Module):
         return x + mixed.view_as(x)
 
 
+class BatchedExperts(nn.Module):
+    """The same with the matrices of all experts in one parameter, multiplied as a batch."""
+
+    def __init__(self, width: int, hidden: int, num_experts: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Parameter(torch.empty(num_experts, width, hidden))
+        self.down = nn.Parameter(torch.empty(num_experts, hidden, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.norm(x).flatten(0, 1).unflatten(0, (len(self.up), -1))
+        return x + torch.bmm(functional.relu(torch.bmm(rows, self.up)), self.down).view_as(x)
+
+
 class Gpt(nn.Module):
     """A language model that returns its loss; with experts, these stand in place of the layers."""
 
     def __init__(
-        self, width: int, num_layers: int, sizes: Sizes, num_experts: int = 0, hidden: int = 0
-    ) -> None:
+        self, width: int, num_layers: int, sizes: Sizes, num_experts: int = 0, hidden: int = 0,
+        *, batched: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
+        experts = BatchedExperts if batched else Experts
         self.words = nn.Embedding(sizes.vocabulary, width)
         self.places = nn.Embedding(sizes.sequence, width)
         self.layers = nn.ModuleList(
-            Experts(width, hidden, num_experts) if num_experts else Layer(width)
+            experts(width, hidden, num_experts) if num_experts else Layer(width)
             for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)

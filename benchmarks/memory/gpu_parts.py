@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,6 +21,8 @@ from gpu_models import (
 from gpu_rows import (
     GIB,
     HostClock,
+    Laps,
+    LockClock,
     cap_to,
     clear,
     copy_rates,
@@ -44,9 +45,12 @@ from gpu_systems import (
 )
 from torch import nn
 
+from hocket.api import find_cluster
 from hocket.graph.graph import Stream
+from hocket.hardware.host_route import host_route
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import Frontier
+from hocket.runtime.memory.host_rates import measure_host_rates, rated_here
 from hocket.runtime.memory.one_pass import has_same_bits
 from hocket.simulate.rewriting.step import moved_bytes
 
@@ -85,6 +89,9 @@ def rates(run: Run) -> None:
     """What the machine's buses and cores do."""
     size = 2**28 if DEVICE == "cuda" else 2**20
     found = {**copy_rates(size), **update_rates(size // 4, size)}
+    names = ("all_at_once_in_gbps", "all_at_once_out_gbps", "all_at_once_updates_gbps")
+    at_once = measure_host_rates(torch.device(DEVICE))
+    found |= {name: rate / 1e9 for name, rate in zip(names, at_once, strict=True)}
     if DEVICE == "cuda":
         found["bf16_tflops"] = product_rate()
     run.book.add("rates", found)
@@ -115,12 +122,18 @@ def mixes(run: Run) -> None:
 
 
 def _large_case(run: Run) -> Case:
-    case = Case(run.gpt("cpu")(), word_batch(run.sizes), forward, on="auto",
-                device=torch.device(DEVICE))  # fmt: skip
-    cluster = case.frontier.problem.cluster
-    run.book.add("planned", {"seconds": case.frontier.plan_seconds,
+    laps, device = Laps(), torch.device(DEVICE)
+    model = run.gpt("cpu")()
+    laps.end("drawn")
+    cluster = rated_here(find_cluster("auto"), device)
+    laps.end("rated")
+    case = Case(model, word_batch(run.sizes), forward, on=cluster, device=device)
+    laps.end("planned")
+    route = host_route(cluster, cluster.devices[0])
+    run.book.add("planned", {"seconds": case.frontier.plan_seconds, "laps_s": laps,
                              "host_update_gbps": cluster.host_update_bps / 1e9,
-                             "link_gbps": cluster.links[0].bandwidth_bps / 1e9})  # fmt: skip
+                             "link_gbps": route.in_bps / 1e9,
+                             "out_gbps": route.out_bps / 1e9})  # fmt: skip
     return case
 
 
@@ -138,24 +151,28 @@ def _case_row(case: Case, budget: int, cap: int) -> dict[str, Any]:
     row: dict[str, Any] = {"cap_gib": cap / GIB, "budget_gib": budget / GIB}
     row["params"] = sum(p.numel() for p in case.model.parameters())
     clear()
+    laps = row["laps_s"] = Laps()
     try:
-        began = time.perf_counter()
         kept = case.chosen(budget)
         assert kept.peak_bytes is not None
         row |= {"predicted_step_s": kept.step_s, "predicted_peak_gib": kept.peak_bytes / GIB,
                 "loss_chunks": kept.section.loss_chunks, "mix": mix_of(kept.section),
-                "predicted": predicted_busy_s(case.frontier, kept.section),
-                "chosen_s": time.perf_counter() - began}  # fmt: skip
+                "predicted": predicted_busy_s(case.frontier, kept.section)}  # fmt: skip
+        laps.end("chosen")
         cap_to(cap)
         train = case.loop(case.model, kept, adamw(case.model))
-        with HostClock():
+        laps.end("settled")
+        with HostClock() as clock, LockClock() as locked:
             row |= timed_steps(train.step, case.batch, warm=2, steps=0)
+        row["two_steps"] = {"updates_s": clock.seconds, "locking_s": locked.seconds}
         with HostClock() as clock:
             more = timed_steps(train.step, case.batch, warm=0, steps=STEPS)
             train.state_dict()
+        laps.end("trained")
         row |= {**more, **{name: row[name] + more[name] for name in ("losses", "times")}}
         row |= {**clock.told(STEPS), "one_pass": has_same_bits()}
         row["where"] = spent(lambda: train.step(case.batch))
+        laps.end("profiled")
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"[:600]
     row |= peaks()
@@ -226,6 +243,7 @@ def deepest(run: Run, system: str, cap: int) -> None:
 def pairs(run: Run, name: str) -> None:
     """Five budgets of a model: kept, and as predicted."""
     width, layers, sizes = run.small
+    few_words = replace(sizes, vocabulary=min(2048, sizes.vocabulary))
     words = lambda: word_batch(sizes)  # noqa: E731
     images = lambda: (  # noqa: E731
         torch.randn(8, 3, 56, 56, device=DEVICE), torch.randint(1000, (8,), device=DEVICE),
@@ -236,6 +254,11 @@ def pairs(run: Run, name: str) -> None:
         "experts": lambda: (
             gpt(width, 3, sizes, "cpu", num_experts=4, hidden=width), words(), forward,
         ),
+        # A layer's experts are more than all else, so that small budgets have them come in groups.
+        "expert groups": lambda: (
+            gpt(width, 3, few_words, "cpu", num_experts=16, hidden=4 * width, batched=True),
+            word_batch(few_words), forward,
+        ),
         "resnet": lambda: (
             drawn(DeepResNet(81, 56, run.replays.channels), "cpu"), images(), plain_forward,
         ),
@@ -245,12 +268,14 @@ def pairs(run: Run, name: str) -> None:
         clear()
         kept = case.chosen(budget)
         with run.book.alone():
-            counted = case.counted(kept)
+            counted, losses = case.counted(kept), case.losses
             clear()
             why = case.explained(kept)
         row = {"budget": budget, "predicted": kept.peak_bytes, "counted": counted, **why}
+        groups = max((block.expert_groups for block in kept.section.blocks), default=1)
         run.book.add("pair", {"model": name, **row, "predicted_step_s": kept.step_s,
-                              "step_s": case.step_s, "kept": counted <= budget})  # fmt: skip
+                              "step_s": case.step_s, "kept": counted <= budget,
+                              "losses": losses, "expert_groups": groups})  # fmt: skip
 
 
 def replay(run: Run, name: str) -> None:

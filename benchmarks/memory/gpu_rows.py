@@ -141,6 +141,46 @@ def timed_steps(step: Callable[[Any], Any], batch: Any, warm: int, steps: int) -
     return found
 
 
+class Laps(dict[str, float]):
+    """Seconds of what was done one after the other, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        """What was done since the last one."""
+        now = time.perf_counter()
+        self[name], self._began = round(now - self._began, 2), now
+
+
+class LockClock:
+    """Seconds in which memory of the host is made and locked in place for copies."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> LockClock:
+        from hocket.runtime.memory import copies, visiting
+
+        self._inner = copies.host_buffer
+
+        def clocked(num_bytes: int, *, pinned: bool) -> torch.Tensor:
+            start = time.perf_counter()
+            made = self._inner(num_bytes, pinned=pinned)
+            self.seconds += time.perf_counter() - start
+            return made
+
+        self._users: list[Any] = [copies, visiting]
+        for user in self._users:
+            user.host_buffer = clocked
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for user in self._users:
+            user.host_buffer = self._inner
+
+
 class HostClock:
     """Seconds that updates of blocks at home on the host take, and numbers that they change."""
 

@@ -117,8 +117,11 @@ def _busy(planned: list[Row], rows: list[Row]) -> str:
         lines.append((row["system"], f"{row['cap_gib']:g} GiB",
                       f"{row['step_s']:.3f} s ({row['predicted_step_s']:.3f})", *cells, moved,
                       row["mix"]))  # fmt: skip
-    rates = ", ".join(f"updates {row['host_update_gbps']:.1f} GB/s, link {row['link_gbps']:.1f}, "
-                      f"planned in {row['seconds']:.1f} s" for row in planned)  # fmt: skip
+    rates = ", ".join(
+        f"updates {row['host_update_gbps']:.1f} GB/s, link {row['link_gbps']:.1f} in, "
+        f"{row['out_gbps']:.1f} out, planned in {row['seconds']:.1f} s"
+        for row in planned
+    )
     return _grid(f"Who works how long in a step (predicted; {rates})", head, lines)
 
 
@@ -146,13 +149,15 @@ def _replays(rows: list[Row]) -> str:
 
 def _pairs(rows: list[Row]) -> str:
     head = ("model", "budget", "predicted peak", "counted", "predicted over counted", "kept",
-            "predicted step", "step")  # fmt: skip
+            "predicted step", "step", "losses beside the largest budget's")  # fmt: skip
+    largest = {row["model"]: row for row in sorted(rows, key=lambda row: int(row["budget"]))}
     lines = [
         (
-            row["model"], f"{row['budget']:,}", f"{row['predicted']:,}", f"{row['counted']:,}",
+            _grouped(row), f"{row['budget']:,}", f"{row['predicted']:,}", f"{row['counted']:,}",
             f"{100 * (row['predicted'] / row['counted'] - 1):+.2f} %",
             "yes" if row["kept"] else "**no**",
             f"{row['predicted_step_s'] * 1e3:.1f} ms", f"{row['step_s'] * 1e3:.1f} ms",
+            _apart(row["losses"], largest[row["model"]]["losses"]),
         )
         for row in sorted(rows, key=lambda row: (row["model"], row["budget"]))
     ]  # fmt: skip
@@ -160,6 +165,11 @@ def _pairs(rows: list[Row]) -> str:
     near = sum(abs(row["predicted"] / row["counted"] - 1) <= 0.02 for row in rows)
     told = f"Pairs of model and budget: {kept} of {len(rows)} kept, {near} predicted within 2 %"
     return "\n\n".join(part for part in (_grid(told, head, lines), _peaks(rows)) if part)
+
+
+def _grouped(row: Row) -> str:
+    groups = row["expert_groups"]
+    return str(row["model"]) if groups == 1 else f"{row['model']}, in {groups}"
 
 
 def _peaks(rows: list[Row]) -> str:

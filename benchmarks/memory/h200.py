@@ -52,7 +52,7 @@ from gpu_table import write_table
 
 Part = Callable[[Run], None]
 REPLAYS = ("resnet batch 16", "resnet batch 32", "rnn", "experts")
-PAIRS = ("gpt", "wide gpt", "experts", "resnet")
+PAIRS = ("gpt", "wide gpt", "experts", "expert groups", "resnet")
 STACK_S = 15
 """Between notes of where a part is."""
 
@@ -61,7 +61,8 @@ def phases(run: Run) -> Iterator[tuple[float, dict[str, Part]]]:
     """Parts that run beside each other by name, and the seconds that they may take."""
     yield 30, {"rates": rates}
     yield 60, {"uncapped": uncapped, "warm": warm}
-    yield 150, {"large": large}
+    # Models of 60 GB of the host, drawn and settled for each cap.
+    yield 220, {"large": large}
     yield 110, {"fsdp": fsdp}
     # No row of these is timed.
     yield 110, {

@@ -2,7 +2,7 @@ import pytest
 
 from hocket.api import find_cluster
 from hocket.hardware.cluster import Cluster, Device, Link
-from hocket.hardware.host_route import host_route
+from hocket.hardware.host_route import HostRoute, host_route, with_host_route
 
 
 def test_a_card_reaches_its_host_at_the_rate_of_its_own_link():
@@ -36,3 +36,15 @@ def test_every_preset_has_a_way_to_the_host():
     for name in ("dgx-h100", "dgx1-v100", "mixed-desktop", "gb200-nvl72"):
         cluster = find_cluster(name)
         assert host_route(cluster, cluster.devices[0]).in_bps > 1e9
+
+
+@pytest.mark.parametrize("name", ["1xh200", "dgx-h100", "dgx1-v100", "mixed-desktop"])
+def test_another_way_to_the_host_is_that_of_one_device_alone(name):
+    cluster = find_cluster(name)
+    first, rest = cluster.devices[0], cluster.devices[1:]
+    route = HostRoute(out_bps=48.2e9, in_bps=42.5e9, latency_s=7e-6)
+    found = with_host_route(cluster, first, route)
+    assert host_route(found, first) == route
+    assert [host_route(found, d) for d in rest] == [host_route(cluster, d) for d in rest]
+    between = [link for link in cluster.links if {*link.ends} <= {*cluster.device_names}]
+    assert [link for link in found.links if {*link.ends} <= {*cluster.device_names}] == between

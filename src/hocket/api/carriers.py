@@ -48,6 +48,7 @@ from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.placement.one_device import one_device
 from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.executors import choose
+from hocket.runtime.memory.host_rates import rated_here
 from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.memory.uniform import uniform
@@ -142,7 +143,9 @@ def budgeted_carrier(
         ).num_bytes  # fmt: skip
 
     cluster = find_cluster(on)
-    if on != ON_THIS_MACHINE:
+    if on == ON_THIS_MACHINE:
+        cluster = rated_here(cluster, device)
+    else:
         require_one_device(cluster)
     host = _measured_host(device, cluster) if on == ON_THIS_MACHINE else None
     problem = make_problem(graph, cluster, calibration=host)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hocket.hardware.cluster import Cluster, Device, Link
 
@@ -33,6 +33,31 @@ def host_route(cluster: Cluster, device: Device) -> HostRoute:
         copy_bps = device.kind.memory_bandwidth_bps / 4
         return HostRoute(out_bps=copy_bps, in_bps=copy_bps, latency_s=device.kind.launch_s)
     return HostRoute(out_bps=out[0], in_bps=back[0], latency_s=max(out[1], back[1]))
+
+
+def with_host_route(cluster: Cluster, device: Device, route: HostRoute) -> Cluster:
+    """The cluster with this way between a device and its host in place of what there is; links to
+    other devices stay."""
+    devices = set(cluster.device_names)
+    kept = [
+        link
+        for link in cluster.links
+        if device.name not in link.ends or devices.issuperset(link.ends)
+    ]
+    ways = [
+        Link(
+            name=f"{ends[0]}-to-{ends[1]}",
+            ends=ends,
+            bandwidth_bps=rate_bps,
+            latency_s=route.latency_s,
+            duplex="one-way",
+        )
+        for ends, rate_bps in (
+            ((device.name, device.host), route.out_bps),
+            ((device.host, device.name), route.in_bps),
+        )
+    ]
+    return replace(cluster, links=(*kept, *ways))
 
 
 def _widest(cluster: Cluster, src: str, dst: str) -> tuple[float, float] | None:

@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -202,9 +203,24 @@ def end_all() -> None:
         thread.join()
 
 
+@contextmanager
+def threads_for_updates() -> Iterator[None]:
+    """As many threads as updates on the host take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before - _CORES_FOR_OTHERS))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _work(jobs: Jobs, failures: list[BaseException], is_ready: threading.Event) -> None:
-    torch.set_num_threads(max(1, torch.get_num_threads() - _CORES_FOR_OTHERS))
-    is_ready.set()
+    with threads_for_updates():
+        is_ready.set()
+        _do_all(jobs, failures)
+
+
+def _do_all(jobs: Jobs, failures: list[BaseException]) -> None:
     asked: deque[HostJob] = deque()
     while (job := _next(jobs, asked)) is not None:
         updated = job.updated
