@@ -1,5 +1,6 @@
 """What a rehearsal finds on a GPU beside the training, by what its allocator tells."""
 
+import copy
 import gc
 import threading
 import weakref
@@ -11,7 +12,7 @@ import torch
 from patience import PATIENCE_S
 from runtime.budget_loops import loop_of
 from runtime.budget_models import MODELS
-from runtime.train_loops import adamw
+from runtime.train_loops import adamw, plain_steps
 
 import hocket
 from hocket.api import find_cluster
@@ -114,3 +115,25 @@ def test_parameters_that_are_updated_on_a_gpu_have_a_counter_there():
     )
     carrier = SimpleNamespace(blocks=[at_home, visiting, streamed])
     assert _counters_bytes(GPU, carrier) == (2 + 3) * 512
+
+
+@pytest.mark.parametrize("update", ["host", "device"])
+def test_a_training_that_left_its_model_gives_its_room_back_until_it_returns(update):
+    """So a model that is prepared again finds the room that its first training had."""
+    model, batches, forward = MODELS["blocks"]()
+    twin = copy.deepcopy(model)
+    section = uniform(model, 0, parameters="streamed", update=update)
+    train = loop_of(model, adamw(model), section, batches[0], forward)
+    torch.manual_seed(5)
+    ours = [train.step(batch).item() for batch in batches]
+    carrier = train._carrier
+    rooms = [*carrier._rooms, *carrier._visitors.buffers]
+    sizes = [room.untyped_storage().nbytes() for room in rooms]
+    assert sum(sizes) > 0
+    carrier.leave()
+    assert not any(room.untyped_storage().nbytes() for room in rooms)
+    carrier.come_back()
+    assert [room.untyped_storage().nbytes() for room in rooms] == sizes
+    ours += [train.step(batch).item() for batch in batches]
+    torch.manual_seed(5)
+    assert ours == plain_steps(twin, adamw(twin), [*batches, *batches], forward=forward)

@@ -152,6 +152,11 @@ class CopyEngines:
             return DONE
         return Ticket(torch.cuda.current_stream(self.device).record_event())
 
+    def synchronize(self) -> None:
+        """Have this thread wait for all that the device was told, in whatever order."""
+        if self.is_real:
+            torch.cuda.synchronize(self.device)
+
     def send(self, pairs: Sequence[Pair]) -> Ticket:
         """Copy to the host what the computation was told to make."""
         return self._copy(pairs, self._out, self.mark())

@@ -94,6 +94,11 @@ class Slots:
         if slot := self.find(block):
             slot.block = None
 
+    def forget_all(self) -> None:
+        """Nothing is in the buffers any more."""
+        for slot in self._slots:
+            slot.block = None
+
     def noted(self, tensor: torch.Tensor) -> SlotView | None:
         """What stands for a tensor that looks at a buffer; None for others."""
         slot = self._by_storage.get(tensor.untyped_storage()._cdata)

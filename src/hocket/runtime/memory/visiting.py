@@ -83,6 +83,11 @@ class Visitors:
         """Gradients of a piece in full, and after its update the rounded twin of its parameters."""
         self._invited: dict[Block, list[_Berth]] = {}
 
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """Room on the device."""
+        return [*(berth.buffer for berth in self._berths), self._rounding]
+
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:
         """Have room for whatever has state by now."""
         for block in self._blocks:

@@ -34,6 +34,7 @@ from hocket.runtime.memory.landing import Gradients, Landings
 from hocket.runtime.memory.logits import LazyLogits, last_layer
 from hocket.runtime.memory.part_steps import PartSteps
 from hocket.runtime.memory.parts import blocks_of, group_experts, require_block_of
+from hocket.runtime.memory.set_aside import SetAside
 from hocket.runtime.memory.slots import slots_of
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.memory.visiting import Visitors
@@ -91,7 +92,8 @@ class Budgeted:
         self._steps = PartSteps(device, is_real=is_real, is_rehearsal=is_rehearsal)
         self._optimizer: torch.optim.Optimizer | None = None
         """Whose updates are done as gradients come."""
-        self._is_own_loop = self._has_left = False
+        self._is_own_loop = False
+        self._aside: SetAside | None = None
         self._landings = Landings(self._engines, self._pool, self._updates)
         self._used = Lent()
         """Gradients that updates on the device read."""
@@ -218,28 +220,23 @@ class Budgeted:
         """Have the model be as it was, for another carrier; this one trains no more."""
         self._settle()
         self._replayed.let_go()
-        self._has_left = True
-        for block in self.blocks:
-            for parameter in block.parameters if block.home is not None else ():
-                # At home they lie in one tensor; a model's own parameters have each its memory.
-                parameter.data = parameter.data.clone()
+        self._slots.forget_all()
+        self._aside = SetAside(self.blocks, [*self._rooms, *self._visitors.buffers], self._engines)
         self._take_away()
 
     def come_back(self) -> None:
         """Have the model again, as another carrier that was refused has left it."""
+        assert self._aside is not None
         self._take_away()
-        for block in self.blocks:
-            block.take_home()
-            for parameter in block.parameters if block.home is None else ():
-                parameter.data = parameter.data.to(self._engines.device)
+        self._aside.take_back()
         self._put_visits()
-        self._has_left = False
+        self._aside = None
 
     def _take_away(self) -> None:
         take_away(module for block in self.blocks for module in block.modules.values())
 
     def _require_model(self) -> None:
-        if self._has_left:
+        if self._aside is not None:
             raise UsageError(
                 "a later hocket.prepare carries this model",
                 hint="train with what it returned",
@@ -329,14 +326,17 @@ class Budgeted:
     # ── setting up ───────────────────────────────────────────────────────────────────────────
 
     @property
+    def _rooms(self) -> list[torch.Tensor]:
+        """Room on the device that what is at home on the host has there."""
+        residents = [block.resident for block in self.blocks if block.resident is not None]
+        return [*self._slots.buffers, *self._ring.buffers, *residents]
+
+    @property
     def lasting(self) -> list[torch.Tensor]:
         """What stays on the device between steps, but for the optimizer's state."""
-        lasting = [*self._model.buffers(), *self._slots.buffers, *self._ring.buffers]
+        lasting = [*self._model.buffers(), *self._rooms]
         for block in self.blocks:
-            if block.home is None:
-                lasting += block.parameters
-            elif block.resident is not None:
-                lasting.append(block.resident)
+            lasting += block.parameters if block.home is None else ()
             if block.policy.activations == "recomputed":
                 lasting += block.unmoved.spares()
         return lasting
