@@ -44,7 +44,8 @@ def rated_here(cluster: Cluster, device: torch.device) -> Cluster:
 
 @functools.cache
 def measure_host_rates(device: torch.device) -> tuple[float, float, float]:
-    """Bytes per second to the device, from it, and of updates, all at once."""
+    """Bytes per second to the device, from it, and of updates, all at once, to two digits: more
+    would be noise. Measured once in a process, so that what is planned twice is planned alike."""
     is_real = device.type == "cuda"
     engines = CopyEngines(device, is_real=is_real)
     here = [host_buffer(_COPY_BYTES, pinned=is_real) for _ in range(2)]
@@ -61,8 +62,12 @@ def measure_host_rates(device: torch.device) -> tuple[float, float, float]:
         copied = [sum(ticket.is_done for ticket in tickets) for tickets in (coming, leaving)]
     coming[-1].synchronize()
     leaving[-1].synchronize()
-    in_bps, out_bps = (max(1, count) * _COPY_BYTES / took_s for count in copied)
-    return in_bps, out_bps, num_updates * _BYTES_PER_NUMBER * _NUM_NUMBERS / took_s
+    in_bps, out_bps = (_rate(max(1, count) * _COPY_BYTES, took_s) for count in copied)
+    return in_bps, out_bps, _rate(num_updates * _BYTES_PER_NUMBER * _NUM_NUMBERS, took_s)
+
+
+def _rate(num_bytes: int, took_s: float) -> float:
+    return float(f"{num_bytes / took_s:.2g}")
 
 
 def _update_of(num_numbers: int) -> Callable[[], object]:
