@@ -191,7 +191,9 @@ def drawn(model: nn.Module, home: str) -> nn.Module:
                     value.fill_(1.0 if is_norm and name == "weight" else 0.0)
                 else:
                     value.normal_(0, 0.02, generator=draws)
-                made[parameter] = nn.Parameter(value.to(home))
+                # Memory of the host is touched by all cores first: the copy would do it with one.
+                kept = torch.empty(parameter.shape, device=home).fill_(0)
+                made[parameter] = nn.Parameter(kept.copy_(value))
             setattr(module, name, made[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
             fill = torch.ones if name == "running_var" else torch.zeros

@@ -17,7 +17,6 @@ and at the end what they say as ``table.md``.
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import multiprocessing
 import os
 import signal
@@ -53,8 +52,6 @@ from gpu_table import write_table
 Part = Callable[[Run], None]
 REPLAYS = ("resnet batch 16", "resnet batch 32", "rnn", "experts")
 PAIRS = ("gpt", "wide gpt", "experts", "expert groups", "resnet")
-STACK_S = 15
-"""Between notes of where a part is."""
 
 
 def phases(run: Run) -> Iterator[tuple[float, dict[str, Part]]]:
@@ -70,7 +67,7 @@ def phases(run: Run) -> Iterator[tuple[float, dict[str, Part]]]:
         **{f"deepest {system} {number}": partial(deepest, system=system, cap=cap)
            for number, cap in enumerate(run.caps) for system in HOLD_ALL},
     }  # fmt: skip
-    yield 160, {f"pairs {name}": partial(pairs, name=name) for name in PAIRS}
+    yield 100, {f"pairs {name}": partial(pairs, name=name) for name in PAIRS}
     # With few neighbours: many of their ops are short, and wait for the host.
     yield 150, {f"replay {name}": partial(replay, name=name) for name in REPLAYS}
     yield 150, {"largest": largest}
@@ -99,9 +96,6 @@ def carry_out(run: Run, limit_s: float, parts: dict[str, Part]) -> None:
 
 def _one(run: Run, name: str, part: Part) -> None:
     os.setpgid(0, 0)
-    # Where it is all the time, should it be ended.
-    stacks = (run.book.folder / f"{name.replace(' ', '-')}.stacks").open("w")
-    faulthandler.dump_traceback_later(STACK_S, repeat=True, file=stacks)
     try:
         if torch.cuda.is_available() != (DEVICE == "cuda"):
             raise RuntimeError(f"meant for {DEVICE}, but CUDA is there: {DEVICE != 'cuda'}")
