@@ -23,6 +23,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +46,7 @@ from gpu_parts import (
     uncapped,
     warm,
 )
-from gpu_rows import Book
+from gpu_rows import GIB, Book
 from gpu_run import Run, real_run, toy_run
 from gpu_table import write_table
 
@@ -109,12 +110,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=540)
-    parser.add_argument("--parts", default="", help="first words of their names; else all")
+    parser.add_argument("--parts", default="", help="names, or their first words; else all")
+    parser.add_argument("--caps", default="", help="in GiB, of the large model; else all")
     parser.add_argument("--toy", action="store_true", help="a rehearsal on a processor")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     book = Book(options.out, options.seconds)
     run = (toy_run if options.toy else real_run)(book)
+    if options.caps:
+        chosen = {float(cap) for cap in options.caps.split(",")}
+        run = replace(run, caps=tuple(cap for cap in run.caps if cap / GIB in chosen))
     wanted = options.parts.split(",") if options.parts else []
     for limit_s, parts in phases(run):
         parts = {
