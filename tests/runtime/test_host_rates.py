@@ -15,7 +15,7 @@ def test_rates_are_what_was_done_over_the_time_that_it_took(monkeypatch):
     now, took = [0.0], []
     monkeypatch.setattr(host_rates.time, "perf_counter", lambda: now[0])
     for name, value in {
-        "COPY_BYTES": 1000, "NUM_NUMBERS": 100, "NUM_PARAMETERS": 2, "NUM_PASSES": 3,
+        "COPY_BYTES": 1000, "NUM_NUMBERS": 100, "NUM_PARAMETERS": 2, "NUM_PASSES": 9, "ENOUGH_S": 7,
     }.items():  # fmt: skip
         monkeypatch.setattr(host_rates, f"_{name}", value)
 

@@ -36,8 +36,8 @@ _NUM_ROOMS = 8
 _NUM_NUMBERS = 2**25
 """Of a parameter."""
 _NUM_PARAMETERS = 8
-_NUM_PASSES = 6
-"""Over all parameters, after one that is not counted."""
+_NUM_PASSES, _ENOUGH_S = 6, 1.0
+"""Over all parameters, after one that is not counted; no more are begun after so long."""
 _BYTES_HELD, _BYTES_TOUCHED = 16, 28
 """For each number."""
 _SPARED = 0.85
@@ -80,15 +80,15 @@ def measure_host_rates(device: torch.device) -> HostRates:
             for update in updates:
                 copies.ask()
                 update()
-            began_s, taken_s = time.perf_counter(), list[float]()
             before = copies.num_done()
-            for _ in range(_NUM_PASSES):
+            began_s, took_s, taken_s = time.perf_counter(), 0.0, list[float]()
+            while len(taken_s) < _NUM_PASSES * len(updates) and took_s < _ENOUGH_S:
                 for update in updates:
                     copies.ask()
                     start_s = time.perf_counter()
                     update()
                     taken_s.append(time.perf_counter() - start_s)
-            took_s = time.perf_counter() - began_s
+                took_s = time.perf_counter() - began_s
             done = [after - first for after, first in zip(copies.num_done(), before, strict=True)]
         copies.wait()
     slower_s = sorted(taken_s)[len(taken_s) // 2 :]
