@@ -43,8 +43,8 @@ _BYTES_HELD, _BYTES_TOUCHED = 16, 28
 _SPARED = 0.85
 """Of the slower half of the updates, what they are rated at: a step waits where a host was rated
 too high, and only copies more where it was rated too low. Simulated for 4.2 B parameters within
-8 GiB: planned for 85 GB/s where there are 60, a step takes 17 % longer than it could, planned for
-65 where there are 90 it takes 5 % longer."""
+8 GiB (``benchmarks/memory/host_ratings.py``): planned for 85 GB/s where there are 60, a step takes
+16 % longer than it could, planned for 65 where there are 90 it takes 6 % longer."""
 _PART_OF_FREE = 4
 """Of the host's free memory at most one in so many bytes is taken."""
 
