@@ -5,6 +5,7 @@ import torch
 from runtime.budget_loops import CPU
 
 from hocket.api import find_cluster
+from hocket.base.errors import RunError
 from hocket.hardware.host_route import host_route
 from hocket.runtime.memory import host_rates
 from hocket.runtime.memory.host_rates import HostRates, measure_host_rates, rated_here
@@ -50,3 +51,12 @@ def test_plans_for_this_machine_go_by_them(monkeypatch):
     route = host_route(found, found.devices[0])
     assert (route.in_bps, route.out_bps, found.host_update_bps) == (40e9, 50e9, 70e9)
     assert route.latency_s == pytest.approx(host_route(cluster, cluster.devices[0]).latency_s)
+
+
+def test_a_host_that_locks_no_memory_is_rated_as_it_was_detected(monkeypatch):
+    def measure(device):
+        raise RunError("the host does not lock 1 GiB in place")
+
+    monkeypatch.setattr(host_rates, "measure_host_rates", measure)
+    cluster = find_cluster("1xh200")
+    assert rated_here(cluster, torch.device("cuda")) is cluster

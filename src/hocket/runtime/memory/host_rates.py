@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from hocket.base.errors import RunError
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.detect import available_bytes
 from hocket.hardware.host_route import HostRoute, host_route, with_host_route
@@ -59,10 +60,13 @@ class HostRates(NamedTuple):
 
 def rated_here(cluster: Cluster, device: torch.device) -> Cluster:
     """This machine's cluster with the rates of its host as they are beside each other; as it is
-    where there is no GPU."""
+    where there is no GPU, or no room to measure: such a plan may need none of them."""
     if device.type != "cuda":
         return cluster
-    first, rates = cluster.devices[0], measure_host_rates(device)
+    try:
+        first, rates = cluster.devices[0], measure_host_rates(device)
+    except (RunError, torch.OutOfMemoryError):
+        return cluster
     latency_s = host_route(cluster, first).latency_s
     route = HostRoute(out_bps=rates.out_bps, in_bps=rates.in_bps, latency_s=latency_s)
     return replace(with_host_route(cluster, first, route), host_update_bps=rates.update_bps)
