@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,13 +11,15 @@ from click.testing import CliRunner
 from torch import nn
 
 from hocket.api import make_problem
+from hocket.api.planned import launched
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.cli.root import root
 from hocket.graph.files import read_graph, write_graph
-from hocket.plan.files import read_plan
+from hocket.plan.files import read_plan, write_plan
 from hocket.plan.sections import Lanes
 from hocket.planners.waves.search import WaveFit, fit_waves
+from hocket.simulate.verify import violations
 from hocket.view.waves import behind_words, verdict
 
 
@@ -105,6 +108,80 @@ def test_partitions_mark_the_best_way_and_are_written_with_a_report(graph_file, 
     page = (tmp_path / "turns.report.html").read_text()
     assert all(way["name"] in page for way in told["ways"])
     assert run("verify", plan).exception is None
+
+
+@pytest.fixture(scope="module")
+def in_one_memory(graph_file):
+    """The plan of waves that begin together and wait wherever both would hold too much."""
+    problem = launched(make_problem(read_graph(graph_file), "1xv100-16g"), "replayed")
+    fit, path = fit_waves(problem), graph_file.with_name("plan.json")
+    way = next(way for way in fit.tried if way.lanes.waits)
+    write_plan(path, problem, fit.plan_of(way))
+    assert run("verify", path).exception is None
+    return path
+
+
+def in_a_circle(lanes):
+    lanes["waits"] += [[1, 0, 0, 1], [0, 0, 1, 1]]
+
+
+def without_waits(lanes):
+    lanes["waits"] = []
+
+
+def in_little_memory(lanes):
+    lanes["slab_bytes"] //= 2
+
+
+def with_all_alive(lanes):
+    lanes["lived_bytes"] = 2 * lanes["slab_bytes"]
+
+
+def in_one_lane(lanes):
+    lanes["waits"] = [[wave, op, wave, on_op] for wave, op, _, on_op in lanes["waits"]]
+
+
+def beginning_late(lanes):
+    lanes["lead"] = 10**6
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (in_a_circle, "in a circle"),
+        (without_waits, "lie in it"),
+        (in_little_memory, "lie in it"),
+        (with_all_alive, "are said to live in both lanes at once"),
+        (in_one_lane, "inside one lane"),
+        (beginning_late, "the second lane begins after"),
+    ],
+)
+def test_damaged_lanes_are_no_plan(in_one_memory, tmp_path, damage, words):
+    written = json.loads(in_one_memory.read_text())
+    lanes = written["sections"]["lanes"]
+    assert lanes["slab_bytes"] > 0
+    assert lanes["waits"]
+    damage(lanes)
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps(written))
+    refused = run("verify", damaged)
+    assert refused.exit_code == 6
+    assert words in " ".join(refused.output.split())
+
+
+def test_lanes_that_hand_memory_over_are_held_to_each_piece(graph_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    run("waves", graph_file, "--on", "1xv100-16g", "--waves", 4, "--lean", "-o", plan)
+    saved = read_plan(plan)
+    lanes = saved.plan[Lanes]
+    assert lanes.part_bytes
+    assert not violations(saved.plan, saved.problem)
+    for number in range(len(lanes.part_bytes)):
+        less = tuple(size // 2 if n == number else size for n, size in enumerate(lanes.part_bytes))
+        (wrong,) = violations(saved.plan.having(replace(lanes, part_bytes=less)), saved.problem)
+        assert f"memory {number + 2} of the lanes" in wrong.message
+    swapped = replace(lanes, places=lanes.places[::-1])
+    assert violations(saved.plan.having(swapped), saved.problem)
 
 
 def test_lean_waves_hold_little_more_than_one(graph_file):

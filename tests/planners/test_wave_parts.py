@@ -17,7 +17,6 @@ from hocket.graph.generators import generate
 from hocket.graph.graph import Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Lanes
-from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
 from hocket.planners.waves.parts import hand_overs, parted, places_of, places_within
 from hocket.planners.waves.room import held_bytes, wave_lives
 from hocket.planners.waves.search import fit_waves
@@ -26,6 +25,7 @@ from hocket.planners.waves.way import best_within, handed_over, plan_of, simulat
 from hocket.planners.waves.why import reasons
 from hocket.runtime.train.waves import wave_order
 from hocket.simulate import simulate
+from hocket.simulate.shares.lane_blocks import LaneBlocks, lane_blocks
 from hocket.simulate.shares.lanes import pass_order
 from hocket.simulate.verify import violations
 

@@ -30,7 +30,11 @@ from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import has_logits
 from hocket.simulate.rewriting.step import carried_out
 from hocket.simulate.shares import unfold
+from hocket.simulate.shares.lane_blocks import LaneBlocks, lane_blocks
 from hocket.simulate.timeline import Timeline
+
+_ABOUT = 1.02
+"""Waits for memory come when it is known what lives there, and may change that a little."""
 
 
 def verify(plan: Plan, problem: Problem) -> None:
@@ -68,7 +72,28 @@ def _share_violations(problem: Problem, plan: Plan, timeline: Timeline | None) -
         timeline = timeline or simulate(problem, plan)
     except CheckError as error:
         return [Violation("shares", error.message)]
-    return list(memory_violations(unfolded.problem, timeline))
+    found = list(memory_violations(unfolded.problem, timeline))
+    lanes = plan.get(Lanes)
+    if lanes is not None and any(lanes.slabs):
+        found += lane_violations(lanes, lane_blocks(problem.graph, unfolded, timeline))
+    return found
+
+
+def lane_violations(lanes: Lanes, blocks: LaneBlocks) -> Iterator[Violation]:
+    """Memory of two lanes that is less than what they hold, whatever else is claimed of it."""
+    for slab, (held, size) in enumerate(zip(blocks.slab_peaks(lanes), lanes.slabs, strict=True)):
+        if held > size:
+            where = f"memory {slab} of the lanes" if len(lanes.slabs) > 1 else "the lanes' memory"
+            yield Violation(
+                "lanes", f"{where} is of {format_bytes(size)}, and {format_bytes(held)} lie in it"
+            )
+    lived = blocks.peak_bytes()
+    if lanes.lived_bytes > _ABOUT * lived:
+        yield Violation(
+            "lanes",
+            f"{format_bytes(lanes.lived_bytes)} are said to live in both lanes at once, where "
+            f"{format_bytes(lived)} do: what is reserved beyond that would not be counted",
+        )
 
 
 def _division_violations(

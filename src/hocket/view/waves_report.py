@@ -13,11 +13,11 @@ from hocket import __version__
 from hocket.base.units import format_bytes, format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.waves.blocks import LaneBlocks
 from hocket.planners.waves.round_robin import PartitionFit, PartitionWay
 from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay
 from hocket.planners.waves.why import reasons
+from hocket.simulate.shares.lane_blocks import LaneBlocks
 from hocket.view.facts import facts_of
 from hocket.view.names import inert
 from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table

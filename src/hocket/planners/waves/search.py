@@ -27,10 +27,10 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Replica, Shares
 from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.planners.placement.devices import workers
-from hocket.planners.waves.blocks import LaneBlocks, lane_blocks
 from hocket.planners.waves.room import held_bytes, room_waits
 from hocket.planners.waves.way import WaveWay, best_within, plan_of, simulated
 from hocket.simulate.shares import priced_at
+from hocket.simulate.shares.lane_blocks import LaneBlocks, lane_blocks
 from hocket.simulate.shares.lanes import pass_order
 
 _FIRST_TRIES = 17

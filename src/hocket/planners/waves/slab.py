@@ -21,7 +21,7 @@ from hocket.base.arrays import LongArray
 from hocket.plan.sections import LaneWait
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.memory.packing import ALIGNMENT_BYTES, Intervals, pack
-from hocket.planners.waves.blocks import LaneBlocks
+from hocket.simulate.shares.lane_blocks import LaneBlocks
 
 _SEGMENT_BYTES, _LARGE_BYTES = 2 << 20, 10 << 20
 """To what PyTorch's allocator rounds what it asks the driver for, from which size on."""
@@ -49,7 +49,7 @@ def slab_of(blocks: LaneBlocks) -> Slab:
 def own_slabs(blocks: LaneBlocks, places: Places = ()) -> Slab:
     """A slab for each lane, and one for each part that lanes hand over."""
     lives = _lives(blocks)
-    number = _slab_numbers(blocks, places)
+    number = blocks.slab_of(places)
     address = np.zeros(len(blocks.lane), dtype=np.int64)
     start, stop = address.copy(), address.copy()
     sizes: list[int] = []
@@ -72,16 +72,6 @@ def _reserved_bytes(num_bytes: int) -> int:
     if num_bytes < _LARGE_BYTES:
         return num_bytes
     return -(-num_bytes // _SEGMENT_BYTES) * _SEGMENT_BYTES
-
-
-def _slab_numbers(blocks: LaneBlocks, places: Places) -> LongArray:
-    """The slab of each block, by the op that makes it; sums of gradients are in the lane's own."""
-    if not places:
-        return blocks.lane.astype(np.int64)
-    table = np.array(places)
-    # A lane has one wave after the other, all of the same ops.
-    found = table[blocks.lane, blocks.made_at % table.shape[1]]
-    return np.where(blocks.made_at < 0, blocks.lane, found).astype(np.int64)
 
 
 def _lives(blocks: LaneBlocks) -> Intervals:

@@ -85,7 +85,7 @@ def reasons(fit: WaveFit) -> list[str]:
             f"a wave that runs alone asks for {format_percent(device)} of the device and "
             f"{format_percent(host)} of the host"
         )
-    if fit.plain is fit.best_alone and not fit.pays:
+    if fit.plain is fit.best_alone and not fit.pays and not fit.is_equal:
         found.append("all samples at once fit, and larger kernels gain more than a second lane")
     sent = exchange_share(told)
     if sent > _MUCH:

@@ -9,13 +9,14 @@ O(ops + reads), numpy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, Phase
-from hocket.plan.sections.lanes import NUM_LANES
+from hocket.plan.sections.lanes import NUM_LANES, Lanes
 from hocket.simulate.shares import Unfolded
 from hocket.simulate.shares.lanes import LANE_STREAMS, pass_order
 from hocket.simulate.timeline import Timeline
@@ -39,17 +40,38 @@ class LaneBlocks:
 
     def curve(self, lane: int | None = None) -> tuple[FloatArray, LongArray]:
         """Times, and the bytes that one lane or both hold from each of them on."""
-        kept = slice(None) if lane is None else self.lane == lane
+        return self._curve(slice(None) if lane is None else self.lane == lane)
+
+    def peak_bytes(self, lane: int | None = None) -> int:
+        """The most that one lane or both hold at once."""
+        return int(self.curve(lane)[1].max(initial=0))
+
+    def slab_of(self, places: Sequence[Sequence[int]]) -> LongArray:
+        """The slab of each block where lanes have memory of their own, by the op that makes it;
+        ``places`` are those of `Lanes`. Sums of gradients are in the lane's own."""
+        if not places:
+            return self.lane.astype(np.int64)
+        table = np.array(places)
+        # A lane has one wave after the other, all of the same ops.
+        found = table[self.lane, self.made_at % table.shape[1]]
+        return np.where(self.made_at < 0, self.lane, found).astype(np.int64)
+
+    def slab_peaks(self, lanes: Lanes) -> list[int]:
+        """The most that each slab of a plan holds at once."""
+        if not lanes.own_bytes:
+            return [self.peak_bytes()]
+        slab_of = self.slab_of(lanes.places)
+        return [
+            int(self._curve(slab_of == slab)[1].max(initial=0)) for slab in range(len(lanes.slabs))
+        ]
+
+    def _curve(self, kept: slice | BoolArray) -> tuple[FloatArray, LongArray]:
         times = np.concatenate((self.start_s[kept], self.end_s[kept]))
         change = np.concatenate((self.num_bytes[kept], -self.num_bytes[kept]))
         order = np.lexsort((change, times))
         times, held = times[order], np.cumsum(change[order])
         last = np.append(np.diff(times) > 0, [True] * bool(len(times)))
         return times[last], held[last]
-
-    def peak_bytes(self, lane: int | None = None) -> int:
-        """The most that one lane or both hold at once."""
-        return int(self.curve(lane)[1].max(initial=0))
 
 
 def lane_blocks(
