@@ -13,6 +13,7 @@ from torch import nn
 from hocket.api import make_problem
 from hocket.api.planned import launched
 from hocket.base.errors import UsageError
+from hocket.base.units import format_seconds
 from hocket.capture.sizes import capture_sizes
 from hocket.cli.root import root
 from hocket.graph.files import read_graph, write_graph
@@ -47,7 +48,12 @@ def test_waves_that_pay_are_written_as_a_plan_that_others_accept(graph_file, tmp
     assert saved.plan[Lanes].slabs != (0,)
     assert run("verify", plan).exception is None
     simulated = json.loads(run("simulate", plan, "--json").stdout)
-    assert simulated["step_s"] == pytest.approx(saved.plan.claims.step_s)
+    assert simulated["step_s"] < saved.plan.claims.step_s
+    told = format_seconds(saved.plan.claims.step_s)
+    assert f"{told} with what waits for each other cost" in " ".join(
+        run("show", plan).stdout.split()
+    )
+    assert told in result.stdout
     page = (tmp_path / "report.html").read_text()
     assert all(f">{name}<" in page for name in ("tick", "tock", "together"))
 
@@ -56,6 +62,9 @@ def test_waves_that_do_not_pay_say_why(graph_file):
     command = ("waves", graph_file, "--on", "1xv100-16g", "--launches", "eager", "--json")
     told = json.loads(run(*command).stdout)
     assert (told["pays"], told["feasible"], told["written"]) == (False, True, [])
+    replayed = json.loads(run(*command[:-3], "--waves", 4, "--json").stdout)
+    for way in (*told["ways"], *replayed["ways"]):
+        assert way["step_s"] * way["samples_per_s"] == pytest.approx(2048)
     assert told["gain"] < 1
     assert "issues the ops of both lanes" in told["why"][0]
     assert any("all samples at once fit" in why for why in told["why"])

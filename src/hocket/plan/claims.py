@@ -26,7 +26,8 @@ class Claims:
     """Bounds, counts and predictions; None, empty or zero where nothing is claimed."""
 
     step_s: float | None = None
-    """Step time that the simulator predicted."""
+    """Step time that is predicted: that of the simulator, with what waits of two lanes for each
+    other cost, and without what the next of many steps hides."""
     peak_bytes: tuple[int, ...] = ()
     """Predicted peak per device of the cluster; where a training is divided, of one device of each
     pipeline rank."""

@@ -39,6 +39,8 @@ class Candidate:
     saved_s: float = 0.0
     """What of the timeline the next step hides: gradients that travel on beside its forward pass.
     The step is then one among many."""
+    waits_s: float = 0.0
+    """What waits of two lanes for each other add, which no timeline has in it."""
 
     @property
     def step_s(self) -> float | None:
@@ -47,7 +49,7 @@ class Candidate:
             return None
         if self.timeline is None:
             return self.plan.claims.step_s
-        return self.timeline.makespan_s - self.saved_s
+        return self.timeline.makespan_s + self.waits_s - self.saved_s
 
     @property
     def value_s(self) -> float | None:

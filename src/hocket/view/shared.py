@@ -74,6 +74,8 @@ def _how(plan: Plan) -> str:
         told += ", gradients by priority"
         if plan.claims.step_s is not None:
             told += f": {format_seconds(plan.claims.step_s)} for a step among many"
+    elif lanes is not None and plan.claims.step_s is not None:
+        told += f": {format_seconds(plan.claims.step_s)} with what waits for each other cost"
     return in_words(plan[Shares]) + told
 
 

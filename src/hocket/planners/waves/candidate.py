@@ -16,7 +16,7 @@ from hocket.plan.sections import Lanes, Shares
 from hocket.planners.candidates import Candidate
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.search import within
-from hocket.planners.waves.way import best_within, plan_of, simulated
+from hocket.planners.waves.way import best_within, plan_of, simulated, with_waits
 from hocket.planners.waves.why import FULL, asked
 
 TWO_LANES = "two lanes"
@@ -34,15 +34,16 @@ def in_lanes(problem: Problem, ways: Iterable[Candidate]) -> list[Candidate]:
         return []
     most = int(problem.memory_bytes[workers(problem)].min())
     one = simulated(problem, "one after the other", shares)
-    tried = [simulated(problem, TWO_LANES, shares, Lanes(lead=0)), *within(problem, one, most)]
+    both = with_waits(problem, simulated(problem, TWO_LANES, shares, Lanes(lead=0)))
+    tried = [both, *within(problem, one, most)]
     way = best_within(problem, tried, most)
-    if way is None or way.judged_s >= best.step_s:
+    if way is None or way.step_s >= best.step_s:
         return []
     plan = plan_of(problem, way)
     return [
         Candidate(
             planner=TWO_LANES, plan=plan, timeline=way.timeline, feasible=True, reason="",
-            plan_seconds=time.perf_counter() - began,
+            plan_seconds=time.perf_counter() - began, waits_s=way.waits_s,
         )
     ]  # fmt: skip
 

@@ -28,7 +28,7 @@ from hocket.plan.sections import Lanes, Replica, Shares
 from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.room import held_bytes, room_waits
-from hocket.planners.waves.way import WaveWay, best_within, plan_of, simulated
+from hocket.planners.waves.way import WaveWay, best_within, plan_of, simulated, with_waits
 from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.lane_blocks import LaneBlocks, lane_blocks
 from hocket.simulate.shares.lanes import pass_order
@@ -67,7 +67,7 @@ class WaveFit:
     @cached_property
     def leanest(self) -> WaveWay:
         """The start with which two waves that overlap at all hold least."""
-        return min(self._overlapping, key=lambda way: (way.peak_bytes, way.step_s))
+        return min(self._overlapping, key=lambda way: (way.peak_bytes, way.simulated_s))
 
     @cached_property
     def chosen(self) -> WaveWay | None:
@@ -241,7 +241,7 @@ def within(
         way = simulated(
             problem, "tick-tock", one.shares, Lanes(lead=0, waits=waits, changes=changes)
         )
-        found += [way] * (way.peak_bytes <= most_bytes)
+        found += [with_waits(problem, way)] * (way.peak_bytes <= most_bytes)
         room -= max(way.peak_bytes - most_bytes, round(_LESS_ROOM * room))
     return found
 
@@ -260,14 +260,15 @@ def _search(problem: Problem, shares: Shares, budget_bytes: int, changes: Change
             lead = min(lead, len(order))
             if lead not in tried:
                 lanes = Lanes(lead=lead, changes=changes)
-                tried[lead] = simulated(problem, "tick-tock", shares, lanes)
+                way = simulated(problem, "tick-tock", shares, lanes)
+                tried[lead] = with_waits(problem, way)
 
     def shortest(lead: int) -> tuple[float, ...]:
         way = tried[lead]
-        return max(way.peak_bytes - budget_bytes, 0), way.step_s, way.peak_bytes
+        return max(way.peak_bytes - budget_bytes, 0), way.simulated_s, way.peak_bytes
 
     def leanest(lead: int) -> tuple[float, ...]:
-        return tried[lead].peak_bytes, tried[lead].step_s
+        return tried[lead].peak_bytes, tried[lead].simulated_s
 
     attempt(np.linspace(0.0, 1.0, _FIRST_TRIES))
     for wanted in (shortest, leanest):

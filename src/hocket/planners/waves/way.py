@@ -19,7 +19,7 @@ import numpy as np
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, Shares
+from hocket.plan.sections import Lanes, LaneWait, Shares
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.candidates import empty_plan
 from hocket.planners.waves.parts import hand_overs, needed_bytes, parted, places_within
@@ -70,19 +70,24 @@ class WaveWay:
     """Of one lane for the other, where a graph is replayed."""
 
     @property
-    def step_s(self) -> float:
-        """Seconds of one step."""
+    def simulated_s(self) -> float:
+        """Seconds of one step in the simulator, which does not count waits."""
         return self.timeline.makespan_s
 
     @property
-    def judged_s(self) -> float:
-        """The same with what its waits cost."""
-        return self.step_s + WAIT_S * self.num_waits
+    def waits_s(self) -> float:
+        """What waits add to that."""
+        return WAIT_S * self.num_waits
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one step with its waits."""
+        return self.simulated_s + self.waits_s
 
     @property
     def samples_per_s(self) -> float:
-        """Samples of all replicas, with what waits cost."""
-        return self.shares.num_samples / self.judged_s
+        """Samples of all replicas."""
+        return self.shares.num_samples / self.step_s
 
     @property
     def peak_bytes(self) -> int:
@@ -100,6 +105,14 @@ def is_replayed(problem: Problem, lanes: Lanes | None = None) -> bool:
     """Whether ops follow each other in a graph that was captured."""
     changes_once = lanes is None or lanes.changes == "step"
     return changes_once and problem.costs.settings.get("launches") == "replayed"
+
+
+def with_waits(problem: Problem, way: WaveWay, for_memory: Iterable[LaneWait] = ()) -> WaveWay:
+    """The same with the waits that are counted: for results, and for memory where that is known."""
+    if way.lanes is None or not is_replayed(problem, way.lanes):
+        return way
+    waits = num_waits(problem.graph, way.unfolded.passes[0], way.timeline, for_memory)
+    return replace(way, num_waits=waits)
 
 
 def placed(problem: Problem, way: WaveWay, *, apart: bool = False) -> WaveWay:
@@ -120,22 +133,19 @@ def placed(problem: Problem, way: WaveWay, *, apart: bool = False) -> WaveWay:
         lived_bytes=lived_bytes,
     )
     found = simulated(problem, way.name, way.shares, lanes)
-    waits = num_waits(problem.graph, way.unfolded.passes[0], way.timeline, slab.waits)
-    return replace(found, num_waits=waits)
+    return replace(found, num_waits=with_waits(problem, way, slab.waits).num_waits)
 
 
 def best_within(problem: Problem, ways: Iterable[WaveWay], most_bytes: int) -> WaveWay | None:
-    """The quickest two lanes that hold at most so much, with their memory; None where none do."""
+    """The quickest two lanes that hold at most so much, with their memory; None where none do.
+
+    What they wait for results is counted (`with_waits`); waits for memory are counted here.
+    """
     fitting = [way for way in ways if way.lanes is not None and way.peak_bytes <= most_bytes]
     if not fitting or not is_replayed(problem, fitting[0].lanes):
         return min(fitting, key=lambda way: (way.step_s, way.peak_bytes), default=None)
-    graph = problem.graph
-    counted = [
-        replace(way, num_waits=num_waits(graph, way.unfolded.passes[0], way.timeline))
-        for way in fitting
-    ]
     found: list[WaveWay] = []
-    for way in sorted(counted, key=lambda way: (way.judged_s, way.peak_bytes)):
+    for way in sorted(fitting, key=lambda way: (way.step_s, way.peak_bytes)):
         blocks = _blocks(problem, way)
         apart_bytes = sum(map(blocks.peak_bytes, range(NUM_LANES))) - blocks.peak_bytes()
         can_part = way.peak_bytes + apart_bytes <= most_bytes
@@ -145,9 +155,9 @@ def best_within(problem: Problem, ways: Iterable[WaveWay], most_bytes: int) -> W
             break
     if not any(way.lanes and way.lanes.own_bytes for way in found):
         found += islice(handed_over(problem, fitting[0].shares, most_bytes), 1)
-    least_s = min((way.judged_s for way in found), default=0.0)
-    equal = [way for way in found if way.judged_s <= _EQUAL * least_s]
-    return min(equal, key=lambda way: (way.peak_bytes, way.judged_s), default=None)
+    least_s = min((way.step_s for way in found), default=0.0)
+    equal = [way for way in found if way.step_s <= _EQUAL * least_s]
+    return min(equal, key=lambda way: (way.peak_bytes, way.step_s), default=None)
 
 
 def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[WaveWay]:
@@ -165,13 +175,15 @@ def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[W
             return None
         waits = hand_overs(wave, places, len(sizes))
         in_parts = Lanes(lead=0, waits=waits, places=tuple(map(tuple, places.tolist())))
-        ways = (_counted(problem, shares, replace(in_parts, lead=lead)) for lead in leads)
-        return min(ways, key=lambda way: way.judged_s)
+        ways = (
+            simulated(problem, "tick-tock", shares, replace(in_parts, lead=lead)) for lead in leads
+        )
+        return min((with_waits(problem, way, waits) for way in ways), key=lambda way: way.step_s)
 
     forms = [PartsForm(number, late) for number in _NUM_PARTS for late in (False, True)]
     tried = [(form, begun(form, room_bytes, leads)) for form in forms]
     found = [(form, way) for form, way in tried if way is not None]
-    for form, start in sorted(found, key=lambda each: each[1].judged_s):
+    for form, start in sorted(found, key=lambda each: each[1].step_s):
         way, room = placed(problem, start), room_bytes
         for _ in range(_NUM_ROOMS):
             if way.peak_bytes <= most_bytes:
@@ -185,13 +197,6 @@ def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[W
             if again is None:
                 break
             way = placed(problem, again)
-
-
-def _counted(problem: Problem, shares: Shares, lanes: Lanes) -> WaveWay:
-    """A way with the waits that its hand-overs take."""
-    way = simulated(problem, "tick-tock", shares, lanes)
-    waits = num_waits(problem.graph, way.unfolded.passes[0], way.timeline, lanes.waits)
-    return replace(way, num_waits=waits)
 
 
 def _blocks(problem: Problem, way: WaveWay) -> LaneBlocks:

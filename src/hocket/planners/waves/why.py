@@ -101,13 +101,12 @@ def reasons(fit: WaveFit) -> list[str]:
         found.append(f"lanes hand memory over in {num_parts} parts and wait once for each")
     elif lanes is not None and lanes.own_bytes:
         found.append("there is room for memory of each lane's own, so lanes wait for results alone")
-    waits_s = told.judged_s - told.step_s
-    if waits_s > _MUCH * told.step_s:
+    if told.waits_s > _MUCH * told.simulated_s:
         has_own = told.lanes is not None and told.lanes.own_bytes and not told.lanes.part_bytes
         found.append(
             f"lanes wait for each other {told.num_waits} times for "
             f"{'results' if has_own else 'memory that one takes over from the other'}, which takes "
-            f"about {format_seconds(waits_s)} of a step"
+            f"about {format_seconds(told.waits_s)} of a step"
         )
     if told_changes := what_changes(fit):
         found.append(told_changes)
