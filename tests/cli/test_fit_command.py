@@ -304,6 +304,34 @@ def test_the_largest_size_fits_and_the_next_does_not():
     assert hocket.fit(wide(found + 1), "1xh200", 200 * MIB).chosen is None
 
 
+def test_max_captures_each_size_once_and_tells_what_it_found(tmp_path):
+    """Layers that are used twice stay on the device."""
+    (tmp_path / "own.py").write_text(
+        "from pathlib import Path\n"
+        "import torch\n"
+        "def build(layers=1):\n"
+        "    with Path(__file__).with_name('calls').open('a') as calls:\n"
+        "        calls.write(f'{layers}\\n')\n"
+        "    once = [torch.nn.Linear(64, 64) for _ in range(layers)]\n"
+        "    return torch.nn.Sequential(*once, *once), torch.randn(4, 64)\n"
+    )
+    own, plan = f"{tmp_path}/own.py:build", tmp_path / "plan.json"
+    result = run(
+        "fit", own, "--on", "1xh200", "--memory", "1MiB", "--max", "layers", "--loss", "mean",
+        "-o", plan, "--json",
+    )  # fmt: skip
+    assert result.exception is None, result.exception
+    answer = json.loads(result.stdout)
+    found = answer["max_layers"]
+    tried = [int(line) for line in (tmp_path / "calls").read_text().split()]
+    assert len(tried) == len(set(tried)) <= 7
+    assert {found, found + 1} <= set(tried)
+    assert f"layers {found} fits: {format_bytes(answer['smallest_budget_bytes'])}" in result.stderr
+    assert f"layers {found + 1} does not fit: " in result.stderr
+    assert answer["feasible"]
+    assert read_plan(plan).problem.graph.content_hash == answer["graph"]["hash"]
+
+
 def test_what_does_not_grow_is_told():
     with pytest.raises(UsageError, match="stays as it is"):
         largest_that_fits(lambda _: chain_step(3), "1xh200", 2**36, start=1, most=64)

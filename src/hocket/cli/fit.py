@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hocket.api.memory import BudgetFit
     from hocket.graph.graph import Graph
 
-MOST = {"batch": 2**20, "seq": 2**20, "layers": 4096}
+MOST = {"batch": 2**20, "seq": 2**20, "layers": 1024}
 START = {"batch": 8, "seq": 512, "layers": 4}
 
 
@@ -123,7 +123,9 @@ def command(
         if note := unusable_note(problem, fitted.budget_bytes):
             say(f"warning: {note}")
         if grows is not None:
-            say(f"the largest {grows} that fits is {found[f'max_{grows}']}")
+            size = found[f"max_{grows}"]
+            beyond = ", and no larger one is tried" if size == MOST[grows] else ""
+            say(f"the largest {grows} that fits is {size}{beyond}")
         console().print(view.fit_table(fitted))
     try:
         fitted.plan()
