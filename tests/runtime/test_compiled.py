@@ -79,6 +79,27 @@ def test_compiled_trainings_go_on_from_a_checkpoint_and_take_other_shapes(tmp_pa
     assert again.evaluate(first).item() > 0
 
 
+def test_parameters_that_are_frozen_between_steps_stay_as_they_are():
+    first, states = next(batches(1)), []
+    for compiled in (True, False):
+        model, optimizer = made()
+        train = None
+        if compiled:
+            train = hocket.prepare(model, optimizer, first, compiled="eager", clip_norm=0.5)
+        torch.manual_seed(5)
+        for number, batch in enumerate(batches(6)):
+            model.body.requires_grad_(number < 2 or number == 5)
+            if train is not None:
+                train.step(batch)
+                continue
+            model(**batch).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append(model.state_dict())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
 def test_compiled_steps_have_no_plan():
     model, optimizer = made()
     with pytest.raises(UsageError, match="without a plan"):

@@ -71,8 +71,3 @@ class CalledModel:
 def detached(tree: Any) -> Any:
     """What a model returned, without what its gradients need."""
     return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, tree)
-
-
-def cloned(tree: Any) -> Any:
-    """What a graph made, apart from its memory, which the next replay overwrites."""
-    return tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, tree)

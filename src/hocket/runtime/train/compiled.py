@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from hocket.capture.step import apply_model
 from hocket.runtime.train.batches import on_device, signature_of
-from hocket.runtime.train.called import CalledModel, cloned, detached
+from hocket.runtime.train.called import CalledModel, detached
+from hocket.runtime.train.captured import StaticBatch, cloned, model_key, on_stream
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.repeats import NOT_CUDA, Repeats
@@ -29,7 +29,7 @@ class _CapturedPasses(NamedTuple):
     """A graph of a step's passes, with what it reads and makes."""
 
     graph: torch.cuda.CUDAGraph
-    batch: Any
+    batch: StaticBatch
     scale: torch.Tensor
     outcome: Carried
     gradients: list[torch.Tensor | None]
@@ -44,13 +44,17 @@ class CompiledModel(CalledModel):
         super().__init__(model.to(device), recipe)
         self._device = device
         self._run: Any = torch.compile(model, dynamic=False, backend=backend)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._is_replayed = replay and device.type == "cuda"
         self._aside = torch.cuda.Stream(device) if self._is_replayed else None  # type: ignore[no-untyped-call]
         self._update: Any = recipe.make_update
         if self._is_replayed and recipe.calls_optimizer:
             self._update = ReplayedUpdate()
         self.repeats: Repeats[_CapturedPasses] = Repeats("" if self._is_replayed else NOT_CUDA)
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        """Those that are trained now."""
+        return [each for each in self._model.parameters() if each.requires_grad]
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer."""
@@ -68,17 +72,17 @@ class CompiledModel(CalledModel):
         batch = on_device(batch, self._device)
         is_pending = any(parameter.grad is not None for parameter in self._parameters)
         found = None
-        if not is_pending:
-            found = self.repeats.find(self._key(batch), lambda: self._capture(batch))
+        if not (is_pending or self.repeats.refusal):
+            key = signature_of(batch), model_key(self._model, self._device)
+            found = self.repeats.find(key, lambda: self._capture(batch))
         if found is None:
             scale = torch.as_tensor(weight, dtype=torch.float32, device=self._device)
-            outcome, gradients = self._passes(batch, scale)
+            with on_stream(self._aside, self._device):
+                outcome, gradients = self._passes(batch, scale)
             self._add(gradients)
             return outcome
         graph, static, scale, outcome, gradients = found
-        for own, given in zip(tree_leaves(static), tree_leaves(batch), strict=True):
-            if isinstance(own, torch.Tensor):
-                own.copy_(given, non_blocking=True)
+        static.refill(batch)
         scale.fill_(weight)
         graph.replay()
         self._add(gradients)
@@ -92,28 +96,7 @@ class CompiledModel(CalledModel):
         """How steps are launched; see `TellsReplay`."""
         return with_update(self.repeats.told, self._update)
 
-    def _key(self, batch: Any) -> Any:
-        """All that makes a step the same as another, up to the numbers of its batch."""
-        if self.repeats.refusal:
-            return None
-        modes = tuple(module.training for module in self._model.modules())
-        places = tuple(tensor.data_ptr() for tensor in self.tensors.values())
-        return signature_of(batch), modes, places
-
     def _passes(self, batch: Any, scale: torch.Tensor) -> tuple[Carried, list[torch.Tensor | None]]:
-        here = torch.cuda.current_stream(self._device) if self._aside is not None else None
-        if here is None or torch.cuda.is_current_stream_capturing():
-            return self._compiled_passes(batch, scale)
-        assert self._aside is not None
-        self._aside.wait_stream(here)
-        with torch.cuda.stream(self._aside):
-            found = self._compiled_passes(batch, scale)
-        here.wait_stream(self._aside)
-        return found
-
-    def _compiled_passes(
-        self, batch: Any, scale: torch.Tensor
-    ) -> tuple[Carried, list[torch.Tensor | None]]:
         returned = (self._recipe.forward or apply_model)(self._run, batch)
         loss = self._loss(returned)
         gradients = torch.autograd.grad(
@@ -122,10 +105,10 @@ class CompiledModel(CalledModel):
         return Carried(loss.detach(), detached(returned)), list(gradients)
 
     def _capture(self, batch: Any) -> _CapturedPasses:
-        static = cloned(batch)
+        static = StaticBatch(batch)
         scale, graph = torch.ones((), device=self._device), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            outcome, gradients = self._passes(static, scale)
+            outcome, gradients = self._passes(static.batch, scale)
         return _CapturedPasses(graph, static, scale, outcome, gradients)
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ graph each lane is a row of its own afterwards, which waits for the other where 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.waves.waiting import Edge
 from hocket.runtime.lanes import Lane
+from hocket.runtime.train.captured import on_stream
 from hocket.runtime.train.graph_nodes import (
     Nodes,
     arrows_of,
@@ -72,14 +73,9 @@ class Notes:
         if self._is_capturing:
             self.told.append(Edge(awaited, len(self.lane) - 1))
 
-    @contextmanager
-    def call_by_call(self) -> Iterator[None]:
+    def call_by_call(self) -> AbstractContextManager[None]:
         """On the stream that is captured later, for which libraries make what they need."""
-        here = torch.cuda.current_stream(self._device)
-        self.stream.wait_stream(here)
-        with torch.cuda.stream(self.stream):
-            yield
-        here.wait_stream(self.stream)
+        return on_stream(self.stream, self._device)
 
     @contextmanager
     def capture(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:

@@ -15,6 +15,7 @@ import torch
 from hocket.capture.program import Program
 from hocket.graph.graph import Role
 from hocket.runtime.setup import Setup
+from hocket.runtime.train.captured import StaticBatch
 from hocket.runtime.train.carry import CarriedStep, Given
 from hocket.runtime.train.repeats import Repeats, Same
 from hocket.runtime.train.weight import Weight
@@ -30,26 +31,28 @@ class _CapturedStep(NamedTuple):
 
 
 class StaticInputs:
-    """The batch in memory that a graph reads: later batches are copied into it."""
+    """The batch of a recorded step in memory that a graph reads."""
 
     def __init__(self, program: Program, given: Given) -> None:
-        self._tensors = {
-            number: tensor.clone()
+        self._inputs = [
+            [number for number in here if program.tensors[number].role == Role.INPUT]
             for here in given
-            for number, tensor in here.items()
-            if program.tensors[number].role == Role.INPUT
-        }
+        ]
+        self._static = StaticBatch(self._batch_of(given))
+
+    def _batch_of(self, given: Given) -> list[dict[int, torch.Tensor]]:
+        return [
+            {number: here[number] for number in numbers}
+            for numbers, here in zip(self._inputs, given, strict=True)
+        ]
 
     def within(self, given: Given) -> list[dict[int, torch.Tensor]]:
         """What is there before a step, with this memory in place of the batch."""
-        return [{n: self._tensors.get(n, tensor) for n, tensor in here.items()} for here in given]
+        return [{**here, **static} for here, static in zip(given, self._static.batch, strict=True)]
 
     def refill(self, given: Given) -> None:
         """Copy the batch of a step."""
-        for here in given:
-            for number, static in self._tensors.items():
-                if number in here:
-                    static.copy_(here[number], non_blocking=True)
+        self._static.refill(self._batch_of(given))
 
 
 class ReplayedStep(CarriedStep):

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from hocket.runtime.train.batches import on_device, signature_of
-from hocket.runtime.train.called import cloned
+from hocket.runtime.train.captured import StaticBatch, cloned, model_key, on_stream
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.repeats import Repeats
 from hocket.runtime.train.replayed_update import place_of, update_hindrance
@@ -36,7 +35,7 @@ class CapturedBudgetStep(NamedTuple):
     """A step that can be launched, with what it reads."""
 
     launch: Callable[[], Carried]
-    batch: Any
+    batch: StaticBatch
     scale: torch.Tensor
 
 
@@ -69,9 +68,7 @@ class ReplayedBudget:
         found = self.repeats.find(key, lambda: self._captured(batch, passes))
         if found is None:
             return self._beside(lambda: passes(batch, weight))
-        for own, given in zip(tree_leaves(found.batch), tree_leaves(batch), strict=True):
-            if isinstance(own, torch.Tensor):
-                own.copy_(given, non_blocking=True)
+        found.batch.refill(batch)
         found.scale.fill_(weight)
         carried = found.launch()
         self._num_replayed += 1
@@ -93,21 +90,19 @@ class ReplayedBudget:
     def _origin(self, batch: Any, optimizer: torch.optim.Optimizer) -> Iterator[Any]:
         """All that makes a step the same as another, up to the numbers of its batch."""
         yield signature_of(batch)
-        yield torch.is_autocast_enabled(self._device.type)
-        yield [module.training for module in self._model.modules()]
-        yield [buffer.data_ptr() for buffer in self._model.buffers()]
-        yield [(p.data_ptr(), p.requires_grad) for p in self._model.parameters()]
+        yield model_key(self._model, self._device)
         for group in optimizer.param_groups:
             yield [place_of(value) for key, value in group.items() if key != "params"]
             for parameter in group["params"]:
                 yield [place_of(s) for s in optimizer.state.get(parameter, {}).values()]
 
     def _captured(self, batch: Any, passes: Passes) -> CapturedBudgetStep:
-        static = cloned(on_device(batch, self._device))
+        static = StaticBatch(on_device(batch, self._device))
         scale = torch.ones((), device=self._device)
         self._num_replayed = 0
         try:
-            return CapturedBudgetStep(self._capture(lambda: passes(static, scale)), static, scale)
+            launch = self._capture(lambda: passes(static.batch, scale))
+            return CapturedBudgetStep(launch, static, scale)
         finally:
             # What a capture that failed has left.
             for parameter in self._model.parameters():
@@ -139,10 +134,7 @@ class ReplayedBudget:
             # Workspaces are a stream's own: those of the usual one would be there besides.
             torch._C._cuda_clearCublasWorkspaces()
             self._was_elsewhere = False
-        here = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(here)
-        with torch.cuda.stream(self._stream):
+        with on_stream(self._stream, self._device):
             carried = run()
-        here.wait_stream(self._stream)
         # In memory of the stream that they are looked at on.
         return Carried(carried.loss.clone(), cloned(carried.outputs))

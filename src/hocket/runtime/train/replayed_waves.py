@@ -19,7 +19,7 @@ import torch
 
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.runtime.train.between_waves import BetweenWaves
-from hocket.runtime.train.called import cloned
+from hocket.runtime.train.captured import cloned
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.lane_notes import NotedLane, Notes
 from hocket.runtime.train.programs import Programs

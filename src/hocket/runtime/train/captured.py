@@ -1,0 +1,68 @@
+"""What every captured step needs: what it was captured for, the batch that it reads, its stream.
+
+A graph has addresses and choices in it that were right when it was captured. `model_key` names
+those of a model; a batch is copied into the memory that the graph reads (`StaticBatch`); steps
+before the capture run on a stream beside the usual one (`on_stream`), for which autograd and
+libraries make what they need. O(parameters + modules) per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+def model_key(model: nn.Module, device: torch.device) -> tuple[Any, ...]:
+    """All of a model that makes a step the same kernels on the same memory as another.
+
+    Which modules train, which parameters are frozen, where all tensors are, and in which precision
+    autocast computes, if it does.
+    """
+    is_cast = torch.is_autocast_enabled(device.type)
+    return (
+        torch.get_autocast_dtype(device.type) if is_cast else None,
+        tuple(module.training for module in model.modules()),
+        tuple(buffer.data_ptr() for buffer in model.buffers()),
+        tuple((each.data_ptr(), each.requires_grad) for each in model.parameters()),
+    )
+
+
+def cloned(tree: Any) -> Any:
+    """What a graph made, apart from its memory, which the next replay overwrites."""
+    return tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, tree)
+
+
+class StaticBatch:
+    """A batch in memory that a graph reads: later batches are copied into it."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = cloned(batch)
+
+    def refill(self, batch: Any) -> None:
+        """Copy the tensors of another batch of the same form."""
+        for own, given in zip(tree_leaves(self.batch), tree_leaves(batch), strict=True):
+            if isinstance(own, torch.Tensor):
+                own.copy_(given, non_blocking=True)
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream | None, device: torch.device) -> Iterator[None]:
+    """What is asked for within comes after all before and before all after, on a stream of its own.
+
+    Without one it is asked for where the rest is.
+    """
+    if stream is None:
+        yield
+        return
+    here = torch.cuda.current_stream(device)
+    stream.wait_stream(here)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        here.wait_stream(stream)
