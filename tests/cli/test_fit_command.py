@@ -202,10 +202,10 @@ def test_fit_refuses_several_devices_before_it_captures(tmp_path):
 
 @pytest.fixture
 def card(tmp_path):
-    """A card of 512 MiB of which 62 MiB stay empty."""
+    """A card of 512 MiB of which 62 MiB less 1 KiB stay empty."""
     path = tmp_path / "card.toml"
     path.write_text(
-        'name = "den"\n[kinds.small]\nmemory = "512MiB"\nheadroom = "62MiB"\n'
+        'name = "den"\n[kinds.small]\nmemory = "512MiB"\nheadroom = "63487KiB"\n'
         'memory_bandwidth = "448GB/s"\npeak = { float32 = "16TFLOP/s" }\n'
         'host_link = { bandwidth = "11GB/s", latency = "8us" }\n[[devices]]\nkind = "small"\n'
     )
@@ -217,7 +217,7 @@ def test_fit_knows_what_the_card_has_and_what_of_it_is_usable(graph_file, card):
         return run("fit", graph_file, "--on", card, "--json", *arguments)
 
     by_default = json.loads(fit().stdout)
-    assert by_default["budget_bytes"] == by_default["usable_bytes"] == 450 * MIB
+    assert by_default["budget_bytes"] == by_default["usable_bytes"] == 450 * MIB + 1024
     assert by_default["device_bytes"] == 512 * MIB
     quiet = run("fit", graph_file, "--on", card, "--memory", "450MiB", "-o", card.parent / "a.json")
     assert quiet.exception is None
@@ -236,7 +236,7 @@ def test_fit_knows_what_the_card_has_and_what_of_it_is_usable(graph_file, card):
     assert "give it 450MiB" in error.hint
     with pytest.warns(BudgetWarning, match=r"450\.0 MiB of its 512\.0 MiB are usable"):
         hocket.fit(chain_step(2), card, "500MiB")
-    assert hocket.fit(chain_step(2), card).budget_bytes == 450 * MIB
+    assert hocket.fit(chain_step(2), card).budget_bytes == 450 * MIB + 1024
 
 
 def test_fit_refuses_a_budget_that_the_card_has_not_before_it_captures(tmp_path, card):

@@ -19,7 +19,6 @@ from hocket.base.units import (
     format_bytes,
     format_seconds,
     parse_bytes,
-    typed_bytes,
 )
 from hocket.cost.calibrate import Calibration
 from hocket.cost.profile import Profile
@@ -122,7 +121,8 @@ def require_memory(device: Device, budget_bytes: int) -> None:
         raise UsageError(
             f"a budget of {format_bytes(budget_bytes)} is more than {device.name} has: "
             f"{format_bytes(device.memory_bytes)}",
-            hint=f"give it {typed_bytes(device.usable_bytes)}, or name another device",
+            # Rounded down: what is named is usable.
+            hint=f"give it {device.usable_bytes // 2**20}MiB, or name another device",
         )
 
 
