@@ -14,8 +14,8 @@ from hocket.planners.memory.blocks import cut_step
 from hocket.planners.memory.update_order import AS_THEY_COME, ORDERS
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.following import busiest_s, period_s
-from hocket.simulate.rewriting.needs import find_uses
 from hocket.simulate.rewriting.step import budgeted
+from hocket.simulate.rewriting.uses import find_uses
 
 GRAPH = chain_step(5, weight=32 * MIB, flops=2e10)
 BLOCKS = cut_step(GRAPH)

@@ -80,6 +80,8 @@ def test_every_plan_becomes_a_step_that_does_the_same_work_in_order(data):
         name: GRAPH.tensor_names[GRAPH.root_of[tensor]]
         for tensor, name in enumerate(GRAPH.tensor_names)
     }
+    passing = {GRAPH.tensor_names[t] for t in range(GRAPH.num_tensors)
+               if GRAPH.tensor_role[t] in (Role.ACTIVATION, Role.GRADIENT)}  # fmt: skip
     work = np.zeros(GRAPH.num_ops)
     for op, origin in enumerate(done.origin.tolist()):
         if origin < 0:
@@ -90,8 +92,10 @@ def test_every_plan_becomes_a_step_that_does_the_same_work_in_order(data):
             continue
         wanted = _roots(GRAPH, GRAPH.reads_of(origin), names)
         got = _roots(done.graph, done.graph.reads_of(op), names)
-        made = _roots(GRAPH, GRAPH.made_by(origin), names)
-        assert wanted <= got <= wanted | made
+        # What is held until the op ends is among what it reads: activations and gradients.
+        held = got - wanted - _roots(GRAPH, GRAPH.made_by(origin), names)
+        assert wanted <= got
+        assert held <= passing
     assert np.allclose(work, 1.0)
     step = budgeted(*placed(GRAPH), memory)
     timeline = simulate(step.problem, step.plan)
@@ -128,7 +132,11 @@ def test_offloaded_activations_leave_and_come_back():
     done = rewrite(GRAPH, memory)
     out, back = moved_bytes(done)
     assert out == back
-    assert out >= 19 * 8 * MIB
+    # What the last two blocks save is there when the backward pass begins.
+    assert out >= 14 * 8 * MIB
+    assert not any(
+        f"f{n}." in name for n in (4, 5) for name in done.graph.op_names if "@fetch" in name
+    )
     assert _peak(GRAPH, memory) < _peak(GRAPH, _all(GRAPH))
 
 
@@ -232,8 +240,12 @@ def test_loss_in_chunks_holds_a_part_of_the_logits():
     whole, parts = _all(GRAPH), _all(GRAPH, {"loss_chunks": 8})
     assert _peak(GRAPH, parts) < _peak(GRAPH, whole) - 64 * MIB
     done = rewrite(GRAPH, parts)
-    assert sum(name.startswith("head@") for name in done.graph.op_names) == 8
-    assert done.graph.flops.sum() == pytest.approx(GRAPH.flops.sum())
+    parts = [name for name in done.graph.op_names if name.startswith("head@")]
+    # Each part goes forward, and once more for its backward pass.
+    assert parts == [f"head@{n}" for n in range(8)] + [f"head@again{n}" for n in range(8)]
+    last = int(cut_step(GRAPH).start[-2])
+    twice = GRAPH.flops[last:][GRAPH.op_phase[last:] == Phase.FORWARD].sum()
+    assert done.graph.flops.sum() == pytest.approx(GRAPH.flops.sum() + twice)
 
 
 def test_a_block_waits_for_copies_out_so_that_memory_stays_bounded():

@@ -257,6 +257,15 @@ def _recurrent_layers(model: nn.Module, device: str) -> dict[str, list[str]]:
     return {"recurrent": found} if found and device == ACCELERATOR else {}
 
 
+def _lists(model: nn.Module) -> list[str]:
+    """Modules that cannot be called: a list of modules is not, only its members are."""
+    return [
+        path
+        for path, module in model.named_modules()
+        if path and type(module).forward is nn.Module.forward
+    ]
+
+
 def _meta(
     model: nn.Module, batch: Any, optimizer: Optimizer | None, name: str, device: str
 ) -> dict[str, Any]:
@@ -273,6 +282,7 @@ def _meta(
         **({"optimizer": None} if optimizer is None else optimizer.to_meta()),
         "device": device,
         **_recurrent_layers(model, device),
+        "lists": _lists(model),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "torch": torch.__version__,
     }

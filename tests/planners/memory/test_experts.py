@@ -60,9 +60,10 @@ def test_groups_do_the_same_work_and_hold_their_part(groups, policy):
     assert (out, come) == pytest.approx((whole_out, whole_come), rel=1e-6)
     size, mean = -(-8 // groups) * EXPERT, -(-8 * EXPERT // groups)
     assert new.held_bytes[new.tensor_producer >= 0].max() == mean
-    # Two groups in their turns, one gradient that is made and one that leaves, and activations.
+    # Two groups in their turns, one gradient that is made and one that leaves, and activations; the
+    # input of a layer that ran again is there until its backward pass is over.
     peak = int(simulate(step.problem, step.plan).peak_bytes.max())
-    assert 2 * size + 2 * mean < peak <= 2 * size + 2 * mean + 8 * MIB
+    assert 2 * size + 2 * mean < peak <= 2 * size + 2 * mean + (9 if policy else 8) * MIB
 
 
 def test_plans_of_groups_keep_budgets_that_no_others_keep():

@@ -38,14 +38,14 @@ def test_parameters_are_fetched_when_the_pass_so_many_before_begins(prefetch, ch
     new, origin = step.rewritten.graph, step.rewritten.origin
     blocks = cut_step(graph)
     passes = [("forward", n) for n in range(NUM_LAYERS + 1)]
-    # In chunks the last block goes forward and backward as one.
-    passes += [("backward", n) for n in reversed(range(NUM_LAYERS + (chunks == 1)))]
+    passes += [("backward", n) for n in reversed(range(NUM_LAYERS + 1))]
     last = {}
     for op in range(new.num_ops):
         if origin[op] >= 0 and new.op_stream[op] == Stream.COMPUTE:
-            phase = "forward" if graph.op_phase[origin[op]] == Phase.FORWARD else "backward"
+            # In chunks the last block goes forward once more for its backward pass.
+            is_forward = new.op_phase[op] == Phase.FORWARD and "@again" not in new.op_names[op]
             block = int(blocks.block_of[origin[op]])
-            last["forward" if chunks > 1 and block == NUM_LAYERS else phase, block] = op
+            last["forward" if is_forward else "backward", block] = op
     fetches = [op for op in range(new.num_ops) if "@fetch-" in new.op_names[op]]
     assert len(fetches) == 2 * NUM_LAYERS
     for op in fetches:

@@ -14,8 +14,8 @@ from hocket.cost.roofline import work_on
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Memory
-from hocket.simulate.rewriting.needs import Uses
 from hocket.simulate.rewriting.rewrite import Rewritten
+from hocket.simulate.rewriting.uses import Uses
 
 
 class Asking:
@@ -34,8 +34,11 @@ class Asking:
         is_asked = (done.origin >= 0) & (stream != Stream.HOST)
         asked_s = float(self._work.host_s[done.origin[is_asked]].sum())
         uses, policies = self._uses, memory.blocks
-        again = sum(len(uses.backward_reads[number]) for number, block in enumerate(policies)
-                    if block.activations == "recomputed")  # fmt: skip
+        again = sum(
+            len(reads)
+            for visit, reads in zip(uses.visits.visits, uses.backward_reads, strict=True)
+            if policies[visit.block].activations == "recomputed"
+        )
         moved = int(np.sum([name.endswith("@offload") for name in done.graph.op_names]))
         at_home = sum(
             len(update.roots)

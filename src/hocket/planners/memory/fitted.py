@@ -9,8 +9,8 @@ from hocket.plan.sections import Memory
 from hocket.planners.memory.update_order import UpdateOrders, host_update_orders
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.following import has_updates_at_home, period_s
-from hocket.simulate.rewriting.needs import Uses
 from hocket.simulate.rewriting.step import BudgetedStep, moved_bytes
+from hocket.simulate.rewriting.uses import Uses
 from hocket.simulate.timeline import Timeline
 
 

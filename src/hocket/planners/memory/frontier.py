@@ -32,7 +32,7 @@ from hocket.planners.memory.maker import (
     PlanMaker,
 )
 from hocket.planners.memory.numbers import FROM_HOST, KEPT, RECOMPUTED, BlockNumbers
-from hocket.simulate.rewriting.needs import Uses
+from hocket.simulate.rewriting.uses import Uses
 
 NUM_LEVELS = 32
 """Budgets that the linear program is solved for, by turns of `TURNS`."""
@@ -168,8 +168,8 @@ def find_frontier(
         for each in finer[:1] if gap < 2 * least else ():
             keep(each.solved(f"between {number}{each.how}", gap, seen, BETWEEN[0], SMALL_TAIL))
     for fitted in _best_of(plans.values()):
-        if fitted.uses is maker.uses:
-            keep(maker.in_fewer_chunks(fitted))
+        for eased in maker.eased(fitted, seen) if fitted.uses is maker.uses else ():
+            keep(eased)
     kept = [fitted for fitted in plans.values() if maker.fits_host(fitted)]
     return Frontier(
         problem, plan, tuple(kept), maker.uses, maker.numbers,

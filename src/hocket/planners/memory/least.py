@@ -13,18 +13,18 @@ import numpy as np
 from hocket.graph.graph import Phase, Role
 from hocket.simulate.rewriting.chunks import find_region
 from hocket.simulate.rewriting.experts import all_in_groups, parts_of
-from hocket.simulate.rewriting.needs import Uses
+from hocket.simulate.rewriting.uses import Uses
 
 
 def least_bytes(uses: Uses, max_chunks: int) -> int:
     """Bytes that no memory section of this step goes below."""
     graph, blocks = uses.graph, uses.blocks
-    region, last = find_region(graph, blocks), blocks.num_blocks - 1
+    region = find_region(graph, blocks)
     is_base = np.isin(graph.tensor_role, (Role.INPUT, Role.BUFFER)) & (graph.tensor_producer < 0)
     base = int(graph.held_bytes[is_base].sum())
     inside = np.zeros(graph.num_tensors, dtype=np.bool_)
     made_by = graph.tensor_producer
-    inside[made_by >= 0] = blocks.block_of[made_by[made_by >= 0]] == last
+    inside[made_by >= 0] = np.isin(made_by[made_by >= 0], list(region.ops))
     size = graph.held_bytes.astype(np.float64)
     parted = inside & (graph.tensor_role != Role.PARAMETER)
     parted[list(region.whole)] = False
@@ -36,6 +36,6 @@ def least_bytes(uses: Uses, max_chunks: int) -> int:
     for op in np.flatnonzero(graph.op_phase != Phase.OPTIMIZER).tolist():
         tensors = [*graph.reads_of(op).tolist(), *graph.made_by(op)]
         roots = np.unique(graph.root_of[tensors])
-        share = max_chunks if blocks.block_of[op] == last else 1
+        share = max_chunks if op in region.ops else 1
         most = max(most, float(size[roots].sum()) + float(graph.workspace_bytes[op]) / share)
     return base + int(most)

@@ -24,6 +24,7 @@ from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.keeping import KeepingPlans
 from hocket.planners.memory.linear import Allowed, ProgramShares, Turn, allowing, solve
 from hocket.planners.memory.numbers import (
+    FROM_HOST,
     HOST_UPDATE,
     OFFLOADED,
     RESIDENT,
@@ -36,8 +37,8 @@ from hocket.planners.memory.rounding import chosen, offloaded_share, section_of
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.chunks import has_large_logits
-from hocket.simulate.rewriting.needs import Uses, find_uses
 from hocket.simulate.rewriting.step import budgeted
+from hocket.simulate.rewriting.uses import Uses, find_uses
 
 ON_DEVICE: tuple[int, ...] = (RESIDENT,)
 ON_HOST: tuple[int, ...] = (RESIDENT, HOST_UPDATE, STREAMED)
@@ -196,7 +197,7 @@ class PlanMaker:
     ) -> Fitted | None:  # fmt: skip
         """What the linear program gives for a budget, unless it was seen or nothing keeps it; any
         home is allowed where those of the turn do not do."""
-        chunks = self._chunks(tail * budget_bytes)
+        chunks = self._chunks(max(tail * budget_bytes, self.enough_bytes))
         work, seconds = self._tail(chunks)
 
         def shares_of(allowed: Allowed) -> ProgramShares | None:
@@ -222,15 +223,30 @@ class PlanMaker:
         )  # fmt: skip
         return None if memory in seen else self._judged(name, memory)
 
-    def in_fewer_chunks(self, fitted: Fitted) -> Fitted | None:
-        """The same with the loss in fewer chunks, such that the last block works in about half of
-        the bytes that others do; None where it has few."""
-        enough = float(self.numbers.backward_work[:-1].max(initial=0.0))
-        count = max(FEW_CHUNKS, 2 * self._chunks(enough))
-        if fitted.memory is None or fitted.memory.loss_chunks <= count:
-            return None
-        memory = replace(fitted.memory, loss_chunks=count)
-        return self._judged(f"{fitted.name}, {count} chunks", memory)
+    def eased(self, fitted: Fitted, seen: set[Memory | None]) -> Iterator[Fitted]:
+        """The same plan without what the program may have wanted without need: with inputs of
+        recomputed blocks kept, with the loss in one piece, and with it in fewer chunks."""
+        if fitted.memory is None:
+            return
+        blocks, peak_bytes = fitted.memory.blocks, fitted.peak_bytes
+        kept = tuple(replace(block, checkpoint="kept") for block in blocks)
+        is_moved = [block.checkpoint == "offloaded" for block in blocks]
+        inputs_bytes = float(self.numbers.moved[is_moved, FROM_HOST].sum())
+        fewer = max(FEW_CHUNKS, 2 * self._chunks(self.enough_bytes))
+        # What would take far more than the plan does is another plan's business.
+        for how, memory, more_bytes in (
+            ("inputs kept", replace(fitted.memory, blocks=kept), inputs_bytes),
+            ("1 chunk", replace(fitted.memory, loss_chunks=1), self._tail(1)[0]),
+            (f"{fewer} chunks", replace(fitted.memory, loss_chunks=fewer), self._tail(fewer)[0]),
+        ):
+            is_eased = memory.loss_chunks <= fitted.memory.loss_chunks and memory not in seen
+            if is_eased and more_bytes <= peak_bytes:
+                yield self._judged(f"{fitted.name}, {how}", memory)
+
+    @cached_property
+    def enough_bytes(self) -> float:
+        """What the last block may work in without being what a peak is due to: what others do."""
+        return float(self.numbers.backward_work[:-1].max(initial=0.0))
 
     def _chunks(self, tail_bytes: float) -> int:
         fits = (n for n in self.chunks if self._tail(n)[0] <= tail_bytes)
@@ -240,10 +256,12 @@ class PlanMaker:
         """Bytes and seconds of the last block in chunks."""
         numbers = self.numbers
         saved = numbers.tail_inner * (1 - 1 / chunks)
-        op_s = numbers.tail_s
+        op_s, again_s = numbers.tail_s, 0.0
         if chunks > 1:
+            again_s = numbers.tail_again_s
             op_s = np.where(op_s > 0, np.maximum(op_s / chunks, numbers.launch_s) * chunks, 0.0)
-        return float((numbers.tail_held - saved).max(initial=0.0)), float(op_s.sum())
+        held = float((numbers.tail_held - saved).max(initial=0.0))
+        return held, float(op_s.sum()) + again_s
 
     def fits_host(self, fitted: Fitted) -> bool:
         """Whether what waits on the host has room there."""

@@ -9,7 +9,7 @@ chooses among them. O(ops + reads).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +18,13 @@ from hocket.base.arrays import BoolArray, FloatArray
 from hocket.graph.graph import Graph, Phase
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
+from hocket.plan.sections.memory import SMALLEST_MOVED
 from hocket.planners.memory.work import find_work, needed_last
 from hocket.simulate.rewriting.experts import all_in_groups
 from hocket.simulate.rewriting.homes import num_parts, visiting_pieces
-from hocket.simulate.rewriting.needs import SMALLEST_MOVED, Uses
+from hocket.simulate.rewriting.needs import NUM_LINGERING
 from hocket.simulate.rewriting.updates import Update
+from hocket.simulate.rewriting.uses import Uses
 
 WAYS = ("kept", "offloaded", "recomputed", "recomputed from the host")
 """What becomes of activations."""
@@ -75,6 +77,8 @@ class BlockNumbers:
     """What is on the device in any case: batch, buffers, parameters that are nobody's."""
     tail_s: FloatArray
     """Seconds of each op of the last block."""
+    tail_again_s: float
+    """Seconds of ops that run twice where the loss is made in chunks."""
     tail_held: FloatArray
     """Bytes held while each op of the last block runs, as in its work."""
     tail_inner: FloatArray
@@ -108,6 +112,7 @@ def measure(
         forward_work=work.forward,
         backward_work=work.backward,
         tail_s=op_s[work.tail],
+        tail_again_s=float(op_s[list(work.chunked)].sum()),
         tail_held=work.held[work.tail],
         tail_inner=work.inner[work.tail],
         launch_s=problem.cluster.devices[device].kind.launch_s,
@@ -152,21 +157,43 @@ def _ways(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Ways:
     stay, moved, again_s = (np.zeros((count, len(WAYS))) for _ in range(3))
     last = needed_last(uses, groups)
     for block in range(count):
-        own = [s for s in uses.saved(block) if last.get(s) == block]
-        sizes = graph.tensor_bytes[own].astype(np.float64)
-        total, movable = sizes.sum(), sizes[sizes >= SMALLEST_MOVED].sum()
-        stay[block] = total
-        stay[block, OFFLOADED], moved[block, OFFLOADED] = total - movable, movable
-        again = uses.again[block]
+        own = {s for s in uses.needed[block] if last.get(s) == block}
+        stay[block] = _bytes(graph, own)
+        moved[block, OFFLOADED] = _bytes(graph, own & _movable(uses, block))
+        stay[block, OFFLOADED] -= moved[block, OFFLOADED]
+        again = [op for visit in uses.visits_of[block] for op in uses.again[visit]]
         if not again:
             # It cannot be made again: these ways are as keeping it.
             continue
-        inputs = [s for s in uses.checkpoint(block, again) if last.get(s, block) <= block]
-        kept = float(graph.tensor_bytes[inputs].sum())
-        again_s[block, RECOMPUTED] = again_s[block, FROM_HOST] = op_s[list(again)].sum()
-        stay[block, RECOMPUTED] = moved[block, FROM_HOST] = kept
-        stay[block, FROM_HOST] = 0.0
+        taken, kept = _without(uses, block)
+        here = {s for s in taken | kept if last.get(s, block) <= block}
+        again_s[block, RECOMPUTED] = again_s[block, FROM_HOST] = op_s[again].sum()
+        stay[block, RECOMPUTED] = _bytes(graph, here)
+        moved[block, FROM_HOST] = _bytes(graph, here - kept)
+        stay[block, FROM_HOST] = stay[block, RECOMPUTED] - moved[block, FROM_HOST]
     return _Ways(stay, moved, again_s)
+
+
+def _bytes(graph: Graph, storages: Iterable[int]) -> float:
+    return float(graph.tensor_bytes[list(storages)].sum())
+
+
+def _movable(uses: Uses, block: int) -> set[int]:
+    """Storages of a block that can go to the host: those that its visits save."""
+    there = range(len(uses.visits) - NUM_LINGERING)
+    saved = {s for visit in uses.visits_of[block] if visit in there for s in uses.saved(visit)}
+    large = {s for s in saved if uses.graph.tensor_bytes[s] >= SMALLEST_MOVED}
+    return large - uses.outside[block]
+
+
+def _without(uses: Uses, block: int) -> tuple[set[int], set[int]]:
+    """What a block needs where its visits run again: what these take, and what is kept besides."""
+    taken: set[int] = set()
+    kept = set(uses.outside[block])
+    for visit in uses.visits_of[block]:
+        is_made = bool(uses.again[visit])
+        (taken if is_made else kept).update(uses.taken[visit] if is_made else uses.saved(visit))
+    return taken, kept
 
 
 # ── parameters ───────────────────────────────────────────────────────────────────────────────────
@@ -212,7 +239,7 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
         block, size = min(of), float(graph.tensor_bytes[root])
         owned.add(root)
         tables["home"][block] += size
-        if len(of) == 1:
+        if root not in uses.shared:
             away = (STREAMED, VISITING)
             tables["home"][block, away] -= size
             tables["fetched"][block, away] += copied[root]
@@ -223,7 +250,7 @@ def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
         block = update.block
         owned.update(update.state)
         tables["home"][block, RESIDENT] += update.state_bytes
-        is_shared = any(len(readers.get(root, ())) != 1 for root in update.roots)
+        is_shared = any(root in uses.shared for root in update.roots)
         # What several blocks read stays, and the host updates it.
         at_home = (HOST_UPDATE, STREAMED, VISITING) if is_shared else (HOST_UPDATE, STREAMED)
         is_grouped = any(root in groups for root in update.roots)

@@ -30,7 +30,7 @@ from hocket.planners.memory.numbers import (
     WAYS,
     BlockNumbers,
 )
-from hocket.simulate.rewriting.needs import Uses
+from hocket.simulate.rewriting.uses import Uses
 
 SMALLEST_SHARE = 0.02
 """Less than this part of a block is not worth offloading."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from hocket.graph.graph import Stream
 from hocket.simulate.rewriting.following import BY_NEED, HostOrder, busiest_s, period_s
-from hocket.simulate.rewriting.needs import Uses
 from hocket.simulate.rewriting.step import BudgetedStep
+from hocket.simulate.rewriting.uses import Uses
 
 AS_THEY_COME = HostOrder("as gradients come", by_need=False, crosses=False)
 ORDERS = (

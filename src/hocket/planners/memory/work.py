@@ -16,7 +16,7 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Phase
 from hocket.simulate.rewriting.chunks import find_region
 from hocket.simulate.rewriting.experts import parts_of
-from hocket.simulate.rewriting.needs import Uses
+from hocket.simulate.rewriting.uses import Uses
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +30,8 @@ class Work:
     """Of these, what exists for one chunk at a time where the last block goes in chunks."""
     tail: IntArray
     """Ops of the last block."""
+    chunked: tuple[int, ...]
+    """Forward ops that run twice where the loss goes in chunks."""
 
 
 def needed_last(uses: Uses, groups: Mapping[int, int]) -> dict[int, int]:
@@ -37,7 +39,7 @@ def needed_last(uses: Uses, groups: Mapping[int, int]) -> dict[int, int]:
     is made of one of the groups of experts is not saved."""
     last: dict[int, int] = {}
     for block in range(uses.blocks.num_blocks):
-        for storage in uses.saved(block):
+        for storage in uses.needed[block]:
             last[storage] = block
     for root in groups:
         for storage in uses.experts[root].made:
@@ -67,7 +69,7 @@ def find_work(uses: Uses, groups: Mapping[int, int]) -> Work:
         if storage in saved:
             until = max(saved[storage], int(block_of[start]))
             spans = [(start, int(blocks.start[until + 1])), *backward_ends[storage]]
-        is_inner = block_of[start] == last_block and storage not in region.whole
+        is_inner = start in region.ops and storage not in region.whole
         for begin, end in spans:
             held[begin] += size
             held[end] -= size
@@ -81,7 +83,7 @@ def find_work(uses: Uses, groups: Mapping[int, int]) -> Work:
     np.maximum.at(backward, block_of[num_forward:], at[num_forward:])
     tail = np.flatnonzero(block_of == last_block).astype(np.int32)
     inner_at = np.cumsum(inner)[:num_step] + graph.workspace_bytes[:num_step]
-    return Work(forward, backward, at, inner_at, tail)
+    return Work(forward, backward, at, inner_at, tail, region.forward)
 
 
 def _last_reads(uses: Uses, num_step: int) -> LongArray:

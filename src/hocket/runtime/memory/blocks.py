@@ -110,6 +110,8 @@ class Block:
     """Those that no other block has."""
     draws: bool = True
     """Whether its forward pass may draw random numbers."""
+    once: frozenset[str] = frozenset()
+    """Those of its modules that change what they are given, so that they cannot run again."""
     grouped: dict[nn.Parameter, int] = field(default_factory=dict)
     """Those of experts that come in so many groups, and not with the block."""
     home: torch.Tensor | None = None
@@ -155,6 +157,13 @@ class Block:
     def unmoved(self) -> Unmoved:
         """The buffers of its modules."""
         return Unmoved(self.modules.values())
+
+    @property
+    def sends(self) -> bool:
+        """Whether something of what its visits save goes to the host."""
+        is_recomputed = self.policy.activations == "recomputed"
+        from_host = is_recomputed and self.policy.checkpoint == "offloaded"
+        return self.policy.activations == "offloaded" or from_host
 
     @property
     def is_streamed(self) -> bool:

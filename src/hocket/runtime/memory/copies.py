@@ -16,10 +16,8 @@ import torch
 
 from hocket.base.errors import RunError
 from hocket.base.units import format_bytes
+from hocket.plan.sections.memory import ALIGNMENT
 from hocket.runtime.memory.ledger import on_host
-
-ALIGNMENT = 512
-"""Of tensors that share a buffer: what the allocator of CUDA rounds to."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Where a copy goes, and where it comes from."""

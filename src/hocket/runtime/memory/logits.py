@@ -93,6 +93,17 @@ class LazyLogits(torch.Tensor):
         raise AssertionError(f"{func} sees logits that are made whole before any op")
 
 
+def lazy_logits(
+    rows: torch.Tensor, forward: Head, head: nn.Linear, within: Within, num_chunks: int
+) -> LazyLogits:
+    """What stands for the result of a layer that is called now, by its ``forward``."""
+    kind = rows.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    is_plain = getattr(forward, "__func__", None) is nn.Linear.forward
+    layer = head if is_plain else None
+    return LazyLogits(rows, forward, layer, within, num_chunks, head.out_features, dtype)
+
+
 def _cast(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
     if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype):
         return logits.like(logits.rows, args[0])
@@ -206,9 +217,11 @@ def path_of(model: nn.Module, layer: nn.Module) -> str:
     return paths[layer]
 
 
-def last_layer(model: nn.Module) -> nn.Linear:
-    """The last layer of a language model."""
-    found = _last_linear(model)
+def last_layer(model: nn.Module, path: str = "") -> nn.Linear:
+    """The last layer of a model: at ``path`` where that is known, or the one that it names or has
+    last."""
+    known = dict(model.named_modules()).get(path) if path else None
+    found = known if isinstance(known, nn.Linear) else _last_linear(model)
     if not isinstance(found, nn.Linear):
         raise UsageError(
             f"{type(model).__name__} has no last nn.Linear to make logits of in pieces",

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from torch import nn
 
 from hocket.base.errors import UsageError, unknown_name
-from hocket.graph.graph import Graph, Phase
+from hocket.graph.graph import Graph
 from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.groups import can_be_grouped
 from hocket.runtime.memory.logits import last_layer, path_of
 from hocket.simulate.rewriting.blocks import blocks_of as ops_by_block
+from hocket.simulate.rewriting.chunks import logits_module
 from hocket.simulate.rewriting.experts import find_experts, in_groups
+from hocket.simulate.rewriting.uses import can_run_twice
+from hocket.simulate.rewriting.visits import StepVisit, find_visits, outer_modules
 
 SHARED = "(shared)"
 """Name of the block of parameters that several blocks have, or none."""
@@ -30,20 +33,24 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     """
     _require_apart(model)
     known = dict(model.named_modules())
-    spans = None if graph is None else _modules_by_ops(model, memory, graph, known)
+    visits = _visits(graph, memory)
     blocks = []
     for index, policy in enumerate(memory.blocks):
         # A module that runs in several blocks is in none of them: its parameters are shared.
-        paths = _own_module(policy.name, known) if spans is None else spans.get(policy.name, ())
+        own = [visit for visit in visits if visit.block == index]
+        paths = _own_module(policy.name, known) if graph is None else [v.module for v in own]
         modules = {path: known[path] for path in paths}
-        blocks.append(Block(policy, index, modules, draws=_draws(policy, graph)))
+        once = [v.module for v in own if policy.activations == "recomputed" and graph is not None
+                and not can_run_twice(graph, v.start, v.stop)]  # fmt: skip
+        draws = _draws(policy, graph)
+        blocks.append(Block(policy, index, modules, draws=draws, once=frozenset(once)))
     owners: Counter[nn.Parameter] = Counter()
     for block in blocks:
         owners.update(_parameters(block))
     # What a module outside of all blocks has as well is brought by none of them.
     covered = {path for block in blocks for path in block.modules}
     for path, module in known.items():
-        if path not in covered and not covered.intersection(_outer(path)):
+        if path not in covered and not covered.intersection(outer_modules(path)):
             owners.update(set(module.parameters(recurse=False)) & owners.keys())
     for block in blocks:
         block.parameters = [p for p in _parameters(block) if owners[p] == 1]
@@ -114,55 +121,28 @@ def _own_module(name: str, known: Mapping[str, nn.Module]) -> Sequence[str]:
     return (name,)
 
 
-def require_block_of(model: nn.Module, head: nn.Module, blocks: Sequence[Block]) -> None:
-    """A loss in chunks needs a block that visits the last layer by itself."""
+def find_head(
+    model: nn.Module, memory: Memory, graph: Graph | None, blocks: Sequence[Block]
+) -> nn.Linear | None:
+    """The layer that makes the logits, where the loss goes in chunks: a block must visit it by
+    itself."""
+    if memory.loss_chunks == 1:
+        return None
+    last = memory.blocks[-1]
+    path = "" if graph is None else logits_module(graph, last.start, last.stop)
+    head = last_layer(model, path)
     if not any(module is head for block in blocks for module in block.modules.values()):
         raise UsageError(
             f"the loss cannot be made in chunks: no block of the memory plan has "
             f"{path_of(model, head)} whole",
             hint="plan with loss_chunks 1, or with the last layer and the loss in the last block",
         )
+    return head
 
 
-def _modules_by_ops(
-    model: nn.Module, memory: Memory, graph: Graph, known: Mapping[str, nn.Module]
-) -> dict[str, list[str]]:
-    """Per block, the largest modules that are called and all of whose forward ops it has, in
-    order. With a loss in chunks the last layer goes by itself, also where it is within others."""
-    around = set(_outer(path_of(model, last_layer(model)))) if memory.loss_chunks > 1 else set()
-    block_at = [-1] * graph.num_ops
-    for index, policy in enumerate(memory.blocks):
-        for op in range(policy.start, policy.stop):
-            block_at[op] = index
-    blocks_under: dict[str, set[int]] = {}
-    for op in range(graph.num_ops):
-        if graph.op_phase[op] == Phase.FORWARD:
-            path = graph.module_of(op)
-            while path in known or path == "":
-                blocks_under.setdefault(path, set()).add(block_at[op])
-                if not path:
-                    break
-                path = path.rpartition(".")[0]
-    found: dict[str, list[str]] = {}
-    for path, module in known.items():
-        if not path or len(blocks_under.get(path, ())) != 1 or not _is_called(module):
-            continue
-        if path in around:
-            continue
-        (index,) = blocks_under[path]
-        outer = next((o for o in _outer(path) if _is_called(known[o]) and o not in around), "")
-        is_inner = bool(outer) and len(blocks_under.get(outer, ())) == 1
-        if index >= 0 and not is_inner:
-            found.setdefault(memory.blocks[index].name, []).append(path)
-    return found
-
-
-def _outer(path: str) -> Iterator[str]:
-    """Modules around a module, from the inside."""
-    while path := path.rpartition(".")[0]:
-        yield path
-
-
-def _is_called(module: nn.Module) -> bool:
-    """Whether a module can be called at all: a list of modules cannot, only its members."""
-    return type(module).forward is not nn.Module.forward
+def _visits(graph: Graph | None, memory: Memory) -> Sequence[StepVisit]:
+    """Calls of the modules that carry the blocks out."""
+    if graph is None or not memory.blocks:
+        return ()
+    blocks = ops_by_block(graph, memory)
+    return find_visits(graph, blocks.start, blocks.block_of).visits

@@ -14,8 +14,9 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from hocket.plan.sections.memory import ALIGNMENT
 from hocket.runtime.memory.blocks import Block, Look, Place
-from hocket.runtime.memory.copies import ALIGNMENT, Pair, aligned
+from hocket.runtime.memory.copies import Pair, aligned
 from hocket.simulate.rewriting.homes import PIECE_BYTES, runs_within
 
 

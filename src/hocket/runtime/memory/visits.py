@@ -10,9 +10,8 @@ waits for what it needs, and says so once.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from hocket.runtime.memory.again import Hooks, computed_again
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import CopyEngines, HostPool
-from hocket.runtime.memory.saved import SavedStorages, SavedView
+from hocket.runtime.memory.saved import KnownStorages, SavedStorages, SavedView
 from hocket.runtime.memory.slots import Slots, SlotView
 from hocket.runtime.memory.updates import HostUpdates
 
@@ -39,8 +38,6 @@ class Visit:
     number: int
     saved: SavedStorages | None = None
     """None where nothing is offloaded."""
-    outputs: list[weakref.ref[torch.UntypedStorage]] = field(default_factory=list)
-    """Storages that it returned; others may come to lie where one was that is gone."""
 
 
 @dataclass(eq=False)
@@ -53,6 +50,8 @@ class Visits:
     updates: HostUpdates
     kept_storages: frozenset[int]
     """Parameters and buffers that stay on the device."""
+    sends: bool
+    """Whether any block offloads what is saved."""
     prefetch: int
     repeats_draws: bool
     """Whether what is recomputed draws the same random numbers again."""
@@ -74,17 +73,26 @@ class Visits:
     _in_use: set[Block] = field(default_factory=set)
     _shares: dict[int, int] = field(default_factory=dict)
     """Bytes that each visit offered in the last step."""
+    _known: KnownStorages = field(default_factory=KnownStorages)
+    _batch: frozenset[int] = frozenset()
+    """Storages of the step's batch."""
 
     # ── forward ──────────────────────────────────────────────────────────────────────────────
 
-    def begin(self) -> None:
+    def begin(self, batch: Any) -> None:
         """A step begins; what an earlier one left, whose backward pass never came, is dropped."""
         self._forget_forward()
+        self._known.clear()
+        tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+        self._batch = frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
         self._backward, self._in_use = [], set()
         self._position = -1
 
-    def visit(self, block: Block, forward: Forward, args: Sequence[Any], kwargs: Any) -> Any:
-        """Call a block's module with all that its policy wants."""
+    def visit(
+        self, block: Block, forward: Forward, args: Sequence[Any], kwargs: Any, *,
+        runs_again: bool = True,
+    ) -> Any:  # fmt: skip
+        """Call a block's module with all that its policy wants, as far as it can run again."""
         visit = Visit(block, len(self._forward))
         self._find(block)
         _put_aside_gradients(block)
@@ -96,10 +104,10 @@ class Visits:
             return result
         self._forward.append(visit)
         self._let_go_before(visit)
-        visit.saved = self._saved(visit, args)
-        hooks = self._hooks(visit)
-        with saved_tensors_hooks(*hooks) if hooks else nullcontext(), _without_cached_casts():
-            if block.policy.activations == "recomputed":
+        visit.saved = self._saved(visit, runs_again=runs_again)
+        hooks = self._hooks(visit.saved)
+        with _hooked(hooks), _without_cached_casts():
+            if block.policy.activations == "recomputed" and runs_again:
                 result = computed_again(
                     block.unmoved, forward, args, kwargs,
                     repeats_draws=self.repeats_draws and block.draws, keeping=hooks,
@@ -175,32 +183,33 @@ class Visits:
             else:
                 self.slots.fetch(block, self._in_use)
 
-    def _saved(self, visit: Visit, args: Sequence[Any]) -> SavedStorages | None:
+    def _saved(self, visit: Visit, *, runs_again: bool) -> SavedStorages | None:
         policy = visit.block.policy
-        is_sent = policy.activations == "offloaded" or (
-            policy.activations == "recomputed" and policy.checkpoint == "offloaded"
-        )
-        if not is_sent:
+        if not visit.block.sends or (policy.activations == "recomputed" and not runs_again):
             return None
-        before = self._forward[visit.number - 1].outputs if visit.number else []
-        made = {storage._cdata for ref in before if (storage := ref()) is not None}
-        shared = frozenset(storage._cdata for storage in _storages(args)) - made
         limit = float("inf")
         if policy.activations == "offloaded" and policy.share < 1:
             # The first step sends everything and learns how much that is.
             limit = policy.share * self._shares.get(visit.number, float("inf"))
-        return SavedStorages(self.engines, self.pool, self.kept_storages | shared, limit)
+        lasting = self.kept_storages | self._batch
+        return SavedStorages(self.engines, self.pool, lasting, self._known, limit)
 
-    def _hooks(self, visit: Visit) -> Hooks | None:
+    def outside(self) -> AbstractContextManager[None]:
+        """Around what the model does outside of visits, which keeps what it saves."""
+        return _hooked(self._hooks(None) if self.sends else None)
+
+    def _hooks(self, offloaded: SavedStorages | None) -> Hooks | None:
         """What autograd saves goes where the policy says; hooks take time for each tensor, and are
         not there where there is nothing to do."""
-        if visit.saved is None and not self.slots.buffers:
+        if not self.sends and not self.slots.buffers:
             return None
 
         def pack(tensor: torch.Tensor) -> Any:
             if view := self.slots.noted(tensor):
                 return view
-            packed = tensor if visit.saved is None else visit.saved.pack(tensor)
+            if offloaded is None and self.sends:
+                self._known.keep(tensor)
+            packed = tensor if offloaded is None else offloaded.pack(tensor)
             if packed is tensor and tensor.grad_fn is not None:
                 # A result that knows the op which saves it would keep that op, and all that the
                 # step saved, alive until a backward pass comes.
@@ -211,8 +220,8 @@ class Visits:
             if isinstance(packed, SlotView):
                 return self.slots.looked_up(packed, self._in_use)
             if isinstance(packed, SavedView):
-                assert visit.saved is not None
-                return visit.saved.unpack(packed)
+                assert offloaded is not None
+                return offloaded.unpack(packed)
             found: torch.Tensor = packed
             return found
 
@@ -222,7 +231,6 @@ class Visits:
         block = visit.block
         self._put_back(block)
         tensors = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-        visit.outputs = [weakref.ref(storage) for storage in _storages(tensors)]
         if visit.saved is not None:
             self._shares[visit.number] = visit.saved.num_offered_bytes
         if torch.is_grad_enabled() and (traced := [t for t in tensors if t.requires_grad]):
@@ -275,8 +283,6 @@ class Visits:
     def _leave(self, visit: Visit) -> None:
         """The backward pass of a visit is over."""
         block = visit.block
-        if visit.saved is not None:
-            visit.saved.forget()
         self._put_back(block)
         block.num_open -= 1
         if not block.num_open:
@@ -291,8 +297,6 @@ class Visits:
 
     def _forget_forward(self) -> None:
         for visit in self._forward:
-            if visit.saved is not None:
-                visit.saved.forget()
             visit.block.num_open = 0
         self._forward = []
 
@@ -305,9 +309,8 @@ def _put_aside_gradients(block: Block) -> None:
             parameter.grad = None
 
 
-def _storages(tree: Any) -> list[torch.UntypedStorage]:
-    leaves = tree_leaves(tree)
-    return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+def _hooked(hooks: Hooks | None) -> AbstractContextManager[None]:
+    return nullcontext() if hooks is None else saved_tensors_hooks(*hooks)
 
 
 @contextmanager

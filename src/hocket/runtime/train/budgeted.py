@@ -31,9 +31,9 @@ from hocket.runtime.memory.experts import called_in_groups
 from hocket.runtime.memory.groups import ring_of, sources_of
 from hocket.runtime.memory.home_step import step_at_home
 from hocket.runtime.memory.landing import Gradients, Landings
-from hocket.runtime.memory.logits import LazyLogits, last_layer
+from hocket.runtime.memory.logits import lazy_logits
 from hocket.runtime.memory.part_steps import PartSteps
-from hocket.runtime.memory.parts import blocks_of, group_experts, require_block_of
+from hocket.runtime.memory.parts import blocks_of, find_head, group_experts
 from hocket.runtime.memory.set_aside import SetAside
 from hocket.runtime.memory.slots import slots_of
 from hocket.runtime.memory.updates import HostUpdates
@@ -105,9 +105,10 @@ class Budgeted:
         stays = frozenset(tensor.untyped_storage()._cdata for tensor in self.lasting)
         self._visits = Visits(
             self._engines, self._slots, self._pool, self._updates, stays,
-            memory.prefetch, not is_rehearsal,
+            any(block.sends for block in self.blocks), memory.prefetch, not is_rehearsal,
             self._begin_block, self._finish_block, self._finish_step, self._strayed,
         )  # fmt: skip
+        self._head = find_head(model, memory, graph, self.blocks)
         self._put_visits()
         self._replayed = ReplayedBudget(model, device, called)
         self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
@@ -130,10 +131,11 @@ class Budgeted:
         return self._replayed(batch, weight, self._optimizer, self._passes)
 
     def _passes(self, batch: Any, weight: Weight) -> Carried:
-        outcome = self._forward(batch)
-        seed = torch.ones_like(outcome.loss).mul_(weight)
-        outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
-        return Carried(outcome.loss.detach(), tree_map(single_number, outcome.outputs))
+        loss, outputs = self._forward(batch)
+        # Logits that nobody asks for again are not held through the backward pass.
+        outputs = tree_map(single_number, outputs)
+        loss.backward(torch.ones_like(loss).mul_(weight))  # type: ignore[no-untyped-call]
+        return Carried(loss.detach(), outputs)
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
         """Ops are not timed."""
@@ -155,11 +157,13 @@ class Budgeted:
 
     def _forward(self, batch: Any) -> Carried:
         self._is_own_loop = False
-        self._visits.begin()
+        here = on_device(batch, self._engines.device)
+        self._visits.begin(here)
         self._visitors.forget()
         self._bring_shared()
-        returned = self._apply(batch)
-        loss = self._loss(returned)
+        with self._visits.outside():
+            returned = self._apply(here)
+            loss = self._loss(returned)
         if loss.requires_grad:
             loss.register_hook(lambda _: self._visits.end_forward())  # type: ignore[no-untyped-call]
         return Carried(loss, returned)
@@ -207,12 +211,12 @@ class Budgeted:
         self._require_model()
         self._replayed.let_go()
         with torch.no_grad(), in_mode(self._model, is_training=False):
-            self._visits.begin()
+            here = on_device(batch, self._engines.device)
+            self._visits.begin(here)
             self._bring_shared()
-            return self._apply(batch)
+            return self._apply(here)
 
-    def _apply(self, batch: Any) -> Any:
-        here = on_device(batch, self._engines.device)
+    def _apply(self, here: Any) -> Any:
         with without_cache(self._model) if torch.is_grad_enabled() else nullcontext():
             return (self._recipe.forward or apply_model)(self._model, here)
 
@@ -348,34 +352,29 @@ class Budgeted:
             self._visits.bring_shared(shared)
 
     def _put_visits(self) -> None:
-        head = last_layer(self._model) if self._memory.loss_chunks > 1 else None
-        if head is not None:
-            require_block_of(self._model, head, self.blocks)
         for block in self.blocks:
             sources = sources_of(block, self._ring, self._landings.send_group)
-            for module in block.modules.values():
+            for path, module in block.modules.items():
                 forward = module.forward
                 if sources:
                     forward = called_in_groups(sources, forward)
-                if head is not None and module is head:
-                    put_forward(module, self, partial(self._lazy, block, forward, head))
+                if module is self._head:
+                    put_forward(module, self, partial(self._lazy, block, forward, module))
                 else:
-                    put_forward(module, self, partial(self._visit, block, forward))
+                    runs_again = path not in block.once
+                    put_forward(module, self, partial(self._visit, block, runs_again, forward))
 
-    def _visit(self, block: Block, forward: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._visits.visit(block, forward, args, kwargs)
+    def _visit(
+        self, block: Block, runs_again: bool, forward: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        return self._visits.visit(block, forward, args, kwargs, runs_again=runs_again)
 
     def _lazy(self, block: Block, forward: Any, head: nn.Linear, rows: torch.Tensor) -> Any:
         if not torch.is_grad_enabled():
             return self._visits.visit(block, forward, (rows,), {})
-        kind = rows.device.type
-        is_rounded = torch.is_autocast_enabled(kind)
-        dtype = torch.get_autocast_dtype(kind) if is_rounded else rows.dtype
-        is_plain = getattr(forward, "__func__", None) is nn.Linear.forward
-        return LazyLogits(
-            rows, forward, head if is_plain else None,
-            lambda function: self._visits.visit(block, function, (), {}),
-            self._memory.loss_chunks, head.out_features, dtype,
+        return lazy_logits(
+            rows, forward, head, lambda function: self._visits.visit(block, function, (), {}),
+            self._memory.loss_chunks,
         )  # fmt: skip
 
     def _notice_shapes(self, batch: Any) -> None:

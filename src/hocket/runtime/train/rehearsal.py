@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.capture.fake import all_tensors, fake_copy, fake_twins, map_batch
 from hocket.graph.graph import Graph, Role
-from hocket.plan.sections.memory import Memory
-from hocket.runtime.memory.copies import ALIGNMENT, aligned
+from hocket.plan.sections.memory import ALIGNMENT, Memory
+from hocket.runtime.memory.copies import aligned
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.one_pass import is_one_pass, tried_beside
 from hocket.runtime.memory.updates import part_of, wait_for_all

@@ -1,14 +1,16 @@
 """The loss in chunks: which ops are done piece by piece so that all logits never exist together.
 
-The last block makes the logits and the loss, and its backward pass turns them into the gradient of
-its input at once; each part of the batch can go through both before the next begins. What leaves
-the block (the loss, gradients of its parameters and of its input) exists whole and is added to;
-what is made of parameters alone is made once; all else exists for one chunk at a time. O(ops).
+The last linear layer makes the logits, whose cross-entropy is the loss, and the backward pass turns
+them into the gradient of its input at once. Each part of the batch goes through the layer and the
+loss, and once more for its backward pass. What leaves these ops (the loss, gradients of parameters
+and of the layer's input) exists whole and is added to; what is made of parameters alone is made
+once; all else exists for one chunk at a time. O(ops).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,22 +30,36 @@ _SCORES = 3
 
 @dataclass(frozen=True)
 class Region:
-    """The ops that go through in chunks are all of the last block."""
+    """The ops that go through in chunks: of the last block, from the last linear layer on."""
 
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
     once: frozenset[int]
     """Ops that do not depend on the batch."""
     whole: frozenset[int]
     """Storages that leave the region, by the tensors that own them."""
 
+    @cached_property
+    def ops(self) -> frozenset[int]:
+        """All of them."""
+        return frozenset((*self.forward, *self.backward))
+
 
 def find_region(graph: Graph, blocks: StepBlocks) -> Region:
-    """What of the last block is made whole and what once."""
+    """What of the last block goes in chunks, and what of that is made whole and what once."""
     last = blocks.num_blocks - 1
-    inside = (blocks.block_of == last) & (graph.op_phase != Phase.OPTIMIZER)
-    ops = np.flatnonzero(inside)
+    first = find_logits(graph, *blocks.start[-2:].tolist())
+    if first is None:
+        first = int(blocks.start[-2])
+    forward = range(first, int(blocks.start[-1]))
+    is_backward = (graph.op_phase == Phase.BACKWARD) & (blocks.block_of == last)
+    is_backward &= (graph.partner < 0) | (graph.partner >= first)
+    backward = np.flatnonzero(is_backward).tolist()
+    inside = is_backward.copy()
+    inside[forward] = True
     fixed: set[int] = set()
     once: set[int] = set()
-    for op in ops.tolist():
+    for op in (*forward, *backward):
         reads = graph.reads_of(op).tolist()
         made_before = graph.tensor_producer[reads] >= 0
         from_batch = [
@@ -55,12 +71,19 @@ def find_region(graph: Graph, blocks: StepBlocks) -> Region:
             once.add(op)
             fixed.update(graph.made_by(op))
     whole: set[int] = set()
-    for op in set(ops.tolist()) - once:
+    for op in {*forward, *backward} - once:
         for tensor in graph.made_by(op):
             users = graph.users_of(tensor)
             if graph.is_held[tensor] or not inside[users].all():
                 whole.add(int(graph.root_of[tensor]))
-    return Region(frozenset(once), frozenset(whole))
+    return Region(tuple(forward), tuple(backward), frozenset(once), frozenset(whole))
+
+
+def logits_module(graph: Graph, first: int, last: int) -> str:
+    """The path of the module whose op among ``first`` up to ``last`` makes logits; empty where none
+    is known to."""
+    op = find_logits(graph, first, last)
+    return "" if op is None else graph.module_of(op)
 
 
 def has_logits(graph: Graph, blocks: StepBlocks) -> bool:

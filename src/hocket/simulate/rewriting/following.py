@@ -19,8 +19,8 @@ import numpy as np
 from hocket.base.arrays import BoolArray, FloatArray, LongArray, pointers
 from hocket.graph.graph import Graph, Phase, Stream
 from hocket.kernels import kernel
-from hocket.simulate.rewriting.needs import Uses
 from hocket.simulate.rewriting.step import BudgetedStep
+from hocket.simulate.rewriting.uses import Uses
 
 _MOST_STEPS = 8
 _SAME = 1e-9

@@ -16,7 +16,7 @@ from hocket.graph.graph import Phase, Stream
 from hocket.simulate.rewriting.emit import Emitter
 from hocket.simulate.rewriting.experts import BatchedExperts
 from hocket.simulate.rewriting.homes import NUM_TURNS, ParameterHomes
-from hocket.simulate.rewriting.needs import Uses
+from hocket.simulate.rewriting.uses import Uses
 
 
 class GroupWriter:
@@ -46,21 +46,16 @@ class GroupWriter:
         """Whether an op is written in groups."""
         return op in self._products or op in self._makers
 
-    def write(
-        self, op: int, *, room: Iterable[int], also_reads: Iterable[int], suffix: str,
-        is_again: bool,
-    ) -> int:  # fmt: skip
-        """An op in groups; returns what tells of its end."""
+    def write(self, op: int, *, room: Iterable[int], suffix: str, is_again: bool) -> None:
+        """An op in groups."""
         if op in self._makers:
-            return self._write_gradient(self._makers[op], list(also_reads))
-        return self._write_product(
-            op, self._products[op], list(room), list(also_reads), suffix, is_again=is_again
-        )
+            self._write_gradient(self._makers[op])
+        else:
+            self._write_product(op, self._products[op], list(room), suffix, is_again=is_again)
 
     def _write_product(
-        self, op: int, experts: BatchedExperts, room: list[int], waits: list[int], suffix: str, *,
-        is_again: bool,
-    ) -> int:  # fmt: skip
+        self, op: int, experts: BatchedExperts, room: list[int], suffix: str, *, is_again: bool
+    ) -> None:
         out, count = self._out, self._groups[experts.root]
         is_forward = self._graph.op_phase[op] == Phase.FORWARD and not is_again
         phase = Phase.FORWARD if is_forward else Phase.BACKWARD
@@ -73,36 +68,28 @@ class GroupWriter:
             )  # fmt: skip
             for turn in experts.turned[op]:
                 out.part(turn, 0, count, (), suffix=f"@{op}.{number}{suffix}", is_again=is_again)
-            new = out.part(
-                op, number, count, whole, suffix=f"@{number}{suffix}", is_again=is_again,
-                also_reads=() if number else waits,
-            )  # fmt: skip
-            self._ring = [*self._ring[-NUM_TURNS + 1 :], out.told(new)]
+            new = out.part(op, number, count, whole, suffix=f"@{number}{suffix}", is_again=is_again)
+            self._ring = [*self._ring[-NUM_TURNS + 1 :], out.columns.told(new)]
         out.forget([experts.root])
-        return self._ring[-1]
 
     def _place_left(self) -> list[int]:
         """What tells that there is room for another group."""
         return self._ring[:1] if len(self._ring) == NUM_TURNS else []
 
-    def _write_gradient(self, experts: BatchedExperts, waits: list[int]) -> int:
+    def _write_gradient(self, experts: BatchedExperts) -> None:
         out, graph, count = self._out, self._graph, self._groups[experts.root]
-        maker, new = experts.maker, -1
+        maker = experts.maker
         last = experts.gradient[-1] if experts.gradient else maker
         gradient = max(graph.made_by(last), key=lambda t: int(graph.tensor_bytes[t]))
         size = -(-int(graph.tensor_bytes[gradient]) // count)
         for number in range(count):
-            leaves = self._sent[:1] if len(self._sent) == 2 else []
-            new = out.part(
-                maker, 0, count, (), suffix=f"@{number}", is_again=False,
-                also_reads=[*leaves, *(() if number else waits)],
-            )  # fmt: skip
+            out.wait(self._sent[:1] if len(self._sent) == 2 else [])
+            out.part(maker, 0, count, (), suffix=f"@{number}")
             for turn in experts.gradient:
-                new = out.part(turn, 0, count, (), suffix=f"@{number}", is_again=False)
+                out.part(turn, 0, count, (), suffix=f"@{number}")
             told = out.copy(
                 f"{graph.op_names[maker]}@gradients:{number}", Stream.COPY_OUT, size,
                 reads=[int(out.now[gradient])], beside=maker,
             )  # fmt: skip
             self._sent = [*self._sent[-1:], told]
             self.landed.setdefault(experts.root, []).append(told)
-        return out.told(new)

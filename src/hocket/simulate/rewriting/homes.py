@@ -16,8 +16,8 @@ from hocket.base.arrays import BoolArray, LongArray
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.experts import in_groups
-from hocket.simulate.rewriting.needs import Uses
-from hocket.simulate.rewriting.updates import Update
+from hocket.simulate.rewriting.updates import Update, aligned
+from hocket.simulate.rewriting.uses import Uses
 
 _BACKWARD = int(Phase.BACKWARD)
 NUM_BERTHS = 4
@@ -41,7 +41,9 @@ class ParameterHomes:
     """Per block: parameters that stay on the device and that the host updates, by the first block
     that reads them: what was changed is brought for its forward pass."""
     updates: list[list[int]]
-    """Per block: ops that update its parameters."""
+    """Per block: ops that update its own parameters."""
+    last_updates: list[int]
+    """Ops that update parameters that are no block's own."""
     host_updates: frozenset[int]
     """Those of them that the host does."""
     visits: dict[int, list[list[int]]]
@@ -56,6 +58,9 @@ class ParameterHomes:
     """Room on the device that these groups take turns in."""
     copied: LongArray
     """Per tensor: the bytes that bring it from the host."""
+    sizes: LongArray
+    """Per tensor: its bytes on the device; of parameters that lie there as copies of what the host
+    updates, those of the copy."""
 
     @property
     def room_bytes(self) -> int:
@@ -92,12 +97,12 @@ def visiting_pieces(
     pieces: dict[int, list[list[int]]] = {}
     room = once = 0
     for block, of_block in updates.items():
-        runs = runs_within([update.parameter_bytes for update in of_block], PIECE_BYTES)
+        runs = runs_within([update.aligned_bytes for update in of_block], PIECE_BYTES)
         pieces[block] = [[update.op for update in of_block[a:b]] for a, b in runs]
         for piece in (of_block[a:b] for a, b in runs):
-            parts = max(1, -(-sum(u.parameter_bytes for u in piece) // PIECE_BYTES))
-            room = max(room, -(-sum(u.parameter_bytes + u.state_bytes for u in piece) // parts))
-            rounded = sum(u.parameter_bytes for u in piece if u.is_rounded)
+            parts = max(1, -(-sum(u.aligned_bytes for u in piece) // PIECE_BYTES))
+            room = max(room, -(-sum(u.berth_bytes for u in piece) // parts))
+            rounded = sum(u.aligned_bytes for u in piece if u.is_rounded)
             once = max(once, -(-rounded // parts))
     return pieces, NUM_BERTHS * room + once
 
@@ -105,43 +110,49 @@ def visiting_pieces(
 def find_homes(
     graph: Graph, memory: Memory, uses: Uses, again: tuple[tuple[int, ...], ...]
 ) -> ParameterHomes:
-    """A parameter that several blocks read stays on the device; it is updated on the host where
-    all of them are at home there."""
+    """A parameter that several blocks read, or the model's own code, stays on the device; such ones
+    are updated on the host where all of these blocks are at home there."""
     policies = memory.blocks
     is_streamed = [policy.parameters == "streamed" for policy in policies]
     is_hosted = [policy.update == "host" for policy in policies]
     streamed = {root for root, of in uses.readers.items()
-                if len(of) == 1 and all(is_streamed[block] for block in of)}  # fmt: skip
+                if root not in uses.shared and is_streamed[min(of)]}  # fmt: skip
+    sharing = uses.sharing
+    is_shared_home = bool(sharing) and all(is_hosted[b] or is_streamed[b] for b in sharing)
     is_on_host = np.zeros(graph.num_tensors, dtype=np.bool_)
     is_on_host[list(streamed)] = True
+    sizes = graph.tensor_bytes.astype(np.int64)
     updates: list[list[int]] = [[] for _ in policies]
+    last_updates: list[int] = []
     renewed: list[list[int]] = [[] for _ in policies]
     host_updates: set[int] = set()
     visiting: dict[int, list[Update]] = defaultdict(list)
     for update in uses.updates.values():
         block = update.block
-        updates[block].append(update.op)
-        of = update.readers
+        is_shared = any(root in uses.shared for root in update.roots)
+        (last_updates if is_shared else updates[block]).append(update.op)
         is_guest = not is_hosted[block] and any(root in streamed for root in update.roots)
-        is_home = is_hosted[block] if len(of) == 1 else all(
-            is_hosted[b] or is_streamed[b] for b in of)  # fmt: skip
+        is_home = is_shared_home if is_shared else is_hosted[block]
         if is_home:
             host_updates.add(update.op)
-            renewed[min(of)] += [root for root in update.roots if root not in streamed]
+            staying = [root for root in update.roots if root not in streamed]
+            renewed[min(update.readers)] += staying
+            sizes[staying] = aligned(uses.copied_bytes[staying])
         if is_guest:
             visiting[block].append(update)
         if is_home or is_guest:
             is_on_host[list(update.state)] = True
     groups = {r: n for r, n in in_groups(uses.experts, memory).items() if r in streamed}
     kept = _streamed_reads(uses, again, streamed - groups.keys())
-    own = [int(uses.copied_bytes[sorted({*a, *b})].sum())
+    own = [int(aligned(uses.copied_bytes[sorted({*a, *b})]).sum())
            for a, b in zip(kept["forward"], kept["backward"], strict=True)]  # fmt: skip
     visits, berths_bytes = visiting_pieces(visiting)
     return ParameterHomes(
         is_on_host=is_on_host, streamed_reads=kept, renewed=renewed, updates=updates,
-        host_updates=frozenset(host_updates), visits=visits, berths_bytes=berths_bytes,
-        slots_bytes=(1 + max(1, memory.prefetch)) * max(own, default=0), copied=uses.copied_bytes,
-        groups=groups, ring_bytes=ring_bytes(uses, groups),
+        last_updates=last_updates, host_updates=frozenset(host_updates), visits=visits,
+        berths_bytes=berths_bytes, copied=uses.copied_bytes, sizes=sizes, groups=groups,
+        slots_bytes=(1 + max(1, memory.prefetch)) * max(own, default=0),
+        ring_bytes=ring_bytes(uses, groups),
     )  # fmt: skip
 
 

@@ -12,13 +12,17 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.costs import Costs
-from hocket.graph.graph import Graph, Stream
+from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Memory
-from hocket.simulate.rewriting.needs import Uses
 from hocket.simulate.rewriting.rewrite import Rewritten, rewrite
+from hocket.simulate.rewriting.uses import Uses
+
+_WORKS_IN = {"optimizer.adamw": 2, "optimizer.adam": 2}
+"""Tensors of a parameter's size that PyTorch's updates make on the way where they are not fused: a
+root and a quotient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +47,7 @@ def budgeted(
     done = rewrite(problem.graph, memory, uses)
     assert plan.device_of is not None, "memory is planned for ops that have a place"
     device_of = plan.device_of[done.beside]
+    done = _with_update_work(problem, done, device_of)
     costs = _costs(problem, done)
     new = replace(problem, work=done.graph, op_costs=costs)
     num_devices = problem.cluster.num_devices
@@ -67,6 +72,23 @@ def carried_out(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
 
 def _persistent_bytes(graph: Graph) -> int:
     return int(graph.held_bytes[graph.tensor_producer < 0].sum())
+
+
+def _with_update_work(problem: Problem, done: Rewritten, device_of: IntArray) -> Rewritten:
+    """The same with what updates on a processor work in: on others they are fused kernels."""
+    given, graph = problem.graph, done.graph
+    is_cpu = np.array([device.kind.is_cpu for device in problem.cluster.devices])
+    is_update = (graph.op_phase == Phase.OPTIMIZER) & (done.origin >= 0)
+    chosen = np.flatnonzero(is_update & (graph.op_stream != Stream.HOST) & is_cpu[device_of])
+    if not len(chosen):
+        return done
+    work = graph.workspace_bytes.copy()
+    for op in chosen.tolist():
+        origin = int(done.origin[op])
+        reads = given.reads_of(origin)
+        own = given.tensor_bytes[reads[given.tensor_role[reads] == Role.PARAMETER]].sum()
+        work[op] += int(_WORKS_IN.get(given.kind_of(origin), 0) * own * done.share[op])
+    return replace(done, graph=replace(graph, workspace_bytes=work))
 
 
 def _costs(problem: Problem, done: Rewritten) -> Costs:

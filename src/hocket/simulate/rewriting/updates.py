@@ -12,6 +12,7 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
+from hocket.plan.sections.memory import ALIGNMENT
 from hocket.simulate.rewriting.blocks import StepBlocks
 
 _ONE_PASS = ("optimizer.adam", "optimizer.adamw")
@@ -33,6 +34,10 @@ class Update(NamedTuple):
     gradients: tuple[int, ...]
     """All else that it reads and that an op has made."""
     parameter_bytes: int
+    aligned_bytes: int
+    """Of its parameters side by side in one buffer."""
+    berth_bytes: int
+    """Of these and of its state."""
     state_bytes: int
     gradient_bytes: int
     rounded_bytes: int
@@ -53,6 +58,12 @@ class Update(NamedTuple):
         return self.parameter_bytes + self.rounded_bytes
 
 
+def aligned(num_bytes: LongArray) -> LongArray:
+    """Sizes of tensors that lie side by side in one buffer."""
+    rounded: LongArray = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    return rounded
+
+
 def find_updates(
     graph: Graph, blocks: StepBlocks, readers: Mapping[int, frozenset[int]], copied: LongArray
 ) -> dict[int, Update]:
@@ -70,10 +81,12 @@ def find_updates(
         whole, full = int(sizes[list(roots)].sum()), int(sizes[list(gradients)].sum())
         sent = int(np.minimum(copied[list(roots)], sizes[list(roots)]).sum())
         block = int(blocks.block_of[op])
+        apart = int(aligned(sizes[list(roots)]).sum())
         of = frozenset[int]().union(*(readers.get(root, ()) for root in roots))
         found[op] = Update(
             op=op, block=block, readers=of or frozenset({block}), parameters=parameters,
             roots=roots, state=state, gradients=gradients, parameter_bytes=whole,
+            aligned_bytes=apart, berth_bytes=apart + int(aligned(sizes[list(state)]).sum()),
             state_bytes=int(sizes[list(state)].sum()), gradient_bytes=full,
             rounded_bytes=int(copied[rounded].sum()), is_rounded=bool(rounded),
             sent_bytes=full * sent // whole if whole else full,

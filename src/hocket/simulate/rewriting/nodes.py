@@ -1,0 +1,93 @@
+"""The backward pass as autograd goes through it: node by node, and visit by visit.
+
+A node is the backward ops of one forward op. What its ops read is held until all of them have run,
+but for sums with gradients that came another way, which are the engine's own. A visit is entered
+where its first op comes, and all later ones are over then. O(ops + reads), numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import BoolArray, IntArray, LongArray, pointers
+from hocket.graph.graph import Graph, Phase
+from hocket.simulate.rewriting.visits import OUTSIDE
+
+_SUM = "aten.add"
+
+
+class BackwardNodes(NamedTuple):
+    """Per op of a step."""
+
+    end: LongArray
+    """The last own op of its node; itself where it is in none."""
+    held_ptr: LongArray
+    held: LongArray
+    """Tensors that are there until it has run, besides those that it reads."""
+
+
+class Happening(Enum):
+    """What happens between two ops of the backward pass."""
+
+    ENTERED = "the pass comes to a visit"
+    ASKED = "it asks for the first of what the visit saved"
+    USED = "all that the visit saved was read"
+
+
+class PassTurn(NamedTuple):
+    """Something happens to a visit before the op at this place."""
+
+    at: int
+    visit: int
+    what: Happening
+
+
+def find_nodes(graph: Graph, apart: Collection[int] = ()) -> BackwardNodes:
+    """The nodes of a step's backward pass; what the ops read that are ``apart`` is not held."""
+    ops = np.flatnonzero(graph.op_phase == Phase.BACKWARD)
+    partner = graph.partner[ops]
+    first = np.flatnonzero(np.diff(partner, prepend=-2) | (partner < 0))
+    node = np.cumsum(np.isin(np.arange(len(ops)), first)) - 1
+    is_own = ~_trailing_sums(graph, ops, node)
+    last = np.zeros(len(first), dtype=np.int64)
+    np.maximum.at(last, node[is_own], ops[is_own])
+    end = np.arange(graph.num_ops)
+    end[ops[is_own]] = last[node[is_own]]
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    is_held = (end[reader] != reader) & ~np.isin(reader, list(apart))
+    pairs = np.unique(np.stack([end[reader[is_held]], graph.reads[is_held]], axis=1), axis=0)
+    counts = np.bincount(pairs[:, 0], minlength=graph.num_ops)
+    return BackwardNodes(end, pointers(counts), pairs[:, 1])
+
+
+def _trailing_sums(graph: Graph, ops: LongArray, node: LongArray) -> BoolArray:
+    """Sums that nothing but sums follows in their nodes, but for what a node begins with."""
+    is_sum = np.array([graph.kind_of(op) == _SUM for op in ops.tolist()], dtype=np.bool_)
+    is_first = np.diff(node, prepend=-1) > 0
+    others = np.where(is_sum & ~is_first, -1, np.arange(len(ops)))
+    last_other = np.full(int(node.max(initial=-1)) + 1, -1)
+    np.maximum.at(last_other, node, others)
+    return np.arange(len(ops)) > last_other[node]
+
+
+def find_turns(
+    ops: LongArray, visit_of: IntArray, nodes: BackwardNodes, reads_saved: BoolArray, before: int
+) -> list[PassTurn]:
+    """What happens to visits in a run of backward ops; visits from ``before`` on are over."""
+    visit = visit_of[ops].astype(np.int64)
+    inside = np.where(visit == OUTSIDE, before, visit)
+    lowest = np.minimum.accumulate(np.append(before, inside))[:-1]
+    turns = []
+    for at in np.flatnonzero(inside < lowest).tolist():
+        number = int(visit[at])
+        turns.append(PassTurn(at, number, Happening.ENTERED))
+        asking = np.flatnonzero((visit == number) & reads_saved[ops])
+        if len(asking):
+            end = int(np.searchsorted(ops, nodes.end[ops[asking[-1]]])) + 1
+            turns += [PassTurn(int(asking[0]), number, Happening.ASKED),
+                      PassTurn(end, number, Happening.USED)]  # fmt: skip
+    return sorted(turns, key=lambda turn: turn.at)

@@ -1,0 +1,345 @@
+"""Who makes and reads the storages of the forward pass, whatever the plan: by visit and by block.
+
+A visit that runs again does so from its beginning to what was saved last; where only some of its
+storages are wanted, by the ops that lead to them from those that are kept. O(ops + reads), but for
+what some of a visit's storages take, which is O(ops) each.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from hocket.base.arrays import BoolArray, LongArray, spans
+from hocket.graph.graph import Graph, Phase, Role
+from hocket.simulate.rewriting.blocks import StepBlocks
+from hocket.simulate.rewriting.experts import BatchedExperts, find_experts
+from hocket.simulate.rewriting.nodes import (
+    BackwardNodes,
+    Happening,
+    PassTurn,
+    find_nodes,
+    find_turns,
+)
+from hocket.simulate.rewriting.updates import Update, find_updates
+from hocket.simulate.rewriting.visits import OUTSIDE, StepVisits, find_visits
+
+_CAST = "aten._to_copy"
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """What does not depend on the plan: who makes and reads the storages of the forward pass."""
+
+    graph: Graph
+    blocks: StepBlocks
+    visits: StepVisits
+    is_forward: BoolArray
+    """Per tensor: whether its storage is made by the forward pass."""
+    backward_reads: tuple[tuple[int, ...], ...]
+    """Per visit: tensors of forward storages that its backward ops read, in the order in which the
+    forward pass saves them."""
+    outside: tuple[frozenset[int], ...]
+    """Per block: storages that its backward ops outside of visits read."""
+    again: tuple[tuple[int, ...], ...]
+    """Per visit: forward ops that make again what its backward ops read; empty where there is
+    nothing to make, or where they change something that is not theirs."""
+
+    @cached_property
+    def nodes(self) -> BackwardNodes:
+        """The nodes of the backward pass."""
+        return find_nodes(self.graph)
+
+    @cached_property
+    def _nodes_beside(self) -> dict[frozenset[int], BackwardNodes]:
+        return {frozenset(): self.nodes}
+
+    def nodes_beside(self, grouped: Collection[int]) -> BackwardNodes:
+        """The same where parameters of experts go in groups: what these products read is not held
+        by others."""
+        known, key = self._nodes_beside, frozenset(grouped)
+        if key not in known:
+            chosen = [self.experts[root] for root in key]
+            apart = {op for each in chosen for op in (*each.turned, each.maker, *each.aside)}
+            known[key] = find_nodes(self.graph, apart)
+        return known[key]
+
+    @cached_property
+    def backward(self) -> list[LongArray]:
+        """Per block: its backward ops."""
+        ops = np.flatnonzero(self.graph.op_phase == Phase.BACKWARD)
+        block = self.blocks.block_of[ops]
+        by_block = np.argsort(block, kind="stable")
+        edges = np.searchsorted(block[by_block], np.arange(1, self.blocks.num_blocks))
+        return np.split(ops[by_block], edges)
+
+    @cached_property
+    def turns(self) -> list[list[PassTurn]]:
+        """Per block: what happens to visits in its backward pass."""
+        before, found = len(self.visits), list[list[PassTurn]]()
+        for ops in reversed(self.backward):
+            found.append(
+                find_turns(ops, self.visits.visit_of, self.nodes, self.reads_saved, before)
+            )
+            before = min((turn.visit for turn in found[-1]), default=before)
+        return found[::-1]
+
+    @cached_property
+    def last_visits(self) -> frozenset[int]:
+        """Per block, the one of its visits that the backward pass is in last."""
+        lowest: dict[int, int] = {}
+        for turn in (turn for turns in reversed(self.turns) for turn in turns):
+            if turn.what == Happening.ENTERED:
+                lowest[self.visits.visits[turn.visit].block] = turn.visit
+        return frozenset(lowest.values())
+
+    @cached_property
+    def reads_saved(self) -> BoolArray:
+        """Per op: whether it reads anything that was there before the backward pass."""
+        graph = self.graph
+        reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+        found = np.zeros(graph.num_ops, dtype=np.bool_)
+        found[reader[graph.tensor_producer[graph.reads] < self.blocks.start[-1]]] = True
+        return found
+
+    @cached_property
+    def experts(self) -> dict[int, BatchedExperts]:
+        """Parameters that hold the matrices of experts."""
+        return find_experts(self.graph, self.blocks)
+
+    # ── parameters ───────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def parameter_reads(self) -> list[tuple[int, int]]:
+        """Ops of both passes and the storages of parameters that they read."""
+        graph = self.graph
+        reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+        roots = graph.root_of[graph.reads]
+        chosen = (graph.tensor_role[roots] == Role.PARAMETER) & (
+            graph.op_phase[reader] != Phase.OPTIMIZER
+        )
+        return list(zip(reader[chosen].tolist(), roots[chosen].tolist(), strict=True))
+
+    @cached_property
+    def readers(self) -> dict[int, frozenset[int]]:
+        """Parameters to the blocks that compute with them: what runs again is of the same block."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for op, root in self.parameter_reads:
+            found[root].add(int(self.blocks.block_of[op]))
+        return {root: frozenset(of) for root, of in found.items()}
+
+    @cached_property
+    def shared(self) -> frozenset[int]:
+        """Parameters that are no block's own: several blocks read them, or the model's own code."""
+        visit_of, num_forward = self.visits.visit_of.tolist(), int(self.blocks.start[-1])
+        outside = {root for op, root in self.parameter_reads
+                   if op < num_forward and visit_of[op] == OUTSIDE}  # fmt: skip
+        return frozenset(outside | {root for root, of in self.readers.items() if len(of) > 1})
+
+    @cached_property
+    def sharing(self) -> frozenset[int]:
+        """Blocks whose visits read such parameters."""
+        visit_of, shared = self.visits.visit_of.tolist(), self.shared
+        return frozenset(int(self.blocks.block_of[op]) for op, root in self.parameter_reads
+                         if root in shared and visit_of[op] != OUTSIDE)  # fmt: skip
+
+    @cached_property
+    def updates(self) -> dict[int, Update]:
+        """The updates of the step."""
+        return find_updates(self.graph, self.blocks, self.readers, self.copied_bytes)
+
+    @cached_property
+    def first_block(self) -> LongArray:
+        """Per op its block; of an update, the first block that reads its parameters."""
+        block = self.blocks.block_of.astype(np.int64)
+        for update in self.updates.values():
+            block[update.op] = min(update.readers)
+        return block
+
+    @cached_property
+    def copied_bytes(self) -> LongArray:
+        """Per tensor: the bytes that bring it from the host, fewer where all that a parameter is
+        read for is to be rounded to one and the same smaller type."""
+        graph = self.graph
+        copied = graph.tensor_bytes.astype(np.int64)
+        sizes: dict[int, set[int]] = {}
+        for op, root in self.parameter_reads:
+            made = int(graph.tensor_bytes[root])
+            if graph.kind_of(op) == _CAST:
+                made = sum(int(graph.tensor_bytes[tensor]) for tensor in graph.made_by(op))
+            sizes.setdefault(root, set()).add(made)
+        for root, made_bytes in sizes.items():
+            if len(made_bytes) == 1:
+                copied[root] = min(copied[root], made_bytes.pop())
+        return copied
+
+    # ── activations ──────────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def visits_of(self) -> tuple[range, ...]:
+        """Per block: its visits."""
+        of = np.array([visit.block for visit in self.visits.visits], dtype=np.int64)
+        edges = np.searchsorted(of, np.arange(self.blocks.num_blocks + 1)).tolist()
+        return tuple(range(a, b) for a, b in pairwise(edges))
+
+    def makes(self, visit: int, storages: Collection[int]) -> list[int]:
+        """Those of some storages that a visit makes."""
+        roots = np.array(list(storages), dtype=np.int64)
+        is_own = self.visits.visit_of[self.graph.tensor_producer[roots]] == visit
+        own: list[int] = roots[is_own].tolist()
+        return own
+
+    @cached_property
+    def _saved(self) -> list[list[int]]:
+        root_of = self.graph.root_of
+        return [list(dict.fromkeys(root_of[list(reads)].tolist())) for reads in self.backward_reads]
+
+    def saved(self, visit: int) -> list[int]:
+        """Storages that the backward pass of a visit reads, in the order in which the forward pass
+        saves them."""
+        return self._saved[visit]
+
+    @cached_property
+    def needed(self) -> tuple[list[int], ...]:
+        """Per block: storages that its backward pass reads."""
+        return tuple(
+            sorted(set(outside).union(*map(self.saved, visits)))
+            for outside, visits in zip(self.outside, self.visits_of, strict=True)
+        )
+
+    @cached_property
+    def taken(self) -> tuple[list[int], ...]:
+        """Per visit: storages from elsewhere that it needs where it runs again."""
+        graph = self.graph
+        found = []
+        for visit, again in enumerate(self.again):
+            at, _ = spans(graph.read_ptr, np.array(again, dtype=np.int64))
+            saved = np.array(self.saved(visit), dtype=np.int64)
+            roots = np.unique(np.append(graph.root_of[graph.reads[at]], saved))
+            roots = roots[self.is_forward[roots]]
+            is_own = self.visits.visit_of[graph.tensor_producer[roots]] == visit
+            found.append(roots[~is_own].tolist())
+        return tuple(found)
+
+    def made_with(self, visit: int, storages: Collection[int]) -> set[int]:
+        """These storages of a visit, and what the ops that make them again make besides."""
+        found = set(self.makes(visit, storages))
+        saved = set(self.saved(visit))
+        while True:
+            again = self._leading_to(visit, found, saved - found)
+            made = [t for op in again for t in self.graph.made_by(op)]
+            more = saved.intersection(self.graph.root_of[made].tolist()) - found
+            if not more:
+                return found
+            found |= more
+
+    def again_for(self, visit: int, storages: Collection[int]) -> tuple[int, ...]:
+        """Forward ops that make only these storages of a visit again, the others being kept; none
+        where that cannot be done twice, or where what is kept was changed after they read it."""
+        chosen = self.made_with(visit, storages)
+        kept = set(self.saved(visit)) - chosen
+        again = self._leading_to(visit, chosen, kept)
+        start = self.visits.visits[visit].start
+        for op in again:
+            reads = kept.intersection(self.graph.root_of[self.graph.reads_of(op)].tolist())
+            is_stale = any(self._last_write.get(storage, -1) > op for storage in reads)
+            if is_stale or _changes_foreign(self.graph, op, start):
+                return ()
+        return again
+
+    def _leading_to(
+        self, visit: int, storages: Collection[int], kept: Collection[int]
+    ) -> tuple[int, ...]:
+        """A visit's ops that lead to its storages from those that are kept."""
+        span, root = self.visits.visits[visit], self.graph.root_of
+        wanted = [t for t in self.backward_reads[visit] if int(root[t]) in storages]
+        return _leading(self.graph, span.start, span.stop, wanted, kept)
+
+    @cached_property
+    def _last_write(self) -> dict[int, int]:
+        """Per storage: the last forward op that writes into it in place."""
+        graph = self.graph
+        return {
+            int(graph.root_of[tensor]): op
+            for op in range(int(self.blocks.start[-1]))
+            if _is_in_place(graph, op)
+            for tensor in graph.made_by(op)
+        }
+
+
+def find_uses(graph: Graph, blocks: StepBlocks) -> Uses:
+    """Readers of the forward pass's storages by visit and block."""
+    num_forward = int(blocks.start[-1])
+    owner = graph.tensor_producer[graph.root_of]
+    is_forward = (owner >= 0) & (owner < num_forward) & (graph.tensor_bytes[graph.root_of] > 0)
+    visits = find_visits(graph, blocks.start, blocks.block_of)
+    reads: list[set[tuple[int, int]]] = [set() for _ in visits.visits]
+    outside: list[set[int]] = [set() for _ in blocks.names]
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    chosen = (graph.op_phase[reader] == Phase.BACKWARD) & is_forward[graph.reads]
+    ops, tensors = reader[chosen], graph.reads[chosen]
+    for visit, block, partner, tensor, root in zip(
+        visits.visit_of[ops].tolist(), blocks.block_of[ops].tolist(), graph.partner[ops].tolist(),
+        tensors.tolist(), graph.root_of[tensors].tolist(), strict=True,
+    ):  # fmt: skip
+        if visit == OUTSIDE:
+            outside[block].add(root)
+        else:
+            reads[visit].add((partner, tensor))
+    ordered = tuple(tuple(dict.fromkeys(t for _, t in sorted(each))) for each in reads)
+    again = [
+        _from_start(graph, visit.start, visit.stop, tensors)
+        for visit, tensors in zip(visits.visits, ordered, strict=True)
+    ]
+    return Uses(
+        graph, blocks, visits, is_forward, ordered, tuple(map(frozenset, outside)), tuple(again)
+    )
+
+
+def _from_start(graph: Graph, start: int, stop: int, tensors: Iterable[int]) -> tuple[int, ...]:
+    """A visit's ops up to the last that makes one of the tensors: it runs again as it ran before,
+    and ends when it has made what is wanted. None where that cannot be done twice."""
+    makers = [int(graph.tensor_producer[tensor]) for tensor in tensors]
+    last = max((op for op in makers if start <= op < stop), default=start - 1)
+    return tuple(range(start, last + 1)) if can_run_twice(graph, start, stop) else ()
+
+
+def can_run_twice(graph: Graph, start: int, stop: int) -> bool:
+    """Whether a visit leaves what it was given as it was."""
+    return not any(_changes_foreign(graph, op, start) for op in range(start, stop))
+
+
+def _leading(
+    graph: Graph, start: int, stop: int, tensors: Iterable[int], kept: Collection[int]
+) -> tuple[int, ...]:
+    """A visit's ops that lead to the tensors from those of storages that are there."""
+    pending = [int(graph.tensor_producer[tensor]) for tensor in tensors]
+    found: set[int] = set()
+    while pending:
+        op = pending.pop()
+        if not start <= op < stop or op in found:
+            continue
+        found.add(op)
+        pending += [
+            int(graph.tensor_producer[tensor])
+            for tensor in graph.reads_of(op).tolist()
+            if int(graph.root_of[tensor]) not in kept
+        ]
+    return tuple(sorted(found))
+
+
+def _changes_foreign(graph: Graph, op: int, start: int) -> bool:
+    """Whether an op writes in place into an activation that was made before ``start``."""
+    if not _is_in_place(graph, op):
+        return False
+    owners = graph.tensor_producer[graph.root_of[list(graph.made_by(op))]]
+    return bool(np.any((owners >= 0) & (owners < start)))
+
+
+def _is_in_place(graph: Graph, op: int) -> bool:
+    return graph.kind_of(op).partition(".")[2].partition(".")[0].endswith("_")

@@ -1,0 +1,122 @@
+"""Which modules of a model a memory plan is carried out by, and which ops run inside of them.
+
+Whoever trains under a plan has no hold of single ops, only of calls of modules: a block's policy is
+carried out around the largest modules all of whose forward ops the block has; the layer that makes
+logits goes by itself, so that it can go in chunks. Ops of the model's own code between them, such
+as sums of a block's input and output, are outside: what they save is kept, and they do not run
+again. O(ops + modules · depth).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import IntArray
+from hocket.graph.graph import Graph, Phase
+from hocket.simulate.rewriting.chunks import logits_module
+
+LISTS = "lists"
+"""Note of a graph: paths of modules that are never called, only their members."""
+OUTSIDE = -1
+"""Of ops that are in no visit."""
+
+
+class StepVisit(NamedTuple):
+    """One call of a module: forward ops ``start`` up to ``stop``."""
+
+    module: str
+    block: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class StepVisits:
+    """Visits in the order of the forward pass."""
+
+    visits: tuple[StepVisit, ...]
+    visit_of: IntArray
+    """Per op of the forward and backward pass; `OUTSIDE` where it is in none."""
+
+    def __len__(self) -> int:
+        return len(self.visits)
+
+
+def visited_modules(graph: Graph, start: IntArray) -> list[list[str]]:
+    """Per block, of which ``start`` are the first forward ops and the end of the last: the largest
+    modules all of whose forward ops it has, in the order of their first ops."""
+    noted = graph.meta.get(LISTS, ())
+    head = logits_module(graph, *start[-2:].tolist())
+    uncalled = {*noted, *outer_modules(head)}
+    blocks_under: dict[str, set[int]] = {}
+    for block, path in _block_paths(graph, start):
+        while path and block not in blocks_under.setdefault(path, set()):
+            blocks_under[path].add(block)
+            path = path.rpartition(".")[0]
+    found: list[list[str]] = [[] for _ in start[1:]]
+    for path, blocks in blocks_under.items():
+        if path not in uncalled and len(blocks) == 1:
+            outer = next((each for each in outer_modules(path) if each not in uncalled), "")
+            if len(blocks_under.get(outer, ())) != 1:
+                found[min(blocks)].append(path)
+    return found
+
+
+def _block_paths(graph: Graph, start: IntArray) -> list[tuple[int, str]]:
+    """Blocks and the modules of their forward ops, each pair once, in the order of the pass."""
+    block = np.repeat(np.arange(len(start) - 1), np.diff(start))
+    pairs = np.stack([block, graph.op_module[: len(block)]], axis=1)
+    _, first = np.unique(pairs, axis=0, return_index=True)
+    return [(int(block[op]), graph.module_of(op)) for op in np.sort(first).tolist()]
+
+
+def outer_modules(path: str) -> list[str]:
+    """Modules around a module, from the inside."""
+    parts = path.split(".")[:-1]
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+
+
+def find_visits(graph: Graph, start: IntArray, block_of: IntArray) -> StepVisits:
+    """The visits of a step; a backward op is in that of the forward op that it belongs to. Of
+    graphs that were not recorded from a model nothing is known: each block is one visit."""
+    num_forward = int(start[-1])
+    if graph.meta.get("level") != "op":
+        visits = [
+            StepVisit("", block, *span) for block, span in enumerate(pairwise(start.tolist()))
+        ]
+    else:
+        visits = _calls(graph, start)
+    visit_of = np.full(graph.num_ops, OUTSIDE, dtype=np.int32)
+    for number, visit in enumerate(visits):
+        visit_of[visit.start : visit.stop] = number
+    backward = np.flatnonzero(graph.op_phase == Phase.BACKWARD)
+    partner = graph.partner[backward]
+    own = np.where((partner >= 0) & (partner < num_forward), visit_of[partner], OUTSIDE)
+    of_block = np.array([visit.block for visit in visits], dtype=np.int32)
+    inside = own >= 0
+    # Where an op was counted to another block than its partner, it is outside.
+    inside[inside] = of_block[own[inside]] == block_of[backward[inside]]
+    visit_of[backward] = np.where(inside, own, OUTSIDE)
+    return StepVisits(tuple(visits), visit_of)
+
+
+def _calls(graph: Graph, start: IntArray) -> list[StepVisit]:
+    """Runs of forward ops inside one of the visited modules."""
+    paths = [path for of_block in visited_modules(graph, start) for path in of_block]
+    number = {path: at for at, path in enumerate(paths)}
+    of_module = np.array(
+        [next((number[each] for each in (path, *outer_modules(path)) if each in number), OUTSIDE)
+         for path in (*graph.modules, "")]
+    )  # fmt: skip
+    inside = of_module[graph.op_module[: int(start[-1])]]
+    edges = np.flatnonzero(np.diff(inside, prepend=OUTSIDE, append=OUTSIDE)).tolist()
+    block = np.searchsorted(start, edges, side="right") - 1
+    return [
+        StepVisit(paths[inside[first]], int(block[at]), first, stop)
+        for at, (first, stop) in enumerate(pairwise(edges))
+        if inside[first] != OUTSIDE
+    ]

@@ -1,0 +1,171 @@
+"""Models whose own code does what blocks do not see: sums, skips and parts outside of modules.
+
+`build()` gives (model, batch, how a batch becomes a loss).
+"""
+
+import torch
+from runtime.budget_models import MODELS, classified
+from torch import nn
+from torch.nn import functional
+
+
+class SumsOutside(nn.Module):
+    """Convolutions that the model itself adds to what they are made of."""
+
+    def __init__(self, width=16, num_blocks=4):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Conv2d(width, width, 3, padding=1) for _ in range(num_blocks)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean((2, 3)))
+
+
+class ActivationsOutside(nn.Module):
+    """Residual blocks whose last activation the model itself applies."""
+
+    def __init__(self, width=16, num_blocks=4):
+        super().__init__()
+        self.enter = nn.Conv2d(3, width, 1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+                nn.Conv2d(width, width, 3, padding=1),
+            )
+            for _ in range(num_blocks)
+        )  # fmt: skip
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        x = self.enter(x)
+        for block in self.blocks:
+            x = functional.relu(x + block(x))
+        return self.head(x.mean((2, 3)))
+
+
+class PartsOutside(nn.Module):
+    """Layers of a transformer as lists of parts, which the model itself puts together."""
+
+    def __init__(self, width=32, num_layers=3):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(num_layers))
+        self.mixes = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            for _ in range(num_layers)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        for norm, mix in zip(self.norms, self.mixes, strict=True):
+            x = x + mix(norm(x))
+        return self.head(x.mean(1))
+
+
+def two_convolutions(taken, made):
+    return nn.Sequential(
+        nn.Conv2d(taken, made, 3, padding=1), nn.BatchNorm2d(made), nn.ReLU(),
+        nn.Conv2d(made, made, 3, padding=1), nn.ReLU(),
+    )  # fmt: skip
+
+
+class Skips(nn.Module):
+    """A U-Net whose pools and joins are the model's own."""
+
+    def __init__(self, width=8, depth=3):
+        super().__init__()
+        widths = [width << level for level in range(depth + 1)]
+        self.down = nn.ModuleList(
+            two_convolutions(a, b) for a, b in zip([3, *widths], widths[:-1], strict=False)
+        )
+        self.middle = two_convolutions(widths[-2], widths[-1])
+        up = list(reversed(range(depth)))
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(widths[at + 1], widths[at], 2, stride=2) for at in up
+        )
+        self.join = nn.ModuleList(two_convolutions(2 * widths[at], widths[at]) for at in up)
+        self.head = nn.Conv2d(width, 10, 1)
+
+    def forward(self, x):
+        skips = []
+        for down in self.down:
+            x = down(x)
+            skips.append(x)
+            x = functional.max_pool2d(x, 2)
+        x = self.middle(x)
+        for up, join in zip(self.up, self.join, strict=True):
+            x = join(torch.cat([up(x), skips.pop()], 1))
+        return self.head(x).mean((2, 3))
+
+
+def _sequence(width=256, num_layers=8):
+    inner = [part for _ in range(num_layers) for part in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(32, width), *inner, nn.Linear(width, 10))
+
+
+def _labelled(model, shape):
+    return model.train(), (torch.randn(shape), torch.randint(10, shape[:1])), classified
+
+
+def _of_words(model, num_words=500):
+    words = torch.randint(num_words, (4, 64))
+    return model.train(), {"input_ids": words, "labels": words}, None
+
+
+def _of_images(model):
+    return model.train(), {"pixel_values": torch.randn(4, 3, 64, 64),
+                           "labels": torch.randint(10, (4,))}, None  # fmt: skip
+
+
+def _gpt2():
+    import transformers as hf
+
+    config = hf.GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=500, n_positions=64,
+                           bos_token_id=0, eos_token_id=0)  # fmt: skip
+    return _of_words(hf.GPT2LMHeadModel(config))
+
+
+def _bert():
+    import transformers as hf
+
+    config = hf.BertConfig(num_hidden_layers=3, hidden_size=64, num_attention_heads=4,
+                           intermediate_size=128, vocab_size=500)  # fmt: skip
+    return _of_words(hf.BertForMaskedLM(config))
+
+
+def _vit():
+    import transformers as hf
+
+    config = hf.ViTConfig(num_hidden_layers=3, hidden_size=64, num_attention_heads=4, num_labels=10,
+                          intermediate_size=128, image_size=64, patch_size=8)  # fmt: skip
+    return _of_images(hf.ViTForImageClassification(config))
+
+
+def _resnet():
+    import transformers as hf
+
+    config = hf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 64, 64],
+                             depths=[2, 2, 2, 2], num_labels=10)  # fmt: skip
+    return _of_images(hf.ResNetForImageClassification(config))
+
+
+def _own(build):
+    model, batches, forward = build()
+    return model, batches[0], forward
+
+
+FORESEEN = {
+    "sums outside": lambda: _labelled(SumsOutside(), (4, 16, 64, 64)),
+    "activations outside": lambda: _labelled(ActivationsOutside(), (4, 3, 32, 32)),
+    "parts outside": lambda: _labelled(PartsOutside(), (8, 32, 32)),
+    "skips": lambda: _labelled(Skips(), (4, 3, 32, 32)),
+    "sequence": lambda: _labelled(_sequence(), (512, 32)),
+    "hf gpt2": _gpt2,
+    "hf bert": _bert,
+    "hf vit": _vit,
+    "hf resnet": _resnet,
+    **{f"own {name}": lambda build=build: _own(build) for name, build in MODELS.items()},
+}
