@@ -60,6 +60,7 @@ from hocket.runtime.train.fitting import KeptBudget, fitted
 from hocket.runtime.train.kept import keeping
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.modules import MovedModules
+from hocket.runtime.train.predicted import are_played
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.ranked import rank_device
 from hocket.runtime.train.recorded import Recipe
@@ -117,16 +118,7 @@ def budgeted_carrier(
     device = torch.device(recipe.device)
     budget_bytes = None if memory is None else budget_of(memory)
     if saved is not None:
-        return keeping(
-            model,
-            optimizer,
-            batch,
-            recipe,
-            saved.problem.graph,
-            saved.plan[Memory],
-            device,
-            options,
-        )
+        return keeping(model, optimizer, batch, recipe, saved.problem, saved.plan, device, options)
     assert budget_bytes is not None
     try:
         graph, program = recipe.trace(model, batch, "train", is_run=False)
@@ -159,6 +151,8 @@ def budgeted_carrier(
     )  # fmt: skip
     beside_bytes = least_beside_bytes(model, optimizer, batch, device)
     found = fitted(budget_bytes, frontier, rehearse, beside_bytes)
+    if are_played(problem, alone, device):
+        found = found._replace(step_s=None)
     return Budgeted(
         model, batch, recipe, found, device, graph=graph, rounded=rounded,
         called=launches.refusal_of(found.section),

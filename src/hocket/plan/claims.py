@@ -16,7 +16,7 @@ _MAX_SECONDS = 1e15
 _MAX_BYTES = 2**60
 _MAX_COUNT = 2**53
 _SECONDS = (
-    "step_s", "estimated_step_s", "max_load_s", "step_bound_s", "load_bound_s",
+    "step_s", "repeated_step_s", "estimated_step_s", "max_load_s", "step_bound_s", "load_bound_s",
 )  # fmt: skip
 _TEXTS = ("made_from", "form", "order")
 
@@ -28,6 +28,8 @@ class Claims:
     step_s: float | None = None
     """Step time that is predicted: that of the simulator, with what waits of two lanes for each
     other cost, and without what the next of many steps hides."""
+    repeated_step_s: float | None = None
+    """A step among many of a memory plan: the host updates beside the next one."""
     peak_bytes: tuple[int, ...] = ()
     """Predicted peak per device of the cluster; where a training is divided, of one device of each
     pipeline rank."""
@@ -85,7 +87,7 @@ class Claims:
     def told(self) -> dict[str, Any]:
         """The planner's own claims, counts among them, as ``hocket plan --json`` has them."""
         told = self.to_data()
-        for name in ("step_s", "peak_bytes", "parts_s", "certificate"):
+        for name in ("step_s", "repeated_step_s", "peak_bytes", "parts_s", "certificate"):
             told.pop(name, None)
         told |= told.pop("counts", {})
         for name in ("step_bound_s", "load_bound_s"):

@@ -117,6 +117,7 @@ class BudgetFit:
         return plan.claiming(
             # What whoever simulates the plan will see.
             step_s=chosen.timeline.makespan_s,
+            repeated_step_s=None if chosen.memory is None else chosen.step_s,
             peak_bytes=tuple(chosen.timeline.peak_bytes.tolist()),
             step_bound_s=self.bound_s,
             gap=self.gap,

@@ -9,7 +9,6 @@ from hocket.capture.fake import batch_tensors
 from hocket.capture.optimizer import optimizer_of_meta
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Memory
 from hocket.plan.verify import require_structure
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.budget import LoopedModel
@@ -20,6 +19,7 @@ from hocket.runtime.result import RunResult
 from hocket.runtime.shared.trainer import torch_optimizer
 from hocket.runtime.train.kept import keeping
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.predicted import claimed_step_s
 from hocket.runtime.train.recorded import Recipe
 from hocket.simulate import simulate
 
@@ -60,8 +60,7 @@ def run_budget(
     watch.on_progress("rehearsing a step")
     module, loop = built.module, LoopOptions()
     carrier = keeping(
-        module, optimizer, built.batch, recipe, problem.graph, plan[Memory], torch.device(place),
-        loop,
+        module, optimizer, built.batch, recipe, problem, plan, torch.device(place), loop
     )  # fmt: skip
     train = TrainingLoop(module, optimizer, carrier, loop)
     records: list[StepRecord] = []
@@ -75,7 +74,7 @@ def run_budget(
         runs_on={device.name: place},
         losses=tuple(record.loss for record in records),
         step_s=tuple(record.step_s for record in records),
-        predicted_step_s=predicted.makespan_s,
+        predicted_step_s=claimed_step_s(problem, plan),
         predicted=predicted,
         measured=None,
         peak_bytes={device.name: max(peaks)} if peaks else {},

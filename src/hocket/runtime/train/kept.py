@@ -9,7 +9,8 @@ from torch import nn
 
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes, typed_bytes
-from hocket.graph.graph import Graph
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
 from hocket.plan.sections.memory import Memory
 from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.rebuild import require_same
@@ -17,6 +18,7 @@ from hocket.runtime.train.budget_launches import budget_launches
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions
+from hocket.runtime.train.predicted import predicted_s
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak
 
@@ -26,14 +28,15 @@ def keeping(
     optimizer: torch.optim.Optimizer,
     batch: Any,
     recipe: Recipe,
-    planned: Graph,
-    section: Memory,
+    problem: Problem,
+    plan: Plan,
     device: torch.device,
     options: LoopOptions,
 ) -> Budgeted:
-    """What carries out on a device a memory section that was planned for the step ``planned``."""
+    """What carries out on a device the memory section of a plan for this very step."""
+    section = plan[Memory]
     graph, program = recipe.trace(model, batch, "train", is_run=False)
-    require_same(planned, graph, recipe.name)
+    require_same(problem.graph, graph, recipe.name)
     rounded = rounded_parameters(program)
     budget_bytes = section.budget_bytes[0]
     launches = budget_launches(graph, program, batch, device, budget_bytes, replay=options.replay)
@@ -49,7 +52,8 @@ def keeping(
             hint=f"plan with --memory {scaled}, or have hocket.prepare(memory=…) choose among "
             "plans that it rehearses",
         )
+    kept = KeptBudget(section, peak_bytes, predicted_s(problem, plan, device))
     return Budgeted(
-        model, batch, recipe, KeptBudget(section, peak_bytes), device, graph=graph,
-        rounded=rounded, called=launches.refusal_of(section),
+        model, batch, recipe, kept, device, graph=graph, rounded=rounded,
+        called=launches.refusal_of(section),
     )  # fmt: skip

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, PlacedDivision, Schedule, Shares
 from hocket.plan.training import TransformerTraining
-from hocket.runtime.launch import used_devices
 from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.divided.build import (
     DividedTask,
@@ -20,7 +17,7 @@ from hocket.runtime.train.divided.build import (
 )
 from hocket.runtime.train.divided.of_shares import shared_carrier
 from hocket.runtime.train.divided.shares import num_rows
-from hocket.simulate import simulate
+from hocket.runtime.train.predicted import predicted_s
 from hocket.transformer import Division
 
 
@@ -31,7 +28,7 @@ def divides(plan: Plan) -> bool:
 
 def carried_plan(task: DividedTask, problem: Problem, plan: Plan) -> Carrier:
     """What carries such a plan; refuses another model or batch than the planned one."""
-    task = replace(task, predicted_s=_predicted_s(problem, plan, task.device))
+    task = replace(task, predicted_s=predicted_s(problem, plan, task.device))
     shares = plan.get(Shares)
     if shares is not None:
         require_batch(shares.num_samples, task.batch)
@@ -52,13 +49,3 @@ def carried_division(task: DividedTask, division: Division) -> Carrier:
         division = replace(division, global_batch=num_rows(task.batch))
     require_batch(division.global_batch, task.batch)
     return divided_carrier(task, division, None, accumulates=False)
-
-
-def _predicted_s(problem: Problem, plan: Plan, device: torch.device) -> float | None:
-    """What a step should take; None where the plan's devices are only played."""
-    kinds = {each.name: each.kind for each in problem.cluster.devices}
-    is_cpu = device.type == "cpu"
-    if any(kinds[name].is_cpu != is_cpu for name in used_devices(problem, plan)):
-        return None
-    known_s = plan.claims.step_s
-    return simulate(problem, plan).makespan_s if known_s is None else known_s
