@@ -39,7 +39,9 @@ LEAN = 1.25
 """Times what one wave holds: what two hold at most where they are to be lean. Half a period apart
 they hold as much where a backward pass takes twice as long as a forward pass."""
 CLOSE = 1.12
-"""A gain below this is not more than predictions were off (`docs/measurements/waves.md`)."""
+"""A gain below this is not more than predictions were off: of ResNet-56 with 256 samples, the one
+workload where lanes paid on an H200, it was 12 % too high, 14 % too low and 4 % too low in three
+runs (`benchmarks/results/2026-11-17-waves-h200.md`, `docs/measurements/constants.md`)."""
 EQUAL = 0.005
 """Ways whose samples per second differ by a smaller share are called equal."""
 _NUM_ROOMS, _LESS_ROOM = 4, 0.015
