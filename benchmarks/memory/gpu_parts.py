@@ -279,7 +279,7 @@ def pairs(run: Run, name: str) -> None:
 
 
 def replay(run: Run, name: str) -> None:
-    """A model of the seed's talk in float32 under a cap, and without one."""
+    """A model of those published runs (`Replays`) in float32 under a cap, and without one."""
     sizes = run.replays
     images = lambda rows: (  # noqa: E731
         torch.randn(rows, 3, sizes.image, sizes.image, device=DEVICE),

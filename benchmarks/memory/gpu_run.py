@@ -12,7 +12,7 @@ from gpu_rows import GIB, Book
 
 @dataclass(frozen=True)
 class Replays:
-    """Depth, length and experts of the seed's talk: the most that it trained at 12 GB."""
+    """Depth, length and experts of published runs under 12 GB: the most that was trained there."""
 
     image: int = 224
     channels: int = 512
@@ -23,7 +23,7 @@ class Replays:
     hidden: int = 4096
     width: int = 1024
     """Of a model with experts in place of layers, 8 M parameters each: as many parameters as the
-    talk's 48 of 4 M, planned in half the time."""
+    published 48 of 4 M, planned in half the time."""
     experts: int = 24
     cap: int = 12 * GIB
 

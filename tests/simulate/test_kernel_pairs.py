@@ -1,6 +1,6 @@
 """Rows of kernels beside each other: what the engine says of pairs that were measured on an H200.
 
-Paces from benchmarks/results/2026-11-17-waves-h200.md: a row alone over both rows together.
+Paces from benchmarks/results/2026-11-17-waves-h200-earlier.md: a row alone over both rows together.
 """
 
 from itertools import combinations_with_replacement

@@ -41,7 +41,7 @@ they hold as much where a backward pass takes twice as long as a forward pass.""
 CLOSE = 1.12
 """A gain below this is not more than predictions were off: of ResNet-56 with 256 samples, the one
 workload where lanes paid on an H200, it was 12 % too high, 14 % too low and 4 % too low in three
-runs (`benchmarks/results/2026-11-17-waves-h200.md`, `docs/measurements/constants.md`)."""
+runs (`benchmarks/results/2026-11-17-waves-h200.md` and ``-earlier.md``)."""
 EQUAL = 0.005
 """Ways whose samples per second differ by a smaller share are called equal."""
 _NUM_ROOMS, _LESS_ROOM = 4, 0.015
