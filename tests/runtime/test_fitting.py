@@ -3,7 +3,7 @@
 import pytest
 from planners.memory.steps import chain_step, placed
 
-from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError, RunError
 from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.memory.maker import PLAIN
 from hocket.runtime.train import fitting
@@ -76,3 +76,19 @@ def test_what_does_not_fit_names_the_least_that_was_rehearsed(frontier):
     budget = frontier.smallest.peak_bytes
     with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
         fitted(budget, frontier, rehearsals)
+
+
+def test_plans_that_the_model_cannot_be_carried_out_by_are_passed_over(frontier):
+    exact = Rehearsals(frontier, 1.0)
+
+    def without_recompute(section):
+        if any(block.activations == "recomputed" for block in section.blocks):
+            raise RunError("it cannot be computed again")
+        return exact(section)
+
+    budget = budgets(frontier)[1]
+    kept = fitted(budget, frontier, without_recompute)
+    assert kept.peak_bytes <= budget
+    assert all(block.activations != "recomputed" for block in kept.section.blocks)
+    with pytest.raises(RunError, match="computed again"):
+        fitted(frontier.smallest.peak_bytes // 2, frontier, without_recompute)

@@ -5,7 +5,8 @@ them, the function is called again, and what autograd would save then is what th
 all is there the call is broken off. That is how checkpoints of PyTorch work that are not reentrant.
 These take less of the host's time for each saved tensor: where ops are small, a step takes 1.9 to
 2.1 plain ones with these and 2.5 to 3.1 with PyTorch's (`benchmarks/memory/host_time.py`). Buffers
-move once (`unmoved`), random numbers are drawn again where asked for, and autocast is as it was.
+are as they were, and move once (`unmoved`), random numbers are drawn again where asked for, and
+autocast is as it was.
 """
 
 from __future__ import annotations
@@ -44,11 +45,9 @@ def computed_again(
     """
     call = _Call(buffers, function, args, kwargs, keeping or (_alone, _itself),
                  repeats_draws=repeats_draws)  # fmt: skip
-    before = buffers.versions()
     with saved_tensors_hooks(call.pack, call.unpack):
         result = function(*args, **kwargs)
-    call.given = []
-    buffers.note(before)
+    call.seen = buffers.moved(call.seen)
     return result
 
 
@@ -91,15 +90,16 @@ class _Call:
         self._is_cached = torch.is_autocast_cache_enabled()
         self._device = torch.get_default_device()
         self._draws = _Draws(given) if repeats_draws else None
-        self.given = [(tensor, tensor._version) for tensor in given]
-        """During the first call: what it was given, and how often that had been changed."""
+        self._given = [(_count_of(tensor), tensor._version) for tensor in given]
+        """How often what it was given is changed, now and before the first call."""
+        self.seen = buffers.before()
         self._shapes: list[torch.Size] = []
         """Of what autograd saved the first time."""
         self._made: list[torch.Tensor | None] = []
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """The number that stands for a tensor, or what is kept of it."""
-        if any(given._version != version for given, version in self.given):
+        if self._is_changed():
             return self._keep(tensor)
         self._shapes.append(tensor.shape)
         return len(self._shapes) - 1
@@ -115,7 +115,18 @@ class _Call:
         assert tensor is not None
         return tensor
 
+    def _is_changed(self) -> bool:
+        return any(count._version != version for count, version in self._given)
+
     def _make(self) -> None:
+        if self._is_changed():
+            # Not left to autograd: what hooks have packed is given back whatever became of it.
+            raise RunError(
+                "what a part of the model was given is changed in place afterwards, and it cannot "
+                "be computed again",
+                hint="write x = x + part(x) for x += part(x), or keep more memory so that it runs "
+                "once",
+            )
         shapes, made = self._shapes, list[torch.Tensor | None]()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -155,7 +166,7 @@ class _Call:
                     ))  # fmt: skip
             if self._device != torch.get_default_device():
                 stack.enter_context(self._device)
-            stack.enter_context(self._buffers.held())
+            stack.enter_context(self._buffers.held(self.seen))
             yield
 
 
@@ -181,6 +192,13 @@ class _Draws:
 def _autocast(kind: str) -> tuple[bool, torch.dtype | None]:
     enabled = torch.is_autocast_enabled(kind)
     return enabled, torch.get_autocast_dtype(kind) if enabled else None
+
+
+def _count_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What has the tensor's count of changes in place, and none of its memory."""
+    count = tensor.detach()
+    count.data = count.new_empty(0)
+    return count
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:

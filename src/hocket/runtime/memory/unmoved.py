@@ -2,13 +2,16 @@
 
 In place of the running statistics of batch norms, whose training results do not depend on them, the
 second call writes to others, which nobody reads. Whatever else the first call was seen to write to
-is put back.
+is for the second call what it was for the first, and put back after it. All that may be written to
+is copied for the very first call, and what was, for later ones: a buffer that first moves in a
+later step is only put back then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +19,17 @@ from torch.nn.modules.batchnorm import _NormBase
 
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _STATISTICS = _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
+
+
+class Seen(NamedTuple):
+    """A buffer before a call."""
+
+    module: nn.Module
+    name: str
+    buffer: torch.Tensor
+    version: int
+    value: torch.Tensor | None
+    """A copy, where one was made."""
 
 
 class Unmoved:
@@ -28,9 +42,9 @@ class Unmoved:
         self._watched = [(each, name) for each in inner if type(each) not in _PLAIN_NORMS
                          for name in each._buffers]  # fmt: skip
         # Kernels of norms write to their running means unseen by autograd.
-        self._moved: set[tuple[nn.Module, str]] = {
-            place for place in self._watched if isinstance(place[0], _NormBase)
-        }
+        self._unseen = {place for place in self._watched if isinstance(place[0], _NormBase)}
+        self._moved: set[tuple[nn.Module, str]] | None = None
+        """None before the first call."""
         self._spare: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
 
     def spares(self) -> list[torch.Tensor]:
@@ -40,35 +54,53 @@ class Unmoved:
                 self._spared(norm._buffers[name])
         return list(self._spare.values())
 
-    def versions(self) -> list[int]:
-        """How often each watched buffer was written to."""
-        found = (module._buffers[name] for module, name in self._watched)
-        return [-1 if buffer is None else buffer._version for buffer in found]
+    def before(self) -> list[Seen]:
+        """The watched buffers before a call."""
+        found = []
+        for module, name in self._watched:
+            if (buffer := module._buffers[name]) is not None:
+                is_copied = self._moved is None or (module, name) in self._moved
+                value = buffer.clone() if is_copied else None
+                found.append(Seen(module, name, buffer, buffer._version, value))
+        return found
 
-    def note(self, before: list[int]) -> None:
-        """See which ones were written to since these were their versions."""
-        if before:
-            pairs = zip(self._watched, before, self.versions(), strict=True)
-            self._moved |= {place for place, then, now in pairs if then != now}
+    def moved(self, before: Sequence[Seen]) -> list[Seen]:
+        """Those of them that the call has written to or replaced."""
+        found = [
+            seen
+            for seen in before
+            if seen.module._buffers[seen.name] is not seen.buffer
+            or seen.buffer._version != seen.version
+            or (seen.module, seen.name) in self._unseen
+        ]
+        places = {(seen.module, seen.name) for seen in found}
+        self._moved = places if self._moved is None else self._moved | places
+        return found
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Whatever is written to them meanwhile is as if it had not been."""
+    def held(self, moved: Sequence[Seen]) -> Iterator[None]:
+        """They are as before the first call, and whatever is written to them meanwhile is as if it
+        had not been."""
         norms = [norm for norm in self._norms if norm.training and norm.track_running_stats]
         found = [(norm, {name: norm._buffers[name] for name in _STATISTICS}) for norm in norms]
         for norm, own in found:
             spare = {name: self._spared(own[name]) for name in (_MEAN, _VARIANCE)}
             norm._buffers.update({**spare, _COUNT: None})
-        places = [module._buffers[name] for module, name in self._moved]
-        kept = [(buffer, buffer.clone()) for buffer in places if buffer is not None]
+        now = [seen.module._buffers[seen.name] for seen in moved]
+        kept = [(seen.buffer, seen.buffer.clone()) for seen in moved]
+        for seen in moved:
+            seen.module._buffers[seen.name] = seen.buffer
+            if seen.value is not None:
+                _write(seen.buffer, seen.value)
         try:
             yield
         finally:
             for norm, own in found:
                 norm._buffers.update(own)
-            with torch.no_grad():
-                for buffer, value in kept:
-                    buffer.copy_(value)
+            for seen, buffer in zip(moved, now, strict=True):
+                seen.module._buffers[seen.name] = buffer
+            for buffer, value in kept:
+                _write(buffer, value)
 
     def _spared(self, like: torch.Tensor | None) -> torch.Tensor | None:
         if like is None:
@@ -77,3 +109,8 @@ class Unmoved:
         if key not in self._spare:
             self._spare[key] = torch.zeros_like(like)
         return self._spare[key]
+
+
+def _write(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    with torch.no_grad():
+        buffer.copy_(value)

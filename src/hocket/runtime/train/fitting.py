@@ -6,7 +6,8 @@ then those that are faster still and exceed it by little there. So a larger budg
 longer step, and no plan is slower than full recompute where that keeps the budget. A rehearsal of a
 deep model takes many seconds: of such a model only those are rehearsed that keep the budget if what
 they hold is beside what was simulated as that of the others was, and of the second kind none that
-moves nothing, because no copy of it ends earlier than simulated.
+moves nothing, because no copy of it ends earlier than simulated. A plan that the model cannot be
+carried out by, as its rehearsal tells, is passed over.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError, RunError
 from hocket.base.units import format_bytes, typed_bytes
 from hocket.plan.sections.memory import Memory
 from hocket.planners.memory.fitted import Fitted
@@ -53,12 +54,18 @@ def fitted(
     plans = _worth_a_rehearsal(frontier, budget_bytes, room)
     is_deep = frontier.problem.graph.num_ops > MANY_OPS
     peaks: dict[str, int] = {}
+    refused: dict[str, RunError] = {}
     least = 0.0
     """Rehearsed bytes over simulated ones, of the plan that was the least beyond."""
 
     def keeps(plan: Fitted) -> bool:
         nonlocal least
-        peaks[plan.name] = peak = rehearse(_section(plan, budget_bytes))
+        try:
+            peak = rehearse(_section(plan, budget_bytes))
+        except RunError as error:
+            refused[plan.name] = error
+            return False
+        peaks[plan.name] = peak
         least = min(least or float("inf"), peak / plan.peak_bytes)
         return peak <= budget_bytes
 
@@ -71,9 +78,12 @@ def fitted(
     if found is not None:
         outside = [plan for plan in outside if plan.rank < found.rank
                    and may_keep(plan) and (plan.moved_bytes or not is_deep)]  # fmt: skip
-    others = [plan for plan in inside if plan.name not in peaks] if found is None else []
+    tried = peaks.keys() | refused.keys()
+    others = [plan for plan in inside if plan.name not in tried] if found is None else []
     found = next((plan for plan in [*others, *outside] if keeps(plan)), found)
     if found is None:
+        if not peaks:
+            raise next(iter(refused.values()))
         raise too_large(min(peaks.values()), budget_bytes)
     return KeptBudget(_section(found, budget_bytes), peaks[found.name], found.step_s)
 
