@@ -11,7 +11,7 @@ import pytest
 
 from hocket.planners.waves.waiting import Edge
 from hocket.runtime.train.graph_nodes import Arrow, calls_of, new_arrows
-from hocket.runtime.train.lane_edges import NEVER, Blocks, blocks_of, lane_edges
+from hocket.runtime.train.lane_edges import NEVER, Allocations, allocations_of, lane_edges
 
 STREAM, MARKS, OTHER = 7, 8, 9
 
@@ -31,7 +31,7 @@ def test_record_of_the_allocator_says_which_call_was_given_what() -> None:
         *mark(), entry("alloc", 2048, 1), entry("free_requested", 0, 513),
         entry("free_completed", 0, 513), entry("alloc", 0, 512),
     ]  # fmt: skip
-    found = blocks_of(trace, {STREAM}, MARKS, 2)
+    found = allocations_of(trace, {STREAM}, MARKS, 2)
     assert found.start.tolist() == [0, 2048, 0]
     assert found.stop.tolist() == [1024, 2560, 512]
     assert found.given_to.tolist() == [0, 1, 1]
@@ -40,26 +40,26 @@ def test_record_of_the_allocator_says_which_call_was_given_what() -> None:
 
 def test_record_that_misses_calls_is_refused() -> None:
     with pytest.raises(ValueError, match="1 of 2 calls"):
-        blocks_of(mark(), {STREAM}, MARKS, 2)
+        allocations_of(mark(), {STREAM}, MARKS, 2)
 
 
-def blocks(*rows: tuple[int, int, int, int]) -> Blocks:
-    return Blocks(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
+def allocations(*rows: tuple[int, int, int, int]) -> Allocations:
+    return Allocations(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
 
 
 def test_a_call_waits_for_who_dropped_its_memory_in_the_other_lane_only() -> None:
-    taken = blocks((0, 8, 0, 1), (8, 16, 1, 2), (0, 16, 3, NEVER), (0, 8, 4, NEVER))
+    taken = allocations((0, 8, 0, 1), (8, 16, 1, 2), (0, 16, 3, NEVER), (0, 8, 4, NEVER))
     assert lane_edges([0, 0, 0, 1, 0], [], taken, [True] * 5) == [Edge(2, 3)]
 
 
 def test_calls_that_do_nothing_hand_their_waits_on() -> None:
-    taken = blocks((0, 8, 0, 1), (0, 8, 2, NEVER))
+    taken = allocations((0, 8, 0, 1), (0, 8, 2, NEVER))
     assert lane_edges([0, 0, 1, 1], [], taken, [True, False, False, True]) == [Edge(0, 3)]
 
 
 def test_later_waits_that_say_no_more_are_left_out() -> None:
     told = [Edge(1, 2), Edge(0, 3), Edge(1, 4), Edge(2, 4)]
-    assert lane_edges([0, 0, 1, 1, 1], told, blocks(), [True] * 5) == [Edge(1, 2)]
+    assert lane_edges([0, 0, 1, 1, 1], told, allocations(), [True] * 5) == [Edge(1, 2)]
 
 
 def test_lanes_that_are_apart_wait_once_for_many_calls() -> None:
@@ -69,7 +69,7 @@ def test_lanes_that_are_apart_wait_once_for_many_calls() -> None:
     order += [(1, n) for n in range(90, 100)]
     at = {call: number for number, call in enumerate(order)}
     told = [Edge(at[0, n], at[1, n]) for n in range(100)]
-    found = lane_edges([lane for lane, _ in order], told, blocks(), [True] * 200)
+    found = lane_edges([lane for lane, _ in order], told, allocations(), [True] * 200)
     assert len(found) <= 11
     assert all(edge.awaited < edge.waiting for edge in found)
     passed = -1
@@ -102,7 +102,7 @@ def test_any_order_that_the_lanes_allow_leaves_memory_as_it_was_captured() -> No
     for seed in range(30):
         draw = random.Random(seed)
         lane, reads, trace, writes = captured(draw)
-        taken = blocks_of(trace, {STREAM}, MARKS, len(lane))
+        taken = allocations_of(trace, {STREAM}, MARKS, len(lane))
         edges = lane_edges(lane, [], taken, [True] * len(lane))
         for _ in range(10):
             run(draw, lane, reads, writes, edges)

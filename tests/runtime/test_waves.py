@@ -24,11 +24,11 @@ from hocket.planners.waves.parts import hand_overs, parted, places_of
 from hocket.planners.waves.round_robin import fit_partitions
 from hocket.planners.waves.search import even_shares, fit_waves
 from hocket.planners.waves.why import reasons
-from hocket.runtime.lanes import Lane
 from hocket.runtime.memory.copies import CopyEngines
 from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import ModelSource
 from hocket.runtime.sessions.waves import waved_loop
+from hocket.runtime.streams import DeviceStream
 from hocket.runtime.train.divided.turns import Partitions, turn_slots
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
@@ -294,7 +294,7 @@ def test_parameters_can_change_after_every_wave_as_published(case, tmp_path):
     assert again.step(batch).item() == loss
 
 
-class WatchedLane(Lane):
+class WatchedLane(DeviceStream):
     """Its events say which op was run last; knows what it has waited for."""
 
     def __init__(self):

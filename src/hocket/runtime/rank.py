@@ -33,10 +33,10 @@ def _prepare(header: Header, buffers: list[bytearray], parent: Parent) -> RankRu
     import torch
 
     from hocket.runtime.connect import join_group
-    from hocket.runtime.lanes import new_lane
     from hocket.runtime.peer import Peer
     from hocket.runtime.ranks import RankRunner
     from hocket.runtime.split import Do, Instruction
+    from hocket.runtime.streams import new_stream
     from hocket.runtime.wire import decode_call, decode_spec, from_raw
     from hocket.runtime.worker import DeviceWorker
 
@@ -51,7 +51,7 @@ def _prepare(header: Header, buffers: list[bytearray], parent: Parent) -> RankRu
         for (dtype, shape), data in zip(header["constants"], flat[num_storages:], strict=True)
     ]
     calls = {op: decode_call(data, constants) for op, data in header["calls"]}
-    lane = new_lane(device)
+    stream = new_stream(device)
     peers = {number: Peer(*peer) for number, peer in header["peers"]}
     sent = {peer.tensor for peer in peers.values()}
     worker = DeviceWorker(calls, specs, dict(header["draws"]), device, header["seed"], sent)
@@ -59,7 +59,7 @@ def _prepare(header: Header, buffers: list[bytearray], parent: Parent) -> RankRu
     join_group(header, device)
     return RankRunner(
         worker,
-        lane,
+        stream,
         [Instruction(Do(do), number) for do, number in header["instructions"]],
         peers,
         device_index=header["device_index"],

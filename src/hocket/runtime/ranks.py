@@ -17,12 +17,12 @@ import torch.distributed as dist
 from hocket.base.errors import RunError
 from hocket.capture.program import TensorSpec
 from hocket.processes.blame import CONSEQUENCE
-from hocket.runtime.lanes import Lane
 from hocket.runtime.outbox import Outbox
 from hocket.runtime.package import pack, package_bytes, unpack
 from hocket.runtime.peer import Peer
 from hocket.runtime.record import StepRecord
 from hocket.runtime.split import Do, Instruction
+from hocket.runtime.streams import DeviceStream
 from hocket.runtime.worker import DeviceWorker
 
 _SPIN_S = 2e-4
@@ -41,7 +41,7 @@ class RankRunner:
     def __init__(
         self,
         worker: DeviceWorker,
-        lane: Lane,
+        stream: DeviceStream,
         instructions: Sequence[Instruction],
         peers: dict[int, Peer],
         *,
@@ -49,7 +49,7 @@ class RankRunner:
         slowdown: float = 1.0,
         progress: Callable[[int, int], None] = lambda step, position: None,
     ) -> None:
-        self.worker, self.lane, self.peers = worker, lane, peers
+        self.worker, self.stream, self.peers = worker, stream, peers
         self.instructions, self.device_index = instructions, device_index
         self.slowdown, self.progress = slowdown, progress
         self._outbox = Outbox()
@@ -64,19 +64,19 @@ class RankRunner:
         held.peak_bytes = held.num_bytes
         self._marks = {key: {} for key in ("start", "end", "sent", "posted", "arrived")}
         self._memory = []
-        self.lane.settle()
+        self.stream.settle()
         self._meet()
-        self.lane.begin()
-        self.lane.make_current()
+        self.stream.begin()
+        self.stream.make_current()
         record = StepRecord(start_s=time.perf_counter())
         with torch.enable_grad():
             for position, instruction in enumerate(self.instructions):
                 self.progress(number, position)
                 self._obey(instruction, number)
         _talk(self._outbox.flush)
-        self.lane.finish()
+        self.stream.finish()
         record.end_s = time.perf_counter()
-        self.lane.release_current()
+        self.stream.release_current()
         self._fill(record)
         return record
 
@@ -84,9 +84,9 @@ class RankRunner:
         """All ranks begin a step together."""
         if dist.get_world_size() == 1:
             return
-        if self.lane.is_cuda:
-            _talk(lambda: dist.barrier(device_ids=[self.lane.device.index]))
-            torch.cuda.synchronize(self.lane.device)
+        if self.stream.is_cuda:
+            _talk(lambda: dist.barrier(device_ids=[self.stream.device.index]))
+            torch.cuda.synchronize(self.stream.device)
         else:
             _talk(dist.barrier)
 
@@ -105,20 +105,20 @@ class RankRunner:
 
     def _run(self, op: int, step: int) -> None:
         began_s = time.perf_counter()
-        self._marks["start"][op] = start = self.lane.mark()
+        self._marks["start"][op] = start = self.stream.mark()
         self._memory.append((start, self.worker.held.num_bytes))
         self.worker.run(op, step)
         if self.slowdown > 1.0:
             _stand_still((time.perf_counter() - began_s) * (self.slowdown - 1.0))
-        self._marks["end"][op] = end = self.lane.mark()
+        self._marks["end"][op] = end = self.stream.mark()
         self._memory.append((end, self.worker.held.num_bytes))
 
     def _send(self, number: int) -> None:
         peer = self.peers[number]
         spec = self._spec(peer)
-        self._marks["sent"][number] = self.lane.mark()
+        self._marks["sent"][number] = self.stream.mark()
         if package_bytes(spec, peer.whole):
-            data = pack(self.worker.held[peer.tensor], spec, peer.whole).to(self.lane.device)
+            data = pack(self.worker.held[peer.tensor], spec, peer.whole).to(self.stream.device)
         else:
             data = self._nothing()
         self._outbox.put(_talk(lambda: dist.isend(data, peer.rank, tag=number)), data)
@@ -127,16 +127,16 @@ class RankRunner:
         peer = self.peers[number]
         size = package_bytes(self._spec(peer), peer.whole)
         data = self._nothing() if not size else torch.empty(
-            size, dtype=torch.uint8, device=self.lane.device
+            size, dtype=torch.uint8, device=self.stream.device
         )  # fmt: skip
-        self._marks["posted"][number] = self.lane.mark()
+        self._marks["posted"][number] = self.stream.mark()
         work = _talk(lambda: dist.irecv(data, peer.rank, tag=number))
         self._posted[number] = work, data
 
     def _wait(self, number: int) -> None:
         work, data = self._posted.pop(number)
         _talk(work.wait)
-        self._marks["arrived"][number] = self.lane.mark()
+        self._marks["arrived"][number] = self.stream.mark()
         peer = self.peers[number]
         spec = self._spec(peer)
         if spec.layout is None:
@@ -148,13 +148,13 @@ class RankRunner:
 
     def _nothing(self) -> torch.Tensor:
         """One byte, where there is nothing to send but that something has happened."""
-        return torch.zeros(1, dtype=torch.uint8, device=self.lane.device)
+        return torch.zeros(1, dtype=torch.uint8, device=self.stream.device)
 
     def _spec(self, peer: Peer) -> TensorSpec:
         return self.worker.specs[peer.tensor]
 
     def _fill(self, record: StepRecord) -> None:
-        seconds = self.lane.seconds
+        seconds = self.stream.seconds
         for name, target in (
             ("start", record.op_start_s),
             ("end", record.op_end_s),
@@ -166,8 +166,8 @@ class RankRunner:
         device = self.device_index
         record.memory[device] = [(seconds(mark), size) for mark, size in self._memory]
         record.peak_bytes[device] = (
-            torch.cuda.max_memory_allocated(self.lane.device)
-            if self.lane.is_cuda
+            torch.cuda.max_memory_allocated(self.stream.device)
+            if self.stream.is_cuda
             else self.worker.held.peak_bytes
         )
 

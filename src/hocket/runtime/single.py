@@ -17,11 +17,11 @@ import torch
 from hocket.base.errors import RunError, one_line
 from hocket.capture.program import Program
 from hocket.capture.storage import given_storages
-from hocket.runtime.lanes import Arrival, Channel, new_lane
 from hocket.runtime.package import pack, unpack
 from hocket.runtime.record import StepRecord
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
+from hocket.runtime.streams import Arrival, Channel, new_stream
 from hocket.runtime.worker import DeviceWorker
 
 
@@ -36,18 +36,18 @@ class SingleProcess:
         self.setup = setup
         program = setup.program
         specs = dict(enumerate(program.tensors))
-        self.lanes = [new_lane(device) for device in devices]
+        self.streams = [new_stream(device) for device in devices]
         self.workers = []
-        for index, lane in enumerate(self.lanes):
+        for index, stream in enumerate(self.streams):
             worker = DeviceWorker(
-                setup.calls_of(index), specs, program.draws, lane.device, seed, setup.sent
+                setup.calls_of(index), specs, program.draws, stream.device, seed, setup.sent
             )
             present = setup.split.present[index]
             if values is not None:
                 worker.load(present, given_storages(present, specs, program.names, values))
             self.workers.append(worker)
-        real = [lane.device for lane in self.lanes]
-        self._alone = [lane.is_cuda and real.count(lane.device) == 1 for lane in self.lanes]
+        real = [stream.device for stream in self.streams]
+        self._alone = [stream.is_cuda and real.count(stream.device) == 1 for stream in self.streams]
         """Whether a logical device has a CUDA device to itself, whose memory then is its own."""
         self._channels: dict[tuple[int, int], Channel] = {}
         self._produced: dict[int, Any] = {}
@@ -63,20 +63,20 @@ class SingleProcess:
     def step(self, number: int) -> StepRecord:
         """Carry out one step; they count from 1."""
         marks: dict[str, dict[int, Any]] = {"start": {}, "end": {}, "sent": {}, "arrived": {}}
-        memory: dict[int, list[tuple[Any, int]]] = {d: [] for d in range(len(self.lanes))}
-        for worker, lane in zip(self.workers, self.lanes, strict=True):
+        memory: dict[int, list[tuple[Any, int]]] = {d: [] for d in range(len(self.streams))}
+        for worker, stream in zip(self.workers, self.streams, strict=True):
             worker.drop_results()
             worker.held.peak_bytes = worker.held.num_bytes
-            lane.settle()
-        for lane in self.lanes:
-            lane.begin()
-        self._begun = [lane.event() for lane in self.lanes]
+            stream.settle()
+        for stream in self.streams:
+            stream.begin()
+        self._begun = [stream.event() for stream in self.streams]
         record = StepRecord(start_s=time.perf_counter())
         # As in a plain training step: some kernels save less where gradients are switched off.
         with torch.enable_grad():
             self._carry_out(number, marks, memory)
-        for lane in self.lanes:
-            lane.finish()
+        for stream in self.streams:
+            stream.finish()
         record.end_s = time.perf_counter()
         self._fill(record, marks, memory)
         record.loss = self._loss()
@@ -101,27 +101,27 @@ class SingleProcess:
         try:
             for device, instruction in self.setup.split.sequence:
                 if device != before:
-                    self.lanes[device].make_current()
+                    self.streams[device].make_current()
                     before = device
                 self._obey(device, instruction, step, marks, memory[device])
         finally:
-            for lane in reversed(self.lanes):
-                lane.release_current()
+            for stream in reversed(self.streams):
+                stream.release_current()
 
     def _obey(
         self, device: int, instruction: Instruction, step: int,
         marks: dict[str, dict[int, Any]], memory: list[tuple[Any, int]],
     ) -> None:  # fmt: skip
         do, number = instruction
-        worker, lane = self.workers[device], self.lanes[device]
+        worker, stream = self.workers[device], self.streams[device]
         if do == Do.RUN:
-            marks["start"][number] = start = lane.mark()
+            marks["start"][number] = start = stream.mark()
             memory.append((start, worker.held.num_bytes))
             self._run(worker, number, step)
-            marks["end"][number] = end = lane.mark()
+            marks["end"][number] = end = stream.mark()
             memory.append((end, worker.held.num_bytes))
             if number in self.setup.senders:
-                self._events[number] = lane.event()
+                self._events[number] = stream.event()
         elif do == Do.SEND:
             self._send(device, number, marks)
         elif do == Do.WAIT:
@@ -145,15 +145,15 @@ class SingleProcess:
         produced = self._events.get(spec.producer, self._begun[src])
         self._produced[number] = produced
         if spec.layout is None:
-            marks["sent"][number] = marks["arrived"][number] = self.lanes[dst].mark()
+            marks["sent"][number] = marks["arrived"][number] = self.streams[dst].mark()
             self._arriving[number] = None
             return
         value = self.workers[device].held[tensor]
         packed = partial(pack, spec=spec, whole=self.setup.is_whole[number])
         channel = self._channels.get((src, dst))
         if channel is None:
-            channel = self._channels[src, dst] = Channel(self.lanes[src], self.lanes[dst])
-        if self.lanes[src].is_cuda and not value.is_cuda:
+            channel = self._channels[src, dst] = Channel(self.streams[src], self.streams[dst])
+        if self.streams[src].is_cuda and not value.is_cuda:
             # Some kernels hand small things, such as the state of a generator, to the host.
             arrival = channel.copy_on_host(packed(value))
         else:
@@ -162,13 +162,13 @@ class SingleProcess:
         self._arriving[number] = arrival
 
     def _receive(self, device: int, number: int) -> None:
-        lane, arrival = self.lanes[device], self._arriving.pop(number)
+        stream, arrival = self.streams[device], self._arriving.pop(number)
         if arrival is None:
-            lane.wait(self._produced[number])
+            stream.wait(self._produced[number])
             return
-        lane.wait(arrival.event)
+        stream.wait(arrival.event)
         if arrival.data.is_cuda:
-            arrival.data.record_stream(torch.cuda.current_stream(lane.device))
+            arrival.data.record_stream(torch.cuda.current_stream(stream.device))
         tensor = self.setup.split.transfers[number].tensor
         spec = self.program.tensors[tensor]
         self.workers[device].held[tensor] = unpack(arrival.data, spec, self.setup.is_whole[number])
@@ -176,20 +176,20 @@ class SingleProcess:
     # ── what was seen ────────────────────────────────────────────────────────────────────────
 
     def _fill(self, record: StepRecord, marks: dict[str, dict[int, Any]], memory: Any) -> None:
-        lane_of = [self.lanes[device] for device in self.setup.device_of]
-        record.op_start_s = {op: lane_of[op].seconds(m) for op, m in marks["start"].items()}
-        record.op_end_s = {op: lane_of[op].seconds(m) for op, m in marks["end"].items()}
+        stream_of = [self.streams[device] for device in self.setup.device_of]
+        record.op_start_s = {op: stream_of[op].seconds(m) for op, m in marks["start"].items()}
+        record.op_end_s = {op: stream_of[op].seconds(m) for op, m in marks["end"].items()}
         for number, transfer in enumerate(self.setup.split.transfers):
-            receiver = self.lanes[transfer.dst]
+            receiver = self.streams[transfer.dst]
             record.sent_s[number] = receiver.seconds(marks["sent"][number])
             record.arrived_s[number] = receiver.seconds(marks["arrived"][number])
             record.posted_s[number] = record.sent_s[number]
         for device, points in memory.items():
-            lane = self.lanes[device]
-            record.memory[device] = [(lane.seconds(mark), size) for mark, size in points]
+            stream = self.streams[device]
+            record.memory[device] = [(stream.seconds(mark), size) for mark, size in points]
             held = self.workers[device].held
             record.peak_bytes[device] = (
-                torch.cuda.max_memory_allocated(lane.device)
+                torch.cuda.max_memory_allocated(stream.device)
                 if self._alone[device]
                 else held.peak_bytes
             )

@@ -22,7 +22,7 @@ from hocket.base.arrays import LongArray
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections import LaneWait
 from hocket.plan.sections.lanes import NUM_LANES
-from hocket.planners.waves.room import WaveLives, wave_lives
+from hocket.planners.waves.waits_for_room import WaveLives, wave_lives
 from hocket.simulate.shares.lanes import pass_order
 
 _STEPS = 64

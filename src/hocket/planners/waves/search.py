@@ -5,10 +5,10 @@ memory grows while the first one's shrinks. How far behind is best depends on th
 kernels leave free: the earlier, the more the lanes overlap; the later, the less they hold together.
 So starts are tried over the whole of the first wave, evenly in its time, then ever finer around the
 best; where memory is short, waves are also tried that begin at once and wait wherever both would
-hold too much (`room`). Every one is simulated as a whole, and the plan is the shortest that keeps
-the budget, by its time and by what its waits cost (`way`): lanes that are some ops apart wait for
-each other less often, and those with memory of their own for results alone. Beside it stands what
-people do without lanes. O(tries) simulations.
+hold too much (`waits_for_room`). Every one is simulated as a whole, and the plan is the shortest
+that keeps the budget, by its time and by what its waits cost (`way`): lanes that are some ops apart
+wait for each other less often, and those with memory of their own for results alone. Beside it
+stands what people do without lanes. O(tries) simulations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Replica, Shares
 from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.planners.placement.devices import workers
-from hocket.planners.waves.room import held_bytes, room_waits
+from hocket.planners.waves.waits_for_room import held_bytes, room_waits
 from hocket.planners.waves.way import WaveWay, best_within, plan_of, simulated, with_waits
 from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.lane_blocks import LaneBlocks, lane_blocks

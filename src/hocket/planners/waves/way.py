@@ -23,9 +23,9 @@ from hocket.plan.sections import Lanes, LaneWait, Shares
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.candidates import empty_plan
 from hocket.planners.waves.parts import hand_overs, needed_bytes, parted, places_within
-from hocket.planners.waves.room import held_bytes
 from hocket.planners.waves.slab import own_slabs, slab_of
 from hocket.planners.waves.waiting import num_waits
+from hocket.planners.waves.waits_for_room import held_bytes
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares import Unfolded, priced_at
 from hocket.simulate.shares.lane_blocks import LaneBlocks, lane_blocks

@@ -16,7 +16,7 @@ import torch
 
 from hocket.base.errors import UsageError
 from hocket.plan.sections.lanes import NUM_LANES
-from hocket.runtime.lanes import Lane
+from hocket.runtime.streams import DeviceStream
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.carry import Given
 from hocket.runtime.train.programs import Programs
@@ -134,7 +134,7 @@ class _Changes(GradientSums):
             for here in given
         ]
 
-    def add(self, name: str, wave: int, gradient: torch.Tensor, lane: Lane) -> None:
+    def add(self, name: str, wave: int, gradient: torch.Tensor, lane: DeviceStream) -> None:
         """A gradient is there; it waits for the others of its wave."""
         self._made.setdefault(wave, {})[name] = gradient
 

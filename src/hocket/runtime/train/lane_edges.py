@@ -5,7 +5,7 @@ them holds at most, whenever that is. Captured on one stream in the planned orde
 what the other has dropped, and no more is held than planned. Afterwards the lanes are taken apart
 again: a call waits for the one before it in its lane, for what it was told to wait for, and for the
 call after which the memory that it was given was free; one wait is for many calls (`waiting`).
-O(blocks²), numpy.
+O(allocations²), numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUNDED_BYTES = 512
 NEVER = np.iinfo(np.int64).max
 
 
-class Blocks(NamedTuple):
+class Allocations(NamedTuple):
     """Memory that calls were given, in the order in which they were."""
 
     start: LongArray
@@ -34,9 +34,9 @@ class Blocks(NamedTuple):
     """The call after which it was free; `NEVER` where it stayed."""
 
 
-def blocks_of(
+def allocations_of(
     trace: Sequence[Mapping[str, Any]], streams: Collection[int], marks: int, num_calls: int
-) -> Blocks:
+) -> Allocations:
     """What the allocator's own record says of the calls of some streams.
 
     Before each call something was allocated on the stream ``marks``; of a longer record the last
@@ -58,7 +58,7 @@ def blocks_of(
         elif _is(entry, "free_completed", streams) and entry["addr"] in living:
             rows[living.pop(entry["addr"])][3] = call
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    return Blocks(*table.T)
+    return Allocations(*table.T)
 
 
 def _is(entry: Mapping[str, Any], action: str, streams: Collection[int]) -> bool:
@@ -66,7 +66,7 @@ def _is(entry: Mapping[str, Any], action: str, streams: Collection[int]) -> bool
 
 
 def lane_edges(
-    lane: Sequence[int], told: Iterable[Edge], blocks: Blocks, works: Sequence[bool]
+    lane: Sequence[int], told: Iterable[Edge], given: Allocations, works: Sequence[bool]
 ) -> list[Edge]:
     """Waits between lanes, of calls that put something on the device (``works``).
 
@@ -77,10 +77,14 @@ def lane_edges(
     for awaited, waiting in told:
         if lanes[awaited] != lanes[waiting]:
             need[waiting] = max(need[waiting], awaited)
-    dropped_in = lanes[np.minimum(blocks.dropped_by, len(lanes) - 1)] if len(lanes) else lanes
-    for row, call in enumerate(blocks.given_to.tolist()):
-        start, stop, before = blocks.start[:row], blocks.stop[:row], blocks.dropped_by[:row]
-        lay_there = (start < blocks.stop[row]) & (stop > blocks.start[row]) & (before <= call)
+    dropped_in = lanes[np.minimum(given.dropped_by, len(lanes) - 1)] if len(lanes) else lanes
+    for row, call in enumerate(given.given_to.tolist()):
+        start, stop, before = (
+            given.start[:row],
+            given.stop[:row],
+            given.dropped_by[:row],
+        )
+        lay_there = (start < given.stop[row]) & (stop > given.start[row]) & (before <= call)
         from_other = lay_there & (dropped_in[:row] != lanes[call])
         need[call] = max(need[call], int(before[from_other].max(initial=-1)))
     return joined_waits(lanes, need, works)

@@ -1,10 +1,10 @@
 """Two lanes captured as one chain of calls: what is asked for is noted, then it is taken apart.
 
 Memory of one stream is never lent to another. So both lanes are captured on one stream: in one
-memory, where one is given what the other has dropped, or in several (`rooms`), of each lane's own
-and parts that they hand over, where a call is given what its plan says. The allocator's own record
-says who was given what: before each call a mark is put into it, by a byte of another stream. In the
-graph each lane is a row of its own afterwards, which waits for the other where it has to
+memory, where one is given what the other has dropped, or in several (`slab_pools`), of each lane's
+own and parts that they hand over, where a call is given what its plan says. The allocator's own
+record says who was given what: before each call a mark is put into it, by a byte of another stream.
+In the graph each lane is a row of its own afterwards, which waits for the other where it has to
 (`lane_edges`).
 """
 
@@ -19,7 +19,7 @@ import torch
 
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.waves.waiting import Edge
-from hocket.runtime.lanes import Lane
+from hocket.runtime.streams import DeviceStream
 from hocket.runtime.train.captured import on_stream
 from hocket.runtime.train.graph_nodes import (
     Nodes,
@@ -29,8 +29,8 @@ from hocket.runtime.train.graph_nodes import (
     last_nodes,
     new_arrows,
 )
-from hocket.runtime.train.lane_edges import blocks_of, lane_edges
-from hocket.runtime.train.rooms import Rooms
+from hocket.runtime.train.lane_edges import allocations_of, lane_edges
+from hocket.runtime.train.slab_pools import SlabPools
 
 _MAX_ENTRIES = 2_000_000
 """Of the allocator's record."""
@@ -49,7 +49,7 @@ class Notes:
         self._device = device
         self._marks = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._slabs = slabs
-        self._rooms: Rooms | None = None
+        self._pools: SlabPools | None = None
         self._ends: list[Nodes] = []
         self._is_capturing = False
 
@@ -57,13 +57,13 @@ class Notes:
         """A call of a lane comes next, and what it makes lies in a slab."""
         if not self._is_capturing:
             return
-        assert self._rooms is not None
+        assert self._pools is not None
         if self.lane:
             self._end_call()
         self.lane.append(lane)
-        self._rooms.leave()
+        self._pools.leave()
         self._mark()
-        self._rooms.enter(slab)
+        self._pools.enter(slab)
 
     def _end_call(self) -> None:
         self._ends.append(last_nodes(self.stream.cuda_stream))
@@ -83,22 +83,22 @@ class Notes:
         self.lane, self.told, self._ends = [], [], []
         # As long as one mark is there, others find memory beside it; a capture must not ask for it.
         held = self._mark()
-        rooms = self._rooms = Rooms(self._device, self._slabs)
+        pools = self._pools = SlabPools(self._device, self._slabs)
         torch.cuda.memory._record_memory_history(
             "all", context=None, stacks="python", max_entries=_MAX_ENTRIES
         )
         try:
             # What another thread asks for meanwhile is no concern of this capture.
             with torch.cuda.graph(
-                graph, pool=rooms.ids[0], stream=self.stream, capture_error_mode="relaxed"
+                graph, pool=pools.ids[0], stream=self.stream, capture_error_mode="relaxed"
             ):
                 try:
-                    rooms.reserve()
+                    pools.reserve()
                     self._is_capturing = True
                     yield
                 finally:
                     self._is_capturing = False
-                    rooms.enter(0)
+                    pools.enter(0)
                 self._end_call()
             trace = torch.cuda.memory._snapshot(self._device)["device_traces"]
         finally:
@@ -115,8 +115,8 @@ class Notes:
         calls = calls_of(arrows_of(raw), self._ends)
         works = [bool(last) for last in calls.last]
         streams = {self.stream.cuda_stream}
-        blocks = blocks_of(trace, streams, self._marks.cuda_stream, len(self.lane))
-        pairs: list[tuple[int, int]] = [*lane_edges(self.lane, self.told, blocks, works)]
+        allocations = allocations_of(trace, streams, self._marks.cuda_stream, len(self.lane))
+        pairs: list[tuple[int, int]] = [*lane_edges(self.lane, self.told, allocations, works)]
         self.num_waits = len(pairs)
         for lane in range(NUM_LANES):
             own = [at for at, here in enumerate(self.lane) if here == lane and works[at]]
@@ -125,7 +125,7 @@ class Notes:
         graph.instantiate()
 
 
-class NotedLane(Lane):
+class NotedLane(DeviceStream):
     """A lane whose calls are noted."""
 
     def __init__(self, device: torch.device, notes: Notes) -> None:

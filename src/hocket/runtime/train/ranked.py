@@ -17,12 +17,12 @@ import torch.distributed as dist
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Phase
 from hocket.runtime.held import Held
-from hocket.runtime.lanes import new_lane
 from hocket.runtime.peer import Peer
 from hocket.runtime.ranks import RankRunner
 from hocket.runtime.setup import Setup
 from hocket.runtime.spawn import peers_of
 from hocket.runtime.split import Do, Instruction
+from hocket.runtime.streams import new_stream
 from hocket.runtime.train.shared import share_slots
 from hocket.runtime.train.weight import Weight, starts_backward
 from hocket.runtime.worker import DeviceWorker
@@ -50,7 +50,7 @@ class RankedStep(RankRunner):
         )  # fmt: skip
         instructions = setup.split.of_device(index)
         peers: dict[int, Peer] = dict(peers_of(setup, instructions, index))
-        super().__init__(worker, new_lane(device), instructions, peers, device_index=index)
+        super().__init__(worker, new_stream(device), instructions, peers, device_index=index)
         self._keep = keep | {*program.outputs}
         self._weight: Weight = 1.0
         self.gradients: dict[int, torch.Tensor] = {}

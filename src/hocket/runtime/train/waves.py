@@ -21,8 +21,8 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Shares
 from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.planners.waves.waiting import by_start
-from hocket.runtime.lanes import Lane
 from hocket.runtime.setup import Setup
+from hocket.runtime.streams import DeviceStream
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.carry import CarriedStep, Given
 from hocket.runtime.train.counted import counted_ops
@@ -147,7 +147,7 @@ class Waves:
 
     def __init__(self, programs: Programs, order: WaveOrder, device: torch.device) -> None:
         self._programs, self._order, self._device = programs, order, device
-        self._lanes = [Lane(device) for _ in range(NUM_LANES)]
+        self._lanes = [DeviceStream(device) for _ in range(NUM_LANES)]
         self._awaited = {awaited for waits in order.waits.values() for awaited in waits}
         self._first = {wave: op for wave, op in reversed(order.sequence)}
         self._last = dict(order.sequence)
@@ -258,7 +258,7 @@ class GradientSums:
         self._added: dict[str, Any] = {}
 
     @torch.no_grad()
-    def add(self, name: str, wave: int, gradient: torch.Tensor, lane: Lane) -> None:
+    def add(self, name: str, wave: int, gradient: torch.Tensor, lane: DeviceStream) -> None:
         """A gradient is there; what can be added by now is added in this lane."""
         self._early[name, wave] = gradient, lane.event()
         parameter = self._tensors[name]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hocket.runtime.lanes import Channel, new_lane
+from hocket.runtime.streams import Channel, new_stream
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LONG = 200_000_000
@@ -13,7 +13,7 @@ LONG = 200_000_000
 @needs_cuda
 @pytest.mark.parametrize("columns", [slice(None), slice(None, None, 2)], ids=["dense", "spaced"])
 def test_a_tensor_that_is_dropped_before_it_has_left_arrives_whole(columns):
-    src, dst = (new_lane(torch.device("cuda", 0)) for _ in range(2))
+    src, dst = (new_stream(torch.device("cuda", 0)) for _ in range(2))
     channel = Channel(src, dst)
     src.make_current()
     for is_rehearsal in (True, False):  # The first use of a kernel may wait for the whole device.

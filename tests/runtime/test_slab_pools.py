@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.runtime.train.rooms import Rooms
+from hocket.runtime.train.slab_pools import SlabPools
 
 DEVICE = torch.device("cuda", 0)
 
@@ -58,21 +58,21 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     return found
 
 
-def test_rooms_take_turns_and_are_given_back(allocator: Allocator) -> None:
-    rooms = Rooms(DEVICE, (100, 0, 300))
-    allocator.begin(0, rooms.ids[0])  # as a capture does
-    rooms.reserve()
-    first, second, third = rooms.ids
+def test_pools_take_turns_and_are_given_back(allocator: Allocator) -> None:
+    pools = SlabPools(DEVICE, (100, 0, 300))
+    allocator.begin(0, pools.ids[0])  # as a capture does
+    pools.reserve()
+    first, second, third = pools.ids
     assert allocator.given == [(first, 100), (third, 300)]
-    for room in (1, 2, 0, 2, 2, 1, 0):
-        rooms.enter(room)
-        assert allocator.begun == [rooms.ids[room]]
-        rooms.leave()
+    for slab in (1, 2, 0, 2, 2, 1, 0):
+        pools.enter(slab)
+        assert allocator.begun == [pools.ids[slab]]
+        pools.leave()
         assert allocator.begun == []
-    rooms.enter(0)
+    pools.enter(0)
     allocator.end(0, first)  # as a capture does when it ends
     assert allocator.users == {first: 1, second: 1, third: 1}
-    del rooms
+    del pools
     gc.collect()
     # The first is the graph's, which may still be replayed.
     assert allocator.users == {first: 1, second: 0, third: 0}

@@ -16,7 +16,7 @@ import torch
 Packing = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Lane:
+class DeviceStream:
     """A logical device on the processor: everything happens when it is asked for."""
 
     is_cuda = False
@@ -57,7 +57,7 @@ class Lane:
         """Wait until everything is done."""
 
 
-class CudaLane(Lane):
+class CudaStream(DeviceStream):
     """A logical device on a CUDA device, with a compute stream of its own."""
 
     is_cuda = True
@@ -120,15 +120,15 @@ def _timed_event() -> torch.cuda.Event:
     return event
 
 
-def new_lane(device: torch.device) -> Lane:
-    """The lane of a real device."""
-    return CudaLane(device) if device.type == "cuda" else Lane(device)
+def new_stream(device: torch.device) -> DeviceStream:
+    """The stream of a real device."""
+    return CudaStream(device) if device.type == "cuda" else DeviceStream(device)
 
 
 class Channel:
-    """The way from one lane to another; between CUDA devices, a stream at each of its ends."""
+    """The way from one logical device to another; between CUDA devices, a stream at each end."""
 
-    def __init__(self, src: Lane, dst: Lane) -> None:
+    def __init__(self, src: DeviceStream, dst: DeviceStream) -> None:
         self.src, self.dst = src, dst
         if src.is_cuda and dst.is_cuda:
             self._send = torch.cuda.Stream(src.device)  # type: ignore[no-untyped-call]
@@ -177,5 +177,5 @@ class Arrival(NamedTuple):
     event: Any
     """Reached when all bytes are there; None where they already are."""
     start: Any
-    """Marks around the copy, in the time of the lane that receives."""
+    """Marks around the copy, in the time of the device that receives."""
     end: Any

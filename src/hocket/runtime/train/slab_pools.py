@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 
-class Rooms:
+class SlabPools:
     """Pools of a capture, by number."""
 
     def __init__(self, device: torch.device, sizes: Sequence[int]) -> None:
@@ -26,17 +26,17 @@ class Rooms:
         self._begun = {0}
         self._entered: int | None = 0
 
-    def enter(self, room: int) -> None:
-        """What any thread asks for from now on comes from this room."""
+    def enter(self, slab: int) -> None:
+        """What any thread asks for from now on comes from this slab."""
         self.leave()
-        torch._C._cuda_beginAllocateToPool(self._index, self.ids[room])
-        self._entered = room
-        if room in self._begun:
+        torch._C._cuda_beginAllocateToPool(self._index, self.ids[slab])
+        self._entered = slab
+        if slab in self._begun:
             # Every begin counts as one more user.
-            torch._C._cuda_releasePool(self._index, self.ids[room])
+            torch._C._cuda_releasePool(self._index, self.ids[slab])
             return
-        self._begun.add(room)
-        release = weakref.finalize(self, torch._C._cuda_releasePool, self._index, self.ids[room])
+        self._begun.add(slab)
+        release = weakref.finalize(self, torch._C._cuda_releasePool, self._index, self.ids[slab])
         # The driver may be gone by then, and the memory with it.
         release.atexit = False
 
@@ -47,10 +47,10 @@ class Rooms:
             self._entered = None
 
     def reserve(self) -> None:
-        """Have all the memory there, each room's in one piece, from which what is asked for is
+        """Have all the memory there, each slab's in one piece, from which what is asked for is
         cut."""
         held = []
-        for room, num_bytes in enumerate(self._sizes):
-            self.enter(room)
+        for slab, num_bytes in enumerate(self._sizes):
+            self.enter(slab)
             if num_bytes:
                 held.append(torch.UntypedStorage(num_bytes, device=self._device))  # type: ignore[no-untyped-call]
