@@ -1,7 +1,8 @@
 """A model whose memory plans are made once, chosen and trained for many budgets.
 
-Plans are chosen as ``hocket.prepare(memory=)`` chooses them. What three steps hold is counted
-storage by storage on a processor, and by PyTorch's allocator on a GPU.
+Plans are chosen as ``hocket.prepare(memory=, on=, replay=False)`` chooses them on a named machine:
+``auto`` is one as it is detected, without rates that are measured on it. What three steps hold is
+counted storage by storage on a processor, and by PyTorch's allocator on a GPU.
 """
 
 from __future__ import annotations
@@ -26,13 +27,11 @@ from hocket.planners.placement.one_device import one_device
 from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.logits import can_be_in_chunks
-from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.memory.workspaces import workspaces_on
-from hocket.runtime.train.budgeted import Budgeted
-from hocket.runtime.train.fitting import KeptBudget, fitted
+from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import RehearsedPeak, least_beside_bytes, rehearsed_peak
+from hocket.runtime.train.rehearsed import rehearsals_of
 from hocket.runtime.train.update import planned_update
 
 
@@ -54,11 +53,13 @@ class Case:
     def __post_init__(self) -> None:
         update = planned_update(adamw(self.model), self.model)
         self.recipe = Recipe(update=update, device=str(self.device), forward=self.forward)
-        self.graph, program = self.recipe.trace(self.model, self.batch, "train")
-        self.rounded = rounded_parameters(program)
+        self.rehearsals = rehearsals_of(
+            self.model, adamw(self.model), self.batch, self.recipe, self.device,
+            LoopOptions(replay=False),
+        )  # fmt: skip
+        self.graph = self.rehearsals.graph
         self.in_chunks = can_be_in_chunks(self.model, self.graph)
         self.plan(self.on)
-        self.rehearsed: dict[Any, RehearsedPeak] = {}
         self.step_s = 0.0
         """Of the plan that was counted last: the median of six steps, on a CPU of three."""
         self.losses: list[float] = []
@@ -72,18 +73,11 @@ class Case:
 
     def rehearse(self, section: Memory) -> int:
         """The predicted peak of a plan."""
-        key = _key(section)
-        if key not in self.rehearsed:
-            self.rehearsed[key] = rehearsed_peak(
-                self.model, adamw(self.model), self.batch, self.recipe, section, self.device,
-                graph=self.graph, rounded=self.rounded,
-            )  # fmt: skip
-        return self.rehearsed[key].num_bytes
+        return self.rehearsals.peak_bytes(section)
 
     def chosen(self, budget_bytes: int) -> KeptBudget:
         """The plan of a budget."""
-        beside_bytes = least_beside_bytes(self.model, adamw(self.model), self.batch, self.device)
-        return fitted(budget_bytes, self.frontier, self.rehearse, beside_bytes)
+        return self.rehearsals.fastest_that_keeps(budget_bytes, self.frontier)
 
     def budgets(self, count: int) -> list[int]:
         """Evenly from the leanest plan's peak up to the plain step's."""
@@ -97,10 +91,7 @@ class Case:
         self, model: Any, kept: KeptBudget, optimizer: Any = None, **options: Any
     ) -> TrainingLoop:
         """A model in training under a plan."""
-        carrier = Budgeted(
-            model, self.batch, self.recipe, kept, self.device, graph=self.graph,
-            rounded=self.rounded,
-        )  # fmt: skip
+        carrier = self.rehearsals.carrier(kept, model)
         return TrainingLoop(model, optimizer or adamw(model), carrier, LoopOptions(**options))
 
     def counted(self, kept: KeptBudget) -> int:
@@ -140,7 +131,7 @@ class Case:
         train.state_dict()
         most, seen = noted.peak(with_temporaries=True), noted.peak(with_temporaries=False)
         found = {
-            "predicted_at": self.rehearsed[_key(kept.section)].at,
+            "predicted_at": self.rehearsals.peak(kept.section).at,
             "allocated_at": f"{most.phase}: {most.op}", "allocated": most.held_bytes,
             "without_temporaries": seen.held_bytes, "phases": noted.peaks(),
         }  # fmt: skip
@@ -161,7 +152,3 @@ class Case:
         assert full is not None
         assert full.memory is not None
         return self.rehearse(full.memory), full.step_s
-
-
-def _key(section: Memory) -> Any:
-    return section.blocks, section.loss_chunks, section.prefetch

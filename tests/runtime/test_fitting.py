@@ -7,7 +7,7 @@ from hocket.base.errors import NoFeasiblePlanError, RunError
 from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.memory.maker import PLAIN
 from hocket.runtime.train import fitting
-from hocket.runtime.train.fitting import fitted
+from hocket.runtime.train.fitting import fastest_that_keeps
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.step import budgeted
 
@@ -48,7 +48,7 @@ def test_what_is_taken_keeps_the_budget_when_it_is_rehearsed(
     monkeypatch.setattr(fitting, "MANY_OPS", most_ops)
     times = []
     for budget in budgets(frontier):
-        kept = fitted(budget, frontier, Rehearsals(frontier, ratio))
+        kept = fastest_that_keeps(budget, frontier, Rehearsals(frontier, ratio))
         assert kept.peak_bytes <= budget
         times.append(kept.step_s)
     assert times == sorted(times, reverse=True)
@@ -60,14 +60,14 @@ def test_of_a_deep_model_no_plan_is_rehearsed_that_is_too_large_as_others_were(
     monkeypatch.setattr(fitting, "MANY_OPS", 0)
     for budget in budgets(frontier):
         rehearsals = Rehearsals(frontier, 1.05)
-        fitted(budget, frontier, rehearsals)
+        fastest_that_keeps(budget, frontier, rehearsals)
         assert all(1.05 * peak <= budget for peak in rehearsals.simulated[1:])
 
 
 def test_plans_that_hold_less_than_simulated_may_be_faster(frontier):
     for budget in budgets(frontier)[:2]:
-        exact = fitted(budget, frontier, Rehearsals(frontier, 1.0))
-        lucky = fitted(budget, frontier, Rehearsals(frontier, 0.85))
+        exact = fastest_that_keeps(budget, frontier, Rehearsals(frontier, 1.0))
+        lucky = fastest_that_keeps(budget, frontier, Rehearsals(frontier, 0.85))
         assert lucky.step_s <= exact.step_s
 
 
@@ -75,7 +75,7 @@ def test_what_does_not_fit_names_the_least_that_was_rehearsed(frontier):
     rehearsals = Rehearsals(frontier, 3.0)
     budget = frontier.smallest.peak_bytes
     with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
-        fitted(budget, frontier, rehearsals)
+        fastest_that_keeps(budget, frontier, rehearsals)
 
 
 def test_plans_that_the_model_cannot_be_carried_out_by_are_passed_over(frontier):
@@ -87,8 +87,8 @@ def test_plans_that_the_model_cannot_be_carried_out_by_are_passed_over(frontier)
         return exact(section)
 
     budget = budgets(frontier)[1]
-    kept = fitted(budget, frontier, without_recompute)
+    kept = fastest_that_keeps(budget, frontier, without_recompute)
     assert kept.peak_bytes <= budget
     assert all(block.activations != "recomputed" for block in kept.section.blocks)
     with pytest.raises(RunError, match="computed again"):
-        fitted(frontier.smallest.peak_bytes // 2, frontier, without_recompute)
+        fastest_that_keeps(frontier.smallest.peak_bytes // 2, frontier, without_recompute)

@@ -35,7 +35,7 @@ class Net(nn.Module):
         return self.layers(rows).square().mean()
 
 
-def test_a_plan_that_holds_more_than_its_budget_is_refused_with_a_budget_that_can_be_typed():
+def test_a_plan_that_holds_more_than_its_budget_is_refused_with_a_budget_that_is_kept():
     model, rows = Net(), torch.randn(8, 16)
     fitted = hocket.fit(capture(model, rows, device="cpu", optimizer="sgd"), "1xh200", "1GiB")
     plan = fitted.plan()
@@ -44,9 +44,13 @@ def test_a_plan_that_holds_more_than_its_budget_is_refused_with_a_budget_that_ca
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(NoFeasiblePlanError, match="its plan allows") as refused:
         hocket.prepare(model, optimizer, rows, plan=saved)
-    named = re.search(r"--memory (\S+),", refused.value.hint)
-    assert named is not None
-    assert 0 < parse_bytes(named[1]) < TOO_FEW_BYTES
+    (named,) = re.findall(r'memory="(\S+)"', refused.value.hint)
+    assert parse_bytes(named) > TOO_FEW_BYTES
+    kept = hocket.prepare(model, optimizer, rows, memory=named, on="1xh200").memory
+    assert kept.peak_bytes <= parse_bytes(named)
+    # Nothing leaner is there: a tenth less is refused by prepare, too.
+    with pytest.raises(NoFeasiblePlanError):
+        hocket.prepare(model, optimizer, rows, memory=int(parse_bytes(named) * 0.9), on="1xh200")
 
 
 def test_fit_run_and_prepare_tell_the_same_seconds(tmp_path):

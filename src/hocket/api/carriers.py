@@ -42,7 +42,6 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Memory
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.placement.one_device import one_device
@@ -50,21 +49,19 @@ from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.executors import choose
 from hocket.runtime.memory.host_rates import rated_here
 from hocket.runtime.memory.logits import can_be_in_chunks
-from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.rebuild import require_same
-from hocket.runtime.train.budget_launches import budget_launches
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.carrier import Carrier
-from hocket.runtime.train.fitting import KeptBudget, fitted
-from hocket.runtime.train.kept import keeping
+from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.train.kept import planned_budget_carrier
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.predicted import are_played
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.ranked import rank_device
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import least_beside_bytes, rehearsed_peak
+from hocket.runtime.train.rehearsed import rehearsals_of
 
 
 def placed_carrier(
@@ -118,22 +115,16 @@ def budgeted_carrier(
     device = torch.device(recipe.device)
     budget_bytes = None if memory is None else budget_of(memory)
     if saved is not None:
-        return keeping(model, optimizer, batch, recipe, saved.problem, saved.plan, device, options)
+        return planned_budget_carrier(
+            model, optimizer, batch, recipe, saved.problem, saved.plan, device, options
+        )
     assert budget_bytes is not None
     try:
-        graph, program = recipe.trace(model, batch, "train", is_run=False)
+        rehearsals = rehearsals_of(model, optimizer, batch, recipe, device, options)
     except UntraceableError as error:
         reason = _told(error)
         return _leanest(model, batch, recipe, budget_bytes, device, reason)
-    rounded = rounded_parameters(program)
-    launches = budget_launches(graph, program, batch, device, budget_bytes, replay=options.replay)
-
-    def rehearse(section: Memory) -> int:
-        return launches.beside_bytes(section) + rehearsed_peak(
-            model, optimizer, batch, recipe, section, device, graph=graph, rounded=rounded,
-            clips=options.clip_norm is not None, accumulate=options.accumulate,
-        ).num_bytes  # fmt: skip
-
+    graph, launches = rehearsals.graph, rehearsals.launches(budget_bytes)
     cluster = find_cluster(on)
     if on == ON_THIS_MACHINE:
         cluster = rated_here(cluster, device)
@@ -149,14 +140,10 @@ def budgeted_carrier(
         problem, alone, in_chunks=can_be_in_chunks(model, graph),
         replayed=launched(make_problem(graph, cluster), "replayed") if is_replayed else None,
     )  # fmt: skip
-    beside_bytes = least_beside_bytes(model, optimizer, batch, device)
-    found = fitted(budget_bytes, frontier, rehearse, beside_bytes)
+    found = rehearsals.fastest_that_keeps(budget_bytes, frontier)
     if are_played(problem, alone, device):
         found = found._replace(step_s=None)
-    return Budgeted(
-        model, batch, recipe, found, device, graph=graph, rounded=rounded,
-        called=launches.refusal_of(found.section),
-    )  # fmt: skip
+    return rehearsals.carrier(found)
 
 
 def _require_room(problem: Problem, alone: Plan, budget_bytes: int) -> None:

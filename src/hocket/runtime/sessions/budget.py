@@ -17,7 +17,7 @@ from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
 from hocket.runtime.shared.trainer import torch_optimizer
-from hocket.runtime.train.kept import keeping
+from hocket.runtime.train.kept import planned_budget_carrier
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.predicted import claimed_step_s
 from hocket.runtime.train.recorded import Recipe
@@ -59,7 +59,7 @@ def run_budget(
     recipe = Recipe(loss=built.loss, update=update, device=kernels, name=name)
     watch.on_progress("rehearsing a step")
     module, loop = built.module, LoopOptions()
-    carrier = keeping(
+    carrier = planned_budget_carrier(
         module, optimizer, built.batch, recipe, problem, plan, torch.device(place), loop
     )  # fmt: skip
     train = TrainingLoop(module, optimizer, carrier, loop)

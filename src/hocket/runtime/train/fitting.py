@@ -42,7 +42,7 @@ class KeptBudget(NamedTuple):
     """What a step should take, where somebody knows."""
 
 
-def fitted(
+def fastest_that_keeps(
     budget_bytes: int,
     frontier: Frontier,
     rehearse: Callable[[Memory], int],

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError, RunError
 from hocket.base.units import format_bytes, typed_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections.memory import Memory
-from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.planners.candidates import empty_plan
+from hocket.planners.memory.frontier import find_frontier
+from hocket.planners.placement.one_device import one_device
+from hocket.planners.registry import ONE_DEVICE
+from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.rebuild import require_same
-from hocket.runtime.train.budget_launches import budget_launches
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.predicted import predicted_s
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak
+from hocket.runtime.train.rehearsed import Rehearsals, rehearsals_of
 
 
-def keeping(
+def planned_budget_carrier(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: Any,
@@ -34,26 +38,31 @@ def keeping(
     options: LoopOptions,
 ) -> Budgeted:
     """What carries out on a device the memory section of a plan for this very step."""
+    rehearsals = rehearsals_of(model, optimizer, batch, recipe, device, options)
+    require_same(problem.graph, rehearsals.graph, recipe.name)
     section = plan[Memory]
-    graph, program = recipe.trace(model, batch, "train", is_run=False)
-    require_same(problem.graph, graph, recipe.name)
-    rounded = rounded_parameters(program)
-    budget_bytes = section.budget_bytes[0]
-    launches = budget_launches(graph, program, batch, device, budget_bytes, replay=options.replay)
-    peak_bytes = launches.beside_bytes(section) + rehearsed_peak(
-        model, optimizer, batch, recipe, section, device, graph=graph, rounded=rounded,
-        clips=options.clip_norm is not None, accumulate=options.accumulate,
-    ).num_bytes  # fmt: skip
+    peak_bytes, budget_bytes = rehearsals.peak_bytes(section), section.budget_bytes[0]
     if peak_bytes > budget_bytes:
-        scaled = typed_bytes(budget_bytes * budget_bytes // peak_bytes)
+        leanest_bytes = min(peak_bytes, _leanest_bytes(rehearsals, problem, section) or peak_bytes)
         raise NoFeasiblePlanError(
             f"the step holds {format_bytes(peak_bytes)} when it is rehearsed, and its plan allows "
             f"{format_bytes(budget_bytes)}",
-            hint=f"plan with --memory {scaled}, or have hocket.prepare(memory=…) choose among "
-            "plans that it rehearses",
+            # Plans of hocket fit are chosen by what the simulator sees, and might hold more again.
+            hint=f"the leanest plan holds {format_bytes(leanest_bytes)}; train with hocket.prepare("
+            f'…, memory="{typed_bytes(max(leanest_bytes, budget_bytes))}"), which rehearses plans '
+            "before it takes one",
         )
-    kept = KeptBudget(section, peak_bytes, predicted_s(problem, plan, device))
-    return Budgeted(
-        model, batch, recipe, kept, device, graph=graph, rounded=rounded,
-        called=launches.refusal_of(section),
-    )  # fmt: skip
+    return rehearsals.carrier(KeptBudget(section, peak_bytes, predicted_s(problem, plan, device)))
+
+
+def _leanest_bytes(rehearsals: Rehearsals, problem: Problem, section: Memory) -> int | None:
+    """What the leanest plan of this step holds when it is rehearsed; None where the model cannot be
+    carried out by it."""
+    alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
+    in_chunks = can_be_in_chunks(rehearsals.model, rehearsals.graph)
+    leanest = find_frontier(problem, alone, in_chunks=in_chunks).smallest.memory
+    blocks = Memory(budget_bytes=(), blocks=()) if leanest is None else leanest
+    try:
+        return rehearsals.peak_bytes(replace(blocks, budget_bytes=section.budget_bytes))
+    except RunError:
+        return None

@@ -1,0 +1,92 @@
+"""Memory plans of one training: rehearsed, chosen by that, and carried out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.capture.program import Program
+from hocket.graph.graph import Graph
+from hocket.plan.sections.memory import Memory
+from hocket.planners.memory.frontier import Frontier
+from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.runtime.train.budget_launches import BudgetLaunches, budget_launches
+from hocket.runtime.train.budgeted import Budgeted
+from hocket.runtime.train.fitting import KeptBudget, fastest_that_keeps
+from hocket.runtime.train.loop import LoopOptions
+from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.rehearsal import RehearsedPeak, least_beside_bytes, rehearsed_peak
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsals:
+    """A model in training, whose memory plans are rehearsed; see `rehearsals_of`."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Any
+    recipe: Recipe
+    device: torch.device
+    options: LoopOptions
+    graph: Graph
+    program: Program
+    _peaks: dict[Memory, RehearsedPeak] = field(default_factory=dict)
+
+    @cached_property
+    def rounded(self) -> dict[str, torch.dtype]:
+        """Parameters that every op reads in another type only, by name."""
+        return rounded_parameters(self.program)
+
+    def peak_bytes(self, section: Memory) -> int:
+        """The most that steps under a plan hold, as they are launched within its budget."""
+        launches = self.launches(section.budget_bytes[0])
+        return launches.beside_bytes(section) + self.peak(section).num_bytes
+
+    def peak(self, section: Memory) -> RehearsedPeak:
+        """The most that steps hold which are called; whatever the budget, it is rehearsed once."""
+        key = replace(section, budget_bytes=())
+        if key not in self._peaks:
+            self._peaks[key] = rehearsed_peak(
+                self.model, self.optimizer, self.batch, self.recipe, section, self.device,
+                graph=self.graph, rounded=self.rounded,
+                clips=self.options.clip_norm is not None, accumulate=self.options.accumulate,
+            )  # fmt: skip
+        return self._peaks[key]
+
+    def launches(self, budget_bytes: int) -> BudgetLaunches:
+        """How steps within a budget are launched."""
+        return budget_launches(
+            self.graph, self.program, self.batch, self.device, budget_bytes,
+            replay=self.options.replay,
+        )  # fmt: skip
+
+    def fastest_that_keeps(self, budget_bytes: int, frontier: Frontier) -> KeptBudget:
+        """The plan of a budget; raises `NoFeasiblePlanError` where none keeps it."""
+        beside_bytes = least_beside_bytes(self.model, self.optimizer, self.batch, self.device)
+        return fastest_that_keeps(budget_bytes, frontier, self.peak_bytes, beside_bytes)
+
+    def carrier(self, kept: KeptBudget, model: nn.Module | None = None) -> Budgeted:
+        """What carries a plan out; a ``model`` that is like this one may be given."""
+        launches = self.launches(kept.section.budget_bytes[0])
+        return Budgeted(
+            self.model if model is None else model, self.batch, self.recipe, kept, self.device,
+            graph=self.graph, rounded=self.rounded,
+            called=launches.refusal_of(kept.section),
+        )  # fmt: skip
+
+
+def rehearsals_of(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    recipe: Recipe,
+    device: torch.device,
+    options: LoopOptions,
+) -> Rehearsals:
+    """The rehearsals of a step, which is recorded; raises `UntraceableError`."""
+    graph, program = recipe.trace(model, batch, "train", is_run=False)
+    return Rehearsals(model, optimizer, batch, recipe, device, options, graph, program)
