@@ -83,8 +83,10 @@ class Case:
         """Evenly from the leanest plan's peak up to the plain step's."""
         plain = self.chosen(2**60).peak_bytes
         assert plain is not None
-        lean = self.frontier.smallest.memory
-        leanest = plain if lean is None else self.rehearse(lean)
+        planned = [each for each in self.frontier.plans if each.memory is not None]
+        lean = min(planned, key=lambda each: each.peak_bytes).memory
+        assert lean is not None
+        leanest = min(plain, self.rehearse(lean))
         return np.linspace(leanest, plain, count).astype(int).tolist()
 
     def loop(

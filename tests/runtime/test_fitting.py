@@ -1,5 +1,7 @@
 """Which plans are rehearsed, and which one is taken."""
 
+from dataclasses import replace
+
 import pytest
 from planners.memory.steps import chain_step, placed
 
@@ -69,6 +71,17 @@ def test_plans_that_hold_less_than_simulated_may_be_faster(frontier):
         exact = fastest_that_keeps(budget, frontier, Rehearsals(frontier, 1.0))
         lucky = fastest_that_keeps(budget, frontier, Rehearsals(frontier, 0.85))
         assert lucky.step_s <= exact.step_s
+
+
+def test_a_plain_step_that_holds_more_than_simulated_hides_no_other_plan(frontier):
+    plain = frontier.find(PLAIN)
+    lean = replace(plain, timeline=frontier.smallest.timeline)
+    others = tuple(plan for plan in frontier.plans if plan.memory is not None)
+    rehearsals, budget = Rehearsals(frontier, 1.0), frontier.smallest.peak_bytes
+    kept = fitted(budget, replace(frontier, plans=(lean, *others)), rehearsals)
+    assert rehearsals.simulated[0] == plain.peak_bytes > budget
+    assert kept.section.blocks
+    assert kept.peak_bytes <= budget
 
 
 def test_what_does_not_fit_names_the_least_that_was_rehearsed(frontier):

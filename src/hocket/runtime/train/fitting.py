@@ -95,8 +95,11 @@ def _section(plan: Fitted, budget_bytes: int) -> Memory:
 
 
 def _worth_a_rehearsal(frontier: Frontier, budget_bytes: int, room: int) -> list[Fitted]:
-    """Plans that are best for some budget and may keep this one, the fastest first."""
-    plans = {plan.name: plan for plan in frontier.best_of()}
+    """Plans that are best for some budget and may keep this one, the fastest first; none is left
+    out for what the simulator sees of the plain step, which as a recorded one holds less than the
+    model itself."""
+    others = replace(frontier, plans=tuple(p for p in frontier.plans if p.memory is not None))
+    plans = {plan.name: plan for plan in (*frontier.best_of(), *others.best_of())}
     for part in _PARTS_OF_ROOM:
         for keeping in frontier.keeping:
             if (kept := keeping.best(part * room)) is not None:
@@ -104,7 +107,7 @@ def _worth_a_rehearsal(frontier: Frontier, budget_bytes: int, room: int) -> list
     if (full := frontier.find(FULL_RECOMPUTE)) is not None:
         plans[full.name] = full
     near = [plan for plan in plans.values() if plan.peak_bytes <= _SLACK * budget_bytes]
-    return sorted(near, key=lambda plan: plan.rank) or [frontier.smallest]
+    return sorted(near, key=lambda plan: plan.rank) or [others.smallest]
 
 
 def too_large(peak_bytes: int, budget_bytes: int) -> NoFeasiblePlanError:
