@@ -1,7 +1,7 @@
 """Modules that are computed again: the same arguments, numbers and buffers as if computed once."""
 
 import copy
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 
 import pytest
@@ -153,3 +153,30 @@ def test_a_part_that_changes_what_it_was_given_trains_as_it_does_by_itself(way):
         optimizers[1].step()
         optimizers[1].zero_grad()
         assert torch.equal(train.step(batch).detach(), loss.detach())
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_the_backward_pass_is_called_under_does_not_matter(is_first):
+    """Precision and the device of new tensors are those of the first call."""
+    layer = nn.Linear(8, 8)
+    twin, rows = copy.deepcopy(layer), torch.randn(4, 8)
+
+    def under(is_other):
+        stack = ExitStack()
+        if is_other:
+            stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+            stack.enter_context(torch.device("meta"))
+        return stack
+
+    def called(layer, rows):
+        is_meta = torch.empty(0).is_meta
+        return layer(layer(rows).tanh() if is_meta else layer(rows).exp())
+
+    with under(is_first):
+        result = computed_again(Unmoved([layer]), called, [layer, rows], {})
+        plain = called(twin, rows)
+    with under(not is_first):
+        for each in (result, plain):
+            each.backward(torch.ones_like(each, device="cpu"))
+    for ours, expected in zip(layer.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours.grad, expected.grad)

@@ -53,6 +53,7 @@ from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.repeats import AS_ASKED
 from hocket.runtime.train.replayed_budget import ReplayedBudget
 from hocket.runtime.train.returned import single_number, without_cache
+from hocket.runtime.train.waiting_states import WaitingStates
 from hocket.runtime.train.weight import Weight
 
 
@@ -109,6 +110,7 @@ class Budgeted:
             self._begin_block, self._finish_block, self._finish_step, self._strayed,
         )  # fmt: skip
         self._head = find_head(model, memory, graph, self.blocks)
+        self._states = WaitingStates(self._settle, is_idle=is_rehearsal)
         self._put_visits()
         self._replayed = ReplayedBudget(model, device, called)
         self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
@@ -172,6 +174,7 @@ class Budgeted:
         """A step of the optimizer, as far as it was not done as gradients came."""
         # Schedulers look whether it was called.
         optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._states.of(optimizer)
         if self._optimizer is not None:
             return
         here: list[nn.Parameter] = []
@@ -238,6 +241,7 @@ class Budgeted:
 
     def _take_away(self) -> None:
         take_away(module for block in self.blocks for module in block.modules.values())
+        self._states.leave()
 
     def _require_model(self) -> None:
         if self._aside is not None:
@@ -276,12 +280,9 @@ class Budgeted:
         self._slots.forget(block)
 
     def _land(
-        self,
-        block: Block,
-        landing: torch.Tensor,
-        gradients: Gradients,
+        self, block: Block, landing: torch.Tensor, gradients: Gradients,
         part: torch.optim.Optimizer | None,
-    ) -> Iterator[None]:
+    ) -> Iterator[None]:  # fmt: skip
         """On the host: add what has come to what is there, and update if that is all."""
         self._landings.add(block, landing, gradients)
         if part is not None:
@@ -352,6 +353,7 @@ class Budgeted:
             self._visits.bring_shared(shared)
 
     def _put_visits(self) -> None:
+        self._states.of(self._model)
         for block in self.blocks:
             sources = sources_of(block, self._ring, self._landings.send_group)
             for path, module in block.modules.items():

@@ -1,0 +1,39 @@
+"""State dicts that wait: what a person saves of a model or an optimizer between steps is whole.
+
+Updates on the host go on after a step has returned. ``model.state_dict()`` and
+``optimizer.state_dict()``, and what is loaded into them, wait for these as ``train.state_dict()``
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+
+class WaitingStates:
+    """Where it is waited, for as long as a carrier has the model."""
+
+    def __init__(self, wait: Callable[[], None], *, is_idle: bool) -> None:
+        self._is_idle = is_idle
+        # Not the method itself: copies of a model copy what methods belong to.
+        self._hook: Callable[..., None] = lambda *_: wait()
+        self._handles: dict[object, list[RemovableHandle]] = {}
+
+    def of(self, owner: nn.Module | torch.optim.Optimizer) -> None:
+        """State dicts of it wait from here on."""
+        if owner not in self._handles and not self._is_idle:
+            self._handles[owner] = [
+                owner.register_state_dict_pre_hook(self._hook),
+                owner.register_load_state_dict_pre_hook(self._hook),
+            ]
+
+    def leave(self) -> None:
+        """They wait no more."""
+        for handles in self._handles.values():
+            for handle in handles:
+                handle.remove()
+        self._handles.clear()

@@ -1,0 +1,76 @@
+"""What is saved of a model and its optimizer between steps, while the host still updates."""
+
+import copy
+import time
+
+import pytest
+import torch
+from runtime.budget_loops import loop_of
+from runtime.budget_models import MODELS
+from runtime.train_loops import assert_same_state, plain_steps
+
+from hocket.plan.sections import Memory, MemoryBlock
+from hocket.runtime.memory.uniform import block_names
+
+
+class _Slow(torch.optim.SGD):
+    """Whoever does not wait reads weights of before."""
+
+    def step(self, closure=None):
+        time.sleep(0.05)
+        return super().step(closure)
+
+
+def _slow(model):
+    return _Slow(model.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.fixture
+def trained():
+    """A loop after a step, whose updates are under way, and plain PyTorch after it."""
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    model.eval()
+    twin = copy.deepcopy(model)
+    blocks = [MemoryBlock(name=name, parameters="streamed", update="host")
+              for name in block_names(model)]  # fmt: skip
+    section = Memory(budget_bytes=(0,), blocks=tuple(blocks))
+    train = loop_of(model, _slow(model), section, batches[0], forward)
+    train.step(batches[0])
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    plain_steps(twin, plain, batches[:1], forward=forward)
+    return train, twin, plain
+
+
+def test_the_models_own_state_dict_waits_for_updates(trained):
+    train, twin, _ = trained
+    saved = {name: tensor.clone() for name, tensor in train.model.state_dict().items()}
+    for name, expected in twin.state_dict().items():
+        assert torch.equal(saved[name], expected), name
+
+
+def test_the_optimizers_own_state_dict_waits_for_updates(trained):
+    train, _, plain = trained
+    saved = copy.deepcopy(train.optimizer.state_dict()["state"])
+    expected = plain.state_dict()["state"]
+    assert saved.keys() == expected.keys()
+    for number, states in expected.items():
+        assert torch.equal(saved[number]["momentum_buffer"], states["momentum_buffer"])
+
+
+def test_what_is_loaded_is_not_overwritten_by_updates_that_were_under_way(trained):
+    train, twin, _ = trained
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in twin.state_dict().items()}
+    train.model.load_state_dict(zeros)
+    train._carrier.leave()
+    twin.load_state_dict(zeros)
+    assert_same_state(train.model, twin)
+
+
+def test_a_model_that_was_left_waits_for_nobody(trained):
+    train, _, _ = trained
+    train._carrier.leave()
+    for owner in (train.model, train.optimizer):
+        hooks = [value for name, value in vars(owner).items() if name.endswith("_dict_pre_hooks")]
+        assert hooks
+        assert not any(hooks)
