@@ -22,10 +22,10 @@ from hocket.capture import CaptureWarning
 from hocket.graph import Phase
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.chunked_loss import summed_cross_entropy
 from hocket.runtime.memory.copies import Ticket
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.parts import blocks_of
-from hocket.runtime.memory.pieces import summed_cross_entropy
 from hocket.runtime.memory.saved import SavedStorages
 from hocket.runtime.memory.uniform import block_names, uniform
 from hocket.runtime.memory.updates import HostUpdates
@@ -116,8 +116,8 @@ def test_loss_in_chunks_differs_by_rounding_only():
     assert ours == pytest.approx(theirs, rel=2e-6)
 
 
-@pytest.mark.parametrize("num_pieces", [1, 4, 50])
-def test_gradients_of_a_loss_in_pieces_are_rounded_once(num_pieces):
+@pytest.mark.parametrize("num_chunks", [1, 4, 50])
+def test_gradients_of_a_loss_in_chunks_are_rounded_once(num_chunks):
     """Those of 16-bit weights are added up in 32 bits: as near to the exact ones as one piece."""
     torch.manual_seed(0)
     rows, weight = torch.randn(50, 8).bfloat16(), torch.randn(30, 8).bfloat16()
@@ -126,7 +126,7 @@ def test_gradients_of_a_loss_in_pieces_are_rounded_once(num_pieces):
     own = [t.clone().requires_grad_() for t in (rows, weight, bias)]
     exact = [t.double().requires_grad_() for t in (rows, weight, bias)]
     loss = summed_cross_entropy(
-        *own, target, num_pieces=num_pieces, dtype=torch.float32, ignore_index=-100
+        *own, target, num_chunks=num_chunks, dtype=torch.float32, ignore_index=-100
     )
     whole = torch.nn.functional.cross_entropy(
         torch.nn.functional.linear(*exact), target, reduction="sum"

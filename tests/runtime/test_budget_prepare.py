@@ -32,7 +32,7 @@ from hocket.view.measured import placement_run_data
 
 
 def test_loss_of_convolutions_stays_whole_and_the_section_says_its_budget():
-    """There is no last linear layer that logits could be made of in pieces."""
+    """There is no last linear layer that logits could be made of in chunks."""
     torch.manual_seed(0)
     net = [torch.nn.Conv2d(3 if n == 0 else 8, 8, 3, padding=1) for n in range(4)]
     model = torch.nn.Sequential(*net)

@@ -104,7 +104,7 @@ class Memory(Section):
     """Per device of the cluster."""
     blocks: tuple[MemoryBlock, ...]
     loss_chunks: int = 1
-    """Pieces of the batch in which logits and loss are made and differentiated one after the
+    """Chunks of the batch in which logits and loss are made and differentiated one after the
     other, so that all logits never exist together."""
     prefetch: int = 1
     """How many blocks ahead streamed parameters and offloaded activations are fetched."""

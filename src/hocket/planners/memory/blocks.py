@@ -3,7 +3,7 @@
 Repeated layers are the blocks that people think in: consecutive ops whose module paths share the
 outermost numbered part (``transformer.h.3``), small neighbours joined. Where a model has no such
 parts, its forward pass is cut where few bytes cross (Wei, TensorFlowMem, CMU-CS-19-135): the cuts
-with the least sum of crossing bytes such that no piece makes more than its share, by a dynamic
+with the least sum of crossing bytes such that no block makes more than its share, by a dynamic
 program over positions with a sliding minimum; logits and their loss stay together. Where one block
 has more parameters than there is room for, it is cut again by a list of modules inside it, such as
 experts. O(ops + reads).
@@ -26,8 +26,8 @@ from hocket.simulate.rewriting.homes import runs_within
 
 FEWEST = 3
 """With fewer numbered parts than this, narrow places are looked for."""
-NUM_PIECES = 16
-"""Of the bytes that the forward pass makes, a piece between narrow places makes about this part."""
+NUM_NARROW_BLOCKS = 16
+"""Of the bytes that the forward pass makes, a block between narrow places makes about this part."""
 SMALL_OPS = 4
 """Neighbouring parts of one list are joined until they have this many ops."""
 _NUMBERED = re.compile(r"^(?:[^.]+\.)*?\d+(?=\.|$)")
@@ -126,9 +126,9 @@ def _tail(graph: Graph, num_forward: int) -> int:
 
 
 def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
-    """Where pieces of the forward pass begin so that few bytes cross their edges."""
+    """Where blocks of the forward pass begin so that few bytes cross their edges."""
     made, crossing = _made_and_crossing(graph, num_forward)
-    most = max(int(made[-1]) // NUM_PIECES * 2, int(np.diff(made).max(initial=1)), 1)
+    most = max(int(made[-1]) // NUM_NARROW_BLOCKS * 2, int(np.diff(made).max(initial=1)), 1)
     best = np.zeros(num_forward + 1, dtype=np.int64)
     previous = np.zeros(num_forward + 1, dtype=np.int64)
     window = deque([0])

@@ -1,10 +1,10 @@
-"""Logits that are never whole: a language model's last layer and its cross-entropy, in pieces.
+"""Logits that are never whole: a language model's last layer and its cross-entropy, in chunks.
 
 The last layer returns a stand-in that knows its input. What people do to logits before the loss
 (rounding, reshaping, leaving out the last position) is done to the stand-in; ``cross_entropy`` of
-it goes through the rows in pieces, each made again in the backward pass (`pieces`, and for layers
-that do more than multiply PyTorch's checkpoints). Anything else makes the
-logits whole, so that a model which does something else with them gets what it expects.
+it goes through the rows in chunks, each made again in the backward pass (`chunked_loss`, and for
+layers that do more than multiply PyTorch's checkpoints). Anything else makes the logits whole, so
+that a model which does something else with them gets what it expects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase
-from hocket.runtime.memory.pieces import summed_cross_entropy
+from hocket.runtime.memory.chunked_loss import summed_cross_entropy
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 Within = Callable[[Callable[[], torch.Tensor]], torch.Tensor]
@@ -152,7 +152,7 @@ def _cross_entropy(
     if reduction not in ("mean", "sum"):
         return NotImplemented
 
-    def piece(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def loss_of(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         made = logits.head(rows).to(logits.dtype)
         return functional.cross_entropy(made, labels, ignore_index=ignore_index, reduction="sum")
 
@@ -160,15 +160,15 @@ def _cross_entropy(
         if logits.layer is not None:
             return summed_cross_entropy(
                 logits.rows, logits.layer.weight, logits.layer.bias, target, dtype=logits.dtype,
-                num_pieces=logits.num_chunks, ignore_index=ignore_index,
+                num_chunks=logits.num_chunks, ignore_index=ignore_index,
             )  # fmt: skip
-        pieces = zip(
+        chunks = zip(
             logits.rows.chunk(logits.num_chunks), target.chunk(logits.num_chunks), strict=True
         )
         # Nothing is drawn, and generators cannot be looked at while a CUDA graph is captured.
         return torch.stack([
-            checkpoint(piece, *each, use_reentrant=False, preserve_rng_state=False)
-            for each in pieces
+            checkpoint(loss_of, *each, use_reentrant=False, preserve_rng_state=False)
+            for each in chunks
         ]).sum()  # fmt: skip
 
     def loss() -> torch.Tensor:
@@ -224,7 +224,7 @@ def last_layer(model: nn.Module, path: str = "") -> nn.Linear:
     found = known if isinstance(known, nn.Linear) else _last_linear(model)
     if not isinstance(found, nn.Linear):
         raise UsageError(
-            f"{type(model).__name__} has no last nn.Linear to make logits of in pieces",
-            hint="plan with one piece (loss_chunks 1)",
+            f"{type(model).__name__} has no last nn.Linear to make logits of in chunks",
+            hint="plan with one chunk (loss_chunks 1)",
         )
     return found

@@ -1,6 +1,6 @@
-"""The sum of cross-entropies of a linear layer's results, made and differentiated piece by piece.
+"""The sum of cross-entropies of a linear layer's results, made and differentiated chunk by chunk.
 
-Pieces of the rows go through the layer one after the other, in the forward pass and again in the
+Chunks of the rows go through the layer one after the other, in the forward pass and again in the
 backward pass, so that all logits never exist together (the idea of fused linear cross-entropies,
 such as Liger's, with PyTorch's own kernels). Gradients of the weights are added up in place, in 32
 bits where they come in 16: as many roundings as the plain layer has, and no third copy of the
@@ -23,35 +23,36 @@ def summed_cross_entropy(
     bias: torch.Tensor | None,
     target: torch.Tensor,
     *,
-    num_pieces: int,
+    num_chunks: int,
     dtype: torch.dtype,
     ignore_index: int,
 ) -> torch.Tensor:
     """The sum over rows of the cross-entropy of ``linear(rows, weight, bias)`` in ``dtype``."""
     kind = rows.device.type
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    how = (target, num_pieces, dtype, ignore_index, cast)
-    total: torch.Tensor = _Pieces.apply(rows, weight, bias, *how)  # type: ignore[no-untyped-call]
+    how = (target, num_chunks, dtype, ignore_index, cast)
+    total: torch.Tensor
+    total = _ChunkedLoss.apply(rows, weight, bias, *how)  # type: ignore[no-untyped-call]
     return total
 
 
-class _Pieces(torch.autograd.Function):
+class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Any, weight: Any, bias: Any, target: Any, num_pieces: int,
+        ctx: Any, rows: Any, weight: Any, bias: Any, target: Any, num_chunks: int,
         dtype: torch.dtype, ignore_index: int, cast: torch.dtype | None,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(rows, weight, bias, target)
-        ctx.how = num_pieces, dtype, ignore_index, cast
+        ctx.how = num_chunks, dtype, ignore_index, cast
         layer = _layer(weight, bias, cast)
-        pieces = zip(rows.chunk(num_pieces), target.chunk(num_pieces), strict=True)
-        losses = [_loss(r, layer, labels, dtype, ignore_index) for r, labels in pieces]
+        chunks = zip(rows.chunk(num_chunks), target.chunk(num_chunks), strict=True)
+        losses = [_loss(r, layer, labels, dtype, ignore_index) for r, labels in chunks]
         return torch.stack(losses).sum()
 
     @staticmethod
     def backward(ctx: Any, given: torch.Tensor) -> Any:
         rows, weight, bias, target = ctx.saved_tensors
-        num_pieces, dtype, ignore_index, cast = ctx.how
+        num_chunks, dtype, ignore_index, cast = ctx.how
         wanted = ctx.needs_input_grad[:3]
         layer = [
             None if tensor is None else tensor.requires_grad_(is_wanted)
@@ -63,7 +64,7 @@ class _Pieces(torch.autograd.Function):
         ]
         of_rows = torch.empty_like(rows) if wanted[0] else None
         start = 0
-        for part, labels in zip(rows.chunk(num_pieces), target.chunk(num_pieces), strict=True):
+        for part, labels in zip(rows.chunk(num_chunks), target.chunk(num_chunks), strict=True):
             part = part.detach().requires_grad_(wanted[0])
             with torch.enable_grad(), _autocast(rows.device.type, cast):
                 loss = _loss(part, layer, labels, dtype, ignore_index)
@@ -84,7 +85,7 @@ class _Pieces(torch.autograd.Function):
 
 
 def _layer(weight: torch.Tensor, bias: torch.Tensor | None, cast: torch.dtype | None) -> list[Any]:
-    """Weight and bias as the layer computes with them, once for all pieces."""
+    """Weight and bias as the layer computes with them, once for all chunks."""
     return [
         None if tensor is None else tensor.detach().to(cast or tensor.dtype)
         for tensor in (weight, bias)
