@@ -161,9 +161,10 @@ def sentences(fit: BudgetFit) -> list[str]:
             f"no plan at all needs less than {format_bytes(fit.lower_bound_bytes)}."
         )
     alone = fit.recompute_alone_s
+    found = "not found to fit" if alone is None else f"estimated at {format_seconds(alone)} a step"
     lines.append(
-        "With nothing on the host, and recomputing only what this budget asks for, a step "
-        + ("does not fit." if alone is None else f"takes {format_seconds(alone)} at best.")
+        f"Recomputing freely, op by op and across blocks, with nothing on the host is {found}; "
+        "hocket does not carry that out."
     )
     if fit.chosen is not None and (orders := fit.update_orders) is not None:
         times = ", ".join(f"{format_seconds(s)} {name}" for name, s in orders.step_s.items())
