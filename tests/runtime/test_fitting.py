@@ -78,7 +78,7 @@ def test_a_plain_step_that_holds_more_than_simulated_hides_no_other_plan(frontie
     lean = replace(plain, timeline=frontier.smallest.timeline)
     others = tuple(plan for plan in frontier.plans if plan.memory is not None)
     rehearsals, budget = Rehearsals(frontier, 1.0), frontier.smallest.peak_bytes
-    kept = fitted(budget, replace(frontier, plans=(lean, *others)), rehearsals)
+    kept = fastest_that_keeps(budget, replace(frontier, plans=(lean, *others)), rehearsals)
     assert rehearsals.simulated[0] == plain.peak_bytes > budget
     assert kept.section.blocks
     assert kept.peak_bytes <= budget
