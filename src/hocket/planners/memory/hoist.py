@@ -79,32 +79,27 @@ def _offer(room: _Room, op: int) -> None:
 
 
 @kernel
-def _follow(ways: Direction, walk: Walk, room: _Room, op: int) -> None:
-    """Queue what may be worth running now that an op has run."""
-    for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
-        if walk.waits[ways.after[at]] == 0:
-            _enqueue(room, ways.after[at])
-    for at in range(ways.close_ptr[op], ways.close_ptr[op + 1]):
-        storage = ways.closes[at]
-        if walk.num_left[storage] != 1:
-            continue
-        for index in range(ways.closer_ptr[storage], ways.closer_ptr[storage + 1]):
-            if walk.waits[ways.closers[index]] >= 0:
-                _enqueue(room, ways.closers[index])
+def _note(room: _Room, op: int, looks_ahead: bool) -> None:
+    if looks_ahead:
+        _offer(room, op)
+    else:
+        _enqueue(room, op)
 
 
 @kernel
-def _offer_next(ways: Direction, walk: Walk, room: _Room, op: int) -> None:
-    """Let the present look ahead choose among what follows an op or ends the same storages."""
+def _follow(ways: Direction, walk: Walk, room: _Room, op: int, looks_ahead: bool) -> None:
+    """What follows an op or ends the same storages: offered to the present look ahead, or queued
+    where it may be worth running now that the op has run."""
     for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
-        _offer(room, ways.after[at])
+        if looks_ahead or walk.waits[ways.after[at]] == 0:
+            _note(room, ways.after[at], looks_ahead)
     for at in range(ways.close_ptr[op], ways.close_ptr[op + 1]):
         storage = ways.closes[at]
         if walk.num_left[storage] != 1:
             continue
         for index in range(ways.closer_ptr[storage], ways.closer_ptr[storage + 1]):
             if walk.waits[ways.closers[index]] >= 0:
-                _offer(room, ways.closers[index])
+                _note(room, ways.closers[index], looks_ahead)
 
 
 @kernel
@@ -191,7 +186,7 @@ def _look_ahead(ways: Direction, walk: Walk, room: _Room, op: int, target: int, 
             count += 1
             if walk.held[0] <= start_bytes:
                 return count
-            _offer_next(ways, walk, room, next_op)
+            _follow(ways, walk, room, next_op, True)
         if count < end:
             break
         op = _choose(ways, walk, room, target)
@@ -233,7 +228,7 @@ def _hoist_from(
         for at in range(count):
             order[num_done + at] = room.tried[at]
         for at in range(count):
-            _follow(ways, walk, room, room.tried[at])
+            _follow(ways, walk, room, room.tried[at], False)
         num_done += count
 
 
@@ -255,7 +250,7 @@ def _hoist(
         run_op(ways, walk, op)
         order[num_done] = op
         num_done += 1
-        _follow(ways, walk, room, op)
+        _follow(ways, walk, room, op, False)
         num_done = _hoist_from(ways, walk, room, order, num_done, target, reach)
     most: int = walk.held[1]
     return most
