@@ -139,6 +139,18 @@ class Started:
         self._log.close()
 
 
+def carry_out(tasks: list[Task], options: argparse.Namespace, prepare_s: float) -> Path | None:
+    """The rows that all tasks write within the seconds that there are; None without any."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    until = time.time() + options.seconds - _END_S
+    with tempfile.TemporaryDirectory() as folder:
+        started = Started(tasks, folder, until, options)
+        started.let_go(prepare_s)
+        started.end(until + _END_S / 2)
+        rows = Path(folder) / "rows.jsonl"
+        return Path(shutil.copy(rows, options.out / "rows.jsonl")) if rows.exists() else None
+
+
 def main() -> int:
     """Start all, hand on what they print, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -154,18 +166,12 @@ def main() -> int:
     parser.add_argument("--extra", default="", help="options of all")
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    until = time.time() + options.seconds - _END_S
-    with tempfile.TemporaryDirectory() as folder:
-        started = Started(tasks_of(options), folder, until, options)
-        started.let_go(min(options.prepare, 0.6 * options.seconds))
-        started.end(until + _END_S / 2)
-        rows = Path(folder) / "rows.jsonl"
-        if rows.exists():
-            shutil.copy(rows, options.out / "rows.jsonl")
-            told = table_of(rows)
-            (options.out / "waves.md").write_text(told)
-            print(told)
+    prepare_s = min(options.prepare, 0.6 * options.seconds)
+    rows = carry_out(tasks_of(options), options, prepare_s)
+    if rows is not None:
+        told = table_of(rows)
+        (options.out / "waves.md").write_text(told)
+        print(told)
     return 0
 
 

@@ -18,13 +18,12 @@ import argparse
 import copy
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from timing import Turns, keep_cap, options_of, row_of, start_counting
+from timing import Turns, keep_cap, options_of, parsed, row_of, start_counting
 from torch import nn
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from workloads import TOYS, WORKLOADS, Workload, adamw, plain_step
@@ -205,10 +204,7 @@ def compare(name: str, build: Workload, samples: int, options: argparse.Namespac
 
 def main() -> int:
     """All tables."""
-    options = options_of(__doc__.splitlines()[0]).parse_args()
-    warnings.simplefilter("ignore")
-    if not options.toy and not torch.cuda.is_available():
-        sys.exit("no CUDA device here: use --toy")
+    options = parsed(options_of(__doc__.splitlines()[0]))
     keep_cap(options)
     for name, (build, samples) in (TOYS if options.toy else WORKLOADS).items():
         if options.only in name:

@@ -33,7 +33,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 from table import ROWS
-from timing import GIB, LOSSES_S, Turns, at_most, keep_cap, options_of, row_of
+from timing import GIB, LOSSES_S, Turns, at_most, keep_cap, options_of, parsed, row_of
 from torch import nn
 from workloads import TOYS, WORKLOADS, Workload, adamw, plain_step
 
@@ -373,11 +373,8 @@ def main() -> int:
     """All tables."""
     parser = options_of(__doc__.splitlines()[0])
     parser.add_argument("--losses", type=int, default=100, help="steps whose losses are compared")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
+    options = parsed(parser)
     warnings.simplefilter("always", WaveWarning)
-    if not options.toy and not torch.cuda.is_available():
-        sys.exit("no CUDA device here: use --toy")
     keep_cap(options)
     for name, (build, samples) in (TOYS if options.toy else WORKLOADS).items():
         if options.only in name:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from h200 import Case, System, deterministic, losses_of, one_lane, planned_of, quickest
-from timing import GIB, Turns, keep_cap, options_of, row_of
+from timing import GIB, Turns, keep_cap, options_of, parsed, row_of
 from workloads import TOYS, WORKLOADS, Workload
 
 from hocket.graph.graph import Phase
@@ -104,11 +104,8 @@ def main() -> int:
     parser = options_of(__doc__.splitlines()[0])
     parser.add_argument("--losses", type=int, default=20, help="steps whose losses are compared")
     parser.add_argument("--times", type=float, default=LEAN, help="what one wave holds, at most")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
+    options = parsed(parser)
     warnings.simplefilter("always", WaveWarning)
-    if not options.toy and not torch.cuda.is_available():
-        sys.exit("no CUDA device here: use --toy")
     keep_cap(options)
     asked = {name: WORKLOADS[name] for name in _ASKED}
     for name, (build, samples) in (TOYS if options.toy else asked).items():

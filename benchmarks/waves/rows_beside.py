@@ -14,22 +14,18 @@ one lane, too.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import tempfile
-import time
-import warnings
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from all_rows import Started, Task
+from all_rows import Task, carry_out
 from graph_kernels import times_of
 from h200 import Case, one_lane
 from step_kernels import Captured, looped
-from timing import GIB, Turns, options_of, row_of
+from timing import GIB, Turns, options_of, parsed, row_of
 from workloads import TOYS, WORKLOADS
 
 from hocket.capture.program import Program
@@ -141,29 +137,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=88)
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--forms", default="", help="workloads whose rows are timed, by ;")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    if not options.toy and not torch.cuda.is_available():
-        sys.exit("no CUDA device here: use --toy")
+    options = parsed(parser)
     if options.turns:
         one_process(options)
         return 0
     options.extra = ""
-    options.out.mkdir(parents=True, exist_ok=True)
-    until = time.time() + options.seconds - 5
     asked = [name for name in (TOYS if options.toy else ASKED) if options.only in name]
-    with tempfile.TemporaryDirectory() as folder:
-        started = Started(
-            [Task("rows_beside.py", name, (f"--forms={options.forms}",)) for name in asked],
-            folder,
-            until,
-            options,
-        )
-        started.let_go(0.4 * options.seconds)
-        started.end(until)
-        rows = Path(folder) / "rows.jsonl"
-        if rows.exists():
-            shutil.copy(rows, options.out / "rows.jsonl")
+    tasks = [Task("rows_beside.py", name, (f"--forms={options.forms}",)) for name in asked]
+    carry_out(tasks, options, 0.4 * options.seconds)
     return 0
 
 

@@ -23,13 +23,9 @@ import argparse
 import faulthandler
 import gzip
 import json
-import shutil
 import statistics
 import sys
-import tempfile
-import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,10 +33,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from all_rows import Started, Task
+from all_rows import Task, carry_out
 from graph_kernels import Beside, Table, profiled, spans_of, times_of
 from h200 import Case, one_lane, quickest, shared
-from timing import GIB, Turns, options_of
+from timing import GIB, Turns, options_of, parsed
 from workloads import TOYS, WORKLOADS
 
 from hocket.plan.plan import Plan
@@ -308,27 +304,17 @@ def main() -> int:
     parser = options_of(__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=115)
     parser.add_argument("--out", type=Path, default=Path())
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    if not options.toy and not torch.cuda.is_available():
-        sys.exit("no CUDA device here: use --toy")
+    options = parsed(parser)
     if options.turns:
         one_process(options)
         return 0
     options.extra = ""
-    options.out.mkdir(parents=True, exist_ok=True)
-    until = time.time() + options.seconds - 5
     out = ("--out", str(options.out))
     asked = [name for name in (("Mixer, toy",) if options.toy else ASKED) if options.only in name]
     tasks = [Task("step_kernels.py", name, out) for name in asked] + [Task("tied_rows.py", "")]
-    with tempfile.TemporaryDirectory() as folder:
-        started = Started(tasks, folder, until, options)
-        started.let_go(0.35 * options.seconds)
-        started.end(until)
-        rows = Path(folder) / "rows.jsonl"
-        if rows.exists():
-            shutil.copy(rows, options.out / "rows.jsonl")
-            print(table_of(rows))
+    rows = carry_out(tasks, options, 0.35 * options.seconds)
+    if rows is not None:
+        print(table_of(rows))
     return 0
 
 

@@ -16,8 +16,10 @@ import json
 import math
 import os
 import statistics
+import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,6 +131,15 @@ def options_of(text: str) -> argparse.ArgumentParser:
     parser.add_argument("--turns", default="", help="folder of who has the GPU")
     parser.add_argument("--until", type=float, default=math.inf, help="begin nothing after (epoch)")
     return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What was typed; ends here where a GPU is needed that is not there."""
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if not options.toy and not torch.cuda.is_available():
+        sys.exit("no CUDA device here: use --toy")
+    return options
 
 
 def keep_cap(options: argparse.Namespace) -> None:

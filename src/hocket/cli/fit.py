@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.plan import size_option_value
 from hocket.cli.sources import (
     ModelOptions,
     announce_compilation,
+    budget_options,
     cost_options,
     is_graph_file,
     load_graph,
     make_problem,
     model_options,
     named_cluster,
+    size_option_value,
 )
 from hocket.cli.written import beside, named_graph, require_folder
 
@@ -31,19 +32,10 @@ START = {"batch": 8, "seq": 512, "layers": 4}
 
 @click.command("fit")
 @click.argument("source", metavar="MODEL_OR_GRAPH")
-@click.option(
-    "--on",
-    required=True,
+@budget_options(
     metavar="DEVICE",
-    help="One device: shorthand such as 1xh200, a preset or a TOML file.",
-)
-@click.option(
-    "--memory",
-    "memory_bytes",
-    default=None,
-    callback=size_option_value,
-    metavar="SIZE",
-    help="Bytes on the device that are not exceeded, such as 8GiB. "
+    devices="One device",
+    memory="Bytes on the device that are not exceeded, such as 8GiB. "
     "[default: what it has beside its headroom]",
 )
 @click.option(

@@ -17,6 +17,7 @@ from hocket.cli.sources import (
     make_problem,
     model_options,
     named_cluster,
+    size_option_value,
 )
 from hocket.cli.written import (
     beside,
@@ -41,18 +42,6 @@ NUM_KERNELS = 25
 Where sharing the batch wins in any case, no placement is searched and few of them are needed."""
 AUTO = "auto"
 """The planner that takes them all."""
-
-
-def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
-    """The value of an option that takes a size."""
-    from hocket.base.units import parse_bytes
-
-    if text is None:
-        return None
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 @click.command("plan")

@@ -119,6 +119,37 @@ def cost_options(command: F) -> F:
     return command
 
 
+def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """The value of an option that takes a size."""
+    from hocket.base.units import parse_bytes
+
+    if text is None:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def budget_options(
+    *, metavar: str, devices: str, memory: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options ``on``, whose help begins with which ``devices`` are meant, and
+    ``memory_bytes``."""
+
+    def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+        command = click.option(
+            "--memory", "memory_bytes", default=None, callback=size_option_value,
+            metavar="SIZE", help=memory,
+        )(command)  # fmt: skip
+        return click.option(
+            "--on", required=True, metavar=metavar,
+            help=f"{devices}: shorthand such as 1xh200, a preset or a TOML file.",
+        )(command)  # fmt: skip
+
+    return with_options
+
+
 def is_graph_file(text: str) -> bool:
     """Whether a name means a graph file rather than a model."""
     from hocket.api.models import is_config_file

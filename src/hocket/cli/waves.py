@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.plan import size_option_value
 from hocket.cli.sources import (
     ModelOptions,
     announce_compilation,
+    budget_options,
     cost_options,
     load_graph,
     make_problem,
@@ -27,19 +27,10 @@ if TYPE_CHECKING:
 
 @click.command("waves")
 @click.argument("source", metavar="MODEL_OR_GRAPH")
-@click.option(
-    "--on",
-    required=True,
+@budget_options(
     metavar="CLUSTER",
-    help="Devices that take equal shares: shorthand such as 1xh200, a preset or a TOML file.",
-)
-@click.option(
-    "--memory",
-    "memory_bytes",
-    default=None,
-    callback=size_option_value,
-    metavar="SIZE",
-    help="Bytes that each device may hold, such as 8GiB. [default: what it has]",
+    devices="Devices that take equal shares",
+    memory="Bytes that each device may hold, such as 8GiB. [default: what it has]",
 )
 @click.option(
     "--waves", "num_waves", type=click.IntRange(2, 1024), default=2, show_default=True,

@@ -1,4 +1,5 @@
-"""What all pictures over time share: where a time stands, the axis, and single marks as SVG."""
+"""What all pictures over time share: where a time stands, the axis, single marks as SVG, and the
+frame of a curve of memory."""
 
 from __future__ import annotations
 
@@ -69,3 +70,15 @@ def svg_text(x: float, y: float, content: str, name: str, anchor: str = "start")
     """Words at a place."""
     kind = f' class="{name}"' if name else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(content)}</text>'
+
+
+def memory_card(name: str, told: str, curve: str, *, fits: bool = True, under: str = "") -> str:
+    """What something holds over time: its name, what is told of its peak, a curve 400 wide and 100
+    high, and what stands ``under`` it."""
+    peak = f"<span>{told}</span>" if fits else f'<span class="over">{told} ✗</span>'
+    return (
+        f"<article><header><h3>{escape(name)}</h3>{peak}</header><figure>"
+        f'<svg class="curve hocket-svg" viewBox="0 0 400 100" preserveAspectRatio="none" '
+        f'role="img" aria-label="{escape(f"memory, {name}: peak {told}")}">{curve}</svg>'
+        f"{under}</figure></article>"
+    )

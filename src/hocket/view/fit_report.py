@@ -6,7 +6,6 @@ step time against budget, and what each block does.
 
 from __future__ import annotations
 
-from html import escape
 from itertools import groupby
 
 from hocket import __version__
@@ -14,6 +13,7 @@ from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.maker import PLAIN
+from hocket.view.drawing import memory_card
 from hocket.view.fit import (
     numbers,
     sentences,
@@ -111,13 +111,7 @@ def _curve(name: str, plan: Fitted, budget_bytes: int, most: int) -> str:
         0, 400, 100 - height, height, time_s, size, plan.timeline.makespan_s, budget_bytes,
         plan.peak_bytes,
     )  # fmt: skip
-    text = of_capacity(plan.peak_bytes, budget_bytes)
-    return (
-        f"<article><header><h3>{escape(name)}</h3><span>{text}</span></header><figure>"
-        f'<svg class="curve hocket-svg" viewBox="0 0 400 100" preserveAspectRatio="none" '
-        f'role="img" aria-label="{escape(f"memory {name}: peak {text}")}">{curve}</svg>'
-        "</figure></article>"
-    )
+    return memory_card(name, of_capacity(plan.peak_bytes, budget_bytes), curve)
 
 
 def _tensors(told: Fitted) -> str:

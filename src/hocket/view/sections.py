@@ -13,6 +13,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import price_per_hour
 from hocket.simulate.timeline import Timeline
+from hocket.view.drawing import memory_card
 from hocket.view.facts import (
     COMPUTE,
     COPIES,
@@ -177,7 +178,6 @@ def _memory_card(
         0, 400, 8, 92, time_s, size, timeline.makespan_s, device.capacity_bytes, device.peak_bytes
     )
     text = held_of(device.peak_bytes, device.capacity_bytes)
-    peak = f"<span>{text}</span>" if device.fits else f'<span class="over">{text} ✗</span>'
     limit = max(device.capacity_bytes, device.peak_bytes, 1)
     classes = [f"share-{KINDS.index(label)}" for label in held]
     shares = stack([size / limit for size in held.values()], classes)
@@ -186,12 +186,8 @@ def _memory_card(
         for name, label in zip(classes, held, strict=True)
         if held[label]
     ]
-    return (
-        f"<article><header><h3>{escape(device.name)}</h3>{peak}</header><figure>"
-        f'<svg class="curve hocket-svg" viewBox="0 0 400 100" preserveAspectRatio="none" '
-        f'role="img" aria-label="{escape(f"memory of {device.name}: peak {text}")}">{curve}</svg>'
-        f"{shares}{legend(entries)}</figure></article>"
-    )
+    under = f"{shares}{legend(entries)}"
+    return memory_card(device.name, text, curve, fits=device.fits, under=under)
 
 
 def links(facts: Facts) -> str:

@@ -7,7 +7,6 @@ were tried.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 
 from hocket import __version__
 from hocket.base.units import format_bytes, format_seconds
@@ -18,6 +17,7 @@ from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay
 from hocket.planners.waves.why import reasons
 from hocket.simulate.shares.lane_blocks import LaneBlocks
+from hocket.view.drawing import memory_card
 from hocket.view.facts import facts_of
 from hocket.view.names import inert
 from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
@@ -131,13 +131,7 @@ def _curve(name: str, blocks: LaneBlocks, lane: int | None, told: WaveWay) -> st
     time_s, held = blocks.curve(lane)
     peak, most = blocks.peak_bytes(lane), blocks.peak_bytes()
     curve = memory_paths(0, 400, 8, 92, time_s, held, told.timeline.makespan_s, most, peak)
-    text = format_bytes(peak)
-    return (
-        f"<article><header><h3>{escape(name)}</h3><span>{text}</span></header><figure>"
-        f'<svg class="curve hocket-svg" viewBox="0 0 400 100" preserveAspectRatio="none" '
-        f'role="img" aria-label="{escape(f"memory {name}: peak {text}")}">{curve}</svg>'
-        "</figure></article>"
-    )
+    return memory_card(name, format_bytes(peak), curve)
 
 
 def _starts(fit: WaveFit) -> str:

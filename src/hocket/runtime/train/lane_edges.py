@@ -79,11 +79,7 @@ def lane_edges(
             need[waiting] = max(need[waiting], awaited)
     dropped_in = lanes[np.minimum(given.dropped_by, len(lanes) - 1)] if len(lanes) else lanes
     for row, call in enumerate(given.given_to.tolist()):
-        start, stop, before = (
-            given.start[:row],
-            given.stop[:row],
-            given.dropped_by[:row],
-        )
+        start, stop, before = given.start[:row], given.stop[:row], given.dropped_by[:row]
         lay_there = (start < given.stop[row]) & (stop > given.start[row]) & (before <= call)
         from_other = lay_there & (dropped_in[:row] != lanes[call])
         need[call] = max(need[call], int(before[from_other].max(initial=-1)))

@@ -74,11 +74,9 @@ class LaneBlocks:
         return times[last], held[last]
 
 
-def lane_blocks(
-    given: Graph, unfolded: Unfolded, timeline: Timeline, replica: int = 0
-) -> LaneBlocks:
-    """The blocks of one replica's device; ``given`` is the graph of a single wave."""
-    graph, passes = unfolded.problem.graph, unfolded.passes[replica]
+def lane_blocks(given: Graph, unfolded: Unfolded, timeline: Timeline) -> LaneBlocks:
+    """The blocks of the first replica's device; ``given`` is the graph of a single wave."""
+    graph, passes = unfolded.problem.graph, unfolded.passes[0]
     order = pass_order(given)
     order = order[passes[0, order] >= 0]
     sequence = [
