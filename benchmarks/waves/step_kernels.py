@@ -43,11 +43,11 @@ from hocket.plan.plan import Plan
 from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.smaller import with_graph
 from hocket.runtime.train import replayed_waves
+from hocket.runtime.train.counted import counted_ops
 from hocket.runtime.train.graph_nodes import arrows_of, calls_of
 from hocket.runtime.train.lane_notes import Notes
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.waves import WaveOrder, Waves
-from hocket.simulate.shares.lanes import pass_order
 
 ASKED = ("ResNet-56, CIFAR, 256", "Mixer, CIFAR, 64", "BERT-base 16 x 128", "GPT-2 small 4 x 512",
          "ResNet-56, CIFAR, 32", "LSTM 2 x 512")  # fmt: skip
@@ -128,8 +128,8 @@ def chain(case: Case, size: int) -> Captured:
         model, batch, case.recipe, problem, plan, program, [case.device], seed=None, outputs=False,
         max_shapes=4, replay=True, is_ranked=False,
     )  # fmt: skip
-    sequence = tuple((0, op) for op in pass_order(graph).tolist())
-    order = WaveOrder(sequence, {}, graph.num_ops)
+    ops = tuple(op for op, _ in counted_ops(graph))
+    order = WaveOrder(tuple((0, op) for op in ops), {}, ops)
     waves = replayed_waves.make_waves(programs, order, case.device)
 
     def step() -> None:
