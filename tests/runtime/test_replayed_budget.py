@@ -12,13 +12,14 @@ from runtime.budget_loops import CPU, loop_of
 from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, assert_same_state
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hocket
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.train.budget_launches import BudgetLaunches, budget_launches
 from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.repeats import NOT_CUDA, NUM_WARM, REPLAYED
+from hocket.runtime.train.repeats import AS_ASKED, NOT_CUDA, NUM_WARM, REPLAYED
 from hocket.runtime.train.replayed_budget import FEWEST_REPLAYS, ReplayedBudget
 from hocket.runtime.train.update import planned_update
 
@@ -102,9 +103,24 @@ def test_a_graph_makes_room_for_an_evaluation_and_comes_back():
 
 def test_gradients_that_wait_for_more_are_called():
     loops, batches, graphs = _loops("picture")
-    for number in range(2 * NUM_WARM + 2):
-        [loop.step(batches[0], accumulate=number % 2 == 0) for loop in loops]
+    for number in range(2 * NUM_WARM + 6):
+        [loop.step(batches[number % 3], accumulate=number % 2 == 0) for loop in loops]
     assert graphs.num_launched == 0
+    _assert_alike(loops)
+
+
+def test_a_graph_makes_room_for_steps_that_are_called():
+    """Both at once would hold more than was rehearsed; and a graph of a step that adds to gradients
+    which are there would add to their memory each time."""
+    loops, batches, graphs = _loops("picture")
+    for _ in range(NUM_CALLED + FEWEST_REPLAYS):
+        [loop.step(batches[0]) for loop in loops]
+    assert loops[1]._carrier._replayed.repeats.captured is not None
+    [loop.step(batches[0], accumulate=True) for loop in loops]
+    assert loops[1]._carrier._replayed.repeats.captured is None
+    for number in range(4):
+        [loop.step(batches[number % 3]) for loop in loops]
+        assert graphs.num_made == 1 + (number > 0)
     _assert_alike(loops)
 
 
@@ -156,6 +172,25 @@ def test_plans_that_move_something_or_draw_again_are_not_replayed():
         assert "moves bytes" in refusal(**policy)
         section = Memory(budget_bytes=(0,), blocks=(replace(kept, **policy),))
         assert launches.beside_bytes(section) == 0
+
+
+def test_a_batch_on_the_device_is_there_twice_where_steps_are_replayed():
+    model, rows = Dropped().train(), torch.randn(4, 8)
+    graph, program = _traced(model, rows)
+    with FakeTensorMode():
+        there = torch.empty(4, 2**10, device="cuda")
+
+    def launches(batch, budget_bytes, *, replay=True):
+        return budget_launches(
+            graph, program, batch, torch.device("cuda"), budget_bytes, replay=replay
+        )
+
+    ample = launches((there, there), 2**30)
+    assert ample.refusal == ""
+    assert ample.replayed_bytes == there.nbytes + launches(rows, 2**30).replayed_bytes
+    assert "a copy of the batch would take 16.0 KiB" in launches(there, 2**19).refusal
+    assert launches(rows, 2**19).refusal == ""
+    assert launches(rows, 2**30, replay=False).refusal == AS_ASKED
 
 
 def test_steps_on_a_processor_are_called():

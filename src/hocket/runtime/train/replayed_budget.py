@@ -57,11 +57,13 @@ class ReplayedBudget:
     def __call__(
         self, batch: Any, weight: Weight, optimizer: torch.optim.Optimizer | None, passes: Passes
     ) -> Carried:
-        """One step, which the optimizer updates; without one, gradients stay and it is called."""
+        """One step, which the optimizer updates; without one gradients stay, and it is called. So
+        is one that adds to gradients of others: a graph would add to theirs each time."""
         batch = dict(batch) if isinstance(batch, Mapping) else batch
         if self.repeats.refusal:
             return passes(batch, weight)
-        if optimizer is None or update_hindrance(optimizer, is_made_fused=True):
+        is_pending = any(parameter.grad is not None for parameter in self._model.parameters())
+        if optimizer is None or is_pending or update_hindrance(optimizer, is_made_fused=True):
             self.let_go()
             return self._beside(lambda: passes(batch, weight))
         key = tuple(self._origin(batch, optimizer))
