@@ -122,59 +122,84 @@ def find_frontier(
         fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(problem.graph.num_ops, 1)
         num_levels = min(NUM_LEVELS, max(FEWEST_LEVELS, fewer))
     maker = PlanMaker(problem, plan, host_bytes, in_chunks=in_chunks, replayed=replayed)
-    plans = {fitted.name: fitted for fitted in maker.usual()}
-    most = plans[PLAIN].peak_bytes
-    least = min(fitted.peak_bytes for fitted in plans.values())
-    seen = {fitted.memory for fitted in plans.values()}
-
-    def keep(fitted: Fitted | None) -> None:
-        if fitted is not None:
-            seen.add(fitted.memory)
-            plans[fitted.name] = fitted
-
-    keeping = tuple(maker.keeping())
+    found, keeping = _Found(maker.usual()), tuple(maker.keeping())
     for family in keeping:
         for step in range(1, NUM_KEEPING):
-            keep(family[step * (len(family) - 1) // NUM_KEEPING])
-    for number, budget in enumerate(np.geomspace(max(least, 1) * 0.9, most, num_levels).tolist()):
+            found.add(family[step * (len(family) - 1) // NUM_KEEPING])
+    _levels(found, maker, num_levels)
+    finer = _in_groups(maker, found.least_bytes)
+    _finer_levels(found, finer, 2 * maker.largest_bytes / SMALL_SLOTS, num_levels)
+    _between(found, maker, finer[:1], num_levels // 4)
+    for fitted in _best_of(found.plans.values()):
+        for eased in maker.eased(fitted, found.seen) if fitted.uses is maker.uses else ():
+            found.add(eased)
+    kept = [fitted for fitted in found.plans.values() if maker.fits_host(fitted)]
+    return Frontier(
+        problem, plan, tuple(kept), maker.uses, maker.numbers,
+        tuple(each.numbers for each in finer), keeping, time.perf_counter() - started,
+    )  # fmt: skip
+
+
+class _Found:
+    """Plans by their names; a section that was seen is not simulated again."""
+
+    def __init__(self, usual: Iterable[Fitted]) -> None:
+        self.plans = {fitted.name: fitted for fitted in usual}
+        self.seen = {fitted.memory for fitted in self.plans.values()}
+        self.most_bytes = self.plans[PLAIN].peak_bytes
+        self.least_bytes = min(fitted.peak_bytes for fitted in self.plans.values())
+
+    def add(self, fitted: Fitted | None) -> None:
+        """Keep a plan, where one was found."""
+        if fitted is not None:
+            self.seen.add(fitted.memory)
+            self.plans[fitted.name] = fitted
+
+
+def _levels(found: _Found, maker: PlanMaker, num_levels: int) -> None:
+    """What the linear program gives for budgets from the leanest plan's to the plain step's."""
+    budgets = np.geomspace(max(found.least_bytes, 1) * 0.9, found.most_bytes, num_levels)
+    for number, budget in enumerate(budgets.tolist()):
         turn = TURNS[number % len(TURNS)]
-        keep(maker.solved(f"level {number}", budget, seen, turn))
+        found.add(maker.solved(f"level {number}", budget, found.seen, turn))
         turn = Turn(ANYWHERE, turn.in_flight, NOT_OFFLOADED)
-        keep(maker.solved(f"level {number}, nothing offloaded", budget, seen, turn))
-    finer = _in_groups(maker, least)
-    highest = min(2 * maker.largest_bytes / SMALL_SLOTS, float(most))
+        name = f"level {number}, nothing offloaded"
+        found.add(maker.solved(name, budget, found.seen, turn))
+
+
+def _finer_levels(
+    found: _Found, finer: Sequence[PlanMaker], highest_bytes: float, num_levels: int
+) -> None:
+    """The same of smaller blocks, for budgets that these have something to gain in."""
+    highest = min(highest_bytes, float(found.most_bytes))
     for each in finer:
         lean = list(each.leanest())
         for fitted in lean:
-            keep(fitted)
+            found.add(fitted)
         leanest = float(max(min(fitted.peak_bytes for fitted in lean), 1))
         count = max(num_levels // 2 if each is finer[0] else num_levels // 8, 2)
-        for number, budget in enumerate(
-            np.geomspace(leanest, max(highest, leanest), count).tolist()
-        ):
-            name = f"level {number}{each.how}"
-            keep(each.solved(name, budget, seen, BETWEEN[1 - number % 2]))
+        budgets = np.geomspace(leanest, max(highest, leanest), count)
+        for number, budget in enumerate(budgets.tolist()):
+            name, turn = f"level {number}{each.how}", BETWEEN[1 - number % 2]
+            found.add(each.solved(name, budget, found.seen, turn))
         # What is smaller still is for budgets that these do not keep.
         highest = leanest
+
+
+def _between(found: _Found, maker: PlanMaker, finer: Sequence[PlanMaker], num_rounds: int) -> None:
+    """More budgets where the best plans so far are the farthest from each other."""
     tried: list[float] = []
-    for number in range(num_levels // 4):
-        gap = _steepest(plans.values(), tried)
+    for number in range(num_rounds):
+        gap = _steepest(found.plans.values(), tried)
         if gap is None:
             break
         tried.append(gap)
         for turn in BETWEEN:
             name = f"between {number}, {turn.in_flight:g}"
-            keep(maker.solved(name, gap, seen, turn, SMALL_TAIL))
-        for each in finer[:1] if gap < 2 * least else ():
-            keep(each.solved(f"between {number}{each.how}", gap, seen, BETWEEN[0], SMALL_TAIL))
-    for fitted in _best_of(plans.values()):
-        for eased in maker.eased(fitted, seen) if fitted.uses is maker.uses else ():
-            keep(eased)
-    kept = [fitted for fitted in plans.values() if maker.fits_host(fitted)]
-    return Frontier(
-        problem, plan, tuple(kept), maker.uses, maker.numbers,
-        tuple(each.numbers for each in finer), keeping, time.perf_counter() - started,
-    )  # fmt: skip
+            found.add(maker.solved(name, gap, found.seen, turn, SMALL_TAIL))
+        for each in finer if gap < 2 * found.least_bytes else ():
+            name = f"between {number}{each.how}"
+            found.add(each.solved(name, gap, found.seen, BETWEEN[0], SMALL_TAIL))
 
 
 def _in_groups(maker: PlanMaker, least_bytes: int) -> list[PlanMaker]:
