@@ -185,12 +185,12 @@ def _case_row(case: Case, budget: int, cap: int) -> dict[str, Any]:
 def mix_of(section: Memory) -> str:
     """A letter for each block: where its parameters live and are updated (Resident, on the Host,
     Streamed to and from it, its state Visiting the device), and behind it what becomes of its
-    activations (kept, offloaded, again, cheap ones again; capital: from a checkpoint there)."""
+    activations (kept, offloaded, again; capital: from a checkpoint there)."""
     homes = {("resident", "device"): "R", ("resident", "host"): "H",
              ("streamed", "host"): "S", ("streamed", "device"): "V"}  # fmt: skip
     letters = []
     for block in section.blocks:
-        way = "c" if block.tensors else block.activations.replace("recomputed", "again")[0]
+        way = block.activations.replace("recomputed", "again")[0]
         is_away = block.activations == "recomputed" and block.checkpoint == "offloaded"
         letters.append(homes[block.parameters, block.update] + (way.upper() if is_away else way))
     return " ".join(letters)

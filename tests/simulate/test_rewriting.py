@@ -146,12 +146,6 @@ def test_a_share_offloads_about_that_part_of_the_bytes():
     assert 0.3 * whole <= half <= 0.6 * whole
 
 
-def test_named_tensors_alone_are_recomputed():
-    memory = _all(GRAPH, activations="recomputed", tensors=("f2.0.out",))
-    again = [n for n in rewrite(GRAPH, memory).graph.op_names if n.endswith("@again")]
-    assert again == ["f2.0@again"]
-
-
 def test_streamed_parameters_come_twice_and_gradients_leave_once():
     memory = _all(GRAPH, parameters="streamed", update="host")
     done = rewrite(GRAPH, memory)

@@ -63,7 +63,7 @@ def parameter_bytes(graph: Graph) -> int:
 def decided(within: WithinBudget) -> str:
     """What becomes of the blocks, in a sentence."""
     memory, blocks = within.memory, within.memory.blocks
-    counts = Counter(_policy_words(block.activations, block.tensors) for block in blocks)
+    counts = Counter(block.activations for block in blocks)
     parts = [f"{count_of(number, 'block')} {words}" for words, number in counts.items()]
     if within.streamed_bytes:
         parts.append(f"{format_bytes(within.streamed_bytes)} of parameters streamed")
@@ -86,10 +86,6 @@ def expert_groups(memory: Memory | None) -> int:
     """The most groups that batched experts of a block come in."""
     blocks = () if memory is None else memory.blocks
     return max((block.expert_groups for block in blocks), default=1)
-
-
-def _policy_words(activations: str, tensors: tuple[str, ...]) -> str:
-    return "recomputed in part" if activations == "recomputed" and tensors else activations
 
 
 def kept_sentences(within: WithinBudget, note: str = "") -> list[str]:

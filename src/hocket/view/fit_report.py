@@ -157,7 +157,6 @@ def _blocks(told: Fitted) -> str:
         if words == "offloaded" and block.share < 1:
             words = f"{format_percent(block.share)} offloaded"
         if words == "recomputed":
-            words += " in part" if block.tensors else ""
             words += ", input on the host" if block.checkpoint == "offloaded" else ""
         return words, block.parameters, f"on the {block.update}"
 

@@ -13,7 +13,6 @@ says three things.
   backward pass comes to it. The checkpoint stays, or goes to the host where ``checkpoint`` is
   ``offloaded``.
 
-Where ``tensors`` names storages, only these are offloaded or recomputed and the others are kept;
 ``share`` offloads a part of the bytes, in the order in which they are made.
 
 ``parameters``: ``resident`` on the device, or ``streamed``: at home on the host, fetched
@@ -85,9 +84,6 @@ class MemoryBlock:
     activations: Activations = "kept"
     share: float = 1.0
     """The part of the bytes that is offloaded, in the order in which they are made."""
-    tensors: tuple[str, ...] = ()
-    """Names of the graph's tensors whose storages the policy concerns, where not all; the share is
-    then theirs."""
     checkpoint: Checkpoint = "kept"
     """Where the input of a recomputed block waits."""
     parameters: Parameters = "resident"
@@ -133,7 +129,6 @@ class Memory(Section):
                     "ops": [block.start, block.stop],
                     "activations": block.activations,
                     "share": block.share,
-                    "tensors": list(block.tensors),
                     "checkpoint": block.checkpoint,
                     "parameters": block.parameters,
                     "update": block.update,
@@ -179,7 +174,6 @@ class Memory(Section):
             },
             **{name: {"enum": list(known)} for name, known in _CHOICES.items()},
             "share": {"type": "number", "minimum": 0, "maximum": 1},
-            "tensors": {"type": "array", "items": text},
         }
         groups = {"type": "integer", "minimum": 1, "description": "1 where it is left out."}
         properties = {
@@ -231,9 +225,8 @@ class Memory(Section):
         if isinstance(graph, Graph):
             yield from self._wrong_names(graph)
             yield from self._wrong_ops(graph)
-            yield from self._wrong_tensors(graph)
-        elif any(block.stop or block.tensors for block in self.blocks):
-            yield Violation("memory", "blocks name ops or tensors, but there is no graph")
+        elif any(block.stop for block in self.blocks):
+            yield Violation("memory", "blocks name ops, but there is no graph")
 
     def _wrong_names(self, graph: Graph) -> Iterator[Violation]:
         """Names that are neither of modules nor of ops; a count stands behind those of a piece that
@@ -259,19 +252,12 @@ class Memory(Section):
                 )
             end = max(end, block.stop)
 
-    def _wrong_tensors(self, graph: Graph) -> Iterator[Violation]:
-        known = set(graph.tensor_names) if any(block.tensors for block in self.blocks) else set()
-        for block in self.blocks:
-            for name in block.tensors:
-                if name not in known:
-                    yield Violation(
-                        "memory", f"block {block.name!r} names {name!r}, which is no tensor"
-                    )
-
 
 def _block(data: object, path: str) -> MemoryBlock:
-    keys = ("name", "ops", "share", "tensors", *_CHOICES)
-    entry = fields.record(data, path, required=keys, optional=("expert_groups",))
+    keys = ("name", "ops", "share", *_CHOICES)
+    entry = fields.record(data, path, required=keys, optional=("expert_groups", "tensors"))
+    # Files of earlier versions have an empty list; blocks in part were never carried out.
+    fields.sized(entry.get("tensors", []), f"{path}.tensors", 0, "blocks are not named in part")
     fields.sized(entry["ops"], f"{path}.ops", 2, "the first op and the one after the last")
     start, stop = fields.int_column(entry["ops"], f"{path}.ops", 0, _MAX_COUNT).tolist()
     chosen: dict[str, Any] = {
@@ -283,7 +269,6 @@ def _block(data: object, path: str) -> MemoryBlock:
         start=start,
         stop=stop,
         share=fields.number(entry["share"], f"{path}.share", 0, 1),
-        tensors=tuple(fields.text_column(entry["tensors"], f"{path}.tensors")),
         expert_groups=fields.integer(
             entry.get("expert_groups", 1), f"{path}.expert_groups", 1, _MAX_COUNT
         ),

@@ -21,7 +21,7 @@ _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _STATISTICS = _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
 
 
-class Seen(NamedTuple):
+class SeenBuffer(NamedTuple):
     """A buffer before a call."""
 
     module: nn.Module
@@ -54,17 +54,17 @@ class Unmoved:
                 self._spared(norm._buffers[name])
         return list(self._spare.values())
 
-    def before(self) -> list[Seen]:
+    def before(self) -> list[SeenBuffer]:
         """The watched buffers before a call."""
         found = []
         for module, name in self._watched:
             if (buffer := module._buffers[name]) is not None:
                 is_copied = self._moved is None or (module, name) in self._moved
                 value = buffer.clone() if is_copied else None
-                found.append(Seen(module, name, buffer, buffer._version, value))
+                found.append(SeenBuffer(module, name, buffer, buffer._version, value))
         return found
 
-    def moved(self, before: Sequence[Seen]) -> list[Seen]:
+    def moved(self, before: Sequence[SeenBuffer]) -> list[SeenBuffer]:
         """Those of them that the call has written to or replaced."""
         found = [
             seen
@@ -78,7 +78,7 @@ class Unmoved:
         return found
 
     @contextmanager
-    def held(self, moved: Sequence[Seen]) -> Iterator[None]:
+    def held(self, moved: Sequence[SeenBuffer]) -> Iterator[None]:
         """They are as before the first call, and whatever is written to them meanwhile is as if it
         had not been."""
         norms = [norm for norm in self._norms if norm.training and norm.track_running_stats]

@@ -65,9 +65,6 @@ def find_needs(uses: Uses, memory: Memory) -> Needs:
             needed = uses.taken[number]
             taken.append(needed)
             goes = set(needed) if policy.checkpoint == "offloaded" else set[int]()
-            if policy.tensors:
-                named = named_storages(uses, policy, number)
-                needed = [*needed, *(s for s in uses.saved(number) if s not in named)]
         else:
             needed = uses.saved(number)
             taken.append([])
@@ -92,8 +89,6 @@ def find_needs(uses: Uses, memory: Memory) -> Needs:
 def _run_again(uses: Uses, visit: int, policy: MemoryBlock) -> tuple[int, ...]:
     if policy.activations != "recomputed":
         return ()
-    if policy.tensors:
-        return uses.again_for(visit, named_storages(uses, policy, visit))
     return uses.again[visit]
 
 
@@ -101,24 +96,13 @@ def _is_checkpoint(uses: Uses, visit: int, policy: MemoryBlock) -> bool:
     """Whether a visit keeps its input in place of what it saves, or of some of it."""
     if policy.activations != "recomputed":
         return False
-    if policy.tensors:
-        return bool(_run_again(uses, visit, policy))
     return bool(uses.again[visit]) or not uses.makes(visit, uses.saved(visit))
-
-
-def named_storages(uses: Uses, policy: MemoryBlock, visit: int) -> set[int]:
-    """Those of a visit's own storages that its block names, with what is made beside them."""
-    names, tensors = set(policy.tensors), uses.graph.tensor_names
-    return uses.made_with(visit, [s for s in uses.saved(visit) if tensors[s] in names])
 
 
 def _offloaded(graph: Graph, policy: MemoryBlock, storages: list[int]) -> set[int]:
     """Those of a visit's storages that its policy sends to the host."""
     if policy.activations != "offloaded":
         return set()
-    if policy.tensors:
-        named = set(policy.tensors)
-        storages = [storage for storage in storages if graph.tensor_names[storage] in named]
     storages = [s for s in storages if graph.tensor_bytes[s] >= SMALLEST_MOVED]
     sizes = graph.tensor_bytes[storages]
     room = policy.share * float(sizes.sum())

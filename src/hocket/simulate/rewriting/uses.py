@@ -226,51 +226,6 @@ class Uses:
             found.append(roots[~is_own].tolist())
         return tuple(found)
 
-    def made_with(self, visit: int, storages: Collection[int]) -> set[int]:
-        """These storages of a visit, and what the ops that make them again make besides."""
-        found = set(self.makes(visit, storages))
-        saved = set(self.saved(visit))
-        while True:
-            again = self._leading_to(visit, found, saved - found)
-            made = [t for op in again for t in self.graph.made_by(op)]
-            more = saved.intersection(self.graph.root_of[made].tolist()) - found
-            if not more:
-                return found
-            found |= more
-
-    def again_for(self, visit: int, storages: Collection[int]) -> tuple[int, ...]:
-        """Forward ops that make only these storages of a visit again, the others being kept; none
-        where that cannot be done twice, or where what is kept was changed after they read it."""
-        chosen = self.made_with(visit, storages)
-        kept = set(self.saved(visit)) - chosen
-        again = self._leading_to(visit, chosen, kept)
-        start = self.visits.visits[visit].start
-        for op in again:
-            reads = kept.intersection(self.graph.root_of[self.graph.reads_of(op)].tolist())
-            is_stale = any(self._last_write.get(storage, -1) > op for storage in reads)
-            if is_stale or _changes_foreign(self.graph, op, start):
-                return ()
-        return again
-
-    def _leading_to(
-        self, visit: int, storages: Collection[int], kept: Collection[int]
-    ) -> tuple[int, ...]:
-        """A visit's ops that lead to its storages from those that are kept."""
-        span, root = self.visits.visits[visit], self.graph.root_of
-        wanted = [t for t in self.backward_reads[visit] if int(root[t]) in storages]
-        return _leading(self.graph, span.start, span.stop, wanted, kept)
-
-    @cached_property
-    def _last_write(self) -> dict[int, int]:
-        """Per storage: the last forward op that writes into it in place."""
-        graph = self.graph
-        return {
-            int(graph.root_of[tensor]): op
-            for op in range(int(self.blocks.start[-1]))
-            if _is_in_place(graph, op)
-            for tensor in graph.made_by(op)
-        }
-
 
 def find_uses(graph: Graph, blocks: StepBlocks) -> Uses:
     """Readers of the forward pass's storages by visit and block."""
