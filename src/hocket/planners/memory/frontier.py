@@ -122,7 +122,7 @@ def find_frontier(
         fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(problem.graph.num_ops, 1)
         num_levels = min(NUM_LEVELS, max(FEWEST_LEVELS, fewer))
     maker = PlanMaker(problem, plan, host_bytes, in_chunks=in_chunks, replayed=replayed)
-    found, keeping = _Found(maker.usual()), tuple(maker.keeping())
+    found, keeping = _FoundPlans(maker.usual()), tuple(maker.keeping())
     for family in keeping:
         for step in range(1, NUM_KEEPING):
             found.add(family[step * (len(family) - 1) // NUM_KEEPING])
@@ -140,7 +140,7 @@ def find_frontier(
     )  # fmt: skip
 
 
-class _Found:
+class _FoundPlans:
     """Plans by their names; a section that was seen is not simulated again."""
 
     def __init__(self, usual: Iterable[Fitted]) -> None:
@@ -156,7 +156,7 @@ class _Found:
             self.plans[fitted.name] = fitted
 
 
-def _levels(found: _Found, maker: PlanMaker, num_levels: int) -> None:
+def _levels(found: _FoundPlans, maker: PlanMaker, num_levels: int) -> None:
     """What the linear program gives for budgets from the leanest plan's to the plain step's."""
     budgets = np.geomspace(max(found.least_bytes, 1) * 0.9, found.most_bytes, num_levels)
     for number, budget in enumerate(budgets.tolist()):
@@ -168,7 +168,7 @@ def _levels(found: _Found, maker: PlanMaker, num_levels: int) -> None:
 
 
 def _finer_levels(
-    found: _Found, finer: Sequence[PlanMaker], highest_bytes: float, num_levels: int
+    found: _FoundPlans, finer: Sequence[PlanMaker], highest_bytes: float, num_levels: int
 ) -> None:
     """The same of smaller blocks, for budgets that these have something to gain in."""
     highest = min(highest_bytes, float(found.most_bytes))
@@ -186,7 +186,9 @@ def _finer_levels(
         highest = leanest
 
 
-def _between(found: _Found, maker: PlanMaker, finer: Sequence[PlanMaker], num_rounds: int) -> None:
+def _between(
+    found: _FoundPlans, maker: PlanMaker, finer: Sequence[PlanMaker], num_rounds: int
+) -> None:
     """More budgets where the best plans so far are the farthest from each other."""
     tried: list[float] = []
     for number in range(num_rounds):
