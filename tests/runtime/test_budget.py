@@ -1,11 +1,7 @@
 """Training within a budget of bytes equals plain training, and holds what was rehearsed."""
 
 import copy
-import gc
-import threading
-import weakref
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -21,14 +17,10 @@ import hocket
 from hocket.capture import CaptureWarning
 from hocket.graph import Phase
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.chunked_loss import summed_cross_entropy
-from hocket.runtime.memory.copies import Ticket
 from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.parts import blocks_of
 from hocket.runtime.memory.saved import SavedStorages
-from hocket.runtime.memory.uniform import block_names, uniform
-from hocket.runtime.memory.updates import HostUpdates
+from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
@@ -298,94 +290,6 @@ def test_a_list_of_layers_in_one_block_is_brought_layer_by_layer(update):
     with AtHome(carrier.blocks) as home:
         train.step(batches[1])
     assert home.wrong == []
-
-
-def test_a_training_that_nobody_holds_leaves_no_memory_and_no_thread():
-    torch.manual_seed(0)
-    model, batches, forward = MODELS["blocks"]()
-    optimizer = adamw(model)
-    policy = {"activations": "kept", "parameters": "streamed", "update": "host"}
-    blocks = tuple(MemoryBlock(name=name, **policy) for name in block_names(model))
-    section = Memory(budget_bytes=(0,), blocks=blocks)
-    train = loop_of(model, optimizer, section, batches[0], forward)
-    before = {thread for thread in threading.enumerate() if thread.name == "hocket-updates"}
-    train.step(batches[0])
-    train.state_dict()
-    (worker,) = {t for t in threading.enumerate() if t.name == "hocket-updates"} - before
-    held = weakref.ref(model)
-    del train, model, optimizer
-    gc.collect()
-    assert held() is None
-    worker.join(60)
-    assert not worker.is_alive()
-
-
-def test_what_all_blocks_share_is_updated_before_them():
-    model, _, _ = MODELS["tied"]()
-    *blocks, shared = blocks_of(model, mixed(model, 0), None)
-    assert shared.parameters
-    assert all(shared.index < block.index for block in blocks)
-
-
-class Coming(Ticket):
-    """A copy that comes when it is told to."""
-
-    def __init__(self):
-        self.come = threading.Event()
-
-    @property
-    def is_done(self):
-        return self.come.is_set()
-
-    def synchronize(self):
-        assert self.come.wait(60)
-
-
-def test_host_updates_the_lowest_block_that_has_come_and_waits_for_none_that_has_not():
-    policy = MemoryBlock(name="", activations="kept", parameters="streamed", update="host")
-    blocks = [Block(policy, index, {}) for index in range(5)]
-    updates, done, gate, late = HostUpdates(is_idle=False), [], threading.Event(), Coming()
-    updates.ask(blocks[4], gate.wait)
-    for index in (3, 2):
-        updates.ask(blocks[index], partial(done.append, index))
-    updates.ask(blocks[0], partial(done.append, 0), late)
-    gate.set()
-    for block in blocks[1:]:
-        updates.wait(block)
-    assert done == [2, 3]
-    late.come.set()
-    updates.wait(blocks[0])
-    assert done == [2, 3, 0]
-
-
-def test_host_updates_a_large_block_in_parts_between_which_lower_ones_go_first():
-    policy = MemoryBlock(name="", activations="kept", parameters="streamed", update="host")
-    blocks = [Block(policy, index, {}) for index in range(3)]
-    updates, done, begun, gate = HostUpdates(is_idle=False), [], threading.Event(), Coming()
-
-    def parts(index):
-        for part in range(3):
-            if part:
-                yield
-            done.append((index, part))
-            if (index, part) == (2, 0):
-                begun.set()
-                gate.synchronize()
-
-    def fails():
-        yield
-        raise ValueError("of the second part")
-
-    updates.ask(blocks[2], partial(parts, 2))
-    assert begun.wait(60)
-    updates.ask(blocks[0], partial(parts, 0))
-    gate.come.set()
-    for block in blocks:
-        updates.wait(block)
-    assert done == [(2, 0), (0, 0), (0, 1), (0, 2), (2, 1), (2, 2)]
-    updates.ask(blocks[1], fails)
-    with pytest.raises(ValueError, match="second part"):
-        updates.wait(blocks[1])
 
 
 def test_offloading_does_not_ask_which_number_a_device_has():
