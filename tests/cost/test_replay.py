@@ -18,6 +18,7 @@ from hocket.cost.replay import ReplayedPasses  # noqa: E402
 from hocket.cost.replayed_kernels import BlockRoom, InPlace  # noqa: E402
 from hocket.cost.roofline import estimate_costs  # noqa: E402
 from hocket.graph import Phase  # noqa: E402
+from hocket.runtime.memory.ledger import Ledger  # noqa: E402
 
 MODELS = {
     "gpt2": lambda: language.gpt2(2, 16, n_embd=32, n_layer=2, n_head=2, vocab_size=101,
@@ -37,6 +38,27 @@ def test_passes_of_a_program_run_on_numbers_made_up(name):
     for _ in range(2):
         passes.run(lambda: counted.append(1))
     assert len(counted) == 2 * sum(call.phase != Phase.OPTIMIZER for call in program.calls)
+
+
+def test_passes_hold_what_a_step_holds():
+    """What nobody reads any more goes: a profile of a model that just fits has no room for more."""
+
+    class Shifted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, rows):
+            for _ in range(20):
+                rows = rows + self.shift
+            return rows.mean()
+
+    rows = torch.zeros(64, 1024)
+    _, program = capture_program(Shifted(), rows, optimizer=None, device="cpu")
+    passes, ledger = ReplayedPasses(program, torch.device("cpu")), Ledger()
+    with ledger:
+        passes.run()
+    assert 2 * rows.nbytes <= ledger.peak_bytes <= 4 * rows.nbytes
 
 
 class Chosen(torch.nn.Module):

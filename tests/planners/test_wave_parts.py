@@ -247,3 +247,12 @@ def test_parts_that_cannot_be_are_refused(fit, forms):
     ):
         found = wrong.verify(fit.problem, Plan().having(plan[type(forms[0].shares)]))
         assert any(words in violation.message for violation in found)
+
+
+def test_parts_that_hold_nothing_are_verified_as_the_others(fit, forms):
+    plan = plan_of(fit.problem, forms[0])
+    lanes = plan[Lanes]
+    crowded = replace(lanes, places=tuple((2,) * len(row) for row in lanes.places))
+    assert not violations(plan, fit.problem)
+    found = violations(plan.having(crowded), fit.problem)
+    assert [each.message for each in found if each.message.startswith("memory 2 of the lanes")]

@@ -85,6 +85,21 @@ def test_what_is_computed_again_is_the_same_to_the_bit(momentum, autocast, times
         assert torch.equal(found, expected)
 
 
+class _Own(nn.BatchNorm1d):
+    """A norm of a class of its own."""
+
+
+@pytest.mark.parametrize("kind", [partial(nn.InstanceNorm1d, track_running_stats=True), _Own])
+def test_statistics_that_kernels_write_unseen_move_once(kind):
+    model = nn.Sequential(nn.Conv1d(3, 4, 1), kind(4), nn.Tanh())
+    twin, rows = copy.deepcopy(model), torch.randn(5, 3, 6)
+    for _ in range(2):
+        computed_again(Unmoved([model]), model, [rows], {}).sum().backward()
+        twin(rows).sum().backward()
+    for ours, expected in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, expected)
+
+
 def test_nothing_but_the_input_is_held_between_the_passes():
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8)))
     rows = torch.randn(32, 64, requires_grad=True)

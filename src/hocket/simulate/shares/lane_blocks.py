@@ -70,7 +70,8 @@ class LaneBlocks:
         change = np.concatenate((self.num_bytes[kept], -self.num_bytes[kept]))
         order = np.lexsort((change, times))
         times, held = times[order], np.cumsum(change[order])
-        last = np.append(np.diff(times) > 0, [True] * bool(len(times)))
+        last = np.ones(len(times), dtype=np.bool_)
+        last[:-1] = np.diff(times) > 0
         return times[last], held[last]
 
 
