@@ -1,6 +1,7 @@
 """What is saved of a model and its optimizer between steps, while the host still updates."""
 
 import copy
+import io
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from runtime.budget_loops import loop_of
 from runtime.budget_models import MODELS
 from runtime.train_loops import assert_same_state, plain_steps
 
+from hocket.base.errors import UsageError
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.uniform import block_names
 
@@ -74,3 +76,13 @@ def test_a_model_that_was_left_waits_for_nobody(trained):
         hooks = [value for name, value in vars(owner).items() if name.endswith("_dict_pre_hooks")]
         assert hooks
         assert not any(hooks)
+
+
+def test_a_model_under_way_is_not_copied_and_says_what_to_do(trained):
+    train, twin, _ = trained
+    with pytest.raises(UsageError, match="cannot be copied or pickled"):
+        copy.deepcopy(train.model)
+    with pytest.raises(UsageError, match="cannot be copied or pickled"):
+        torch.save(train.model, io.BytesIO())
+    train._carrier.leave()
+    assert_same_state(copy.deepcopy(train.model), twin)

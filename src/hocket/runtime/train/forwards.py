@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from torch import nn
+
+from hocket.base.errors import UsageError
 
 
 class LeavesModel(Protocol):
@@ -20,7 +22,18 @@ class LeavesModel(Protocol):
         """Carry the model again, as before it was left."""
 
 
-class OtherForward(partial[Any]):
+class Uncopied(partial[Any]):
+    """A call in a model that leads to its carrier: copies and pickles would have that with them,
+    and its threads."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UsageError(
+            "a model that hocket.prepare carries cannot be copied or pickled",
+            hint="copy it before, or load train.state_dict()['model'] into another one",
+        )
+
+
+class OtherForward(Uncopied):
     """A call that stands in the place of a module's own forward."""
 
     carrier: LeavesModel
