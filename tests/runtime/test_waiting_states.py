@@ -1,7 +1,6 @@
 """What is saved of a model and its optimizer between steps, while the host still updates."""
 
 import copy
-import io
 import time
 
 import pytest
@@ -80,9 +79,7 @@ def test_a_model_that_was_left_waits_for_nobody(trained):
 
 def test_a_model_under_way_is_not_copied_and_says_what_to_do(trained):
     train, twin, _ = trained
-    with pytest.raises(UsageError, match="cannot be copied or pickled"):
+    with pytest.raises(UsageError, match="cannot be copied"):
         copy.deepcopy(train.model)
-    with pytest.raises(UsageError, match="cannot be copied or pickled"):
-        torch.save(train.model, io.BytesIO())
     train._carrier.leave()
     assert_same_state(copy.deepcopy(train.model), twin)

@@ -22,23 +22,19 @@ class LeavesModel(Protocol):
         """Carry the model again, as before it was left."""
 
 
-class Uncopied(partial[Any]):
-    """A call in a model that leads to its carrier: copies and pickles would have that with them,
-    and its threads."""
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise UsageError(
-            "a model that hocket.prepare carries cannot be copied or pickled",
-            hint="copy it before, or load train.state_dict()['model'] into another one",
-        )
-
-
-class OtherForward(Uncopied):
+class OtherForward(partial[Any]):
     """A call that stands in the place of a module's own forward."""
 
     carrier: LeavesModel
     own: Any
     """What the module itself, not its class, had as its forward; None for most."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """A copy of the model would have its carrier with it, and the threads of that."""
+        raise UsageError(
+            "a model that hocket.prepare carries cannot be copied",
+            hint="copy it before, or load train.state_dict()['model'] into another one",
+        )
 
 
 def put_forward(module: nn.Module, carrier: LeavesModel, function: Callable[..., Any]) -> None:

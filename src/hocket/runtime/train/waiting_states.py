@@ -13,15 +13,14 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hocket.runtime.train.forwards import Uncopied
-
 
 class WaitingStates:
     """Where it is waited, for as long as a carrier has the model."""
 
     def __init__(self, wait: Callable[[], None], *, is_idle: bool) -> None:
         self._is_idle = is_idle
-        self._hook = Uncopied(_called, wait)
+        # Not the method itself: copies of a model copy what methods belong to.
+        self._hook: Callable[..., None] = lambda *_: wait()
         self._handles: dict[object, list[RemovableHandle]] = {}
 
     def of(self, owner: nn.Module | torch.optim.Optimizer) -> None:
@@ -38,7 +37,3 @@ class WaitingStates:
             for handle in handles:
                 handle.remove()
         self._handles.clear()
-
-
-def _called(wait: Callable[[], None], *_: object) -> None:
-    wait()
