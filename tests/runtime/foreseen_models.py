@@ -25,6 +25,38 @@ class SumsOutside(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class CalledTwice(nn.Module):
+    """Layers that are called again and again, each time added to what they are made of; one of them
+    calls a norm in its middle that is not its own, so that one call looks like two."""
+
+    def __init__(self, width=32, num_layers=3, num_loops=2):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(_Borrower(width) for _ in range(num_layers))
+        self.layers[-1].borrowed.append(self.norm)
+        self.num_loops = num_loops
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        for _ in range(self.num_loops):
+            for layer in self.layers:
+                x = x + layer(x)
+        return self.head(x.mean(1))
+
+
+class _Borrower(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.between = nn.Sequential(nn.GELU(), nn.Dropout(0.1))
+        self.borrowed = []
+
+    def forward(self, x):
+        for norm in self.borrowed:
+            x = norm(x.tanh())
+        return self.leave(self.between(self.enter(x)))
+
+
 class ActivationsOutside(nn.Module):
     """Residual blocks whose last activation the model itself applies."""
 
@@ -159,6 +191,7 @@ def _own(build):
 
 FORESEEN = {
     "sums outside": lambda: _labelled(SumsOutside(), (4, 16, 64, 64)),
+    "called twice": lambda: _labelled(CalledTwice(), (8, 32, 32)),
     "activations outside": lambda: _labelled(ActivationsOutside(), (4, 3, 32, 32)),
     "parts outside": lambda: _labelled(PartsOutside(), (8, 32, 32)),
     "skips": lambda: _labelled(Skips(), (4, 3, 32, 32)),

@@ -1,5 +1,8 @@
 """What a plan is simulated to hold is what its training holds."""
 
+from dataclasses import replace
+from itertools import cycle
+
 import pytest
 import torch
 from runtime.budget_loops import CPU
@@ -17,11 +20,18 @@ from hocket.planners.memory.maker import (
 from hocket.planners.placement.one_device import one_device
 from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.memory.logits import can_be_in_chunks
+from hocket.runtime.train.budgeted import Budgeted
+from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
+from hocket.simulate.rewriting.visits import find_visits
 
-NAMES = ("sums outside", "activations outside", "parts outside", "skips", "hf gpt2", "own tied")
+NAMES = (
+    "sums outside", "called twice", "activations outside", "parts outside", "skips", "hf gpt2",
+    "own tied",
+)  # fmt: skip
 NUM_REHEARSED = 10
 """Plans of each model, from the leanest on; ``benchmarks/memory/foreseen.py`` has all."""
 USUAL = (FULL_RECOMPUTE, OFFLOADED_ACTIVATIONS, RECOMPUTED_FROM_HOST)
@@ -59,3 +69,47 @@ def test_peaks_of_plans_are_foreseen(name):
         assert 0.98 * held_bytes <= foreseen_bytes <= 1.03 * held_bytes, memory
         kinds |= {block.activations for block in memory.blocks}
     assert kinds == {"kept", "offloaded", "recomputed"}
+
+
+def test_layers_that_are_called_twice_are_recomputed_call_by_call():
+    """A layer whose one call is interrupted by a module of others is not taken for two calls."""
+    torch.manual_seed(0)
+    model, batch, forward = FORESEEN["called twice"]()
+    _, graph, frontier = _planned(model, batch, forward)
+    blocks = frontier.uses.blocks
+    calls = [v.module for v in find_visits(graph, blocks.start, blocks.block_of).visits]
+    assert calls.count("layers.0") == calls.count("layers.1") == 2
+    assert "layers.2" not in calls
+    assert calls.count("layers.2.enter") == 2
+    plans = {plan.name: plan.peak_bytes for plan in frontier.plans}
+    assert plans[FULL_RECOMPUTE] < 0.7 * max(plans.values())
+
+
+def test_layers_that_are_called_twice_train_to_the_same_bits():
+    losses = []
+    for is_plain in (True, False):
+        torch.manual_seed(0)
+        model, batch, forward = FORESEEN["called twice"]()
+        optimizer = adamw(model)
+        recipe, graph, frontier = _planned(model, batch, forward)
+        torch.manual_seed(1)
+        if is_plain:
+            losses.append([_plain_loss(model, batch, forward, optimizer) for _ in range(4)])
+            continue
+        # Both calls of a layer have ways of their own.
+        ways = cycle(({"activations": "recomputed"}, {"activations": "offloaded"}, {}))
+        full = next(plan.memory for plan in frontier.plans if plan.name == FULL_RECOMPUTE)
+        blocks = [replace(each, activations="kept") for each in full.blocks]
+        memory = replace(full, blocks=tuple(replace(each, **next(ways)) for each in blocks))
+        carrier = Budgeted(model, batch, recipe, KeptBudget(memory, 0), CPU, graph=graph)
+        train = TrainingLoop(model, optimizer, carrier, LoopOptions())
+        losses.append([train.step(batch).item() for _ in range(4)])
+    assert losses[0] == losses[1]
+
+
+def _plain_loss(model, batch, forward, optimizer):
+    loss = forward(model, batch)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()

@@ -109,20 +109,22 @@ def capture_program(
     }  # fmt: skip
     name = name or type(model).__name__
     traced = _trace_repeated(model, batch, options, update, name) if repeat else None
-    graph, program, num_stamped = traced or _trace(model, batch, options, update, name)
+    graph, program, num_stamped, calls = traced or _trace(model, batch, options, update, name)
     meta = _meta(model, batch, update, graph.name, device) | {
         "loss": chosen.name or None,
         "level": "op",
         "recorded_ops": graph.num_ops - num_stamped,
         "stamped_ops": num_stamped,
+        **({"calls": calls} if calls else {}),
     }
     return replace(graph, meta=meta), program
 
 
 def _trace(
     model: nn.Module, batch: Any, options: dict[str, Any], optimizer: Optimizer | None, name: str
-) -> tuple[Graph, Program, int]:
-    """The graph and the Program of a step of which every block is recorded."""
+) -> tuple[Graph, Program, int, dict[str, int]]:
+    """The graph and the Program of a step of which every block is recorded, no stamped calls, and
+    how often modules are called that are called more than once."""
     try:
         recording = record_fake_step(model, batch, **options)
     except HocketError:
@@ -133,13 +135,14 @@ def _trace(
             where=user_line(error),
             hint=remedy(model),
         ) from error
-    program = _linked(recording, optimizer)
-    return graph_of(program, name, _recurrent_layers(model, options["device"])), program, 0
+    program, calls = _linked(recording, optimizer), _repeated_calls(recording)
+    fused = _recurrent_layers(model, options["device"])
+    return graph_of(program, name, fused), program, 0, calls
 
 
 def _trace_repeated(
     model: nn.Module, batch: Any, options: dict[str, Any], optimizer: Optimizer | None, name: str
-) -> tuple[Graph, Program, int] | None:
+) -> tuple[Graph, Program, int, dict[str, int]] | None:
     """As `_trace`, with identical blocks recorded once, and the number of stamped calls.
 
     None where there are no such blocks, or where anything goes wrong with some of them left out:
@@ -153,13 +156,13 @@ def _trace_repeated(
         recording = record_fake_step(model, batch, **options, runs=runs)
         for run in runs:
             recording = without_stand_ins(recording, run)
-        num_recorded = len(recording.calls)
+        num_recorded, calls = len(recording.calls), _repeated_calls(recording)
         for run in runs:
             recording = expand(recording, run, sources)
         num_stamped = len(recording.calls) - num_recorded
         program = _linked(recording, optimizer)
         fused = _recurrent_layers(model, options["device"])
-        return graph_of(program, name, fused), program, num_stamped
+        return graph_of(program, name, fused), program, num_stamped, calls
     except Exception as error:
         _LOGGER.debug("recording all blocks of %s: %r", name, error)
         return None
@@ -255,6 +258,10 @@ def _recurrent_layers(model: nn.Module, device: str) -> dict[str, list[str]]:
     """Layers that an accelerator's library runs in a few kernels, recorded word by word."""
     found = [path for path, module in model.named_modules() if isinstance(module, nn.RNNBase)]
     return {"recurrent": found} if found and device == ACCELERATOR else {}
+
+
+def _repeated_calls(recording: Recording) -> dict[str, int]:
+    return {path: number for path, number in recording.num_calls.items() if number > 1}
 
 
 def _lists(model: nn.Module) -> list[str]:

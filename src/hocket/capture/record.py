@@ -104,6 +104,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         path = self._module_names.get(id(module), parent)
         self._path.append(path)
         self._entered.append(len(self.recording.calls))
+        if self.phase == Phase.FORWARD and id(module) in self._module_names:
+            self.recording.num_calls[path] += 1
         if path in self._watched and self.phase == Phase.FORWARD:
             if path in self._seen:
                 raise NotRepeatable(f"block {path!r} runs twice")

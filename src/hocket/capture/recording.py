@@ -6,6 +6,7 @@ that look at the same bytes in the same way are the same value, whatever Python 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -155,6 +156,8 @@ class Recording:
     returned: Returned | None = None
     """None where blocks were left out."""
     spans: list[Span] = field(default_factory=list)
+    num_calls: Counter[str] = field(default_factory=Counter)
+    """Of each module in the forward pass, by path."""
     visits: dict[str, BlockVisit] = field(default_factory=dict)
     """By path: the blocks that were left out, and the two that show what they would do."""
     unseen: str = ""

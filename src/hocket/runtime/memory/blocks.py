@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -246,6 +246,15 @@ class Block:
     def is_changed(self) -> bool:
         """Whether somebody wrote to the parameters since they were last rounded."""
         return self.versions != [p._version for p in self.parameters]
+
+
+def blocks_by_module(blocks: Iterable[Block]) -> dict[str, list[Block]]:
+    """By the path of a module: the blocks that call it, in the order of the calls."""
+    found: dict[str, list[Block]] = {}
+    for block in blocks:
+        for path in block.modules:
+            found.setdefault(path, []).append(block)
+    return found
 
 
 def settle_parameters(

@@ -36,7 +36,7 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     visits = _visits(graph, memory)
     blocks = []
     for index, policy in enumerate(memory.blocks):
-        # A module that runs in several blocks is in none of them: its parameters are shared.
+        # Parameters of a module that is called in several blocks are shared.
         own = [visit for visit in visits if visit.block == index]
         paths = _own_module(policy.name, known) if graph is None else [v.module for v in own]
         modules = {path: known[path] for path in paths}

@@ -10,6 +10,7 @@ waits for what it needs, and says so once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -76,6 +77,8 @@ class Visits:
     _known: KnownStorages = field(default_factory=KnownStorages)
     _batch: frozenset[int] = frozenset()
     """Storages of the step's batch."""
+    _num_calls: Counter[str] = field(default_factory=Counter)
+    """Of modules in this step, by path."""
 
     # ── forward ──────────────────────────────────────────────────────────────────────────────
 
@@ -83,10 +86,17 @@ class Visits:
         """A step begins; what an earlier one left, whose backward pass never came, is dropped."""
         self._forget_forward()
         self._known.clear()
+        self._num_calls.clear()
         tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
         self._batch = frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
         self._backward, self._in_use = [], set()
         self._position = -1
+
+    def next_of(self, path: str, blocks: Sequence[Block]) -> Block:
+        """The block that the next call of a module belongs to: they take turns."""
+        turn = self._num_calls[path]
+        self._num_calls[path] += 1
+        return blocks[turn % len(blocks)]
 
     def visit(
         self, block: Block, forward: Forward, args: Sequence[Any], kwargs: Any, *,

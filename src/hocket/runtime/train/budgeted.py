@@ -25,7 +25,7 @@ from hocket.capture.loss import ChosenLoss
 from hocket.capture.model import CaptureWarning
 from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph
-from hocket.runtime.memory.blocks import Block, settle_parameters
+from hocket.runtime.memory.blocks import Block, blocks_by_module, settle_parameters
 from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
 from hocket.runtime.memory.experts import called_in_groups
 from hocket.runtime.memory.groups import ring_of, sources_of
@@ -354,22 +354,23 @@ class Budgeted:
 
     def _put_visits(self) -> None:
         self._states.of(self._model)
-        for block in self.blocks:
-            sources = sources_of(block, self._ring, self._landings.send_group)
-            for path, module in block.modules.items():
-                forward = module.forward
-                if sources:
-                    forward = called_in_groups(sources, forward)
-                if module is self._head:
-                    put_forward(module, self, partial(self._lazy, block, forward, module))
-                else:
-                    runs_again = path not in block.once
-                    put_forward(module, self, partial(self._visit, block, runs_again, forward))
+        ring, deliver = self._ring, self._landings.send_group
+        sources = {block: sources_of(block, ring, deliver) for block in self.blocks}
+        for path, blocks in blocks_by_module(self.blocks).items():
+            block, module = blocks[-1], blocks[-1].modules[path]
+            forward = module.forward
+            if grouped := sources[block]:
+                forward = called_in_groups(grouped, forward)
+            if module is self._head:
+                put_forward(module, self, partial(self._lazy, block, forward, module))
+            else:
+                put_forward(module, self, partial(self._visit, path, blocks, forward))
 
     def _visit(
-        self, block: Block, runs_again: bool, forward: Any, *args: Any, **kwargs: Any
+        self, path: str, blocks: list[Block], forward: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        return self._visits.visit(block, forward, args, kwargs, runs_again=runs_again)
+        block = self._visits.next_of(path, blocks)
+        return self._visits.visit(block, forward, args, kwargs, runs_again=path not in block.once)
 
     def _lazy(self, block: Block, forward: Any, head: nn.Linear, rows: torch.Tensor) -> Any:
         if not torch.is_grad_enabled():

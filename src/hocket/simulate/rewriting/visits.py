@@ -2,8 +2,9 @@
 
 Whoever trains under a plan has no hold of single ops, only of calls of modules: a block's policy is
 carried out around the largest modules all of whose forward ops the block has; the layer that makes
-logits goes by itself, so that it can go in chunks. Ops of the model's own code between them, such
-as sums of a block's input and output, are outside: what they save is kept, and they do not run
+logits goes by itself, so that it can go in chunks. A module that is called several times is carried
+out call by call where the calls lie in several blocks. Ops of the model's own code between modules,
+such as sums of a block's input and output, are outside: what they save is kept, and they do not run
 again. O(ops + modules · depth).
 """
 
@@ -21,6 +22,8 @@ from hocket.simulate.rewriting.chunks import logits_module
 
 LISTS = "lists"
 """Note of a graph: paths of modules that are never called, only their members."""
+CALLS = "calls"
+"""Note of a graph: how often a step calls the modules that it calls more than once, by path."""
 OUTSIDE = -1
 """Of ops that are in no visit."""
 
@@ -48,7 +51,7 @@ class StepVisits:
 
 def visited_modules(graph: Graph, start: IntArray) -> list[list[str]]:
     """Per block, of which ``start`` are the first forward ops and the end of the last: the largest
-    modules all of whose forward ops it has, in the order of their first ops."""
+    modules of which it has whole calls alone, in the order of their first ops."""
     noted = graph.meta.get(LISTS, ())
     head = logits_module(graph, *start[-2:].tolist())
     uncalled = {*noted, *outer_modules(head)}
@@ -57,13 +60,27 @@ def visited_modules(graph: Graph, start: IntArray) -> list[list[str]]:
         while path and block not in blocks_under.setdefault(path, set()):
             blocks_under[path].add(block)
             path = path.rpartition(".")[0]
+    whole = {
+        path
+        for path, blocks in blocks_under.items()
+        if path not in uncalled and (len(blocks) == 1 or _is_cut_by_calls(graph, path, start))
+    }
     found: list[list[str]] = [[] for _ in start[1:]]
     for path, blocks in blocks_under.items():
-        if path not in uncalled and len(blocks) == 1:
-            outer = next((each for each in outer_modules(path) if each not in uncalled), "")
-            if len(blocks_under.get(outer, ())) != 1:
-                found[min(blocks)].append(path)
+        outer = next((each for each in outer_modules(path) if each not in uncalled), "")
+        if path in whole and outer not in whole:
+            for block in sorted(blocks):
+                found[block].append(path)
     return found
+
+
+def _is_cut_by_calls(graph: Graph, path: str, start: IntArray) -> bool:
+    """Whether blocks have single calls of a module: each run of its ops is one, within a block."""
+    inside = np.array([path in (each, *outer_modules(each)) for each in (*graph.modules, "")])
+    is_own = inside[graph.op_module[: int(start[-1])]]
+    firsts = np.flatnonzero(np.diff(is_own.astype(np.int8), prepend=0) == 1)
+    crossed = is_own[start[1:-1] - 1] & is_own[start[1:-1]]
+    return len(firsts) == graph.meta.get(CALLS, {}).get(path, 1) and not crossed.any()
 
 
 def _block_paths(graph: Graph, start: IntArray) -> list[tuple[int, str]]:
@@ -106,7 +123,8 @@ def find_visits(graph: Graph, start: IntArray, block_of: IntArray) -> StepVisits
 
 def _calls(graph: Graph, start: IntArray) -> list[StepVisit]:
     """Runs of forward ops inside one of the visited modules."""
-    paths = [path for of_block in visited_modules(graph, start) for path in of_block]
+    of_blocks = visited_modules(graph, start)
+    paths = list(dict.fromkeys(path for of_block in of_blocks for path in of_block))
     number = {path: at for at, path in enumerate(paths)}
     of_module = np.array(
         [next((number[each] for each in (path, *outer_modules(path)) if each in number), OUTSIDE)
