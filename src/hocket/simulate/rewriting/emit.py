@@ -149,6 +149,8 @@ class Emitter:
         is_once = np.isin(given, list(region.once))
         self.run(given[is_once] if not chunk and not is_again else ())
         given = given[~is_once]
+        if not len(given):
+            return
         whole = [] if is_again else list(region.whole)
         suffix = f"@again{chunk}" if is_again else f"@{chunk}"
         parts = np.full(len(given), count)
