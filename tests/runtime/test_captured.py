@@ -104,6 +104,10 @@ def test_what_runs_beside_comes_after_all_before_and_before_all_after(monkeypatc
     assert log == ["aside waits for usual", "on aside", "work", "usual waits for aside"]
 
 
-def test_without_a_stream_nothing_waits():
+def test_without_a_stream_nothing_waits(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "current_stream", asked.append)
+    monkeypatch.setattr(torch.cuda, "stream", asked.append)
     with on_stream(None, CPU):
-        pass
+        asked.append("work")
+    assert asked == ["work"]

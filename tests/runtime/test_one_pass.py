@@ -102,13 +102,7 @@ def test_training_under_autocast_with_updates_at_home_is_plain_training(monkeypa
     """Whatever is done in one pass: gradients come home rounded, in parts, and stay exact."""
     monkeypatch.setattr(home_step, "_SMALL", 64)
     monkeypatch.setattr(home_step, "PIECE_BYTES", 1 << 12)
-    done = []
-
-    def noted(*arguments):
-        done.append(update_rounded(*arguments))
-        return done[-1]
-
-    monkeypatch.setattr(home_step, "update_rounded", noted)
+    done = _noted(monkeypatch)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(40, 40), nn.Tanh()) for _ in range(3)))
     twin, batches = copy.deepcopy(model), [torch.randn(8, 40) for _ in range(6)]
@@ -128,13 +122,7 @@ def test_training_under_autocast_with_updates_at_home_is_plain_training(monkeypa
 
 def test_nothing_is_compiled_or_tried_once_a_training_begins(monkeypatch):
     monkeypatch.setattr(home_step, "_SMALL", 64)
-    done = []
-
-    def noted(*arguments):
-        done.append(update_rounded(*arguments))
-        return done[-1]
-
-    monkeypatch.setattr(home_step, "update_rounded", noted)
+    done = _noted(monkeypatch)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)))
     batch, optimizer = torch.randn(4, 64), torch.optim.AdamW(model.parameters(), fused=True)
@@ -153,3 +141,15 @@ def test_nothing_is_compiled_or_tried_once_a_training_begins(monkeypatch):
     assert has_same_bits.cache_info().misses == 1
     assert adam_loop.signatures == kinds
     assert any(done) == has_same_bits()
+
+
+def _noted(monkeypatch):
+    """Whether each update from now on was done in one pass."""
+    done = []
+
+    def noted(*arguments):
+        done.append(update_rounded(*arguments))
+        return done[-1]
+
+    monkeypatch.setattr(home_step, "update_rounded", noted)
+    return done

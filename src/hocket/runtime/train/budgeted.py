@@ -358,9 +358,8 @@ class Budgeted:
         sources = {block: sources_of(block, ring, deliver) for block in self.blocks}
         for path, blocks in blocks_by_module(self.blocks).items():
             block, module = blocks[-1], blocks[-1].modules[path]
-            forward = module.forward
-            if grouped := sources[block]:
-                forward = called_in_groups(grouped, forward)
+            grouped, forward = sources[block], module.forward
+            forward = called_in_groups(grouped, forward) if grouped else forward
             if module is self._head:
                 put_forward(module, self, partial(self._lazy, block, forward, module))
             else:

@@ -87,9 +87,7 @@ def find_needs(uses: Uses, memory: Memory) -> Needs:
 
 
 def _run_again(uses: Uses, visit: int, policy: MemoryBlock) -> tuple[int, ...]:
-    if policy.activations != "recomputed":
-        return ()
-    return uses.again[visit]
+    return uses.again[visit] if policy.activations == "recomputed" else ()
 
 
 def _is_checkpoint(uses: Uses, visit: int, policy: MemoryBlock) -> bool:
