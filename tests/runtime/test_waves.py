@@ -57,10 +57,10 @@ class Net(nn.Module):
         return self.out(self.body(self.out(rows))).pow(2).mean()
 
 
-def fitted(depth, device=ACCELERATOR):
+def fitted(depth):
     torch.manual_seed(0)
     model, batch = Net(depth=depth), torch.randn(1024, 32)
-    graph = capture_sizes(model, batch, device=device)
+    graph = capture_sizes(model, batch, device=ACCELERATOR)
     problem = make_problem(graph, "1xv100-16g")
     return model, batch, fit_waves(problem, num_waves=4)
 
@@ -197,9 +197,16 @@ def test_views_of_parameters_that_lie_otherwise_leave_waves_in_lanes():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit():
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(Net(), (1024, 32)), (Attends(0.1), (16, 8, 16))],
+    ids=["norm", "attention"],
+)
+def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(model, shape):
     # Recorded as on the device: other kernels would be other ops, and lanes would be refused.
-    model, batch, fit = fitted(depth=3, device="cuda")
+    batch = torch.randn(shape)
+    graph = capture_sizes(model, batch, device="cuda")
+    fit = fit_waves(make_problem(graph, "1xv100-16g"), num_waves=4)
     whole = len(pass_order(fit.problem.graph))
     losses = []
     apart = Lanes(lead=0, own_bytes=(1 << 20, 1 << 20))
