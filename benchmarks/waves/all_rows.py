@@ -3,7 +3,8 @@
     PYTHONPATH=src:benchmarks/waves python benchmarks/waves/all_rows.py --seconds 290 --out FOLDER
     … --toy     # on a processor, small, one process at a time
 
-Each workload has a process for recorded and one for compiled steps. First all prepare side by side:
+Each workload has a process for recorded and one for compiled steps (``--kind`` has one of them: with
+fewer beside each other, rows that wait for the host are disturbed less). First all prepare side by side:
 they capture, compile, and compare losses over 100 steps; nothing is timed. When all are ready, or
 after ``--prepare`` seconds, they take turns on a GPU that is otherwise idle (`timing.Turns`); who is
 late is named, and computes losses between turns; what it compiles or captures then disturbs. Who
@@ -53,7 +54,7 @@ class Task(NamedTuple):
 
 
 def tasks_of(options: argparse.Namespace) -> list[Task]:
-    """Pairs of kernels, and two processes for each workload; without compiled steps one."""
+    """Pairs of kernels, and two processes for each workload, or one of them."""
     named = [("Mixer, toy", "BERT, toy;LSTM, toy")] if options.toy else []
     small, asked = named[0] if named else (options.small, options.asked)
     losses = f"--losses={options.losses}"
@@ -63,7 +64,8 @@ def tasks_of(options: argparse.Namespace) -> list[Task]:
     for name in filter(None, small.split(";")):
         found += [Task("h200.py", name, ("--losses=0", f"--systems={SMALL_SYSTEMS}")),
                   Task("compiled_lanes.py", name, (f"--systems={SMALL_SYSTEMS}",))]  # fmt: skip
-    return [task for task in found if task.script == "h200.py"] if options.recorded else found
+    asked_for = {"recorded": ("h200.py",), "compiled": ("compiled_lanes.py",)}.get(options.kind)
+    return [task for task in found if asked_for is None or task.script in asked_for]
 
 
 class Started:
@@ -161,7 +163,7 @@ def main() -> int:
     parser.add_argument("--small", default=SMALL, help="those with few, and without losses")
     parser.add_argument("--losses", type=int, default=100, help="steps whose losses are compared")
     parser.add_argument(
-        "--recorded", action="store_true", help="neither compiled steps nor pairs of kernels"
+        "--kind", choices=("recorded", "compiled"), help="of steps; else both, and pairs of kernels"
     )
     parser.add_argument("--extra", default="", help="options of all")
     parser.add_argument("--toy", action="store_true")

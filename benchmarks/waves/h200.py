@@ -129,7 +129,8 @@ class Case:
                 found.append(profile_program(graph, program, kind, device=self.device.type,
                                              budget_s=_PROFILE_S, known=known))  # fmt: skip
         self.profile = merge_profiles(found)
-        self._plan(self.profile)
+        with turns.beside():
+            self._plan(self.profile)
 
     def tell(self) -> str:
         """What the last system said of itself, once."""

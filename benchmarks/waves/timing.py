@@ -2,8 +2,8 @@
 
 Several processes prepare their systems at the same time: captures, compilations and comparisons of
 losses, which nobody times. When all are ready, one after the other has the GPU: for the times of
-single ops, and for each row. Meanwhile the others may plan, record and copy weights to the device,
-but run nothing there: who is late with its losses computes them between two turns (`beside`).
+single ops, and for each row. Meanwhile the others wait: plans, systems and losses of those who are
+late are made between two turns (`beside`), because rows of short kernels wait for the host, too.
 """
 
 from __future__ import annotations
@@ -160,8 +160,9 @@ def row_of(
         turns.write(workload, system, failed="no time left")
         return
     try:
-        start_counting(device)
-        step = make()
+        with turns.beside():
+            start_counting(device)
+            step = make()
         with turns.turn():
             row = timed(step, samples, device, steps)
     # One system that cannot run must not hide the others.

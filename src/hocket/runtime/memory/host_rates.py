@@ -3,9 +3,10 @@
 Copies to a GPU, copies from it and updates of parameters share one memory: each is slower beside
 the others than alone, by how much differs from machine to machine (of 49.5 GB/s to an H200 alone
 42.5 were left, of updates at 112 GB/s 73), and which of them is the slowest decides how blocks are
-best shared out between host and device. So all three are measured at once, as a step has them: one
-parameter is updated after the other, out of more memory than caches hold, while a thread starts
-small kernels. Updates are rated below that (`_SPARED`).
+best shared out between host and device. So all three are measured at once: one parameter is updated
+after the other, out of more memory than caches hold, while a thread starts kernels as often as a
+step does. In a step copies rest for a part of the time: updates are measured without them, too, and
+rated below the middle of both (`_SPARED`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -42,16 +43,19 @@ _NUM_PASSES, _ENOUGH_S = 6, 1.0
 _BYTES_HELD, _BYTES_TOUCHED = 16, 28
 """For each number."""
 _SPARED = 0.85
-"""Of the slower half of the updates, what they are rated at: a step waits where a host was rated
+"""Of what updates do in the middle, what they are rated at: a step waits where a host was rated
 too high, and only copies more where it was rated too low. Simulated for 4.2 B parameters within
 8 GiB (``benchmarks/memory/host_ratings.py``): planned for 85 GB/s where there are 60, a step takes
 16 % longer than it could, planned for 65 where there are 90 it takes 6 % longer."""
+_LAUNCH_EVERY_S = 1e-4
+"""A step of 4.2 B parameters starts some thousand kernels in a second. A thread that starts one
+after the other takes a core from the updates: rated beside it at 50 GB/s, steps did 87."""
 _PART_OF_FREE = 4
 """Of the host's free memory at most one in so many bytes is taken."""
 
 
 class HostRates(NamedTuple):
-    """Bytes per second, all at once."""
+    """Bytes per second, as they are in a step."""
 
     in_bps: float
     out_bps: float
@@ -81,24 +85,36 @@ def measure_host_rates(device: torch.device) -> HostRates:
         updates = [_update_of(_NUM_NUMBERS) for _ in range(max(1, count))]
         copies = _Copies(device)
         with _launching(device):
-            for update in updates:
-                copies.ask()
-                update()
-            before = copies.num_done()
-            began_s, took_s, taken_s = time.perf_counter(), 0.0, list[float]()
-            while len(taken_s) < _NUM_PASSES * len(updates) and took_s < _ENOUGH_S:
-                for update in updates:
-                    copies.ask()
-                    start_s = time.perf_counter()
-                    update()
-                    taken_s.append(time.perf_counter() - start_s)
-                took_s = time.perf_counter() - began_s
-            done = [after - first for after, first in zip(copies.num_done(), before, strict=True)]
-        copies.wait()
+            _rounds(updates, copies.ask, num_passes=1)
+            before, began_s = copies.num_done(), time.perf_counter()
+            beside_bps = _rounds(updates, copies.ask, _NUM_PASSES)
+            took_s, after = time.perf_counter() - began_s, copies.num_done()
+            copies.wait()
+            alone_bps = _rounds(updates, lambda: None, _NUM_PASSES)
+    in_bps, out_bps = (
+        max(1, last - first) * _COPY_BYTES / took_s
+        for last, first in zip(after, before, strict=True)
+    )
+    return HostRates(
+        *(_two_digits(bps) for bps in (in_bps, out_bps, _SPARED * (beside_bps + alone_bps) / 2))
+    )
+
+
+def _rounds(
+    updates: Sequence[Callable[[], object]], ask: Callable[[], None], num_passes: int
+) -> float:
+    """Bytes per second that the slower half of updates touches, of some passes over all."""
+    began_s, taken_s = time.perf_counter(), list[float]()
+    for _ in range(num_passes):
+        for update in updates:
+            ask()
+            start_s = time.perf_counter()
+            update()
+            taken_s.append(time.perf_counter() - start_s)
+        if time.perf_counter() - began_s > _ENOUGH_S:
+            break
     slower_s = sorted(taken_s)[len(taken_s) // 2 :]
-    in_bps, out_bps = (_rate(max(1, number) * _COPY_BYTES, took_s) for number in done)
-    touched = _SPARED * _BYTES_TOUCHED * _NUM_NUMBERS * len(slower_s)
-    return HostRates(in_bps, out_bps, _rate(touched, sum(slower_s)))
+    return _BYTES_TOUCHED * _NUM_NUMBERS * len(slower_s) / sum(slower_s)
 
 
 class _Copies:
@@ -139,7 +155,7 @@ class _Copies:
 
 @contextmanager
 def _launching(device: torch.device) -> Iterator[None]:
-    """A thread that starts kernels one after the other, as the one of a training does."""
+    """A thread that starts kernels as often as the one of a training does."""
     if device.type != "cuda":
         yield
         return
@@ -147,7 +163,7 @@ def _launching(device: torch.device) -> Iterator[None]:
 
     def start() -> None:
         with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
-            while not stop.is_set():
+            while not stop.wait(_LAUNCH_EVERY_S):
                 numbers.add_(1)
 
     thread = threading.Thread(target=start, name="hocket-launches")
@@ -159,8 +175,8 @@ def _launching(device: torch.device) -> Iterator[None]:
         thread.join()
 
 
-def _rate(num_bytes: float, took_s: float) -> float:
-    return float(f"{num_bytes / took_s:.2g}")
+def _two_digits(number: float) -> float:
+    return float(f"{number:.2g}")
 
 
 def _update_of(num_numbers: int) -> Callable[[], object]:
