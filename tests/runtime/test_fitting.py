@@ -66,6 +66,30 @@ def test_of_a_deep_model_no_plan_is_rehearsed_that_is_too_large_as_others_were(
         assert all(1.05 * peak <= budget for peak in rehearsals.simulated[1:])
 
 
+def test_of_a_deep_model_plans_that_hold_ever_more_beside_what_was_simulated_are_found(
+    frontier, monkeypatch
+):
+    """As where autograd saves more than a recorded step reads: the more is kept, the more."""
+    least = frontier.smallest.peak_bytes
+    faster = 0
+    for budget in budgets(frontier):
+        found = []
+        for most_ops in (10**6, 0):
+            monkeypatch.setattr(fitting, "MANY_OPS", most_ops)
+            rehearsals = Rehearsals(frontier, 1.0)
+
+            def rehearse(section, rehearsals=rehearsals):
+                peak = rehearsals(section)
+                return int(peak + 2 * (peak - least) ** 2 / least)
+
+            found.append(fastest_that_keeps(budget, frontier, rehearse))
+        thorough, deep = found
+        assert deep.peak_bytes <= budget
+        assert deep.step_s == thorough.step_s
+        faster += deep.step_s < frontier.smallest.step_s
+    assert faster
+
+
 def test_plans_that_hold_less_than_simulated_may_be_faster(frontier):
     for budget in budgets(frontier)[:2]:
         exact = fastest_that_keeps(budget, frontier, Rehearsals(frontier, 1.0))

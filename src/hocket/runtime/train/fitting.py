@@ -5,9 +5,10 @@ Plans that keep the budget in the simulator are rehearsed from the fastest on un
 then those that are faster still and exceed it by little there. So a larger budget never gives a
 longer step, and no plan is slower than full recompute where that keeps the budget. A rehearsal of a
 deep model takes many seconds: of such a model only those are rehearsed that keep the budget if what
-they hold is beside what was simulated as that of the others was, and of the second kind none that
-moves nothing, because no copy of it ends earlier than simulated. A plan that the model cannot be
-carried out by, as its rehearsal tells, is passed over.
+they hold is beside what was simulated as that of the others was, those passed over once more by
+what was found, and of those beyond the budget none that moves nothing, because no copy of it ends
+earlier than simulated. A plan that the model cannot be carried out by, as its rehearsal tells, is
+passed over.
 """
 
 from __future__ import annotations
@@ -72,15 +73,20 @@ def fastest_that_keeps(
     def may_keep(plan: Fitted) -> bool:
         return not is_deep or least * plan.peak_bytes <= budget_bytes
 
+    def is_worth(plan: Fitted) -> bool:
+        """Whether a plan that has not been rehearsed may be faster than what was found."""
+        if plan.name in peaks or plan.name in refused:
+            return False
+        if found is None:
+            return True
+        is_late = plan.peak_bytes > room and is_deep and not plan.moved_bytes
+        return plan.rank < found.rank and may_keep(plan) and not is_late
+
     inside = [plan for plan in plans if plan.peak_bytes <= room]
     found = next((plan for plan in inside if may_keep(plan) and keeps(plan)), None)
-    outside = [plan for plan in plans if plan.peak_bytes > room]
-    if found is not None:
-        outside = [plan for plan in outside if plan.rank < found.rank
-                   and may_keep(plan) and (plan.moved_bytes or not is_deep)]  # fmt: skip
-    tried = peaks.keys() | refused.keys()
-    others = [plan for plan in inside if plan.name not in tried] if found is None else []
-    found = next((plan for plan in [*others, *outside] if keeps(plan)), found)
+    # What was found may have told that plans which were passed over hold less than it seemed.
+    others = plans if found else sorted(plans, key=lambda plan: plan.peak_bytes > room)
+    found = next((plan for plan in others if is_worth(plan) and keeps(plan)), found)
     if found is None:
         if not peaks:
             raise next(iter(refused.values()))
