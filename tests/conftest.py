@@ -1,8 +1,12 @@
-"""In which order workers take files, so that none is left with a long one at the end."""
+"""In which order workers take files, so that none is left with a long one at the end, and where.
+
+Tests that need a GPU are asked for with ``-m gpu``; all others see none.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -56,6 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A shell starts what runs in the background with SIGINT ignored, and children inherit that.
     """
+    if config.option.markexpr != "gpu":
+        # What is compared with a processor runs on one, whatever the machine has.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # On a busy machine drawing examples takes long, too, and so does the first call of a kernel.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")

@@ -17,6 +17,13 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _gpu(request):
+    """What needs a GPU is skipped without one."""
+    if request.node.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs CUDA, and to be asked for with -m gpu")
+
+
 @pytest.fixture
 def allocations(monkeypatch):
     """A function that notes what another one allocates."""

@@ -5,12 +5,11 @@ import torch
 
 from hocket.runtime.streams import Channel, new_stream
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 LONG = 200_000_000
 """Cycles of a kernel that keeps a stream busy."""
 
 
-@needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("columns", [slice(None), slice(None, None, 2)], ids=["dense", "spaced"])
 def test_a_tensor_that_is_dropped_before_it_has_left_arrives_whole(columns):
     src, dst = (new_stream(torch.device("cuda", 0)) for _ in range(2))

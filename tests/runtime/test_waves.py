@@ -2,90 +2,37 @@
 
 import copy
 import warnings
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
+from runtime.waved_models import Attends, Net, accumulated, fitted
 from torch import nn
 
 import hocket
 from hocket.api import make_problem, run_plan
 from hocket.api.planned import launched
-from hocket.base.errors import CheckError, NoFeasiblePlanError, UsageError
+from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import format_bytes
-from hocket.capture.attention import ACCELERATOR
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Lanes, Replica, Shares
-from hocket.planners.waves.parts import hand_overs, parted, places_of
-from hocket.planners.waves.round_robin import fit_partitions
 from hocket.planners.waves.search import even_shares, fit_waves
 from hocket.planners.waves.why import reasons
-from hocket.runtime.memory.copies import CopyEngines
 from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import ModelSource
-from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.streams import DeviceStream
-from hocket.runtime.train.divided.turns import Partitions, turn_slots
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.update import planned_update
 from hocket.runtime.train.waves import WaveWarning, wave_order
-from hocket.simulate.shares import priced_at
 from hocket.simulate.shares.lanes import pass_order
-from hocket.simulate.verify import verify
 from hocket.view.measured import shares_run_table
 from hocket.view.table import plain
-
-
-class Net(nn.Module):
-    """Draws numbers, keeps statistics and uses a weight twice."""
-
-    def __init__(self, width=32, depth=3):
-        super().__init__()
-        self.body = nn.Sequential(*(
-            nn.Sequential(
-                nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2)
-            )
-            for _ in range(depth)
-        ))  # fmt: skip
-        self.out = nn.Linear(width, width)
-
-    def forward(self, rows):
-        return self.out(self.body(self.out(rows))).pow(2).mean()
-
-
-def fitted(depth):
-    torch.manual_seed(0)
-    model, batch = Net(depth=depth), torch.randn(1024, 32)
-    graph = capture_sizes(model, batch, device=ACCELERATOR)
-    problem = make_problem(graph, "1xv100-16g")
-    return model, batch, fit_waves(problem, num_waves=4)
 
 
 @pytest.fixture(scope="module")
 def case():
     return fitted(depth=3)
-
-
-def accumulated(case, num_waves=4, steps=3):
-    """Losses and state of the same microbatches, one after the other, in plain PyTorch."""
-    model, batch = copy.deepcopy(case[0]), case[1]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    losses = []
-    for step in range(1, steps + 1):
-        torch.manual_seed(draw_seed(0, step, 0))
-        parts = []
-        for rows in batch.chunk(num_waves):
-            loss = model(rows)
-            (loss / num_waves).backward()
-            parts.append(loss.detach() / num_waves)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(torch.stack(parts).sum(0).item())
-    return losses, model.state_dict()
 
 
 def test_waves_are_accumulation_to_the_bit(case):
@@ -98,26 +45,6 @@ def test_waves_are_accumulation_to_the_bit(case):
     losses, state = accumulated(case)
     assert [train.step(batch).item() for _ in losses] == losses
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-
-
-class Attends(nn.Module):
-    """Attention that drops or not, and dropout behind it."""
-
-    def __init__(self, dropped, width=16, depth=3):
-        super().__init__()
-        self.mixes = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(depth))
-        self.drop, self.dropped = nn.Dropout(0.2), dropped
-
-    def forward(self, rows):
-        for mix in self.mixes:
-            query, key, value = (
-                each.unflatten(-1, (4, -1)).transpose(1, 2) for each in mix(rows).chunk(3, -1)
-            )
-            attended = nn.functional.scaled_dot_product_attention(
-                query, key, value, dropout_p=self.dropped
-            )
-            rows = rows + self.drop(attended.transpose(1, 2).flatten(-2))
-        return rows.pow(2).mean()
 
 
 @pytest.mark.parametrize("dropped", [0.0, 0.1])
@@ -194,40 +121,6 @@ def test_views_of_parameters_that_lie_otherwise_leave_waves_in_lanes():
         losses, state = accumulated((model, batch))
         assert [train.step(batch).item() for _ in losses] == losses
     assert all(torch.equal(value, state[name]) for name, value in flat.state_dict().items())
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [(Net(), (1024, 32)), (Attends(0.1), (16, 8, 16))],
-    ids=["norm", "attention"],
-)
-def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(model, shape):
-    # Recorded as on the device: other kernels would be other ops, and lanes would be refused.
-    batch = torch.randn(shape)
-    graph = capture_sizes(model, batch, device="cuda")
-    fit = fit_waves(make_problem(graph, "1xv100-16g"), num_waves=4)
-    whole = len(pass_order(fit.problem.graph))
-    losses = []
-    apart = Lanes(lead=0, own_bytes=(1 << 20, 1 << 20))
-    wave = priced_at(fit.problem, 256).graph
-    places = places_of(parted(wave), 4, 2, 0.2)
-    in_parts = replace(
-        apart, places=tuple(map(tuple, places.tolist())), part_bytes=(1 << 20,) * 2,
-        waits=hand_overs(wave, places, 4),
-    )  # fmt: skip
-    for lanes in (Lanes(lead=0), apart, in_parts, Lanes(lead=whole)):
-        plan, own = fit.plan_of(fit.aligned).having(lanes), copy.deepcopy(model)
-        update = planned_update(torch.optim.AdamW(own.parameters(), lr=1e-3, fused=True), own)
-        recipe = Recipe(loss=None, update=update, device="cuda", name="waves")
-        device = torch.device("cuda")
-        train = waved_loop(fit.problem, plan, own, batch.to(device), recipe, device)
-        torch.manual_seed(0)
-        losses.append([train.step(batch.to(device)).item() for _ in range(8)])
-        waves = train._carrier._waves
-        assert not waves.repeats.refusal
-        assert {*waves.notes.lane} == {0, 1}
-    assert losses[0] == losses[1] == losses[2]
 
 
 def between_waves(case, num_waves=4, steps=3):
@@ -424,55 +317,3 @@ def test_lanes_without_microbatches_are_no_plan(case):
     whole = Shares(replicas=(Replica(devices=(name,), microbatches=(1024,)),))
     found = list(Lanes(lead=1).verify(problem, case[2].plan().having(whole)))
     assert "two microbatches or more" in found[0].message
-
-
-@pytest.mark.parametrize("count", [2, 4, 5])
-def test_partitions_in_turn_keep_every_rank_busy_with_another_wave(count):
-    ranks = [turn_slots(count, rank) for rank in range(count)]
-    for at, slots in enumerate(zip(*ranks, strict=True)):
-        (stage,) = {stage for stage, _, _ in slots}
-        assert stage == (at if at < count else 2 * count - 1 - at)
-        assert sorted(wave for _, wave, _ in slots) == list(range(count))
-    for rank, slots in enumerate(ranks):
-        assert all((wave + stage) % count == rank for stage, wave, _ in slots)
-        forward, back = slots[:count], slots[count:]
-        # What a wave made is here when its backward pass comes.
-        assert {(s, w) for s, w, _ in forward} == {(s, w) for s, w, _ in back}
-
-
-def test_two_partitions_at_a_time_are_where_they_are_computed_with():
-    home = {name: torch.full((3,), float(number)) for number, name in enumerate("abc")}
-    partitions = Partitions(CopyEngines(torch.device("cpu"), is_real=False), home)
-    for stage in (0, 1):
-        partitions.fetch(stage, [*home][stage : stage + 1])
-    assert partitions.use(1)["b"].tolist() == [1.0] * 3
-    assert partitions.use(1)["b"] is not home["b"]
-    partitions.leave(0)
-    with pytest.raises(KeyError):
-        partitions.use(0)
-    partitions.fetch(2, ["c"])
-    home["b"].add_(1)
-    partitions.leave(1)
-    partitions.fetch(1, ["b"])
-    assert partitions.use(1)["b"].tolist() == [2.0] * 3
-
-
-def test_waves_in_turn_are_a_legal_plan_that_says_what_it_gains(case):
-    graph = case[2].problem.graph
-    fit = fit_partitions(make_problem(graph, "2xv100-16g"))
-    verify(fit.plan(), fit.problem)
-    assert fit.turns.shares.takes_turns
-    assert fit.gain == fit.ways[-1].samples_per_s / max(w.samples_per_s for w in fit.ways[:-1])
-    # Partitions are fetched behind slots; what takes longer is waited for in each of them.
-    slow, quick = (replace(fit.turns, fetch_s=s, slot_s=0.25) for s in (1.0, 0.125))
-    makespan_s = fit.turns.timeline.makespan_s
-    assert slow.step_s == pytest.approx(1.04 * makespan_s + slow.num_slots * 0.75)
-    assert quick.step_s == pytest.approx(1.04 * makespan_s)
-    wrong = replace(fit.turns.shares, replicas=(fit.turns.shares.replicas[0],) * 2)
-    assert not wrong.takes_turns
-    with pytest.raises(CheckError, match="two stages"):
-        verify(fit.plan().having(wrong), fit.problem)
-    with pytest.raises(UsageError, match="two devices or more"):
-        fit_partitions(case[2].problem)
-    with pytest.raises(UsageError, match="3 equal waves"):
-        fit_partitions(make_problem(graph, "3xv100-16g"))
