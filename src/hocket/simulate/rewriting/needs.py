@@ -91,7 +91,7 @@ def _run_again(uses: Uses, visit: int, policy: MemoryBlock) -> tuple[int, ...]:
 
 
 def _is_checkpoint(uses: Uses, visit: int, policy: MemoryBlock) -> bool:
-    """Whether a visit keeps its input in place of what it saves, or of some of it."""
+    """Whether a visit keeps its input in place of what it saves."""
     if policy.activations != "recomputed":
         return False
     return bool(uses.again[visit]) or not uses.makes(visit, uses.saved(visit))

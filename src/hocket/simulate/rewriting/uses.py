@@ -1,8 +1,6 @@
 """Who makes and reads the storages of the forward pass, whatever the plan: by visit and by block.
 
-A visit that runs again does so from its beginning to what was saved last; where only some of its
-storages are wanted, by the ops that lead to them from those that are kept. O(ops + reads), but for
-what some of a visit's storages take, which is O(ops) each.
+A visit that runs again does so from its beginning to what was saved last. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -267,25 +265,6 @@ def _from_start(graph: Graph, start: int, stop: int, tensors: Iterable[int]) -> 
 def can_run_twice(graph: Graph, start: int, stop: int) -> bool:
     """Whether a visit leaves what it was given as it was."""
     return not any(_changes_foreign(graph, op, start) for op in range(start, stop))
-
-
-def _leading(
-    graph: Graph, start: int, stop: int, tensors: Iterable[int], kept: Collection[int]
-) -> tuple[int, ...]:
-    """A visit's ops that lead to the tensors from those of storages that are there."""
-    pending = [int(graph.tensor_producer[tensor]) for tensor in tensors]
-    found: set[int] = set()
-    while pending:
-        op = pending.pop()
-        if not start <= op < stop or op in found:
-            continue
-        found.add(op)
-        pending += [
-            int(graph.tensor_producer[tensor])
-            for tensor in graph.reads_of(op).tolist()
-            if int(graph.root_of[tensor]) not in kept
-        ]
-    return tuple(sorted(found))
 
 
 def _changes_foreign(graph: Graph, op: int, start: int) -> bool:
