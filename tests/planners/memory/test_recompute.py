@@ -1,7 +1,5 @@
 """Recompute of graphs: valid by an interpreter of its own, and as good as an exact program."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -67,7 +65,7 @@ def interpreted(graph, runs):
     for at, op in enumerate(runs):
         assert set(reads[op]) <= live
         live.add(op)
-        peak = max(peak, int(graph.size[list(live)].sum()))
+        peak = max(peak, int(graph.output_bytes[list(live)].sum()))
         for held in list(live):
             later = next((r for r in runs[at + 1 :] if r == held or held in reads[r]), held)
             if later == held:
@@ -79,7 +77,7 @@ def exact_s(graph, budget):
     """The least time in which each turn runs its op and, in order, what it makes again: Checkmate's
     program, with what is let go in a turn as variables of its own."""
     count, pairs = graph.num_ops, graph.num_ops**2
-    reads = [(int(r), op) for op in range(count) for r in graph.reads_of[op]]
+    reads = [(int(r), op) for op in range(count) for r in graph.reads_of(op)]
     runs = np.arange(pairs).reshape(count, count)
     held = pairs + runs
     freed = 2 * pairs + np.arange(count * len(reads)).reshape(count, len(reads))
@@ -96,7 +94,7 @@ def exact_s(graph, budget):
                 rows.append(({held[turn + 1, op]: 1, held[turn, op]: -1, runs[turn, op]: -1}, 0))
         used = dict.fromkeys(held[turn].tolist(), 0)
         for op in range(count):
-            used[held[turn, op]] = int(graph.size[op])
+            used[held[turn, op]] = int(graph.output_bytes[op])
         for number, (read, op) in enumerate(reads):
             rows.append(({runs[turn, op]: 1, runs[turn, read]: -1, held[turn, read]: -1}, 0))
             # What is freed behind a reader is neither read later in the turn nor held further.
@@ -107,12 +105,12 @@ def exact_s(graph, budget):
             if turn + 1 < count:
                 rows.append(({freed[turn, number]: 1, held[turn + 1, read]: 1}, 1))
         for op in range(turn + 1):
-            used = {**used, int(runs[turn, op]): int(graph.size[op])}
+            used = {**used, int(runs[turn, op]): int(graph.output_bytes[op])}
             rows.append((used, budget))
             used = dict(used)
             for number, (read, reader) in enumerate(reads):
                 if reader == op:
-                    used[int(freed[turn, number])] = -int(graph.size[read])
+                    used[int(freed[turn, number])] = -int(graph.output_bytes[read])
     at = [
         (row, int(v), factor) for row, (entry, _) in enumerate(rows) for v, factor in entry.items()
     ]
@@ -135,7 +133,9 @@ def peak_of_all_held(graph):
 
 def least_budget(graph):
     """Every op needs its output and its inputs."""
-    return max(int(graph.size[[op, *graph.reads_of[op]]].sum()) for op in range(graph.num_ops))
+    return max(
+        int(graph.output_bytes[[op, *graph.reads_of(op)]].sum()) for op in range(graph.num_ops)
+    )
 
 
 def test_recompute_of_small_graphs_is_nearly_as_good_as_an_exact_program():
@@ -183,7 +183,7 @@ def test_skips_are_made_again_where_holding_them_does_not_fit():
     graph = unet(5)
     skips = [1, 3, 5, 7]
     # While the lowest level is at work: all that is held of higher levels, and one op's own.
-    budget = int(graph.size[skips].sum()) // 2 + least_budget(graph)
+    budget = int(graph.output_bytes[skips].sum()) // 2 + least_budget(graph)
     found = schedule_graph(graph, budget)
     assert found is not None
     assert any(found.runs.count(skip) > 1 for skip in skips[:2])
@@ -204,8 +204,8 @@ def test_ops_do_not_run_again_once_what_they_read_has_changed():
     loose = schedule_graph(free, budget)
     again = {op for op in loose.runs if loose.runs.count(op) > 1}
     assert again
-    until = np.where(np.isin(np.arange(free.num_ops), sorted(again)), 0, free.num_ops)
-    bound = replace(free, until=until)
+    last_turn = np.where(np.isin(np.arange(free.num_ops), sorted(again)), 0, free.num_ops)
+    bound = free._replace(last_turn=last_turn)
     tight = schedule_graph(bound, budget)
     if tight is not None:
         assert not again & {op for op in tight.runs if tight.runs.count(op) > 1}
@@ -237,9 +237,11 @@ def test_recompute_of_a_chain_is_near_the_optimum_for_chains(seed):
 
 def test_what_is_held_beside_and_worked_in_counts():
     beside, work = np.array([0, 5, 0]), np.array([9, 0, 0])
-    graph = OpGraph.of(np.ones(3), np.array([2, 2, 2]), [[], [0], [1]], work=work, beside=beside)
+    graph = OpGraph.of(
+        np.ones(3), np.array([2, 2, 2]), [[], [0], [1]], work_bytes=work, beside_bytes=beside
+    )
     assert replayed(graph, (0, 1, 2)).peak_bytes == 11
-    assert replayed(replace(graph, work=0 * work), (0, 1, 2)).peak_bytes == 9
+    assert replayed(graph._replace(work_bytes=0 * work), (0, 1, 2)).peak_bytes == 9
     assert schedule_graph(graph, 11) is not None
     assert schedule_graph(graph, 10) is None
 

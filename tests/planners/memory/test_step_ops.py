@@ -81,7 +81,7 @@ def test_recompute_of_a_step_takes_less_and_runs_nothing_after_its_inputs_change
     newest = np.maximum.accumulate(found.runs)
     is_again = np.array([run in found.runs[:at] for at, run in enumerate(found.runs)])
     assert is_again.any()
-    assert np.all(newest[is_again] <= ops.until[np.array(found.runs)[is_again]])
+    assert np.all(newest[is_again] <= ops.last_turn[np.array(found.runs)[is_again]])
 
 
 def test_step_with_recompute_alone_is_the_better_of_chain_and_graph(problem, plan):

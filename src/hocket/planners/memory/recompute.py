@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -46,52 +45,52 @@ NEVER = 1e30
 """Seconds of what cannot be done."""
 
 
-@dataclass(frozen=True, eq=False)
-class OpGraph:
-    """Ops in an order in which they can run; every output is memory of its own."""
+class OpGraph(NamedTuple):
+    """Ops in an order in which they can run, as compiled code reads them; every output is memory of
+    its own."""
 
     seconds: FloatArray
-    size: LongArray
-    """Bytes of the outputs."""
-    work: LongArray
-    """Bytes that are held only while each op runs."""
-    beside: LongArray
-    """Bytes that are held in each turn whatever runs."""
+    output_bytes: LongArray
+    work_bytes: LongArray
+    """What is held only while each op runs."""
+    beside_bytes: LongArray
+    """What is held in each turn whatever runs."""
     read_ptr: LongArray
     reads: LongArray
     """Ops whose outputs each op reads: of op v ``reads[read_ptr[v] : read_ptr[v + 1]]``."""
-    until: LongArray
+    last_turn: LongArray
     """The last turn in which each op can run again: later its inputs are changed in place."""
 
     @classmethod
     def of(
-        cls, seconds: FloatArray, size: LongArray, reads: Sequence[Collection[int]], *,
-        work: LongArray | None = None, beside: LongArray | None = None,
-        until: LongArray | None = None,
+        cls, seconds: FloatArray, output_bytes: LongArray, reads: Sequence[Collection[int]], *,
+        work_bytes: LongArray | None = None, beside_bytes: LongArray | None = None,
+        last_turn: LongArray | None = None,
     ) -> OpGraph:  # fmt: skip
         """The graph of such lists; nothing else is held and ops run again at any time unless
         told."""
-        none = np.zeros(len(size), dtype=np.int64)
+        count = len(output_bytes)
+        none = np.zeros(count, dtype=np.int64)
         flat = np.array([op for each in reads for op in dict.fromkeys(each)], dtype=np.int64)
         return cls(
             seconds=np.asarray(seconds, dtype=np.float64),
-            size=np.asarray(size, dtype=np.int64),
-            work=none if work is None else work,
-            beside=none if beside is None else beside,
+            output_bytes=np.asarray(output_bytes, dtype=np.int64),
+            work_bytes=none if work_bytes is None else work_bytes,
+            beside_bytes=none if beside_bytes is None else beside_bytes,
             read_ptr=pointers([len(set(each)) for each in reads]),
             reads=flat,
-            until=np.full(len(size), len(size)) if until is None else until,
+            last_turn=np.full(count, count) if last_turn is None else last_turn,
         )
 
     @property
     def num_ops(self) -> int:
         """How many there are."""
-        return len(self.size)
+        return len(self.output_bytes)
 
-    @cached_property
-    def reads_of(self) -> list[list[int]]:
-        """The same by op."""
-        return [part.tolist() for part in np.split(self.reads, self.read_ptr[1:-1])]
+    def reads_of(self, op: int) -> list[int]:
+        """Ops whose outputs an op reads."""
+        found: list[int] = self.reads[self.read_ptr[op] : self.read_ptr[op + 1]].tolist()
+        return found
 
 
 @dataclass(frozen=True)
@@ -119,36 +118,22 @@ def replayed(graph: OpGraph, runs: tuple[int, ...]) -> GraphSchedule:
     """By run: the last run that reads what it makes."""
     made_by: dict[int, int] = {}
     for at, op in enumerate(runs):
-        for read in graph.reads_of[op]:
+        for read in graph.reads_of(op):
             if read not in made_by:
                 raise ValueError(f"run {at} of op {op} reads op {read}, which has not run")
             last_read[made_by[read]] = at
         made_by[op] = at
-    size = graph.size[list(runs)]
+    made_bytes = graph.output_bytes[list(runs)]
     change = np.zeros(len(runs) + 1, dtype=np.int64)
-    change[: len(runs)] += size
-    np.subtract.at(change, np.maximum(last_read, np.arange(len(runs))) + 1, size)
+    change[: len(runs)] += made_bytes
+    np.subtract.at(change, np.maximum(last_read, np.arange(len(runs))) + 1, made_bytes)
     turn = np.maximum.accumulate(runs)
-    more = graph.work[list(runs)] + graph.beside[turn]
+    more = graph.work_bytes[list(runs)] + graph.beside_bytes[turn]
     peak = int((np.cumsum(change)[:-1] + more).max(initial=0))
     return GraphSchedule(float(graph.seconds[list(runs)].sum()), peak, runs)
 
 
 # ── one round ────────────────────────────────────────────────────────────────────────────────────
-
-
-class _OpTable(NamedTuple):
-    """The graph as compiled code reads it."""
-
-    seconds: FloatArray
-    size: LongArray
-    work: LongArray
-    beside: LongArray
-    read_ptr: LongArray
-    reads: LongArray
-    until: LongArray
-    movable: LongArray
-    """Ops whose outputs may go: those with bytes."""
 
 
 class _HeldState(NamedTuple):
@@ -161,7 +146,7 @@ class _HeldState(NamedTuple):
     best: BoolArray
     """``held`` of the best schedule so far."""
     taken_s: FloatArray
-    peak: LongArray
+    peak_bytes: LongArray
     """Both per turn."""
     runs: BoolArray
     last: LongArray
@@ -172,64 +157,61 @@ class _HeldState(NamedTuple):
     old_touched: BoolArray
     """[change, end, op]: of the turns at both ends, before the change."""
     old_s: FloatArray
-    old_peak: LongArray
+    old_peak_bytes: LongArray
     """Likewise."""
     random: RandomState
 
 
 def _round(graph: OpGraph, budget_bytes: int, seed: int) -> GraphSchedule | None:
     count, total_s = graph.num_ops, float(graph.seconds.sum())
-    ops = _OpTable(
-        graph.seconds, graph.size, graph.work, graph.beside, graph.read_ptr, graph.reads,
-        graph.until, np.flatnonzero(graph.size[:-1] > 0),
-    )  # fmt: skip
     held = np.zeros((count + 1, count), dtype=np.bool_)
-    for op, reads in enumerate(graph.reads_of):
-        for read in reads:
+    for op in range(count):
+        for read in graph.reads_of(op):
             held[read + 1 : op + 1, read] = True
     state = _HeldState(
         held=held, touched=np.zeros((count, count), dtype=np.bool_), best=held.copy(),
-        taken_s=np.zeros(count), peak=np.zeros(count, dtype=np.int64),
+        taken_s=np.zeros(count), peak_bytes=np.zeros(count, dtype=np.int64),
         runs=np.zeros(count, dtype=np.bool_), last=np.zeros(count, dtype=np.int64),
         changed=np.zeros((MOST_CHANGES, 3), dtype=np.int64),
         old_touched=np.zeros((MOST_CHANGES, 2, count), dtype=np.bool_),
-        old_s=np.zeros((MOST_CHANGES, 2)), old_peak=np.zeros((MOST_CHANGES, 2), dtype=np.int64),
-        random=seeded(seed),
+        old_s=np.zeros((MOST_CHANGES, 2)),
+        old_peak_bytes=np.zeros((MOST_CHANGES, 2), dtype=np.int64), random=seeded(seed),
     )  # fmt: skip
     moves = min(MOST_MOVES, MOVES_PER_PAIR * count**2, MOST_LOOKS // max(count, 1))
-    unit_s = total_s / max(int(graph.size.sum()), 1)
-    if not _anneal(ops, state, budget_bytes, moves, total_s / count, unit_s):
+    unit_s = total_s / max(int(graph.output_bytes.sum()), 1)
+    movable = np.flatnonzero(graph.output_bytes[:-1] > 0)
+    if not _anneal(graph, movable, state, budget_bytes, moves, total_s / count, unit_s):
         return None
-    return replayed(graph, _runs(ops, state))
+    return replayed(graph, _runs(graph, state))
 
 
-def _runs(ops: _OpTable, state: _HeldState) -> tuple[int, ...]:
+def _runs(ops: OpGraph, state: _HeldState) -> tuple[int, ...]:
     """What runs in the best schedule, turn by turn."""
     state.held[:] = state.best
     found: list[int] = []
-    for turn in range(len(ops.size)):
+    for turn in range(ops.num_ops):
         _look(turn, ops, state)
         found += np.flatnonzero(state.runs[: turn + 1]).tolist()
     return tuple(found)
 
 
 @kernel
-def _look(turn: int, ops: _OpTable, state: _HeldState) -> tuple[float, int]:
+def _look(turn: int, ops: OpGraph, state: _HeldState) -> tuple[float, int]:
     """Seconds of a turn and the most bytes in it, by what is held into it and out of it."""
     held, runs, last = state.held, state.runs, state.last
-    seconds, num_bytes = 0.0, ops.beside[turn]
+    seconds, num_bytes = 0.0, ops.beside_bytes[turn]
     for op in range(turn + 1):
         is_held = held[turn, op]
         runs[op] = op == turn or (held[turn + 1, op] and not is_held)
         last[op] = -1
         if is_held:
-            num_bytes += ops.size[op]
+            num_bytes += ops.output_bytes[op]
     lowest = turn
     for op in range(turn, -1, -1):
         if runs[op]:
             lowest = op
             seconds += ops.seconds[op]
-            if turn > op and turn > ops.until[op]:
+            if turn > op and turn > ops.last_turn[op]:
                 seconds += NEVER
             for at in range(ops.read_ptr[op], ops.read_ptr[op + 1]):
                 read = ops.reads[at]
@@ -242,70 +224,72 @@ def _look(turn: int, ops: _OpTable, state: _HeldState) -> tuple[float, int]:
         state.touched[turn, op] = runs[op] or last[op] >= 0
     for op in range(lowest, turn + 1):
         if runs[op]:
-            num_bytes += ops.size[op]
-            most = max(most, num_bytes + ops.work[op])
+            num_bytes += ops.output_bytes[op]
+            most = max(most, num_bytes + ops.work_bytes[op])
             for at in range(ops.read_ptr[op], ops.read_ptr[op + 1]):
                 read = ops.reads[at]
                 if last[read] == op and not held[turn + 1, read]:
-                    num_bytes -= ops.size[read]
+                    num_bytes -= ops.output_bytes[read]
             if last[op] < 0 and not held[turn + 1, op]:
-                num_bytes -= ops.size[op]
+                num_bytes -= ops.output_bytes[op]
     return seconds, most
 
 
 @kernel
 def _change(
-    number: int, op: int, start: int, stop: int, ops: _OpTable, state: _HeldState, budget: int
+    number: int, op: int, start: int, stop: int, ops: OpGraph, state: _HeldState, budget_bytes: int
 ) -> tuple[float, int]:
     """Hold an output between two turns, or drop it; by how much time and bytes above the budget
     rise."""
-    held, peak = state.held, state.peak
+    held, peak_bytes = state.held, state.peak_bytes
     is_held = not held[stop, op]
     state.changed[number, 0], state.changed[number, 1], state.changed[number, 2] = op, start, stop
     for end in range(2):
         turn = stop if end == 1 else start
-        state.old_s[number, end], state.old_peak[number, end] = state.taken_s[turn], peak[turn]
+        state.old_s[number, end] = state.taken_s[turn]
+        state.old_peak_bytes[number, end] = peak_bytes[turn]
         for each in range(turn + 1):
             state.old_touched[number, end, each] = state.touched[turn, each]
     for turn in range(start + 1, stop + 1):
         held[turn, op] = is_held
-    more = ops.size[op] if is_held else -ops.size[op]
-    rise_s, rise = 0.0, 0
+    more_bytes = ops.output_bytes[op] if is_held else -ops.output_bytes[op]
+    rise_s, rise_bytes = 0.0, 0
     for turn in range(start + 1, stop):
-        rise += max(peak[turn] + more - budget, 0) - max(peak[turn] - budget, 0)
-        peak[turn] += more
+        above_bytes = max(peak_bytes[turn] - budget_bytes, 0)
+        peak_bytes[turn] += more_bytes
+        rise_bytes += max(peak_bytes[turn] - budget_bytes, 0) - above_bytes
     for end in range(2):
         turn = stop if end == 1 else start
-        seconds, most = _look(turn, ops, state)
+        seconds, most_bytes = _look(turn, ops, state)
         rise_s += seconds - state.taken_s[turn]
-        rise += max(most - budget, 0) - max(peak[turn] - budget, 0)
-        state.taken_s[turn], peak[turn] = seconds, most
-    return rise_s, rise
+        rise_bytes += max(most_bytes - budget_bytes, 0) - max(peak_bytes[turn] - budget_bytes, 0)
+        state.taken_s[turn], peak_bytes[turn] = seconds, most_bytes
+    return rise_s, rise_bytes
 
 
 @kernel
-def _take_back(number: int, ops: _OpTable, state: _HeldState) -> None:
+def _take_back(number: int, ops: OpGraph, state: _HeldState) -> None:
     """Undo the last change of a move."""
     op, start, stop = state.changed[number]
     was_held = not state.held[stop, op]
     for turn in range(start + 1, stop + 1):
         state.held[turn, op] = was_held
-    more = ops.size[op] if was_held else -ops.size[op]
+    more_bytes = ops.output_bytes[op] if was_held else -ops.output_bytes[op]
     for turn in range(start + 1, stop):
-        state.peak[turn] += more
+        state.peak_bytes[turn] += more_bytes
     for end in range(2):
         turn = stop if end == 1 else start
         state.taken_s[turn] = state.old_s[number, end]
-        state.peak[turn] = state.old_peak[number, end]
+        state.peak_bytes[turn] = state.old_peak_bytes[number, end]
         for each in range(turn + 1):
             state.touched[turn, each] = state.old_touched[number, end, each]
 
 
 @kernel
-def _draw_change(ops: _OpTable, state: _HeldState) -> tuple[int, int, int]:
+def _draw_change(movable: LongArray, state: _HeldState) -> tuple[int, int, int]:
     """An output and the turns at both ends; the last is none where it is not used any more."""
-    count, held, touched = len(ops.size), state.held, state.touched
-    op = ops.movable[draw_below(state.random, len(ops.movable))]
+    count, held, touched = len(state.taken_s), state.held, state.touched
+    op = movable[draw_below(state.random, len(movable))]
     turn = op + 1 + draw_below(state.random, count - op - 1)
     start, stop = turn - 1, turn
     while not touched[start, op]:
@@ -322,25 +306,32 @@ def _draw_change(ops: _OpTable, state: _HeldState) -> tuple[int, int, int]:
 
 @kernel
 def _anneal(
-    ops: _OpTable, state: _HeldState, budget: int, num_moves: int, mean_s: float, unit_s: float
+    ops: OpGraph,
+    movable: LongArray,
+    state: _HeldState,
+    budget_bytes: int,
+    num_moves: int,
+    mean_s: float,
+    unit_s: float,
 ) -> bool:
-    """Leave the best schedule within the budget in ``state.best``; whether there was one."""
-    count, held, touched, changed = len(ops.size), state.held, state.touched, state.changed
-    now_s, above, best_s = 0.0, 0, np.inf
+    """Leave the best schedule within the budget in ``state.best``; whether there was one. Outputs
+    of ``movable`` ops may go."""
+    count, held, touched, changed = len(ops.output_bytes), state.held, state.touched, state.changed
+    now_s, above_bytes, best_s = 0.0, 0, np.inf
     for turn in range(count):
-        state.taken_s[turn], state.peak[turn] = _look(turn, ops, state)
+        state.taken_s[turn], state.peak_bytes[turn] = _look(turn, ops, state)
         now_s += state.taken_s[turn]
-        above += max(state.peak[turn] - budget, 0)
-    if above == 0:
+        above_bytes += max(state.peak_bytes[turn] - budget_bytes, 0)
+    if above_bytes == 0:
         return True
     for move in range(num_moves):
         part = move / num_moves
         heat = mean_s * FIRST_HEAT * (LAST_HEAT / FIRST_HEAT) ** part
         price_s = unit_s * FIRST_PRICE * (LAST_PRICE / FIRST_PRICE) ** part
-        op, start, stop = _draw_change(ops, state)
+        op, start, stop = _draw_change(movable, state)
         if stop == count:
             continue
-        rise_s, rise = _change(0, op, start, stop, ops, state, budget)
+        rise_s, rise_bytes = _change(0, op, start, stop, ops, state, budget_bytes)
         num_changes, number = 1, 0
         while number < num_changes:
             for end in range(1, 3):
@@ -352,17 +343,20 @@ def _anneal(
                         start = turn - 1
                         while not touched[start, read]:
                             start -= 1
-                        more_s, more = _change(num_changes, read, start, turn, ops, state, budget)
-                        rise_s, rise = rise_s + more_s, rise + more
+                        more_s, more_bytes = _change(
+                            num_changes, read, start, turn, ops, state, budget_bytes
+                        )
+                        rise_s += more_s
+                        rise_bytes += more_bytes
                         num_changes += 1
             number += 1
-        if not is_taken(rise_s + price_s * rise, heat, state.random):
+        if not is_taken(rise_s + price_s * rise_bytes, heat, state.random):
             for back in range(num_changes - 1, -1, -1):
                 _take_back(back, ops, state)
             continue
         now_s += rise_s
-        above += rise
-        if above == 0 and now_s < best_s * (1 - 1e-12):
+        above_bytes += rise_bytes
+        if above_bytes == 0 and now_s < best_s * (1 - 1e-12):
             best_s = now_s
             for turn in range(count):
                 for each in range(turn):

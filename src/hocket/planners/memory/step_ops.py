@@ -35,28 +35,28 @@ def step_ops(graph: Graph, op_s: FloatArray) -> OpGraph:
             owner = int(graph.tensor_producer[root])
             if owner >= 0 and main[owner] == root:
                 reads[place[op]].add(int(place[owner]))
-    until = np.full(count + 1, count + 1)
+    last_turn = np.full(count + 1, count + 1)
     for op, storage in _writes(graph):
         writer, owner = int(place[op]), int(graph.tensor_producer[storage])
-        until[[writer, *([place[owner]] if owner >= 0 else [])]] = 0
+        last_turn[[writer, *([place[owner]] if owner >= 0 else [])]] = 0
         earlier = [reader for reader in readers[storage] if reader < writer]
-        until[earlier] = np.minimum(until[earlier], writer)
-    size, beside = np.zeros((2, count + 1), dtype=np.int64)
+        last_turn[earlier] = np.minimum(last_turn[earlier], writer)
+    output_bytes, beside_bytes = np.zeros((2, count + 1), dtype=np.int64)
     lasts = _lasts(graph)
     for storage in np.flatnonzero((graph.tensor_producer >= 0) & (graph.held_bytes > 0)).tolist():
         op, num_bytes = int(graph.tensor_producer[storage]), int(graph.held_bytes[storage])
         if main[op] == storage:
-            size[place[op]] = num_bytes
+            output_bytes[place[op]] = num_bytes
             reads[count].update([int(place[op])] if lasts[storage] else [])
             continue
         users = sorted(readers[storage])
         last = count if lasts[storage] else max(users, default=int(place[op]))
-        beside[place[op] : last + 1] += num_bytes
-        until[users] = np.minimum(until[users], last)
+        beside_bytes[place[op] : last + 1] += num_bytes
+        last_turn[users] = np.minimum(last_turn[users], last)
     return OpGraph.of(
-        np.append(op_s[order], op_s[graph.only_looks].sum()), size, reads,
-        work=np.append(graph.workspace_bytes[order].astype(np.int64), 0), beside=beside,
-        until=until,
+        np.append(op_s[order], op_s[graph.only_looks].sum()), output_bytes, reads,
+        work_bytes=np.append(graph.workspace_bytes[order].astype(np.int64), 0),
+        beside_bytes=beside_bytes, last_turn=last_turn,
     )  # fmt: skip
 
 
