@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -34,8 +34,47 @@ HOMES = ("resident", "updated on the host", "streamed", "streamed with its state
 RESIDENT, HOST_UPDATE, STREAMED, VISITING = range(len(HOMES))
 
 
-@dataclass(frozen=True, eq=False)
-class BlockNumbers:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WayNumbers:
+    """What the ways of activations take, [block, way]; sizes in bytes."""
+
+    stay: FloatArray
+    """What stays on the device until the backward pass."""
+    moved: FloatArray
+    """What goes to the host and comes back."""
+    again_s: FloatArray
+    """Seconds of ops that run again."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HomeNumbers:
+    """What the homes of parameters take, [block, home]; sizes in bytes."""
+
+    home: FloatArray
+    """Parameters and optimizer state on the device at all times."""
+    fetched: FloatArray
+    """Parameters that come for the backward pass."""
+    room: FloatArray
+    """Of these, what is on the device at a time."""
+    visiting: FloatArray
+    """State and parameters in full that come for the update."""
+    gradients: FloatArray
+    """Gradients, or what was updated, that go to the host."""
+    last_piece: FloatArray
+    """Of these, what goes last of state that comes and goes in pieces."""
+    leaving: FloatArray
+    """Gradients on the device until they were sent or used."""
+    brought: FloatArray
+    """Parameters that come for the forward pass: those, and what the host has changed of those that
+    stay."""
+    update_s: FloatArray
+    """Seconds of updates on the device."""
+    host_traffic: FloatArray
+    """What updates on the host read and write."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BlockNumbers(WayNumbers, HomeNumbers):
     """Per block, in the order of the forward pass; sizes in bytes, times in seconds."""
 
     forward_s: FloatArray
@@ -44,33 +83,6 @@ class BlockNumbers:
     """Most bytes that its forward pass holds besides what other blocks left behind."""
     backward_work: FloatArray
     """The same of its backward pass, with all that it saved present."""
-    stay: FloatArray
-    """[block, way]: bytes that stay on the device until the backward pass."""
-    moved: FloatArray
-    """[block, way]: bytes that go to the host and come back."""
-    again_s: FloatArray
-    """[block, way]: seconds of ops that run again."""
-    home: FloatArray
-    """[block, home]: bytes of parameters and optimizer state on the device at all times."""
-    fetched: FloatArray
-    """[block, home]: bytes of parameters that come for the backward pass."""
-    room: FloatArray
-    """[block, home]: bytes of these that are on the device at a time."""
-    visiting: FloatArray
-    """[block, home]: bytes of state and of parameters in full that come for the update."""
-    gradients: FloatArray
-    """[block, home]: bytes of gradients, or of what was updated, that go to the host."""
-    last_piece: FloatArray
-    """[block, home]: of these, what goes last of state that comes and goes in pieces."""
-    leaving: FloatArray
-    """[block, home]: bytes of gradients on the device until they were sent or used."""
-    brought: FloatArray
-    """[block, home]: bytes of parameters that come for the forward pass: those, and what the host
-    has changed of those that stay."""
-    update_s: FloatArray
-    """[block, home]: seconds of updates on the device."""
-    host_traffic: FloatArray
-    """[block, home]: bytes that updates on the host read and write."""
     berths_bytes: float
     """Room on the device for state that comes for updates, wherever any does."""
     base_bytes: float
@@ -100,39 +112,25 @@ def measure(
     """The numbers of a step that runs on one device, streamed experts in about so many groups."""
     graph = uses.graph
     op_s = problem.costs.op_s[problem.costs.device_row[device]]
-    is_forward = graph.op_phase == Phase.FORWARD
-    is_backward = graph.op_phase == Phase.BACKWARD
     groups = all_in_groups(uses.experts, expert_groups)
-    ways = _ways(uses, op_s, groups)
-    homes = _homes(uses, op_s, groups)
+    homes, berths_bytes = _homes(uses, op_s, groups)
     work = find_work(uses, groups)
     return BlockNumbers(
-        forward_s=_by_block(uses, is_forward, op_s),
-        backward_s=_by_block(uses, is_backward, op_s),
+        **vars(_ways(uses, op_s, groups)),
+        **vars(homes),
+        forward_s=_by_block(uses, graph.op_phase == Phase.FORWARD, op_s),
+        backward_s=_by_block(uses, graph.op_phase == Phase.BACKWARD, op_s),
         forward_work=work.forward,
         backward_work=work.backward,
+        berths_bytes=berths_bytes,
+        base_bytes=_base_bytes(uses),
         tail_s=op_s[work.tail],
         tail_again_s=float(op_s[list(work.chunked)].sum()),
         tail_held=work.held[work.tail],
         tail_inner=work.inner[work.tail],
         launch_s=problem.cluster.devices[device].kind.launch_s,
-        host_update_bps=problem.cluster.host_update_bps,
-        berths_bytes=homes.berths_bytes,
-        base_bytes=_base_bytes(graph, homes.owned),
         link=host_route(problem.cluster, problem.cluster.devices[device]),
-        stay=ways.stay,
-        moved=ways.moved,
-        again_s=ways.again_s,
-        home=homes.home,
-        fetched=homes.fetched,
-        room=homes.room,
-        last_piece=homes.last_piece,
-        leaving=homes.leaving,
-        visiting=homes.visiting,
-        gradients=homes.gradients,
-        brought=homes.brought,
-        update_s=homes.update_s,
-        host_traffic=homes.host_traffic,
+        host_update_bps=problem.cluster.host_update_bps,
     )
 
 
@@ -145,14 +143,7 @@ def _by_block(uses: Uses, chosen: BoolArray, values: FloatArray) -> FloatArray:
 # ── what a block leaves behind ───────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, eq=False)
-class _Ways:
-    stay: FloatArray
-    moved: FloatArray
-    again_s: FloatArray
-
-
-def _ways(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Ways:
+def _ways(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> WayNumbers:
     graph, count = uses.graph, uses.blocks.num_blocks
     stay, moved, again_s = (np.zeros((count, len(WAYS))) for _ in range(3))
     last = needed_last(uses, groups)
@@ -171,7 +162,7 @@ def _ways(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Ways:
         stay[block, RECOMPUTED] = _bytes(graph, here)
         moved[block, FROM_HOST] = _bytes(graph, here - kept)
         stay[block, FROM_HOST] = stay[block, RECOMPUTED] - moved[block, FROM_HOST]
-    return _Ways(stay, moved, again_s)
+    return WayNumbers(stay=stay, moved=moved, again_s=again_s)
 
 
 def _bytes(graph: Graph, storages: Iterable[int]) -> float:
@@ -199,83 +190,59 @@ def _without(uses: Uses, block: int) -> tuple[set[int], set[int]]:
 # ── parameters ───────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, eq=False)
-class _Homes:
-    home: FloatArray
-    fetched: FloatArray
-    room: FloatArray
-    visiting: FloatArray
-    gradients: FloatArray
-    last_piece: FloatArray
-    leaving: FloatArray
-    brought: FloatArray
-    update_s: FloatArray
-    host_traffic: FloatArray
-    owned: frozenset[int]
-    berths_bytes: float
-
-
-def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> _Homes:
-    """What the parameters of each block take; those of several blocks stay on the device here."""
-    graph, count = uses.graph, uses.blocks.num_blocks
-    tables = {
-        name: np.zeros((count, len(HOMES)))
-        for name in (
-            "home",
-            "fetched",
-            "room",
-            "visiting",
-            "gradients",
-            "last_piece",
-            "leaving",
-            "brought",
-            "update_s",
-            "host_traffic",
-        )
-    }
-    copied, readers = uses.copied_bytes, uses.readers
-    owned: set[int] = set()
-    for root, of in readers.items():
-        block, size = min(of), float(graph.tensor_bytes[root])
-        owned.add(root)
-        tables["home"][block] += size
-        if root not in uses.shared:
-            away = (STREAMED, VISITING)
-            tables["home"][block, away] -= size
-            tables["fetched"][block, away] += copied[root]
-            tables["brought"][block, away] += copied[root]
-            tables["room"][block, away] += copied[root] / groups.get(root, 1)
+def _homes(uses: Uses, op_s: FloatArray, groups: Mapping[int, int]) -> tuple[HomeNumbers, float]:
+    """What the parameters of each block take, of which those of several blocks stay on the device
+    here; and the room for state that comes."""
+    shape = (uses.blocks.num_blocks, len(HOMES))
+    homes = HomeNumbers(**{each.name: np.zeros(shape) for each in fields(HomeNumbers)})
+    _add_parameters(homes, uses, groups)
     visiting: dict[int, list[Update]] = defaultdict(list)
     for update in uses.updates.values():
-        block = update.block
-        owned.update(update.state)
-        tables["home"][block, RESIDENT] += update.state_bytes
-        is_shared = any(root in uses.shared for root in update.roots)
-        # What several blocks read stays, and the host updates it.
-        at_home = (HOST_UPDATE, STREAMED, VISITING) if is_shared else (HOST_UPDATE, STREAMED)
-        is_grouped = any(root in groups for root in update.roots)
-        sent_bytes = update.gradient_bytes if is_grouped else update.sent_bytes
-        tables["gradients"][block, at_home] += sent_bytes
-        at_once = max((groups.get(root, 1) for root in update.roots), default=1)
-        tables["leaving"][block, at_home] += update.gradient_bytes / at_once
-        tables["host_traffic"][block, at_home] += update.host_bytes
-        back = at_home if is_shared else (HOST_UPDATE,)
-        tables["brought"][block, back] += copied[list(update.parameters)].sum()
-        tables["update_s"][block, RESIDENT] += op_s[update.op]
-        if is_shared:
-            continue
-        visiting[block].append(update)
-        tables["visiting"][block, VISITING] += update.state_bytes + update.parameter_bytes
-        tables["gradients"][block, VISITING] += update.state_bytes + update.leaving_bytes
-        tables["leaving"][block, VISITING] += update.gradient_bytes
+        _add_update(homes, update, uses, op_s, groups)
+        if not uses.is_shared(update):
+            visiting[update.block].append(update)
     pieces, berths_bytes = visiting_pieces(visiting)
     for block, of_block in pieces.items():
         parts = sum(num_parts([uses.updates[op] for op in ops]) for ops in of_block)
-        tables["last_piece"][block, VISITING] = tables["gradients"][block, VISITING] / parts
-    return _Homes(**tables, owned=frozenset(owned), berths_bytes=float(berths_bytes))
+        homes.last_piece[block, VISITING] = homes.gradients[block, VISITING] / parts
+    return homes, float(berths_bytes)
 
 
-def _base_bytes(graph: Graph, owned: frozenset[int]) -> float:
+def _add_parameters(homes: HomeNumbers, uses: Uses, groups: Mapping[int, int]) -> None:
+    for root, of in uses.readers.items():
+        block, size = min(of), float(uses.graph.tensor_bytes[root])
+        homes.home[block] += size
+        if root not in uses.shared:
+            away, copied = (STREAMED, VISITING), uses.copied_bytes[root]
+            homes.home[block, away] -= size
+            homes.fetched[block, away] += copied
+            homes.brought[block, away] += copied
+            homes.room[block, away] += copied / groups.get(root, 1)
+
+
+def _add_update(
+    homes: HomeNumbers, update: Update, uses: Uses, op_s: FloatArray, groups: Mapping[int, int]
+) -> None:
+    block, is_shared = update.block, uses.is_shared(update)
+    homes.home[block, RESIDENT] += update.state_bytes
+    homes.update_s[block, RESIDENT] += op_s[update.op]
+    # What several blocks read stays, and the host updates it.
+    at_home = (HOST_UPDATE, STREAMED, VISITING) if is_shared else (HOST_UPDATE, STREAMED)
+    is_grouped = any(root in groups for root in update.roots)
+    homes.gradients[block, at_home] += update.gradient_bytes if is_grouped else update.sent_bytes
+    at_once = max((groups.get(root, 1) for root in update.roots), default=1)
+    homes.leaving[block, at_home] += update.gradient_bytes / at_once
+    homes.host_traffic[block, at_home] += update.host_bytes
+    back = at_home if is_shared else (HOST_UPDATE,)
+    homes.brought[block, back] += uses.copied_bytes[list(update.parameters)].sum()
+    if not is_shared:
+        homes.visiting[block, VISITING] += update.state_bytes + update.parameter_bytes
+        homes.gradients[block, VISITING] += update.state_bytes + update.leaving_bytes
+        homes.leaving[block, VISITING] += update.gradient_bytes
+
+
+def _base_bytes(uses: Uses) -> float:
+    graph = uses.graph
     there = (graph.tensor_producer < 0) & (graph.alias_of < 0)
-    there[list(owned)] = False
+    there[[*uses.readers, *(t for update in uses.updates.values() for t in update.state)]] = False
     return float(graph.tensor_bytes[there].sum())

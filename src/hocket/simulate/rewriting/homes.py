@@ -129,7 +129,7 @@ def find_homes(
     visiting: dict[int, list[Update]] = defaultdict(list)
     for update in uses.updates.values():
         block = update.block
-        is_shared = any(root in uses.shared for root in update.roots)
+        is_shared = uses.is_shared(update)
         (last_updates if is_shared else updates[block]).append(update.op)
         is_guest = not is_hosted[block] and any(root in streamed for root in update.roots)
         is_home = is_shared_home if is_shared else is_hosted[block]

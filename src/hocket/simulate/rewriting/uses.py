@@ -139,6 +139,10 @@ class Uses:
                    if op < num_forward and visit_of[op] == OUTSIDE}  # fmt: skip
         return frozenset(outside | {root for root, of in self.readers.items() if len(of) > 1})
 
+    def is_shared(self, update: Update) -> bool:
+        """Whether an update changes such a parameter."""
+        return any(root in self.shared for root in update.roots)
+
     @cached_property
     def sharing(self) -> frozenset[int]:
         """Blocks whose visits read such parameters."""
