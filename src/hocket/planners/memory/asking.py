@@ -7,8 +7,6 @@ home on the host (`hocket.cost.host`). O(ops), numpy.
 
 from __future__ import annotations
 
-import numpy as np
-
 from hocket.cost.host import AT_HOME, COMPUTED_AGAIN, MOVED
 from hocket.cost.roofline import work_on
 from hocket.graph.graph import Stream
@@ -39,7 +37,7 @@ class Asking:
             for visit, reads in zip(uses.visits.visits, uses.backward_reads, strict=True)
             if policies[visit.block].activations == "recomputed"
         )
-        moved = int(np.sum([name.endswith("@offload") for name in done.graph.op_names]))
+        moved = int(done.is_offload.sum())
         at_home = sum(
             len(update.roots)
             for update in uses.updates.values()

@@ -272,7 +272,5 @@ def _host_bytes(fitted: Fitted) -> int:
     """Bytes that a plan keeps on the host: offloaded activations, and what is at home there."""
     if fitted.memory is None:
         return 0
-    before = fitted.step.rewritten
-    graph = before.graph
-    is_offload = np.array([name.endswith("@offload") for name in graph.op_names])
-    return int(before.moved_bytes[is_offload].sum()) + fitted.step.at_home_bytes
+    done = fitted.step.rewritten
+    return int(done.moved_bytes[done.is_offload].sum()) + fitted.step.at_home_bytes

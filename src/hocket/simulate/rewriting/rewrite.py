@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Stream
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.blocks import blocks_of
@@ -49,6 +49,13 @@ class Rewritten:
     """An op of the given graph on whose device each op runs."""
     room_bytes: int
     """What lasts on the device for streamed parameters and visiting state to take turns in."""
+
+    @property
+    def is_offload(self) -> BoolArray:
+        """Per op: whether it sends an activation to the host, as nothing else of the forward pass
+        does."""
+        stream, phase = self.graph.op_stream, self.graph.op_phase
+        return np.asarray((stream == Stream.COPY_OUT) & (phase == Phase.FORWARD))
 
 
 def rewrite(graph: Graph, memory: Memory, uses: Uses | None = None) -> Rewritten:
