@@ -21,9 +21,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hocket.runtime.memory.expert_products import BatchedProduct, SortedProduct, WholeExperts
 from hocket.runtime.memory.groups import GroupedParameter
+from hocket.runtime.memory.stand_in import StandInTensor
 
 
-class ExpertsStandIn(torch.Tensor):
+class ExpertsStandIn(StandInTensor):
     """What stands for a parameter while its block computes."""
 
     source: GroupedParameter
@@ -58,24 +59,9 @@ class ExpertsStandIn(torch.Tensor):
         return made.transpose(1, 2) if self.is_turned else made
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in _HANDLED:
-            result = _HANDLED[func](*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        elif getattr(func, "__name__", "") == "__get__" or func in _PLAIN:
-            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        made = tree_map(lambda x: x.whole() if isinstance(x, ExpertsStandIn) else x, (args, kwargs))
-        return func(*made[0], **made[1])
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        raise AssertionError(f"{func} sees experts that are made whole before any op")
+    def ruled(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Products in groups, and what is done to experts before them."""
+        return _RULES[func](*args, **kwargs) if func in _RULES else NotImplemented
 
 
 class InGroups(TorchFunctionMode):
@@ -194,7 +180,7 @@ def _einsum(equation: Any, *operands: Any) -> Any:
     return made.permute([letters.index(letter) for letter in result])
 
 
-_HANDLED: Mapping[Any, Callable[..., Any]] = {
+_RULES: Mapping[Any, Callable[..., Any]] = {
     torch.bmm: _product,
     torch.Tensor.bmm: _product,
     torch.matmul: _product,
@@ -213,5 +199,3 @@ _HANDLED: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.bfloat16: lambda experts: experts.rounded(torch.bfloat16),
     torch.Tensor.half: lambda experts: experts.rounded(torch.float16),
 }
-_PLAIN = frozenset({torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.__len__,
-                    torch.Tensor.is_floating_point, torch.Tensor.__repr__})  # fmt: skip

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase
 from hocket.runtime.memory.chunked_loss import summed_cross_entropy
+from hocket.runtime.memory.stand_in import StandInTensor
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 Within = Callable[[Callable[[], torch.Tensor]], torch.Tensor]
 """Calls a function while the parameters of the last layer are there."""
 
 
-class LazyLogits(torch.Tensor):
+class LazyLogits(StandInTensor):
     """What stands for the result of a last layer."""
 
     rows: torch.Tensor
@@ -69,28 +69,14 @@ class LazyLogits(torch.Tensor):
         return self.within(lambda: self.head(self.rows).to(self.dtype))
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if getattr(func, "__name__", "") == "__get__":
-            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        if func in _LAZY and isinstance(args[0] if args else kwargs.get("input"), LazyLogits):
-            if not args:
-                args = (kwargs.pop("input"),)
-            result = _LAZY[func](*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        if func in _PLAIN:
-            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-        made = tree_map(lambda x: x.whole() if isinstance(x, LazyLogits) else x, (args, kwargs))
-        return func(*made[0], **made[1])
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        raise AssertionError(f"{func} sees logits that are made whole before any op")
+    def ruled(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is done to logits before the loss, and the loss."""
+        if func not in _RULES:
+            return NotImplemented
+        others = dict(kwargs)
+        logits, *more = args or (others.pop("input", None),)
+        is_meant = isinstance(logits, LazyLogits)
+        return _RULES[func](logits, *more, **others) if is_meant else NotImplemented
 
 
 def lazy_logits(
@@ -178,7 +164,7 @@ def _cross_entropy(
     return logits.within(loss)
 
 
-_LAZY: Mapping[Any, Callable[..., Any]] = {
+_RULES: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.float: lambda logits: logits.like(logits.rows, torch.float32),
     torch.Tensor.to: _cast,
     torch.Tensor.contiguous: lambda logits: logits,
@@ -188,8 +174,6 @@ _LAZY: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.__getitem__: _sliced,
     functional.cross_entropy: _cross_entropy,
 }
-_PLAIN = frozenset({torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.__len__,
-                    torch.Tensor.is_floating_point, torch.Tensor.__repr__})  # fmt: skip
 
 
 def _last_linear(model: nn.Module) -> nn.Module | None:
