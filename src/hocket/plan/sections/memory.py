@@ -62,8 +62,6 @@ WITHOUT_MODULE = "step"
 """The name of a block whose first op is in no module."""
 SMALLEST_MOVED = 1024
 """Storages of fewer bytes stay on the device: a copy costs more than they weigh."""
-ALIGNMENT = 512
-"""Of parameters that come to the device in one buffer: what the allocator of CUDA rounds to."""
 _MAX_BYTES = 2**60
 _MAX_BLOCKS = 1_000_000
 _MAX_COUNT = 2**31 - 1

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import LongArray, positions
 from hocket.kernels import kernel
 from hocket.kernels.containers import Heaps, new_heaps, zeros
 from hocket.kernels.heaps import pop, push
@@ -39,8 +39,6 @@ def _sort(
 def legal(storages: Storages, order: LongArray) -> LongArray:
     """The order with as few changes as the precedences of ``storages`` need."""
     ways, num_ops = storages.forwards, storages.num_ops
-    position, found = zeros(num_ops), zeros(num_ops)
-    position[order] = np.arange(num_ops)
-    heap = new_heaps(np.array([0, num_ops + 1]))
-    _sort(ways, ways.num_waits.copy(), position, heap, found)
+    found, heap = zeros(num_ops), new_heaps(np.array([0, num_ops + 1]))
+    _sort(ways, ways.num_waits.copy(), positions(order), heap, found)
     return found

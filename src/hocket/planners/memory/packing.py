@@ -15,14 +15,13 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from hocket.base.arrays import IntArray, LongArray
+from hocket.base.arrays import IntArray, LongArray, positions
 from hocket.base.errors import UsageError
+from hocket.hardware.allocation import ALIGNMENT_BYTES
 from hocket.kernels import kernel
 from hocket.kernels.containers import zeros
 from hocket.planners.memory.storages import Storages
 
-ALIGNMENT_BYTES = 512
-"""What CUDA's allocator rounds sizes to."""
 _TRIED_BLOCKS, _MAX_TRIES = 40_000, 200
 """Blocks that all further tries place together, about, and how many tries there are at most."""
 _ZERO = cast(int, np.int64(0))
@@ -197,8 +196,7 @@ def lifetimes(
     storages: Storages, order: IntArray, *, alignment: int = ALIGNMENT_BYTES
 ) -> Intervals:
     """When each storage lives if ops run in ``order``, by positions; sizes are rounded up."""
-    position = zeros(storages.num_ops)
-    position[order] = np.arange(storages.num_ops)
+    position = positions(order)
     end = position[storages.producer].copy()
     storage = np.repeat(np.arange(len(end)), np.diff(storages.reader_ptr))
     np.maximum.at(end, storage, position[storages.readers])

@@ -18,9 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.base.arrays import LongArray
+from hocket.hardware.allocation import aligned
 from hocket.plan.sections import LaneWait
 from hocket.plan.sections.lanes import NUM_LANES
-from hocket.planners.memory.packing import ALIGNMENT_BYTES, Intervals, pack
+from hocket.planners.memory.packing import Intervals, pack
 from hocket.simulate.shares.lane_blocks import LaneBlocks
 
 _SEGMENT_BYTES, _LARGE_BYTES = 2 << 20, 10 << 20
@@ -79,8 +80,7 @@ def _lives(blocks: LaneBlocks) -> Intervals:
     instants = np.unique(np.concatenate((blocks.start_s, blocks.end_s)))
     start = 2 * np.searchsorted(instants, blocks.start_s) + 1
     end = np.maximum(2 * np.searchsorted(instants, blocks.end_s), start)
-    rounded = -(-blocks.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-    return Intervals(rounded, start.astype(np.int64), end.astype(np.int64))
+    return Intervals(aligned(blocks.num_bytes), start.astype(np.int64), end.astype(np.int64))
 
 
 def _waits(

@@ -18,12 +18,12 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from hocket.hardware.allocation import aligned
 from hocket.plan.sections.memory import MemoryBlock
 from hocket.runtime.memory.copies import (
     DONE,
     CopyEngines,
     Ticket,
-    aligned,
     host_buffer,
     looking,
 )

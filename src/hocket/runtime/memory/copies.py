@@ -16,16 +16,10 @@ import torch
 
 from hocket.base.errors import RunError
 from hocket.base.units import format_bytes
-from hocket.plan.sections.memory import ALIGNMENT
 from hocket.runtime.memory.ledger import on_host
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Where a copy goes, and where it comes from."""
-
-
-def aligned(num_bytes: int) -> int:
-    """Rounded up to where the next tensor of a buffer may begin."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def looking(

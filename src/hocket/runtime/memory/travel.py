@@ -14,9 +14,9 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from hocket.plan.sections.memory import ALIGNMENT
+from hocket.hardware.allocation import ALIGNMENT_BYTES, aligned
 from hocket.runtime.memory.blocks import Block, Look, Place
-from hocket.runtime.memory.copies import Pair, aligned
+from hocket.runtime.memory.copies import Pair
 from hocket.simulate.rewriting.homes import PIECE_BYTES, runs_within
 
 
@@ -53,7 +53,7 @@ class Strip:
 
     def goes_on_with(self, other: Strip) -> bool:
         """Whether one copy brings both."""
-        is_near = 0 <= other.start - self.stop < ALIGNMENT
+        is_near = 0 <= other.start - self.stop < ALIGNMENT_BYTES
         is_alike = other.start - self.start == other.offset - self.offset
         is_same = self.base is other.base and self.returns == other.returns
         return is_same and is_near and is_alike

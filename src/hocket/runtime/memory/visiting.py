@@ -19,12 +19,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from hocket.hardware.allocation import aligned
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import (
     DONE,
     CopyEngines,
     Ticket,
-    aligned,
     host_buffer,
     looking,
 )

@@ -11,8 +11,8 @@ from hocket.base.units import format_bytes
 from hocket.capture.fake import batch_tensors
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph
+from hocket.hardware.allocation import aligned
 from hocket.plan.sections.memory import Memory
-from hocket.runtime.memory.copies import aligned
 from hocket.runtime.train.repeats import AS_ASKED, NOT_CUDA
 
 MOST_OF_BUDGET = 0.02

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket.base.arrays import LongArray
+from hocket.hardware.allocation import aligned
 from hocket.planners.waves.waiting import Edge, joined_waits
 
-_ROUNDED_BYTES = 512
-"""To which PyTorch's allocator rounds."""
 NEVER = np.iinfo(np.int64).max
 
 
@@ -53,8 +52,8 @@ def allocations_of(
             call += 1
         elif _is(entry, "alloc", streams):
             living[entry["addr"]] = len(rows)
-            size = -(-max(entry["size"], 1) // _ROUNDED_BYTES) * _ROUNDED_BYTES
-            rows.append([entry["addr"], entry["addr"] + size, call, NEVER])
+            stop = entry["addr"] + aligned(max(entry["size"], 1))
+            rows.append([entry["addr"], stop, call, NEVER])
         elif _is(entry, "free_completed", streams) and entry["addr"] in living:
             rows[living.pop(entry["addr"])][3] = call
     table = np.array(rows, dtype=np.int64).reshape(-1, 4)

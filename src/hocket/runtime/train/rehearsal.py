@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.capture.fake import all_tensors, fake_copy, fake_twins, map_batch
 from hocket.graph.graph import Graph, Role
-from hocket.plan.sections.memory import ALIGNMENT, Memory
-from hocket.runtime.memory.copies import aligned
+from hocket.hardware.allocation import ALIGNMENT_BYTES, aligned
+from hocket.plan.sections.memory import Memory
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.one_pass import is_one_pass, tried_beside
 from hocket.runtime.memory.updates import part_of, wait_for_all
@@ -144,7 +144,7 @@ def _may_be_one_pass(
 def _ledger(device: torch.device) -> Ledger:
     if device.type != "cuda":
         return Ledger()
-    return Ledger(ALIGNMENT, workspaces_on(device).beside)
+    return Ledger(ALIGNMENT_BYTES, workspaces_on(device).beside)
 
 
 def _workspaces(device: torch.device) -> list[int]:
@@ -161,7 +161,7 @@ def _counters_bytes(device: torch.device, carrier: Budgeted) -> int:
     if device.type != "cuda":
         return 0
     updated = (b for b in carrier.blocks if b.home is None or b.is_updated_here)
-    return sum(len(block.parameters) for block in updated) * ALIGNMENT
+    return sum(len(block.parameters) for block in updated) * ALIGNMENT_BYTES
 
 
 def _others_bytes(device: torch.device, own: Iterable[torch.Tensor]) -> int:

@@ -14,9 +14,10 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, LongArray
 from hocket.graph.graph import Graph, Phase
+from hocket.hardware.allocation import aligned
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.experts import in_groups
-from hocket.simulate.rewriting.updates import Update, aligned
+from hocket.simulate.rewriting.updates import Update
 from hocket.simulate.rewriting.uses import Uses
 
 _BACKWARD = int(Phase.BACKWARD)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
-from hocket.plan.sections.memory import ALIGNMENT
+from hocket.hardware.allocation import aligned
 from hocket.simulate.rewriting.blocks import StepBlocks
 
 _ONE_PASS = ("optimizer.adam", "optimizer.adamw")
@@ -56,12 +56,6 @@ class Update(NamedTuple):
     def leaving_bytes(self) -> int:
         """What goes home of its parameters when they were changed on the device."""
         return self.parameter_bytes + self.rounded_bytes
-
-
-def aligned(num_bytes: LongArray) -> LongArray:
-    """Sizes of tensors that lie side by side in one buffer."""
-    rounded: LongArray = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-    return rounded
 
 
 def find_updates(
