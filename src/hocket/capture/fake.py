@@ -8,7 +8,7 @@ recurrent layer where the copy is of a CUDA device: there the layer has them in 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,11 @@ def model_tensors(model: nn.Module) -> Iterator[NamedTensor]:
             if isinstance(value, torch.Tensor) and id(value) not in seen:
                 seen.add(id(value))
                 yield f"{path}.{attribute}" if path else attribute, Role.BUFFER, value
+
+
+def plain_batch(batch: Any) -> Any:
+    """Mappings of any kind, such as a tokenizer's result, as a dict."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 def batch_tensors(batch: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:

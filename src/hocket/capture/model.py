@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from hocket.capture.assemble import graph_of
 from hocket.capture.attention import ACCELERATOR
 from hocket.capture.blocks import find_runs
 from hocket.capture.coarse import merge_modules
-from hocket.capture.fake import all_tensors, batch_tensors
+from hocket.capture.fake import all_tensors, batch_tensors, plain_batch
 from hocket.capture.link import link
 from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.optimizer import (
@@ -97,7 +96,7 @@ def capture_program(
     forward: Forward | None = None,
 ) -> tuple[Graph, Program]:
     """As `capture`, with the Program that can be run op by op; refuses what cannot be traced."""
-    batch = _plain_batch(batch)
+    batch = plain_batch(batch)
     _require_model(model, batch)
     _require_device(device)
     update = as_optimizer(optimizer, model)
@@ -184,7 +183,7 @@ def _capture_modules(
     forward: Forward | None,
 ) -> Graph:
     """The module-level graph of a step that is really run."""
-    batch = _plain_batch(batch)
+    batch = plain_batch(batch)
     tensors = [tensor for _, _, tensor in all_tensors(model, batch)]
     if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
         raise error
@@ -218,11 +217,6 @@ def _capture_modules(
         3,
     )
     return replace(merged, meta=meta)
-
-
-def _plain_batch(batch: Any) -> Any:
-    """Mappings of any kind, such as a tokenizer's result, as a dict."""
-    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 def _require_model(model: nn.Module, batch: Any) -> None:

@@ -24,6 +24,7 @@ from hocket.runtime.memory.copies import (
     DONE,
     CopyEngines,
     Ticket,
+    extent,
     host_buffer,
     looking,
 )
@@ -80,16 +81,11 @@ def layout_of(
         dtype = (dtypes or {}).get(id(parameter), parameter.dtype)
         dense = torch.empty_strided(parameter.shape, parameter.stride(), device="meta")
         # Gaps of an odd layout are not worth keeping.
-        is_dense = dense.numel() == _extent(dense)
+        is_dense = dense.numel() == extent(dense)
         stride = parameter.stride() if is_dense else torch.empty_like(dense).stride()
         start = places[-1].stop if places else 0
         places.append(Place(dtype, parameter.shape, stride, start, parameter))
     return BufferLayout(tuple(places), places[-1].stop if places else 0)
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
 
 
 def _set_event() -> threading.Event:

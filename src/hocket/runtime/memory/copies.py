@@ -33,6 +33,12 @@ def looking(
     return whole_numbers(buffer, dtype).as_strided(shape, stride, offset)
 
 
+def extent(tensor: torch.Tensor) -> int:
+    """Elements of memory from the tensor's first to its last, gaps of its layout included."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+
+
 def whole_numbers(buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A buffer of bytes as numbers, as many as there are whole ones."""
     num_bytes = buffer.numel() // dtype.itemsize * dtype.itemsize

@@ -51,6 +51,16 @@ def counters_beside(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Pa
                 states[key] = value.to(parameter.device)
 
 
+def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer with the settings that it has now, and with no groups or states yet."""
+    made: torch.optim.Optimizer = object.__new__(type(optimizer))
+    made.__dict__.update(optimizer.__dict__)
+    # A scheduler counts steps of the whole optimizer by a function that it puts here.
+    made.__dict__.pop("step", None)
+    made.param_groups, made.state = [], defaultdict(dict)
+    return made
+
+
 def part_of(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[nn.Parameter, nn.Parameter],
@@ -61,14 +71,10 @@ def part_of(
 
     ``parameters`` says for each which one is updated in its place, with its state.
     """
-    part: torch.optim.Optimizer = object.__new__(type(optimizer))
-    part.__dict__.update(optimizer.__dict__)
-    # A scheduler counts steps of the whole optimizer by a function that it puts here.
-    part.__dict__.pop("step", None)
+    part = without_parameters(optimizer)
     settings: dict[str, Any] = {}
     if fused and has_fused_kernels(optimizer):
         settings = {"fused": True, "foreach": False}
-    part.state = defaultdict(dict)
     part.param_groups = [{**group, "params": [], **settings} for group in optimizer.param_groups]
     groups = group_of(optimizer, parameters)
     for parameter, updated in parameters.items():

@@ -19,6 +19,8 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from hocket.runtime.memory.copies import extent
+
 KernelCall = Callable[[], Any]
 _MIN_BYTES = 2**20
 """Calls whose tensors are smaller take nothing worth measuring."""
@@ -121,7 +123,5 @@ def _kind(leaf: Any) -> Any:
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
     """Zeros in the layout of a tensor."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
-    room = torch.zeros(extent, dtype=tensor.dtype, device=tensor.device)
+    room = torch.zeros(extent(tensor), dtype=tensor.dtype, device=tensor.device)
     return room.as_strided(tensor.shape, tensor.stride())

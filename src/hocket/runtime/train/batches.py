@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from hocket.base.errors import UsageError
-from hocket.capture.fake import batch_tensors, map_batch
+from hocket.capture.fake import batch_tensors, map_batch, plain_batch
 
 Padding = Callable[[Any], Any]
 """Makes a batch one of few shapes."""
@@ -40,7 +40,7 @@ def settled(batch: Any) -> Any:
 
     Slices of a larger tensor are copied; mappings of any kind become dicts.
     """
-    batch = dict(batch) if isinstance(batch, Mapping) else batch
+    batch = plain_batch(batch)
     own: dict[int, torch.Tensor] = {}
     made: dict[tuple[Any, ...], torch.Tensor] = {}
     for _, tensor in batch_tensors(batch):
@@ -53,8 +53,12 @@ def settled(batch: Any) -> Any:
 
 def on_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on a device; mappings of any kind become dicts."""
-    batch = dict(batch) if isinstance(batch, Mapping) else batch
-    return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch)
+    return brought(plain_batch(batch), device)
+
+
+def brought(tree: Any, device: torch.device) -> Any:
+    """The same with its tensors on a device."""
+    return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, tree)
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -64,7 +68,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def signature_of(batch: Any) -> Signature:
     """What has to be the same for a recorded step to take another batch."""
-    batch = dict(batch) if isinstance(batch, Mapping) else batch
+    batch = plain_batch(batch)
     first: dict[int, int] = {}
     parts = []
     for position, (name, tensor) in enumerate(batch_tensors(batch)):
@@ -141,7 +145,7 @@ class PadTo:
 
     def __call__(self, batch: Any) -> Any:
         """The batch, filled up."""
-        batch = dict(batch) if isinstance(batch, Mapping) else batch
+        batch = plain_batch(batch)
         filled = {}
         for name, tensor in batch_tensors(batch):
             is_meant = name in self.names if self.names is not None else tensor.dim() > self.dim

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hocket.base.units import format_bytes
-from hocket.capture.fake import batch_tensors
+from hocket.capture.fake import batch_tensors, plain_batch
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph
 from hocket.hardware.allocation import aligned
@@ -46,8 +46,7 @@ def budget_launches(
     replay: bool,
 ) -> BudgetLaunches:  # fmt: skip
     """How steps may be launched within a budget; ``replay`` says whether as a whole."""
-    batch = dict(batch) if hasattr(batch, "keys") else batch
-    there = {id(t): t for _, t in batch_tensors(batch) if t.device.type == "cuda"}
+    there = {id(t): t for _, t in batch_tensors(plain_batch(batch)) if t.device.type == "cuda"}
     copied_bytes = sum(aligned(tensor.nbytes) for tensor in there.values())
     if not replay:
         refusal = AS_ASKED

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from hocket.base.arrays import IntArray
 from hocket.graph.graph import Graph, Phase
-from hocket.runtime.train.batches import on_device
+from hocket.runtime.train.batches import brought, on_device
 from hocket.runtime.train.called import CalledModel
 from hocket.runtime.train.recorded import Recipe
 
@@ -97,13 +96,9 @@ def module_places(model: nn.Module, graph: Graph, device_of: IntArray) -> dict[s
     return places
 
 
-def _brought(tree: Any, device: torch.device) -> Any:
-    return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, tree)
-
-
 def _bring_inputs(device: torch.device) -> Any:
-    return lambda module, args, kwargs: (_brought(args, device), _brought(kwargs, device))
+    return lambda module, args, kwargs: (brought(args, device), brought(kwargs, device))
 
 
 def _bring_result(device: torch.device) -> Any:
-    return lambda module, args, result: _brought(result, device)
+    return lambda module, args, result: brought(result, device)

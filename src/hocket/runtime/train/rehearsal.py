@@ -13,7 +13,7 @@ holds on the device beside the training.
 from __future__ import annotations
 
 import gc
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from hocket.hardware.allocation import ALIGNMENT_BYTES, aligned
 from hocket.plan.sections.memory import Memory
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.one_pass import is_one_pass, tried_beside
-from hocket.runtime.memory.updates import part_of, wait_for_all
+from hocket.runtime.memory.updates import part_of, wait_for_all, without_parameters
 from hocket.runtime.memory.workspaces import workspaces_on
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
@@ -207,14 +207,11 @@ def _fake_states(optimizer: torch.optim.Optimizer, device: str) -> dict[int, Any
 def _fake_optimizer(
     optimizer: torch.optim.Optimizer, twins: Mapping[int, Any], fakes: Mapping[int, Any]
 ) -> torch.optim.Optimizer:
-    own: torch.optim.Optimizer = object.__new__(type(optimizer))
-    own.__dict__.update(optimizer.__dict__)
-    own.__dict__.pop("step", None)
+    own = without_parameters(optimizer)
     own.param_groups = [
         {**group, "params": [twins[id(p)] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
-    own.state = defaultdict(dict)
     for parameter, states in optimizer.state.items():
         own.state[twins[id(parameter)]] = {
             key: fakes[id(value)] if id(value) in fakes
