@@ -17,7 +17,7 @@ from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory import updates as host
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import Ticket
-from hocket.runtime.memory.parts import blocks_of
+from hocket.runtime.memory.parts import model_blocks
 from hocket.runtime.memory.uniform import block_names
 from hocket.runtime.memory.updates import HostUpdates, end_all
 
@@ -68,7 +68,7 @@ def test_a_training_that_nobody_holds_leaves_no_memory_and_no_thread():
 
 def test_what_all_blocks_share_is_updated_before_them():
     model, _, _ = MODELS["tied"]()
-    *blocks, shared = blocks_of(model, mixed(model, 0), None)
+    *blocks, shared = model_blocks(model, mixed(model, 0), None)
     assert shared.parameters
     assert all(shared.index < block.index for block in blocks)
 

@@ -113,17 +113,16 @@ def budgeted_carrier(
 ) -> Carrier:
     """The model within a number of bytes: the plan's memory section, or what fits ``memory``."""
     device = torch.device(recipe.device)
-    budget_bytes = None if memory is None else budget_of(memory)
     if saved is not None:
         return planned_budget_carrier(
             model, optimizer, batch, recipe, saved.problem, saved.plan, device, options
         )
-    assert budget_bytes is not None
+    assert memory is not None, "a budget is given, or a plan that has one"
+    budget_bytes = budget_of(memory)
     try:
         rehearsals = rehearsals_of(model, optimizer, batch, recipe, device, options)
     except UntraceableError as error:
-        reason = _told(error)
-        return _leanest(model, batch, recipe, budget_bytes, device, reason)
+        return _leanest(model, batch, recipe, budget_bytes, device, _told(error))
     graph, launches = rehearsals.graph, rehearsals.launches(budget_bytes)
     cluster = find_cluster(on)
     if on == ON_THIS_MACHINE:

@@ -12,9 +12,10 @@ from hocket.base.errors import UsageError, unknown_name
 from hocket.graph.graph import Graph
 from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.copies import extent
 from hocket.runtime.memory.groups import can_be_grouped
 from hocket.runtime.memory.logits import last_layer, path_of
-from hocket.simulate.rewriting.blocks import blocks_of as ops_by_block
+from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import logits_module
 from hocket.simulate.rewriting.experts import find_experts, in_groups
 from hocket.simulate.rewriting.uses import can_run_twice
@@ -24,7 +25,7 @@ SHARED = "(shared)"
 """Name of the block of parameters that several blocks have, or none."""
 
 
-def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Block]:
+def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Block]:
     """The blocks, and last one for parameters that are no block's own.
 
     Parameters that several blocks share stay on the device; they are updated on the host, with
@@ -74,7 +75,7 @@ def group_experts(
     """Have the blocks know which of their parameters come in groups of experts."""
     if graph is None or all(policy.expert_groups == 1 for policy in memory.blocks):
         return
-    experts = find_experts(graph, ops_by_block(graph, memory))
+    experts = find_experts(graph, blocks_of(graph, memory))
     named = dict(model.named_parameters(remove_duplicate=False))
     for root, count in in_groups(experts, memory).items():
         block, parameter = blocks[experts[root].block], named[graph.tensor_names[root]]
@@ -99,11 +100,9 @@ def _require_apart(model: nn.Module) -> None:
 
 def _bytes_of(parameter: nn.Parameter) -> tuple[int, int, int]:
     """Its storage, and its first byte there and the one after its last."""
-    size = parameter.dtype.itemsize
-    start = int(parameter.storage_offset())
-    steps = zip(parameter.shape, parameter.stride(), strict=True)
-    last = start + sum((length - 1) * stride for length, stride in steps)
-    return parameter.untyped_storage()._cdata, start * size, (last + 1) * size
+    size, start = parameter.dtype.itemsize, int(parameter.storage_offset())
+    stop = start + extent(parameter)
+    return parameter.untyped_storage()._cdata, start * size, stop * size
 
 
 def _parameters(block: Block) -> list[nn.Parameter]:
@@ -144,5 +143,5 @@ def _visits(graph: Graph | None, memory: Memory) -> Sequence[StepVisit]:
     """Calls of the modules that carry the blocks out."""
     if graph is None or not memory.blocks:
         return ()
-    blocks = ops_by_block(graph, memory)
+    blocks = blocks_of(graph, memory)
     return find_visits(graph, blocks.start, blocks.block_of).visits

@@ -33,7 +33,7 @@ from hocket.runtime.memory.home_step import step_at_home
 from hocket.runtime.memory.landing import Gradients, Landings
 from hocket.runtime.memory.logits import lazy_logits
 from hocket.runtime.memory.part_steps import PartSteps
-from hocket.runtime.memory.parts import blocks_of, find_head, group_experts
+from hocket.runtime.memory.parts import find_head, group_experts, model_blocks
 from hocket.runtime.memory.set_aside import SetAside
 from hocket.runtime.memory.slots import slots_of
 from hocket.runtime.memory.updates import HostUpdates
@@ -86,7 +86,7 @@ class Budgeted:
         self._loss = ChosenLoss(recipe.loss)
         is_real = device.type == "cuda" and not is_rehearsal
         self._engines = CopyEngines(device, is_real=is_real, is_idle=is_rehearsal)
-        self.blocks = blocks_of(model, memory, graph)
+        self.blocks = model_blocks(model, memory, graph)
         group_experts(model, self.blocks, memory, graph)
         self._pool = HostPool(pinned=is_real)
         self._updates = HostUpdates(is_idle=is_rehearsal)

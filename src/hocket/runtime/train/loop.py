@@ -84,7 +84,7 @@ class TrainingLoop:
     def replays(self) -> str:
         """Whether the next step is launched as a whole, as a CUDA graph, and why not.
 
-        Empty where a plan never does: the model itself is called, or its memory is kept small.
+        Empty where that is not told: modules were moved, or ranks share the model.
         """
         return self._carrier.replays if isinstance(self._carrier, TellsReplay) else ""
 

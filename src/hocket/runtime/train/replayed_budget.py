@@ -10,12 +10,13 @@ called. O(parameters) comparisons per step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from hocket.capture.fake import plain_batch
 from hocket.runtime.train.batches import on_device, signature_of
 from hocket.runtime.train.captured import StaticBatch, cloned, model_key, on_stream
 from hocket.runtime.train.carrier import Carried
@@ -25,7 +26,7 @@ from hocket.runtime.train.weight import Weight
 
 FEWEST_REPLAYS = 4
 """A graph that goes after fewer steps was not worth its capture."""
-Passes = Callable[[Any, Weight], Carried]
+StepPasses = Callable[[Any, Weight], Carried]
 """Forward, backward and updates of a batch with a weight."""
 Capture = Callable[[Callable[[], Carried]], Callable[[], Carried]]
 """What makes a call that repeats another one; its results are overwritten by the next."""
@@ -55,11 +56,15 @@ class ReplayedBudget:
         """Whether others than called steps had the device last."""
 
     def __call__(
-        self, batch: Any, weight: Weight, optimizer: torch.optim.Optimizer | None, passes: Passes
+        self,
+        batch: Any,
+        weight: Weight,
+        optimizer: torch.optim.Optimizer | None,
+        passes: StepPasses,
     ) -> Carried:
         """One step, which the optimizer updates; without one gradients stay, and it is called. So
         is one that adds to gradients of others: a graph would add to theirs each time."""
-        batch = dict(batch) if isinstance(batch, Mapping) else batch
+        batch = plain_batch(batch)
         if self.repeats.refusal:
             return passes(batch, weight)
         is_pending = any(parameter.grad is not None for parameter in self._model.parameters())
@@ -98,7 +103,7 @@ class ReplayedBudget:
             for parameter in group["params"]:
                 yield [place_of(s) for s in optimizer.state.get(parameter, {}).values()]
 
-    def _captured(self, batch: Any, passes: Passes) -> CapturedBudgetStep:
+    def _captured(self, batch: Any, passes: StepPasses) -> CapturedBudgetStep:
         static = StaticBatch(on_device(batch, self._device))
         scale = torch.ones((), device=self._device)
         self._num_replayed = 0
