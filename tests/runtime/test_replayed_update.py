@@ -45,26 +45,42 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=0.1, fused=True)
 
 
-def check(make, steps, num_captured, num_replayed, **options):
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True)
+
+
+def called(make, steps, **options):
+    """Parameters after steps that are called one by one."""
+    return trained(lambda optimizer: optimizer.step(), make, steps, **options)[0]
+
+
+def are_equal(found, wanted):
+    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def replayed(make, steps, **options):
+    """Whether parameters are those of called steps, and how many were captured and replayed."""
     captures = Captures()
     found, _ = trained(ReplayedUpdate(captures), make, steps, **options)
-    wanted, _ = trained(lambda optimizer: optimizer.step(), make, steps, **options)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-    assert (captures.num_captured, captures.num_replayed) == (num_captured, num_replayed)
+    is_same = are_equal(found, called(make, steps, **options))
+    return is_same, captures.num_captured, captures.num_replayed
 
 
 def test_updates_are_replayed_once_they_repeat():
     # Of the first step there are no states yet.
-    check(adamw, 8, 1, 5)
-    check(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True), 8, 1, 5)
+    assert replayed(adamw, 8) == (True, 1, 5)
+    assert replayed(sgd, 8) == (True, 1, 5)
 
 
 def test_a_changed_setting_is_called_and_captured_anew():
     def schedule(step, optimizer):
         optimizer.param_groups[0]["lr"] = 0.1 if step < 5 else 0.01
 
-    check(adamw, 9, 2, 4, between=schedule)
-    check(adamw, 9, 0, 0, between=lambda n, o: o.param_groups[0].update(lr=0.1 / (n + 1)))
+    def fall(step, optimizer):
+        optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+
+    assert replayed(adamw, 9, between=schedule) == (True, 2, 4)
+    assert replayed(adamw, 9, between=fall) == (True, 0, 0)
 
 
 def test_states_that_were_loaded_are_seen():
@@ -72,7 +88,7 @@ def test_states_that_were_loaded_are_seen():
         if step == 5:
             optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
-    check(adamw, 10, 2, 5, between=load)
+    assert replayed(adamw, 10, between=load) == (True, 2, 5)
 
 
 @pytest.mark.parametrize("make", [
@@ -81,7 +97,7 @@ def test_states_that_were_loaded_are_seen():
     lambda p: type("Own", (torch.optim.AdamW,), {})(p, lr=0.1, fused=True),
 ])  # fmt: skip
 def test_optimizers_that_keep_something_on_the_host_are_called(make):
-    check(make, 6, 0, 0)
+    assert replayed(make, 6) == (True, 0, 0)
     update = ReplayedUpdate(Captures())
     trained(update, make, 3)
     assert update.told in (
@@ -98,7 +114,7 @@ def test_who_looks_on_is_not_left_out():
         if step == 4:
             optimizer.register_step_post_hook(lambda *_: seen.append(step))
 
-    check(adamw, 7, 1, 1, between=hook)
+    assert replayed(adamw, 7, between=hook) == (True, 1, 1)
     assert len(seen) == 2 * 3
 
 
@@ -107,7 +123,5 @@ def test_what_cannot_be_captured_is_called():
         raise RuntimeError("no graphs here")
 
     update = ReplayedUpdate(refuse)
-    found, _ = trained(update, adamw, 6)
-    wanted, _ = trained(lambda optimizer: optimizer.step(), adamw, 6)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert are_equal(trained(update, adamw, 6)[0], called(adamw, 6))
     assert update.told == "call by call: RuntimeError: no graphs here"

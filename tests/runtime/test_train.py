@@ -7,8 +7,8 @@ import torch
 from runtime.small_zoo import SMALL_ZOO
 from runtime.train_loops import (
     adamw,
+    assert_loops_agree,
     assert_same_state,
-    compare_loops,
     plain_loss,
     plain_steps,
     random_plan,
@@ -26,7 +26,7 @@ from hocket.runtime.train.watch import NUM_DRIFTING, Watch
 @pytest.mark.filterwarnings("ignore:OPTForCausalLM is placed by modules")
 @pytest.mark.parametrize("name", USER_MODELS)
 def test_models_as_people_write_them_train_as_in_plain_pytorch(name):
-    compare_loops(USER_MODELS[name], seed=len(name), steps=8)
+    assert_loops_agree(USER_MODELS[name], seed=len(name), steps=8)
 
 
 def zoo(name):
@@ -39,7 +39,7 @@ def zoo(name):
 
 @pytest.mark.parametrize("name", ["bert-large", "lstm"])
 def test_zoo_models_train_as_in_plain_pytorch(name):
-    compare_loops(zoo(name), seed=len(name), steps=4)
+    assert_loops_agree(zoo(name), seed=len(name), steps=4)
 
 
 class Early(nn.Module):
@@ -125,7 +125,9 @@ class Renormed(nn.Module):
 @pytest.mark.parametrize("build", [MeanKept, DrawnAgain, Renormed])
 def test_what_calls_alone_do_not_show_is_left_to_pytorch(build):
     with pytest.warns(CaptureWarning, match="does not show all"):
-        compare_loops(lambda: (build(), [torch.randn(5, 6) for _ in range(3)], None), 3, steps=4)
+        assert_loops_agree(
+            lambda: (build(), [torch.randn(5, 6) for _ in range(3)], None), 3, steps=4
+        )
 
 
 def test_hooks_of_parameters_are_part_of_the_step():

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from runtime.train_loops import adamw, compare_loops, random_plan
+from runtime.train_loops import adamw, assert_loops_agree, random_plan
 from runtime.train_models import USER_MODELS
 
 import hocket
@@ -35,7 +35,7 @@ def test_a_training_goes_on_under_another_plan_as_if_nothing_had_happened(name, 
         return other
 
     steps = 14 if name == "digits" else 8
-    compare_loops(USER_MODELS[name], seed=2, steps=steps, halfway=under_another_plan)
+    assert_loops_agree(USER_MODELS[name], seed=2, steps=steps, halfway=under_another_plan)
 
 
 @pytest.fixture

@@ -63,9 +63,10 @@ def assert_same_state(model, twin):
         assert torch.equal(ours[name], expected), name
 
 
-def compare_loops(build, seed, *, steps=20, make_optimizer=adamw, accumulate=2, clip_norm=0.5,
-                  halfway=lambda train: train):  # fmt: skip
-    """Both loops with accumulation, clipping and a schedule; ``halfway`` may replace the loop."""
+def assert_loops_agree(build, seed, *, steps=20, make_optimizer=adamw, accumulate=2, clip_norm=0.5,
+                       halfway=lambda train: train):  # fmt: skip
+    """Losses and weights of both loops, to the bit, with accumulation, clipping and a schedule;
+    ``halfway`` may replace the loop."""
     torch.manual_seed(seed)
     model, batches, forward = build()
     model.train()
@@ -91,4 +92,3 @@ def compare_loops(build, seed, *, steps=20, make_optimizer=adamw, accumulate=2, 
         schedules[1].step()
     assert ours == theirs
     assert_same_state(train.model, twin)
-    return train
