@@ -121,16 +121,10 @@ def prepare(
         _require_one_budget(memory, saved, is_ranked)
         # What is tried while recording must not change what the loop draws.
         with torch.random.fork_rng():
-            if saved is not None and (isinstance(saved, Division) or divides(saved.plan)):
-                device = rank_device(variables)
-                propagates = _propagates(saved, model, optimizer, options, device)
-                task = DividedTask(
-                    model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
-                    make_inner=lambda how, rows, drawn: _alone(
-                        model, rows, how, options, device, drawn
-                    ),
-                    seed=seed, count=count, max_shapes=max_shapes, weights=weights,
-                    sums_by=None if propagates else _sums_by(saved, device), propagates=propagates,
+            if isinstance(saved, Division) or (saved is not None and divides(saved.plan)):
+                task = _divided_task(
+                    model, optimizer, batch, recipe, saved, options, rank_device(variables),
+                    count=count, weights=weights,
                 )  # fmt: skip
                 carrier = (
                     carried_division(task, saved)
@@ -138,7 +132,6 @@ def prepare(
                     else carried_plan(task, saved.problem, saved.plan)
                 )
             else:
-                assert not isinstance(saved, Division)
                 if is_ranked:
                     require_same_everywhere(model, rank_device(variables))
                     share_weights(model, rank_device(variables))
@@ -151,6 +144,28 @@ def prepare(
         train = Training(model, optimizer, carrier, options)
         train.planned = None if isinstance(saved, Division) else saved
         return train
+
+
+def _divided_task(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    recipe: Recipe,
+    saved: Planned | SavedPlan | Division,
+    options: LoopOptions,
+    device: torch.device,
+    *,
+    count: Count | None,
+    weights: str | Path | None,
+) -> DividedTask:
+    """A training that ranks share, of which this one has the device."""
+    propagates = _propagates(saved, model, optimizer, options, device)
+    return DividedTask(
+        model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
+        make_inner=lambda how, rows, drawn: _alone(model, rows, how, options, device, drawn),
+        seed=options.seed, count=count, max_shapes=options.max_shapes, weights=weights,
+        sums_by=None if propagates else _sums_by(saved, device), propagates=propagates,
+    )  # fmt: skip
 
 
 def _require_alone(saved: object, memory: object, is_ranked: bool) -> None:
@@ -171,7 +186,7 @@ def _sums_by(saved: Planned | SavedPlan | Division, device: torch.device) -> str
     warnings.warn(
         "the plan has an exchange of its own for these links, and GPUs exchange gradients by NCCL",
         DivisionWarning,
-        3,
+        4,
     )
     return None
 
@@ -192,7 +207,7 @@ def _propagates(
             f"the plan sends gradients by priority, and {hindered}: they are summed at the end of "
             "each step, and the numbers are the same",
             DivisionWarning,
-            3,
+            4,
         )
         return None
     return lambda: wrap(
