@@ -11,9 +11,24 @@ import click
 from hocket.cli.output import emit, json_option, say
 
 if TYPE_CHECKING:
-    from hocket.api.serving import LatencyOutlook
+    from hocket.api.serving import Folder, LatencyOutlook, ServeOptions
 
 _DEADLINE, _SPIN = "1s", "0s"
+
+
+def _require_one_way(device: str | None, *, on_ray: bool, only_predict: bool) -> None:
+    """At most one of the ways that are not worker processes of this machine, and what it needs."""
+    from hocket.base.errors import UsageError
+    from hocket.base.extras import require
+
+    if device is not None:
+        require("torch", "hocket serve-classes --device")
+    if on_ray:
+        require("ray", "hocket serve-classes --ray")
+    if only_predict + on_ray + (device is not None) > 1:
+        raise UsageError(
+            "--predict, --device and --ray are three different things", hint="take one"
+        )
 
 
 def _refuse_unused(
@@ -29,6 +44,43 @@ def _refuse_unused(
     if ignored:
         way = "--device" if is_on_device else "--ray"
         raise UsageError(f"{way} has no use for {' and '.join(ignored)}", hint="leave it out")
+
+
+def _options(deadline: str, spin: str, quorum: int | None) -> ServeOptions:
+    from hocket.api.serving import MAX_DEADLINE_S, ServeOptions
+    from hocket.base.errors import UsageError
+    from hocket.base.units import format_seconds, parse_seconds
+
+    try:
+        deadline_s, spin_s = parse_seconds(deadline), parse_seconds(spin)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise UsageError(
+            f"--deadline {deadline} is no time that a request may take",
+            hint=f"more than nothing, {format_seconds(MAX_DEADLINE_S)} at most",
+        )
+    return ServeOptions(deadline_s=deadline_s, spin_s=spin_s, quorum=quorum)
+
+
+def _require_workers(opened: Folder, options: ServeOptions) -> None:
+    """Refuse to wait for more workers than have a class, or to spin on more cores than there
+    are."""
+    from hocket.base.errors import UsageError
+
+    if options.quorum is not None and options.quorum > opened.table.redundancy:
+        raise UsageError(
+            f"--quorum {options.quorum} cannot be waited for: each class is on "
+            f"{opened.table.redundancy} workers",
+            hint="split with more --redundancy",
+        )
+    workers, cores = len(opened.table.parts), len(os.sched_getaffinity(0))
+    if options.spin_s and cores <= workers:
+        raise UsageError(
+            f"{workers} workers that spin and the front end need {workers + 1} cores, and there "
+            f"are {cores}: answers would wait for cores that are kept awake",
+            hint="leave out --spin",
+        )
 
 
 @click.command("serve-classes")
@@ -65,47 +117,17 @@ def command(
     as_json: bool,
 ) -> None:
     """Serve the parts in FOLDER: one worker process per part, HTTP on a loopback address."""
-    from hocket.base.errors import UsageError
     from hocket.base.extras import require
-    from hocket.base.units import format_seconds, parse_seconds
+    from hocket.base.units import format_seconds
 
     for package in ("onnxruntime", "fastapi", "uvicorn"):
         require(package, "hocket serve-classes")
-    from hocket.api.serving import MAX_DEADLINE_S, ServeOptions, read_folder, rehearsed
+    from hocket.api.serving import read_folder, rehearsed
 
-    try:
-        deadline_s, spin_s = parse_seconds(deadline), parse_seconds(spin)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if device is not None:
-        require("torch", "hocket serve-classes --device")
-    if on_ray:
-        require("ray", "hocket serve-classes --ray")
-    if only_predict + on_ray + (device is not None) > 1:
-        raise UsageError(
-            "--predict, --device and --ray are three different things", hint="take one"
-        )
+    _require_one_way(device, on_ray=on_ray, only_predict=only_predict)
     _refuse_unused(deadline, spin, quorum, is_on_device=device is not None, on_ray=on_ray)
-    if not 0 < deadline_s <= MAX_DEADLINE_S:
-        raise UsageError(
-            f"--deadline {deadline} is no time that a request may take",
-            hint=f"more than nothing, {format_seconds(MAX_DEADLINE_S)} at most",
-        )
-    options = ServeOptions(deadline_s=deadline_s, spin_s=spin_s, quorum=quorum)
-    opened = read_folder(folder)
-    if quorum is not None and quorum > opened.table.redundancy:
-        raise UsageError(
-            f"--quorum {quorum} cannot be waited for: each class is on "
-            f"{opened.table.redundancy} workers",
-            hint="split with more --redundancy",
-        )
-    workers, cores = len(opened.table.parts), len(os.sched_getaffinity(0))
-    if spin_s and cores <= workers:
-        raise UsageError(
-            f"{workers} workers that spin and the front end need {workers + 1} cores, and there "
-            f"are {cores}: answers would wait for cores that are kept awake",
-            hint="leave out --spin",
-        )
+    options, opened = _options(deadline, spin, quorum), read_folder(folder)
+    _require_workers(opened, options)
     prediction: dict[str, Any] | None = None
 
     def foretell(outlook: LatencyOutlook) -> None:
