@@ -97,6 +97,43 @@ class PartsOutside(nn.Module):
         return self.head(x.mean(1))
 
 
+class _Gated(torch.autograd.Function):
+    """Saves three tensors, and reads two of them in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, gate, more):
+        ctx.save_for_backward(x, gate, more)
+        return x * gate + more
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, gate, _ = ctx.saved_tensors
+        return gradient * gate, gradient * x, gradient
+
+
+class _GatedLayer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.enter, self.gate, self.more = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        return _Gated.apply(self.enter(x), self.gate(x), self.more(x))
+
+
+class SavesMore(nn.Module):
+    """Layers whose function holds more than its backward pass reads, as recurrent cells on CUDA."""
+
+    def __init__(self, width=64, num_layers=4):
+        super().__init__()
+        self.layers = nn.ModuleList(_GatedLayer(width) for _ in range(num_layers))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
 def two_convolutions(taken, made):
     return nn.Sequential(
         nn.Conv2d(taken, made, 3, padding=1), nn.BatchNorm2d(made), nn.ReLU(),
@@ -195,6 +232,7 @@ FORESEEN = {
     "activations outside": lambda: _labelled(ActivationsOutside(), (4, 3, 32, 32)),
     "parts outside": lambda: _labelled(PartsOutside(), (8, 32, 32)),
     "skips": lambda: _labelled(Skips(), (4, 3, 32, 32)),
+    "saves more": lambda: _labelled(SavesMore(), (512, 64)),
     "sequence": lambda: _labelled(_sequence(), (512, 32)),
     "hf gpt2": _gpt2,
     "hf bert": _bert,

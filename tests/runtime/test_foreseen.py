@@ -29,8 +29,8 @@ from hocket.runtime.train.update import planned_update
 from hocket.simulate.rewriting.visits import find_visits
 
 NAMES = (
-    "sums outside", "called twice", "activations outside", "parts outside", "skips", "hf gpt2",
-    "own tied",
+    "sums outside", "called twice", "activations outside", "parts outside", "skips", "saves more",
+    "hf gpt2", "own tied",
 )  # fmt: skip
 NUM_REHEARSED = 10
 """Plans of each model, from the leanest on; ``benchmarks/memory/foreseen.py`` has all."""

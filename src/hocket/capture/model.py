@@ -22,6 +22,7 @@ from hocket.capture.attention import ACCELERATOR
 from hocket.capture.blocks import find_runs
 from hocket.capture.coarse import merge_modules
 from hocket.capture.fake import all_tensors, batch_tensors, plain_batch
+from hocket.capture.held import held_note
 from hocket.capture.link import link
 from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.optimizer import (
@@ -108,22 +109,23 @@ def capture_program(
     }  # fmt: skip
     name = name or type(model).__name__
     traced = _trace_repeated(model, batch, options, update, name) if repeat else None
-    graph, program, num_stamped, calls = traced or _trace(model, batch, options, update, name)
+    graph, program, num_stamped, notes = traced or _trace(model, batch, options, update, name)
     meta = _meta(model, batch, update, graph.name, device) | {
         "loss": chosen.name or None,
         "level": "op",
         "recorded_ops": graph.num_ops - num_stamped,
         "stamped_ops": num_stamped,
-        **({"calls": calls} if calls else {}),
+        **{key: note for key, note in notes.items() if note},
     }
     return replace(graph, meta=meta), program
 
 
 def _trace(
     model: nn.Module, batch: Any, options: dict[str, Any], optimizer: Optimizer | None, name: str
-) -> tuple[Graph, Program, int, dict[str, int]]:
+) -> tuple[Graph, Program, int, dict[str, Any]]:
     """The graph and the Program of a step of which every block is recorded, no stamped calls, and
-    how often modules are called that are called more than once."""
+    notes of the graph: how often modules are called that are called more than once, and what
+    autograd holds beyond what the backward pass reads."""
     try:
         recording = record_fake_step(model, batch, **options)
     except HocketError:
@@ -134,14 +136,17 @@ def _trace(
             where=user_line(error),
             hint=remedy(model),
         ) from error
-    program, calls = _linked(recording, optimizer), _repeated_calls(recording)
-    fused = _recurrent_layers(model, options["device"])
-    return graph_of(program, name, fused), program, 0, calls
+    program = _linked(recording, optimizer)
+    graph = graph_of(program, name, _recurrent_layers(model, options["device"]))
+    notes = {
+        "calls": _repeated_calls(recording), "held": held_note(recording, program, graph),
+    }  # fmt: skip
+    return graph, program, 0, notes
 
 
 def _trace_repeated(
     model: nn.Module, batch: Any, options: dict[str, Any], optimizer: Optimizer | None, name: str
-) -> tuple[Graph, Program, int, dict[str, int]] | None:
+) -> tuple[Graph, Program, int, dict[str, Any]] | None:
     """As `_trace`, with identical blocks recorded once, and the number of stamped calls.
 
     None where there are no such blocks, or where anything goes wrong with some of them left out:
@@ -161,7 +166,7 @@ def _trace_repeated(
         num_stamped = len(recording.calls) - num_recorded
         program = _linked(recording, optimizer)
         fused = _recurrent_layers(model, options["device"])
-        return graph_of(program, name, fused), program, num_stamped, calls
+        return graph_of(program, name, fused), program, num_stamped, {"calls": calls}
     except Exception as error:
         _LOGGER.debug("recording all blocks of %s: %r", name, error)
         return None

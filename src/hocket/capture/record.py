@@ -46,6 +46,9 @@ _ACCUMULATE_NUMBER = 2**63
 that made the gradient."""
 
 
+_SUMS = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor})
+
+
 class _OpFacts(NamedTuple):
     """What the schema of an op says."""
 
@@ -94,6 +97,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._value_of: list[dict[TensorLayout, int]] = []
         self._forward_numbers: list[int] = []
         self._forward_calls: list[int] = []
+        self.calls_of: dict[int, list[int]] = {}
+        """Of the backward pass: autograd nodes by number to the calls of each, but for views and
+        sums: gradients of several uses are added up when a node has let go of what it saved."""
         self._signature_costs: dict[tuple[str, bool], Any] = {}
 
     # ── modules ──────────────────────────────────────────────────────────────────────────────
@@ -121,7 +127,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add_source(self, name: str, role: Role, tensor: torch.Tensor) -> None:
         """Declare a tensor that exists before the step."""
-        known = self._known_storage(tensor)
+        known = self.storage_of(tensor)
         layout = layout_of(tensor)
         if known is None:
             known = self._new_storage(tensor, tensor.untyped_storage().nbytes())
@@ -131,18 +137,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def value_of(self, tensor: torch.Tensor) -> int | None:
         """The number of the value that a tensor holds; None where it was never seen."""
-        storage = self._known_storage(tensor)
+        storage = self.storage_of(tensor)
         return None if storage is None else self._value_of[storage].get(layout_of(tensor))
 
     def is_older(self, tensor: torch.Tensor, call: int) -> bool:
         """Whether the memory of a tensor was there before ``call`` was recorded."""
-        storage = self._known_storage(tensor)
+        storage = self.storage_of(tensor)
         if storage is None:
             return True
         first = next(iter(self._value_of[storage].values()))
         return self.recording.producer[first] < call
 
-    def _known_storage(self, tensor: torch.Tensor) -> int | None:
+    def storage_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the storage that a tensor looks at; None where it was never seen."""
         return self._storage_at.get(tensor.untyped_storage()._cdata)
 
     def _new_storage(self, tensor: torch.Tensor, num_bytes: int = 0) -> int:
@@ -185,7 +192,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _argument(self, leaf: Any, reads: list[int]) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        storage = self._known_storage(leaf)
+        storage = self.storage_of(leaf)
         if storage is None:
             if isinstance(leaf, FakeTensor):
                 raise HocketError("an op reads a tensor that no recorded op made")
@@ -230,7 +237,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(item, torch.Tensor):
                 outputs.append(None)
                 continue
-            storage = self._known_storage(item)
+            storage = self.storage_of(item)
             if storage is None or storage not in input_storages:
                 made_here = storage is not None and any(
                     number is not None and recording.values[number].storage == storage
@@ -304,11 +311,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         calls = self.recording.calls
         if is_drawing and self.is_seeded:
             self.recording.unseen = "it sets PyTorch's generator before it draws"
-        partner = self._partner()
+        node = self._node_number()
+        partner = self._partner(node)
+        if not is_view and function not in _SUMS:
+            self.calls_of.setdefault(node, []).append(len(calls))
         module = self._path[-1] if self._path else ""
         if partner >= 0:
             module = calls[partner].module
-        if torch.is_grad_enabled():
+        # The node of a function of one's own is there before its ops, which run without gradients.
+        if self.phase == Phase.FORWARD or torch.is_grad_enabled():
             self._remember_autograd_number(partner if partner >= 0 else len(calls))
         call = RawCall(function, args, kwargs, reads, outputs, writes, self.phase, module, partner,
                        is_drawing, is_view, cost)  # fmt: skip
@@ -323,18 +334,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._forward_numbers.append(number)
             self._forward_calls.append(call)
 
-    def _partner(self) -> int:
-        """The forward call of the autograd node that runs now."""
+    def _node_number(self) -> int:
+        """Of the autograd node that runs now; -1 where none does."""
         if self.phase != Phase.BACKWARD:
             return -1
         node = torch._C._current_autograd_node()
         if node is None:
             return -1
-        if node._sequence_nr() >= _ACCUMULATE_NUMBER:
+        return int(node._sequence_nr())
+
+    def _partner(self, number: int) -> int:
+        """The forward call that the autograd node of a number belongs to."""
+        if number < 0:
+            return -1
+        if number >= _ACCUMULATE_NUMBER:
             return self.recording.calls[-1].partner if self.recording.calls else -1
         # Some nodes are made after the op that they belong to (writes through views), hence the
         # nearest earlier call rather than an exact match.
-        position = bisect_right(self._forward_numbers, node._sequence_nr()) - 1
+        position = bisect_right(self._forward_numbers, number) - 1
         return self._forward_calls[position] if position >= 0 else -1
 
 

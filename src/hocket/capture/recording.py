@@ -160,6 +160,8 @@ class Recording:
     """Of each module in the forward pass, by path."""
     visits: dict[str, BlockVisit] = field(default_factory=dict)
     """By path: the blocks that were left out, and the two that show what they would do."""
+    held: list[tuple[int, int]] = field(default_factory=list)
+    """Calls and storages that their autograd nodes hold though nobody reads them any more."""
     unseen: str = ""
     """What the step does besides its calls, so that they alone would compute something else."""
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.base.errors import UsageError
 from hocket.capture.attention import ACCELERATOR, FusedAttention
-from hocket.capture.blocks import BlockRun
+from hocket.capture.blocks import BlockRun, NotRepeatable
 from hocket.capture.fake import (
     NamedTensor,
     all_tensors,
@@ -29,6 +29,7 @@ from hocket.capture.fake import (
     hollow_twins,
     map_batch,
 )
+from hocket.capture.held import find_saved, note_held
 from hocket.capture.loss import Loss, tensors_of
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
@@ -130,8 +131,12 @@ def _record(
             output = (forward or apply_model)(model, batch)
             kept = [loss(output)] if training else tensors_of(output)
         if training:
+            saved = find_saved(recorder, kept[0])
             _run_backward(recorder, kept[0])
     if training:
+        note_held(recorder, saved)
+        if runs and recorder.recording.held:
+            raise NotRepeatable("autograd holds more than backward passes read")
         _collect_gradients(recorder, sources)
         note_replaced(recorder, model, held)
         note_written(recorder)

@@ -121,7 +121,9 @@ class PlanMaker:
         """What people do by hand, and the leanest plan."""
         nothing = self._all(loss_chunks=1)
         in_backward = self._judged(IN_BACKWARD, nothing)
-        timeline = simulate(self._problem_of(nothing), self.plan)
+        problem = self._problem_of(nothing)
+        trained = replace(problem, work=self.uses.graph, op_costs=problem.costs)
+        timeline = simulate(trained, self.plan)
         yield replace(in_backward, name=PLAIN, memory=None, timeline=timeline)
         yield in_backward
         yield self._judged(FULL_RECOMPUTE, self._all(1, activations="recomputed"))

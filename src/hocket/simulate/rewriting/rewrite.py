@@ -61,7 +61,7 @@ class Rewritten:
 def rewrite(graph: Graph, memory: Memory, uses: Uses | None = None) -> Rewritten:
     """The graph that carries out a memory section; ``uses`` saves finding them again."""
     uses = uses or find_uses(graph, blocks_of(graph, memory))
-    return _Rewriter(graph, memory, uses).rewritten()
+    return _Rewriter(uses.graph, memory, uses).rewritten()
 
 
 class _Rewriter:

@@ -17,6 +17,7 @@ from hocket.base.arrays import BoolArray, LongArray, spans
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.experts import BatchedExperts, find_experts
+from hocket.simulate.rewriting.held import as_held
 from hocket.simulate.rewriting.nodes import (
     BackwardNodes,
     Happening,
@@ -231,6 +232,7 @@ class Uses:
 
 def find_uses(graph: Graph, blocks: StepBlocks) -> Uses:
     """Readers of the forward pass's storages by visit and block."""
+    graph = as_held(graph)
     num_forward = int(blocks.start[-1])
     owner = graph.tensor_producer[graph.root_of]
     is_forward = (owner >= 0) & (owner < num_forward) & (graph.tensor_bytes[graph.root_of] > 0)

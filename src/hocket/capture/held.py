@@ -1,0 +1,100 @@
+"""What autograd holds for the backward pass beyond what that reads.
+
+Some formulas save tensors for gradients of gradients alone (the gates of a fused recurrent cell),
+and a function of one's own may save whatever it likes. Nobody reads them, but they take memory
+until their node is done, so whoever trains the model itself has to count them: `hocket.prepare`
+with a budget does, a recorded step that is run op by op has no need to. Nodes are looked at before
+the backward pass, which releases them. O(nodes + saved tensors).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from hocket.capture.program import Program
+from hocket.capture.record import Recorder
+from hocket.capture.recording import Recording
+from hocket.graph import Graph
+
+
+class Saved(NamedTuple):
+    """A storage that an autograd node of a number has saved."""
+
+    node: int
+    storage: int
+
+
+def find_saved(recorder: Recorder, loss: torch.Tensor) -> list[Saved]:
+    """What the nodes behind a loss have saved of what the step made."""
+    found: dict[Saved, None] = {}
+    # Looking at a saved tensor may make a view of it, which is no call of the step.
+    with _disable_current_modes():
+        for node in _nodes_behind(loss):
+            for tensor in _saved_tensors(node):
+                storage = recorder.storage_of(tensor)
+                if storage is not None:
+                    found[Saved(node._sequence_nr(), storage)] = None
+    return list(found)
+
+
+def _nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
+    pending: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        pending += [following for following, _ in node.next_functions]
+
+
+def _saved_tensors(node: Any) -> list[torch.Tensor]:
+    leaves, kind = [], cast("Hashable", type(node))
+    for name in _saved_names(kind):
+        try:
+            leaves += tree_leaves(getattr(node, name))
+        except RuntimeError:
+            # It was changed since: the backward pass will say so.
+            continue
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+@cache
+def _saved_names(kind: Hashable) -> tuple[str, ...]:
+    """Attributes of a kind of nodes that are what it saved."""
+    return tuple(
+        name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors"
+    )
+
+
+def note_held(recorder: Recorder, saved: Sequence[Saved]) -> None:
+    """Of what was saved, what neither its node reads nor anybody later."""
+    recording = recorder.recording
+    last_read: dict[int, int] = {}
+    for number, call in enumerate(recording.calls):
+        for value in call.reads:
+            last_read[recording.values[value].storage] = number
+    given = {recording.values[source.value].storage for source in recording.sources}
+    for node, storage in saved:
+        calls = recorder.calls_of.get(node)
+        if calls and last_read.get(storage, -1) < calls[0] and storage not in given:
+            recording.held.append((calls[-1], storage))
+
+
+def held_note(recording: Recording, program: Program, graph: Graph) -> dict[str, list[str]]:
+    """The same by names of ops and tensors, which outlive numbers."""
+    owner = {
+        spec.storage: graph.tensor_names[number]
+        for number, spec in reversed([*enumerate(program.tensors)])
+    }
+    found: dict[str, list[str]] = {}
+    for op, storage in recording.held:
+        found.setdefault(graph.op_names[op], []).append(owner[storage])
+    return found
