@@ -65,7 +65,7 @@ def data_parallel() -> None:
     print("|---|---|---|---|---|---|")
     for share in BUSY:
         stated = asking(problem, share)
-        alone = simulated(stated, "one lane", even_shares(stated, STEADY))
+        alone = simulated(stated, even_shares(stated, STEADY))
         one = alone.peak_bytes
         fit = fit_waves(stated, num_waves=STEADY, budget_bytes=round(1.3 * one))
         larger = [Replica(devices=(n,), microbatches=(2 * WAVE,) * (STEADY // 2)) for n in names]

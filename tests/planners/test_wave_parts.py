@@ -159,7 +159,7 @@ def test_addresses_in_parts_are_safe_and_parts_bound_the_waits(fit, forms):
     num_waves = len(fit.accumulated.shares.replicas[0].microbatches)
     for way in forms:
         bare = replace(way.lanes, own_bytes=(), part_bytes=(), lived_bytes=0)
-        start = simulated(fit.problem, "as it began", way.shares, bare)
+        start = simulated(fit.problem, way.shares, bare)
         blocks = lane_blocks(fit.problem.graph, start.unfolded, start.timeline)
         slab = own_slabs(blocks, way.lanes.places)
         at = [{op: n for n, op in enumerate(ops)} for ops in blocks.sequence]

@@ -33,8 +33,8 @@ def in_lanes(problem: Problem, ways: Iterable[Candidate]) -> list[Candidate]:
     if max(asked(problem, shares.replicas[0].microbatches[0])) >= FULL:
         return []
     most = int(problem.memory_bytes[workers(problem)].min())
-    one = simulated(problem, "one after the other", shares)
-    both = with_waits(problem, simulated(problem, TWO_LANES, shares, Lanes(lead=0)))
+    one = simulated(problem, shares)
+    both = with_waits(problem, simulated(problem, shares, Lanes(lead=0)))
     tried = [both, *within(problem, one, most)]
     way = best_within(problem, tried, most)
     if way is None or way.step_s >= best.step_s:

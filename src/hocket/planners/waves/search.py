@@ -172,7 +172,7 @@ def fit_waves(
         replicas=tuple(replace(r, microbatches=(r.num_samples,)) for r in shares.replicas),
     )
     budget_bytes = budget_bytes or int(problem.memory_bytes[workers(problem)].min())
-    accumulated = simulated(problem, "one after the other", shares)
+    accumulated = simulated(problem, shares)
     little = round(LEAN * accumulated.peak_bytes)
     if lean:
         budget_bytes = min(budget_bytes, little)
@@ -184,7 +184,7 @@ def fit_waves(
     return WaveFit(
         problem=problem,
         budget_bytes=budget_bytes,
-        plain=simulated(problem, "one batch", whole),
+        plain=simulated(problem, whole),
         accumulated=accumulated,
         aligned=aligned,
         tried=tuple(tried),
@@ -240,9 +240,7 @@ def within(
         waits = room_waits(wave, len(replica.microbatches), room)
         if waits is None:
             break
-        way = simulated(
-            problem, "tick-tock", one.shares, Lanes(lead=0, waits=waits, changes=changes)
-        )
+        way = simulated(problem, one.shares, Lanes(lead=0, waits=waits, changes=changes))
         found += [with_waits(problem, way)] * (way.peak_bytes <= most_bytes)
         room -= max(way.peak_bytes - most_bytes, round(_LESS_ROOM * room))
     return found
@@ -261,8 +259,7 @@ def _search(problem: Problem, shares: Shares, budget_bytes: int, changes: Change
             lead = int(np.searchsorted(passed_s, part * passed_s[-1], "left")) + 1 if part else 0
             lead = min(lead, len(order))
             if lead not in tried:
-                lanes = Lanes(lead=lead, changes=changes)
-                way = simulated(problem, "tick-tock", shares, lanes)
+                way = simulated(problem, shares, Lanes(lead=lead, changes=changes))
                 tried[lead] = with_waits(problem, way)
 
     def shortest(lead: int) -> tuple[float, ...]:

@@ -61,7 +61,6 @@ class PartsForm(NamedTuple):
 class WaveWay:
     """One way to take the samples of a step, and what the simulator thinks of it."""
 
-    name: str
     shares: Shares
     lanes: Lanes | None
     unfolded: Unfolded
@@ -95,10 +94,10 @@ class WaveWay:
         return int(self.timeline.peak_bytes.max())
 
 
-def simulated(problem: Problem, name: str, shares: Shares, lanes: Lanes | None = None) -> WaveWay:
+def simulated(problem: Problem, shares: Shares, lanes: Lanes | None = None) -> WaveWay:
     """A way and its timeline."""
     unfolded, timeline = simulate_shares(problem, shares, None, lanes)
-    return WaveWay(name=name, shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
+    return WaveWay(shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
 
 
 def is_replayed(problem: Problem, lanes: Lanes | None = None) -> bool:
@@ -132,7 +131,7 @@ def placed(problem: Problem, way: WaveWay, *, apart: bool = False) -> WaveWay:
         part_bytes=slab.sizes[NUM_LANES:],
         lived_bytes=lived_bytes,
     )
-    found = simulated(problem, way.name, way.shares, lanes)
+    found = simulated(problem, way.shares, lanes)
     return replace(found, num_waits=with_waits(problem, way, slab.waits).num_waits)
 
 
@@ -165,7 +164,7 @@ def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[W
     the quickest first."""
     sizes = shares.replicas[0].microbatches
     wave = priced_at(problem, max(sizes)).graph
-    alone = simulated(problem, "one after the other", shares)
+    alone = simulated(problem, shares)
     room_bytes = most_bytes - alone.peak_bytes + int(held_bytes(wave).max(initial=0))
     leads = [len(pass_order(wave)) // share for share in _LEADS]
 
@@ -175,9 +174,7 @@ def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[W
             return None
         waits = hand_overs(wave, places, len(sizes))
         in_parts = Lanes(lead=0, waits=waits, places=tuple(map(tuple, places.tolist())))
-        ways = (
-            simulated(problem, "tick-tock", shares, replace(in_parts, lead=lead)) for lead in leads
-        )
+        ways = (simulated(problem, shares, replace(in_parts, lead=lead)) for lead in leads)
         return min((with_waits(problem, way, waits) for way in ways), key=lambda way: way.step_s)
 
     forms = [PartsForm(number, late) for number in _NUM_PARTS for late in (False, True)]
