@@ -27,7 +27,6 @@ class Fitted:
     least_s: float
     """What its step is not claimed to go below: the plain one, and what the host takes to ask for
     all of it."""
-    plan_seconds: float
 
     @property
     def blocks(self) -> StepBlocks:

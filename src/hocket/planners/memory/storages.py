@@ -75,8 +75,6 @@ class Storages:
     """Pairs of ops: ``before[i]`` runs before ``after[i]``."""
     start_bytes: int
     """What exists before the step."""
-    tensor: LongArray
-    """The tensor of the graph that owns each storage."""
 
     @cached_property
     def forwards(self) -> Direction:
@@ -146,7 +144,6 @@ def storages_of(graph: Graph) -> Storages:
         read=(root[graph.reads], reader),
         workspace_bytes=graph.workspace_bytes,
         precedence=_precedence(graph),
-        tensor=np.arange(graph.num_tensors),
     )
 
 
@@ -166,7 +163,6 @@ def device_storages(graph: Graph, tables: Instructions, device: int) -> Storages
         read=(places.storage[places.read_place], places.reader),
         workspace_bytes=np.where(tables.runs.device == device, graph.workspace_bytes, 0),
         precedence=_precedence(graph),
-        tensor=places.tensor,
     )
 
 
@@ -189,7 +185,6 @@ def gathered(
     read: tuple[LongArray, LongArray],
     workspace_bytes: LongArray,
     precedence: tuple[LongArray, LongArray],
-    tensor: LongArray,
 ) -> Storages:
     """Storages from columns by owner; ``read`` are pairs of owner and reading op.
 
@@ -221,7 +216,6 @@ def gathered(
         before=edge // max(num_ops, 1),
         after=edge % max(num_ops, 1),
         start_bytes=int(bytes_of[producer < 0].sum()),
-        tensor=tensor[owner],
     )
 
 

@@ -33,7 +33,3 @@ class TensorCut:
         split = [piece.chunk(self.blocks, self.dim) for piece in pieces]
         parts = [split[index][block] for block in range(self.blocks) for index in range(len(split))]
         return torch.cat(parts, self.dim).contiguous()
-
-    def divides(self, whole: torch.Tensor) -> bool:
-        """Whether the pieces are equal."""
-        return whole.shape[self.dim] % (self.num_pieces * self.blocks) == 0

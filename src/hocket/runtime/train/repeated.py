@@ -108,7 +108,7 @@ class _Rewriting:
     """Writes the calls anew in their order, each second run where it belongs."""
 
     def __init__(self, program: Program, found: SecondRun, again: frozenset[int]) -> None:
-        self._old, self._block_of, self._again = program, found.block_of.tolist(), again
+        self._old, self._block_of = program, found.block_of.tolist()
         self._made: dict[int, list[int]] = {}
         for number, spec in enumerate(program.tensors):
             self._made.setdefault(spec.producer, []).append(number)

@@ -1,11 +1,11 @@
 """One rule for everything that is warmed up, captured and replayed as a CUDA graph.
 
-A graph repeats calls with the addresses and numbers that were right when it was captured. So whoever
+A graph repeats calls with the addresses and numbers that were right when it was captured. So what
 is to be replayed states all of those as a key. The first steps with a key run call by call, so that
 libraries choose their kernels and take what memory they need; the next one is captured, and from
 then on it is replayed. Another key begins anew. What cannot be captured is no failure: it goes on
 call by call, and says why.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

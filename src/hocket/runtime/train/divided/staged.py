@@ -66,7 +66,6 @@ class Pipeline:
         self._max_shapes, self._own, self._sizes = max_shapes, mesh.pipeline_rank, tuple(sizes)
         self._actions = [_actions(schedule, rank) for rank in range(schedule.num_devices)]
         self._pieces: dict[tuple[Kind, Signature], Piece] = {}
-        self._names: dict[int, str] = {}
         self._homes = Homes(model)
         self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
         self.channels = Channels(mesh.pipeline_ranks, self._own, mesh.device, mesh.directions)
