@@ -15,13 +15,13 @@ from hocket.simulate.rewriting.following import BY_NEED, HostOrder, busiest_s, p
 from hocket.simulate.rewriting.step import BudgetedStep
 from hocket.simulate.rewriting.uses import Uses
 
-AS_THEY_COME = HostOrder("as gradients come", by_need=False, crosses=False)
-ORDERS = (
-    HostOrder("after the backward pass", by_need=False, crosses=False, overlaps=False),
-    AS_THEY_COME,
-    BY_NEED,
-)
-"""The executor's own last."""
+_AS_THEY_COME, _BY_NEED = "as gradients come", "by need"
+HOST_ORDERS = {
+    "after the backward pass": HostOrder(by_need=False, crosses=False, overlaps=False),
+    _AS_THEY_COME: HostOrder(by_need=False, crosses=False),
+    _BY_NEED: BY_NEED,
+}
+"""By their names, the executor's own last."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class UpdateOrders:
     @property
     def gain(self) -> float:
         """Of the executor's order over updates as gradients come, all waited for."""
-        return self.step_s[AS_THEY_COME.name] / self.step_s[BY_NEED.name]
+        return self.step_s[_AS_THEY_COME] / self.step_s[_BY_NEED]
 
 
 def host_update_orders(step: BudgetedStep, uses: Uses) -> UpdateOrders | None:
     """The orders of a step's updates on the host; None where it has none there."""
     if not (step.rewritten.graph.op_stream == Stream.HOST).any():
         return None
-    times_s = {how.name: period_s(step, uses, how) for how in ORDERS}
+    times_s = {name: period_s(step, uses, how) for name, how in HOST_ORDERS.items()}
     return UpdateOrders(times_s, busiest_s(step))

@@ -11,7 +11,6 @@ O(steps · (ops + reads + updates²)), compiled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -28,11 +27,9 @@ _SAME = 1e-9
 _COMPUTE = int(Stream.COMPUTE)
 
 
-@dataclass(frozen=True)
-class HostOrder:
+class HostOrder(NamedTuple):
     """In which order the host updates, and who waits for it."""
 
-    name: str
     by_need: bool
     """Of the updates that can be done, the one of the lowest block first; else as they come."""
     crosses: bool
@@ -41,7 +38,7 @@ class HostOrder:
     """Whether updates begin before the backward pass is over."""
 
 
-BY_NEED = HostOrder("by need", by_need=True, crosses=True)
+BY_NEED = HostOrder(by_need=True, crosses=True)
 """What the executor does."""
 
 
@@ -70,14 +67,6 @@ class _Jobs(NamedTuple):
     is_done: BoolArray
 
 
-class _Rule(NamedTuple):
-    """A `HostOrder` without its name, which compiled code does not need."""
-
-    by_need: bool
-    crosses: bool
-    overlaps: bool
-
-
 class _Clock(NamedTuple):
     """When things end."""
 
@@ -92,8 +81,7 @@ def period_s(step: BudgetedStep, uses: Uses, how: HostOrder = BY_NEED) -> float:
     """Seconds of a step among many."""
     ops, jobs = _tables(step, uses)
     clock = _Clock(np.zeros(len(ops.stream)), np.zeros(len(ops.stream)), np.zeros(len(Stream)))
-    rule = _Rule(how.by_need, how.crosses, how.overlaps)
-    return max(float(_repeated_s(ops, jobs, clock, rule, _MOST_STEPS)), busiest_s(step))
+    return max(float(_repeated_s(ops, jobs, clock, how, _MOST_STEPS)), busiest_s(step))
 
 
 def busiest_s(step: BudgetedStep) -> float:
@@ -257,13 +245,13 @@ def _compute_end_s(ops: _Ops, clock: _Clock) -> float:
 
 
 @kernel
-def _end_jobs(ops: _Ops, clock: _Clock, jobs: _Jobs, rule: _Rule, free_s: float) -> float:
+def _end_jobs(ops: _Ops, clock: _Clock, jobs: _Jobs, how: HostOrder, free_s: float) -> float:
     """The host's part of a step whose gradients have all been sent."""
-    if not rule.overlaps:
+    if not how.overlaps:
         after_s = _compute_end_s(ops, clock)
         for job in range(len(jobs.block)):
             jobs.came_s[job] = max(jobs.came_s[job], after_s)
-    free_s = _run_jobs(jobs, free_s, rule.by_need)
+    free_s = _run_jobs(jobs, free_s, how.by_need)
     for op in range(len(ops.stream)):
         if ops.job[op] >= 0:
             clock.end_s[op] = jobs.end_s[ops.job[op]]
@@ -272,7 +260,7 @@ def _end_jobs(ops: _Ops, clock: _Clock, jobs: _Jobs, rule: _Rule, free_s: float)
 
 @kernel
 def _one_step(
-    ops: _Ops, jobs: _Jobs, clock: _Clock, rule: _Rule, barrier_s: float, host_s: float
+    ops: _Ops, jobs: _Jobs, clock: _Clock, how: HostOrder, barrier_s: float, host_s: float
 ) -> float:
     """A step after another, nothing of it before the barrier; when the host is free again."""
     for op in range(len(ops.stream)):
@@ -286,17 +274,17 @@ def _one_step(
             start_s = max(start_s, clock.before_s[ops.late[at]])
         clock.end_s[op] = start_s + ops.seconds[op]
         clock.free_s[ops.stream[op]] = clock.end_s[op]
-    return _end_jobs(ops, clock, jobs, rule, host_s)
+    return _end_jobs(ops, clock, jobs, how, host_s)
 
 
 @kernel
-def _repeated_s(ops: _Ops, jobs: _Jobs, clock: _Clock, rule: _Rule, num_steps: int) -> float:
+def _repeated_s(ops: _Ops, jobs: _Jobs, clock: _Clock, how: HostOrder, num_steps: int) -> float:
     ended_s, took_s, host_s, barrier_s = 0.0, 0.0, 0.0, 0.0
     for _ in range(num_steps):
         for op in range(len(ops.stream)):
             clock.before_s[op] = clock.end_s[op]
-        host_s = _one_step(ops, jobs, clock, rule, barrier_s, host_s)
-        if not rule.crosses:
+        host_s = _one_step(ops, jobs, clock, how, barrier_s, host_s)
+        if not how.crosses:
             barrier_s = host_s
         now_s = _compute_end_s(ops, clock)
         is_same = abs(now_s - ended_s - took_s) <= _SAME * took_s
