@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.planners.waves.round_robin import PartitionFit
+from hocket.planners.waves.round_robin import SWITCHING, PartitionFit
 from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay
 from hocket.planners.waves.why import reasons
@@ -212,6 +212,6 @@ def partition_verdict(fit: PartitionFit) -> str:
     """One sentence."""
     return (
         f"Waves that take partitions in turn give {fit.gain:.2f} times the samples per second of "
-        "the better of the others; switching takes 4 %, fetches that no slot hides "
-        f"{format_seconds(fit.turns.stall_s)} of a step."
+        f"the better of the others; switching takes {format_percent(SWITCHING)}, fetches that no "
+        f"slot hides {format_seconds(fit.turns.stall_s)} of a step."
     )

@@ -28,9 +28,16 @@ from hocket.plan.sections import Lanes, Replica, Shares
 from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.waits_for_room import held_bytes, room_waits
-from hocket.planners.waves.way import WaveWay, best_within, plan_of, simulated, with_waits
+from hocket.planners.waves.way import (
+    WaveWay,
+    best_within,
+    blocks_of,
+    plan_of,
+    simulated,
+    with_waits,
+)
 from hocket.simulate.shares import priced_at
-from hocket.simulate.shares.lane_blocks import LaneBlocks, lane_blocks
+from hocket.simulate.shares.lane_blocks import LaneBlocks
 from hocket.simulate.shares.lanes import pass_order
 
 _FIRST_TRIES = 17
@@ -122,7 +129,7 @@ class WaveFit:
 
     def blocks(self, way: WaveWay) -> LaneBlocks:
         """What the lanes of the first device hold over time."""
-        return lane_blocks(self.problem.graph, way.unfolded, way.timeline)
+        return blocks_of(self.problem, way)
 
     @property
     def one_wave_bytes(self) -> int:

@@ -118,7 +118,7 @@ def placed(problem: Problem, way: WaveWay, *, apart: bool = False) -> WaveWay:
     """The same with addresses and waits, in one memory or, ``apart``, in one of each lane's own;
     beside that are the parts that the way has."""
     assert way.lanes is not None
-    blocks, places = _blocks(problem, way), way.lanes.places
+    blocks, places = blocks_of(problem, way), way.lanes.places
     apart = apart or bool(places)
     slab = own_slabs(blocks, places) if apart else slab_of(blocks)
     # What is asked for call by call is not given reserved memory.
@@ -145,7 +145,7 @@ def best_within(problem: Problem, ways: Iterable[WaveWay], most_bytes: int) -> W
         return min(fitting, key=lambda way: (way.step_s, way.peak_bytes), default=None)
     found: list[WaveWay] = []
     for way in sorted(fitting, key=lambda way: (way.step_s, way.peak_bytes)):
-        blocks = _blocks(problem, way)
+        blocks = blocks_of(problem, way)
         apart_bytes = sum(map(blocks.peak_bytes, range(NUM_LANES))) - blocks.peak_bytes()
         can_part = way.peak_bytes + apart_bytes <= most_bytes
         forms = (placed(problem, way, apart=apart) for apart in (True, False)[not can_part :])
@@ -196,7 +196,8 @@ def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[W
             way = placed(problem, again)
 
 
-def _blocks(problem: Problem, way: WaveWay) -> LaneBlocks:
+def blocks_of(problem: Problem, way: WaveWay) -> LaneBlocks:
+    """What the lanes of the first device hold over time."""
     return lane_blocks(problem.graph, way.unfolded, way.timeline)
 
 
