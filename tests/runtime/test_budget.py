@@ -254,6 +254,31 @@ def test_what_is_made_outside_of_blocks_stays_whatever_lay_in_its_place_before(m
     assert not sent
 
 
+class Gated(nn.Module):
+    """Cells whose gates are parts of one storage, each of which is changed in place by itself."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.cells = nn.ModuleList(nn.LSTMCell(width, width) for _ in range(3))
+
+    def forward(self, x):
+        state = None
+        for cell in self.cells:
+            state = cell(x, state)
+        return state[0].square().mean()
+
+
+def test_what_is_changed_in_place_while_parts_of_it_are_saved_comes_back_as_it_was_saved():
+    torch.manual_seed(0)
+    model, batch = Gated(), (torch.randn(16, 32),)
+    twin = copy.deepcopy(model)
+    optimizer, plain = adamw(model), adamw(twin)
+    train = loop_of(model, optimizer, uniform(model, 0, activations="offloaded"), batch)
+    losses = [train.step(batch).item() for _ in range(4)]
+    assert losses == plain_steps(twin, plain, [batch] * 4)
+    assert_same_state(model, twin)
+
+
 class AtHome(TorchDispatchMode):
     """Notes ops of a training that compute with what is at home: a GPU could not reach it."""
 

@@ -40,6 +40,19 @@ class _Saved:
     """Visits of the forward pass that are not over for it."""
     stays: bool = False
     """Whether something else keeps it on the device."""
+    seen: set[tuple[int, ...]] = field(default_factory=set)
+    """Of what was saved of it: how often that had been changed, where it is and how it lies."""
+
+    def note(self, tensor: torch.Tensor) -> bool:
+        """Note what is saved of it; whether that may have been changed in place since it was sent:
+        parts of a storage that are changed one by one, as gates of cells are, count apart."""
+        version, num_bytes = tensor._version, tensor.untyped_storage().nbytes()
+        look = (version, int(tensor.storage_offset()), *tensor.shape, *tensor.stride())
+        is_new = version > 0 and self.seen.isdisjoint({look, (version,)})
+        self.seen.add(look)
+        if tensor.numel() * tensor.element_size() == num_bytes:
+            self.seen.add((version,))
+        return is_new
 
     def __del__(self) -> None:
         # What takes its place on the device or on the host comes after the copy.
@@ -126,6 +139,8 @@ class SavedStorages:
         if saved is False:
             saved = self._send(tensor)
             self.known.add(storage, saved)
+        elif isinstance(saved, _Saved) and not saved.stays and saved.note(tensor):
+            self._send_again(saved, tensor)
         if not isinstance(saved, _Saved) or saved.stays:
             return tensor
         if (ref := weakref.ref(saved)) not in self._own:
@@ -138,7 +153,14 @@ class SavedStorages:
         there = _whole(tensor, tensor.dtype)
         host = self.pool.take(tensor.untyped_storage().nbytes())
         ticket = self.engines.send([(whole_numbers(host, tensor.dtype), there)])
-        return _Saved(there, tensor.dtype, host, self.pool, ticket)
+        saved = _Saved(there, tensor.dtype, host, self.pool, ticket)
+        saved.note(tensor)
+        return saved
+
+    def _send_again(self, saved: _Saved, tensor: torch.Tensor) -> None:
+        saved.there = _whole(tensor, saved.like)
+        target = whole_numbers(saved.on_host, saved.like)
+        saved.ticket = self.engines.send([(target, saved.there)])
 
     def let_go(self) -> None:
         """Give up the device's memory."""
