@@ -15,21 +15,21 @@ def random_chain(seed, count, is_lean=False):
     chain = Chain(
         forward_s=rng.integers(1, 9, count).astype(float),
         backward_s=rng.integers(1, 9, count).astype(float),
-        output=output,
+        output_bytes=output,
         # Half of the stages need nothing but input and output.
-        kept=output + rng.integers(0, 6, count) * rng.integers(0, 2, count),
-        gradient=output,
-        forward_work=rng.integers(0, 3, count),
-        backward_work=rng.integers(0, 3, count),
+        kept_bytes=output + rng.integers(0, 6, count) * rng.integers(0, 2, count),
+        gradient_bytes=output,
+        forward_work_bytes=rng.integers(0, 3, count),
+        backward_work_bytes=rng.integers(0, 3, count),
     )
     if not is_lean:
         return chain
-    kept = chain.kept + rng.integers(0, 5, count)
-    left = np.maximum(kept - rng.integers(0, 5, (2, count)), chain.output)
+    kept = chain.kept_bytes + rng.integers(0, 5, count)
+    left = np.maximum(kept - rng.integers(0, 5, (2, count)), chain.output_bytes)
     seconds = rng.integers(1, 5, (2, count)).astype(float)
-    chain = replace(chain, kept=kept, lean=left, lean_s=seconds)
-    alone = chain.back - rng.integers(0, 5, (1, count))
-    return replace(chain, alone_s=chain.forward_s[None] / 2, alone_back=alone)
+    chain = replace(chain, kept_bytes=kept, lean_bytes=left, lean_s=seconds)
+    alone = chain.back_bytes - rng.integers(0, 5, (1, count))
+    return replace(chain, alone_s=chain.forward_s[None] / 2, alone_back_bytes=alone)
 
 
 def replay(chain, actions):
@@ -43,9 +43,9 @@ def replay(chain, actions):
         """The gradient at hand, whole stages, and outputs that no whole stage holds already."""
         alone = [stage for stage in outputs if stage >= 0 and stage not in whole]
         return (
-            int(chain.gradient[gradient_at])
-            + sum(int(lean.get(s, chain.kept[s])) for s in whole)
-            + sum(int(chain.output[s]) for s in alone)
+            int(chain.gradient_bytes[gradient_at])
+            + sum(int(lean.get(s, chain.kept_bytes[s])) for s in whole)
+            + sum(int(chain.output_bytes[s]) for s in alone)
         )
 
     for what, stage, *way in actions:
@@ -61,14 +61,14 @@ def replay(chain, actions):
         if what == "backward":
             assert stage == gradient_at
             assert stage in whole | alone or (
-                chain.kept[stage] == chain.output[stage] and stage in outputs
+                chain.kept_bytes[stage] == chain.output_bytes[stage] and stage in outputs
             )
-            before = int(chain.gradient[stage - 1]) if stage else 0
+            before = int(chain.gradient_bytes[stage - 1]) if stage else 0
             # What was not kept is made again.
             lean.pop(stage, None)
-            work = before + int(chain.backward_work[stage])
+            work = before + int(chain.backward_work_bytes[stage])
             if stage in alone:
-                work = int(chain.alone_back[0, stage] - chain.gradient[stage])
+                work = int(chain.alone_back_bytes[0, stage] - chain.gradient_bytes[stage])
             peak = max(peak, held() + work)
             seconds += chain.backward_s[stage]
             whole.discard(stage)
@@ -77,13 +77,13 @@ def replay(chain, actions):
             order.append(stage)
             continue
         seconds += chain.forward_s[stage]
-        size = chain.kept[stage] if what in ("all", "lean") else chain.output[stage]
-        peak = max(peak, held() + int(size) + int(chain.forward_work[stage]))
+        size = chain.kept_bytes[stage] if what in ("all", "lean") else chain.output_bytes[stage]
+        peak = max(peak, held() + int(size) + int(chain.forward_work_bytes[stage]))
         outputs.add(stage)
         if what in ("all", "lean"):
             whole.add(stage)
         if what == "lean":
-            lean[stage] = chain.lean[way[0], stage]
+            lean[stage] = chain.lean_bytes[way[0], stage]
             seconds += chain.lean_s[way[0], stage]
         if what == "drop":
             outputs.discard(stage - 1)
@@ -98,12 +98,12 @@ def every_schedule(chain, first, last, has_output=False):
             yield [("all", first), ("backward", first)]
             if chain.alone_s is not None and last < len(chain.forward_s) - 1:
                 yield [("alone", first), ("backward", first)]
-        elif chain.kept[first] == chain.output[first]:
+        elif chain.kept_bytes[first] == chain.output_bytes[first]:
             yield [("backward", first)]
         return
     for inner in every_schedule(chain, first + 1, last, has_output):
         yield [("all", first), *inner, ("backward", first)]
-        for way in range(0 if chain.lean is None else len(chain.lean)):
+        for way in range(0 if chain.lean_bytes is None else len(chain.lean_bytes)):
             yield [("lean", first, way), *inner, ("backward", first)]
     for at in range(first + 1, last + 1):
         run = [("checkpoint", first), *(("drop", stage) for stage in range(first + 1, at))]
@@ -118,7 +118,7 @@ def every_schedule(chain, first, last, has_output=False):
 def test_chain_is_equal_to_brute_force(seed):
     chain = random_chain(seed, 5)
     tried = [replay(chain, actions) for actions in every_schedule(chain, 0, 4)]
-    for budget in range(1, int(chain.kept.sum()) + 20):
+    for budget in range(1, int(chain.kept_bytes.sum()) + 20):
         best = min((seconds for seconds, peak in tried if peak <= budget), default=None)
         found = schedule_chain(chain, budget, num_slots=budget)
         assert (found is None) == (best is None)
@@ -133,7 +133,7 @@ def test_chain_is_equal_to_brute_force(seed):
 def test_chain_with_lean_ways_is_equal_to_brute_force(seed):
     chain = random_chain(seed, 4, is_lean=True)
     tried = [replay(chain, actions) for actions in every_schedule(chain, 0, 3)]
-    for budget in range(1, int(chain.kept.sum()) + 20):
+    for budget in range(1, int(chain.kept_bytes.sum()) + 20):
         best = min((seconds for seconds, peak in tried if peak <= budget), default=None)
         found = schedule_chain(chain, budget, num_slots=budget)
         assert (found is None) == (best is None)

@@ -224,9 +224,9 @@ def test_recompute_of_a_chain_is_near_the_optimum_for_chains(seed):
     # The last gradient reads the last output, the others the gradient behind them instead.
     gradient = np.append(sizes[:-1], 0)
     chain = Chain(
-        forward_s=seconds, backward_s=2 * seconds, output=sizes, kept=sizes, gradient=gradient,
-        forward_work=np.zeros(count, dtype=np.int64),
-        backward_work=-gradient - np.append(0, gradient[:-1]) + before,
+        forward_s=seconds, backward_s=2 * seconds, output_bytes=sizes, kept_bytes=sizes,
+        gradient_bytes=gradient, forward_work_bytes=np.zeros(count, dtype=np.int64),
+        backward_work_bytes=-gradient - np.append(0, gradient[:-1]) + before,
     )  # fmt: skip
     for budget in (20, 30):
         optimal, found = schedule_chain(chain, budget, budget), schedule_graph(graph, budget)

@@ -135,11 +135,11 @@ def block_chain(numbers: BlockNumbers) -> tuple[Chain, int]:
     chain = Chain(
         forward_s=numbers.forward_s,
         backward_s=numbers.backward_s,
-        output=output,
-        kept=kept,
-        gradient=output,
-        forward_work=np.maximum(numbers.forward_work.astype(np.int64) - held - output, 0),
-        backward_work=np.maximum(
+        output_bytes=output,
+        kept_bytes=kept,
+        gradient_bytes=output,
+        forward_work_bytes=np.maximum(numbers.forward_work.astype(np.int64) - held - output, 0),
+        backward_work_bytes=np.maximum(
             numbers.backward_work.astype(np.int64) - held - output - inputs, 0
         ),
     )

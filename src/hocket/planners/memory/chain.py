@@ -36,66 +36,67 @@ _NEW, _REUSED = 0, 1
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Stages in the order of the forward pass; sizes in bytes."""
+    """Stages in the order of the forward pass."""
 
     forward_s: FloatArray
     backward_s: FloatArray
-    output: LongArray
+    output_bytes: LongArray
     """What the next stage reads."""
-    kept: LongArray
+    kept_bytes: LongArray
     """All that the backward pass of the stage needs but its input; the output is part of it."""
-    gradient: LongArray
+    gradient_bytes: LongArray
     """Of the stage's output."""
-    forward_work: LongArray
+    forward_work_bytes: LongArray
     """Held only while the forward pass of the stage runs."""
-    backward_work: LongArray
+    backward_work_bytes: LongArray
     """Likewise; negative where the gradient takes the place of what is not needed any more."""
-    lean: LongArray | None = None
-    """[way, stage]: what is kept of ``kept`` where the rest is cheap to make again."""
+    lean_bytes: LongArray | None = None
+    """[way, stage]: what is kept of ``kept_bytes`` where the rest is cheap to make again."""
     lean_s: FloatArray | None = None
     """[way, stage]: seconds to make that again, before the backward pass; inf where there is no
     such way."""
-    lean_ahead: LongArray | None = None
+    lean_ahead_bytes: LongArray | None = None
     """[way, stage]: the most of its own that it holds while it runs forward so; where not told, as
     if all were kept."""
-    lean_back: LongArray | None = None
+    lean_back_bytes: LongArray | None = None
     """[way, stage]: likewise in its backward pass, gradients of input and output included."""
     alone_s: FloatArray | None = None
     """[way, stage]: seconds to make what its backward pass needs out of its input, where its output
     was there before and is not read any more."""
-    alone_back: LongArray | None = None
+    alone_back_bytes: LongArray | None = None
     """[way, stage]: the most that is held then, gradients included."""
-    passing: LongArray | None = None
+    passing_bytes: LongArray | None = None
     """The most of its own that a stage holds while it runs forward with nothing kept; where not
-    told, its output and ``forward_work``."""
+    told, its output and ``forward_work_bytes``."""
 
     @property
-    def ahead(self) -> LongArray:
+    def ahead_bytes(self) -> LongArray:
         """The most of its own that a stage holds while it runs forward with all kept."""
-        return self.kept + self.forward_work
+        return self.kept_bytes + self.forward_work_bytes
 
     @property
-    def back(self) -> LongArray:
+    def back_bytes(self) -> LongArray:
         """The most that is held in the backward pass of a stage, beside its input."""
-        before = np.append(0, self.gradient[:-1])
-        found: LongArray = self.gradient + before + self.kept + self.backward_work
+        before = np.append(0, self.gradient_bytes[:-1])
+        found: LongArray = self.gradient_bytes + before + self.kept_bytes + self.backward_work_bytes
         return found
 
     def ways(self) -> tuple[LongArray, FloatArray, LongArray, LongArray]:
         """[way, stage], all kept first: what is kept, seconds to make the rest again, and the most
         that is held forward and backward."""
-        if self.lean is None or self.lean_s is None:
-            no_s = np.zeros((1, len(self.kept)))
-            return self.kept[None], no_s, self.ahead[None], self.back[None]
-        aheads = np.tile(self.ahead, (len(self.lean), 1)) if self.lean_ahead is None else (
-            self.lean_ahead)  # fmt: skip
-        backs = np.tile(self.back, (len(self.lean), 1)) if self.lean_back is None else (
-            self.lean_back)  # fmt: skip
+        if self.lean_bytes is None or self.lean_s is None:
+            no_s = np.zeros((1, len(self.kept_bytes)))
+            return self.kept_bytes[None], no_s, self.ahead_bytes[None], self.back_bytes[None]
+        aheads, backs, shape = self.lean_ahead_bytes, self.lean_back_bytes, self.lean_bytes.shape
+        if aheads is None:
+            aheads = np.broadcast_to(self.ahead_bytes, shape)
+        if backs is None:
+            backs = np.broadcast_to(self.back_bytes, shape)
         return (
-            np.vstack([self.kept[None], self.lean]),
-            np.vstack([np.zeros((1, len(self.kept))), self.lean_s]),
-            np.vstack([self.ahead[None], aheads]),
-            np.vstack([self.back[None], backs]),
+            np.vstack([self.kept_bytes, self.lean_bytes]),
+            np.vstack([np.zeros(len(self.kept_bytes)), self.lean_s]),
+            np.vstack([self.ahead_bytes, aheads]),
+            np.vstack([self.back_bytes, backs]),
         )
 
 
@@ -125,17 +126,19 @@ def schedule_chain(
         return -(-np.asarray(column, dtype=np.int64) // unit)
 
     left, again_s, ahead, back = chain.ways()
-    passing = chain.output + chain.forward_work if chain.passing is None else chain.passing
-    output, kept = in_slots(chain.output), in_slots(left)
+    passing = chain.passing_bytes
+    if passing is None:
+        passing = chain.output_bytes + chain.forward_work_bytes
+    output, kept = in_slots(chain.output_bytes), in_slots(left)
     cost = np.full((2, count, count, slots + 1), np.inf)
     split = np.full((2, count, count, slots + 1), _ALL, dtype=np.int32)
     # Asked of the bytes: sizes in slots are rounded.
-    suffices = np.asarray(chain.kept == chain.output, dtype=np.int64)
+    suffices = np.asarray(chain.kept_bytes == chain.output_bytes, dtype=np.int64)
     alone_s = np.zeros((0, count)) if chain.alone_s is None else chain.alone_s
     alone_back = np.zeros((0, count), dtype=np.int64)
-    alone_back = alone_back if chain.alone_back is None else chain.alone_back
+    alone_back = alone_back if chain.alone_back_bytes is None else chain.alone_back_bytes
     _fill(cost, split, suffices, np.asarray(chain.forward_s, dtype=np.float64),
-          np.asarray(chain.backward_s, dtype=np.float64), output, in_slots(chain.gradient),
+          np.asarray(chain.backward_s, dtype=np.float64), output, in_slots(chain.gradient_bytes),
           in_slots(passing), kept, np.asarray(again_s, dtype=np.float64), in_slots(ahead),
           in_slots(back), np.asarray(alone_s, dtype=np.float64), in_slots(alone_back))  # fmt: skip
     seconds = float(cost[_NEW, 0, count - 1, slots])
