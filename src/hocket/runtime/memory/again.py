@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from hocket.base.errors import RunError
+from hocket.runtime.autocast import autocast_dtype
 from hocket.runtime.memory.unmoved import Unmoved
 
 Function = Callable[..., Any]
@@ -86,7 +87,7 @@ class _Call:
         # All of it, and not its function alone: PyTorch 2.11 frees what that saved without it.
         self._inputs: torch.Tensor = _SavedInputs.apply(anchor, *given)  # type: ignore[no-untyped-call]
         kinds = dict.fromkeys((*(tensor.device.type for tensor in given[:1]), "cpu"))
-        self._autocast = {kind: _autocast(kind) for kind in kinds}
+        self._autocast = {kind: autocast_dtype(kind) for kind in kinds}
         self._is_cached = torch.is_autocast_cache_enabled()
         self._device = torch.get_default_device()
         self._draws = _Draws(given) if repeats_draws else None
@@ -158,11 +159,10 @@ class _Call:
         with ExitStack() as stack:
             if self._draws is not None:
                 stack.enter_context(self._draws.again())
-            for kind, state in self._autocast.items():
-                if state != _autocast(kind) or any(state):
-                    enabled, dtype = state
+            for kind, dtype in self._autocast.items():
+                if dtype is not None or autocast_dtype(kind) is not None:
                     stack.enter_context(torch.autocast(
-                        kind, dtype=dtype, enabled=bool(enabled), cache_enabled=self._is_cached
+                        kind, dtype=dtype, enabled=dtype is not None, cache_enabled=self._is_cached
                     ))  # fmt: skip
             if self._device != torch.get_default_device():
                 stack.enter_context(self._device)
@@ -187,11 +187,6 @@ class _Draws:
             if self._devices:
                 set_device_states(self._devices, self._states, device_type=self._kind)
             yield
-
-
-def _autocast(kind: str) -> tuple[bool, torch.dtype | None]:
-    enabled = torch.is_autocast_enabled(kind)
-    return enabled, torch.get_autocast_dtype(kind) if enabled else None
 
 
 def _count_of(tensor: torch.Tensor) -> torch.Tensor:

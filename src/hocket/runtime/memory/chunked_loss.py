@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from hocket.runtime.autocast import autocast_dtype
+
 _SHORT = (torch.bfloat16, torch.float16)
 
 
@@ -28,9 +30,7 @@ def summed_cross_entropy(
     ignore_index: int,
 ) -> torch.Tensor:
     """The sum over rows of the cross-entropy of ``linear(rows, weight, bias)`` in ``dtype``."""
-    kind = rows.device.type
-    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    how = (target, num_chunks, dtype, ignore_index, cast)
+    how = (target, num_chunks, dtype, ignore_index, autocast_dtype(rows.device.type))
     total: torch.Tensor
     total = _ChunkedLoss.apply(rows, weight, bias, *how)  # type: ignore[no-untyped-call]
     return total

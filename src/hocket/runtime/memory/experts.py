@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hocket.runtime.autocast import autocast_dtype
 from hocket.runtime.memory.expert_products import BatchedProduct, SortedProduct, WholeExperts
 from hocket.runtime.memory.groups import GroupedParameter
 from hocket.runtime.memory.stand_in import StandInTensor
@@ -110,9 +111,8 @@ def _product(left: Any, right: Any) -> Any:
     if isinstance(rows, ExpertsStandIn) or rows.dim() != 3 or rows.shape[0] != experts.shape[0]:
         return NotImplemented
     experts = experts.turned() if is_left else experts
-    kind = rows.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else experts.dtype
-    source = experts.source
+    kind, source = rows.device.type, experts.source
+    dtype = autocast_dtype(kind) or experts.dtype
     with torch.autocast(kind, enabled=False):
         made: torch.Tensor = BatchedProduct.apply(  # type: ignore[no-untyped-call]
             rows.to(dtype), source.parameter, source, experts.is_turned, dtype

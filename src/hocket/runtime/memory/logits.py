@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase
+from hocket.runtime.autocast import autocast_dtype
 from hocket.runtime.memory.chunked_loss import summed_cross_entropy
 from hocket.runtime.memory.stand_in import StandInTensor
 
@@ -83,8 +84,7 @@ def lazy_logits(
     rows: torch.Tensor, forward: Head, head: nn.Linear, within: Within, num_chunks: int
 ) -> LazyLogits:
     """What stands for the result of a layer that is called now, by its ``forward``."""
-    kind = rows.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    dtype = autocast_dtype(rows.device.type) or rows.dtype
     is_plain = getattr(forward, "__func__", None) is nn.Linear.forward
     layer = head if is_plain else None
     return LazyLogits(rows, forward, layer, within, num_chunks, head.out_features, dtype)

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hocket.runtime.autocast import autocast_dtype
+
 
 def model_key(model: nn.Module, device: torch.device) -> tuple[Any, ...]:
     """All of a model that makes a step the same kernels on the same memory as another.
@@ -23,9 +25,8 @@ def model_key(model: nn.Module, device: torch.device) -> tuple[Any, ...]:
     Which modules train, which parameters are frozen, where all tensors are, and in which precision
     autocast computes, if it does.
     """
-    is_cast = torch.is_autocast_enabled(device.type)
     return (
-        torch.get_autocast_dtype(device.type) if is_cast else None,
+        autocast_dtype(device.type),
         tuple(module.training for module in model.modules()),
         tuple(buffer.data_ptr() for buffer in model.buffers()),
         tuple((each.data_ptr(), each.requires_grad) for each in model.parameters()),
