@@ -23,23 +23,23 @@ from hocket.capture.recording import Recording
 from hocket.graph import Graph
 
 
-class Saved(NamedTuple):
+class SavedByNode(NamedTuple):
     """A storage that an autograd node of a number has saved."""
 
     node: int
     storage: int
 
 
-def find_saved(recorder: Recorder, loss: torch.Tensor) -> list[Saved]:
+def find_saved(recorder: Recorder, loss: torch.Tensor) -> list[SavedByNode]:
     """What the nodes behind a loss have saved of what the step made."""
-    found: dict[Saved, None] = {}
+    found: dict[SavedByNode, None] = {}
     # Looking at a saved tensor may make a view of it, which is no call of the step.
     with _disable_current_modes():
         for node in _nodes_behind(loss):
             for tensor in _saved_tensors(node):
                 storage = recorder.storage_of(tensor)
                 if storage is not None:
-                    found[Saved(node._sequence_nr(), storage)] = None
+                    found[SavedByNode(node._sequence_nr(), storage)] = None
     return list(found)
 
 
@@ -74,7 +74,7 @@ def _saved_names(kind: Hashable) -> tuple[str, ...]:
     )
 
 
-def note_held(recorder: Recorder, saved: Sequence[Saved]) -> None:
+def note_held(recorder: Recorder, saved: Sequence[SavedByNode]) -> None:
     """Of what was saved, what neither its node reads nor anybody later."""
     recording = recorder.recording
     last_read: dict[int, int] = {}
