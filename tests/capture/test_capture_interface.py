@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import threading
 from collections import UserDict
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +36,82 @@ def test_capture_is_the_same_in_another_process():
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert other.stdout.strip() == capture(*load_model("resnet50", batch=1)).content_hash
+
+
+class Beside(nn.Module):
+    """While it computes, what ``meanwhile`` begins goes on."""
+
+    def __init__(self, meanwhile):
+        super().__init__()
+        self.layer, self._meanwhile = nn.Linear(4, 4), meanwhile
+
+    def forward(self, x):
+        with self._meanwhile():
+            x = self.layer(x)
+        return nn.functional.dropout(x.tanh()).mean()
+
+
+class Waiting(nn.Module):
+    """Draws the same numbers again, and waits in the midst of that."""
+
+    def __init__(self):
+        super().__init__()
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def forward(self):
+        torch.set_rng_state(torch.get_rng_state())
+        self.has_begun.set()
+        self.may_end.wait()
+
+
+def test_capture_does_not_see_what_other_threads_do():
+    @contextmanager
+    def training():
+        waiting = Waiting()
+        thread = threading.Thread(target=waiting)
+        thread.start()
+        waiting.has_begun.wait()
+        yield
+        waiting.may_end.set()
+        thread.join()
+
+    @contextmanager
+    def nothing():
+        yield
+
+    graphs = []
+    for meanwhile in (nothing, training):
+        graph, program = capture_program(Beside(meanwhile), torch.ones(2, 4))
+        assert program.unseen == ""
+        graphs.append(graph)
+    assert graphs[0].op_names == graphs[1].op_names
+    assert graphs[0].content_hash == graphs[1].content_hash
+
+
+def test_two_captures_in_two_threads_leave_nothing_behind():
+    setter, both = torch.manual_seed, threading.Barrier(2)
+
+    @contextmanager
+    def together():
+        # One of them has to wait for the other.
+        with pytest.raises(threading.BrokenBarrierError):
+            both.wait(0.2)
+        yield
+
+    hashes = []
+    threads = [
+        threading.Thread(
+            target=lambda: hashes.append(capture(Beside(together), torch.ones(2, 4)).content_hash)
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(hashes) == 2
+    assert len(set(hashes)) == 1
+    assert torch.manual_seed is setter
 
 
 def test_capture_inference_has_forward_ops_and_all_outputs():

@@ -248,6 +248,27 @@ def test_a_model_is_carried_by_the_last_that_prepared_it():
         first.step(batches[0])
 
 
+def test_a_training_without_a_plan_is_told_that_a_later_one_has_its_model():
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    optimizer = adamw(model)
+    prepare = partial(hocket.prepare, model, optimizer, batches[0], forward=forward)
+    first = prepare()
+    first.step(batches[0])
+    with pytest.raises(NoFeasiblePlanError):
+        prepare(memory=1000)
+    first.step(batches[0])
+    second = prepare(memory=70_000)
+    second.step(batches[0])
+    for call in (first, first.step, first.evaluate, first.predict):
+        with pytest.raises(UsageError, match=r"a later hocket\.prepare carries this model"):
+            call(batches[0])
+    third = prepare()
+    third.step(batches[0])
+    with pytest.raises(UsageError, match=r"a later hocket\.prepare carries this model"):
+        second.step(batches[0])
+
+
 @pytest.mark.parametrize("share", [0.3, 1.0])
 def test_a_training_goes_on_after_another_budget_for_its_model_was_refused(share):
     torch.manual_seed(0)

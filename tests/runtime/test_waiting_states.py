@@ -1,6 +1,7 @@
 """What is saved of a model and its optimizer between steps, while the host still updates."""
 
 import copy
+import io
 import time
 
 import pytest
@@ -81,5 +82,22 @@ def test_a_model_under_way_is_not_copied_and_says_what_to_do(trained):
     train, twin, _ = trained
     with pytest.raises(UsageError, match="cannot be copied"):
         copy.deepcopy(train.model)
+    with pytest.raises(UsageError, match=r"save model\.state_dict\(\)"):
+        torch.save(train.model, io.BytesIO())
     train._carrier.leave()
     assert_same_state(copy.deepcopy(train.model), twin)
+
+
+def test_a_model_whose_plan_moves_nothing_can_be_copied_and_is_not_pickled():
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    model.eval()
+    train = loop_of(model, _slow(model), Memory(budget_bytes=(0,), blocks=()), batches[0], forward)
+    train.step(batches[0])
+    twin = copy.deepcopy(model)
+    assert_same_state(twin, model)
+    train.step(batches[1])
+    plain_steps(twin, _slow(twin), batches[:1], forward=forward)
+    assert not torch.equal(twin.enter.weight, model.enter.weight)
+    with pytest.raises(UsageError, match=r"save model\.state_dict\(\)"):
+        torch.save(model, io.BytesIO())

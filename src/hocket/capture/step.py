@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -46,6 +47,8 @@ from hocket.graph import Phase, Role
 
 Forward = Callable[[nn.Module, Any], Any]
 """How a model is applied to a batch; gives what the loss is taken of."""
+_one_at_a_time = threading.RLock()
+"""Hooks of all modules and the setters of seeds are the whole process's."""
 
 
 def record_fake_step(
@@ -126,7 +129,7 @@ def _record(
         recorder.add_source(name, role, tensor)
     held = held_tensors(model)
     single = torch.autograd.set_multithreading_enabled(False)
-    with _module_hooks(recorder), noting_seeds(recorder), single, recorder:
+    with _one_at_a_time, _module_hooks(recorder), noting_seeds(recorder), single, recorder:
         with nullcontext() if training else torch.no_grad():
             output = (forward or apply_model)(model, batch)
             kept = [loss(output)] if training else tensors_of(output)
@@ -184,8 +187,19 @@ def _collect_gradients(recorder: Recorder, sources: Sequence[NamedTensor]) -> No
 
 @contextmanager
 def _module_hooks(recorder: Recorder) -> Iterator[None]:
-    before = register_module_forward_pre_hook(recorder.enter_module)
-    after = register_module_forward_hook(recorder.leave_module, always_call=True)
+    """Have the recorder know where it is; modules of other threads are called beside it."""
+    own = threading.get_ident()
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == own:
+            recorder.enter_module(module, args)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == own:
+            recorder.leave_module(module, args, output)
+
+    before = register_module_forward_pre_hook(enter)
+    after = register_module_forward_hook(leave, always_call=True)
     try:
         yield
     finally:

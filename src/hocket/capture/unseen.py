@@ -6,6 +6,7 @@ with other draws where `torch.utils.checkpoint` draws the same again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -77,10 +78,12 @@ def note_hooked(recording: Recording, sources: Iterable[NamedTensor]) -> None:
 def noting_seeds(recorder: Recorder) -> Iterator[None]:
     """Have the recorder know when the step sets PyTorch's generator."""
     before = {name: getattr(torch, name) for name in _SETTERS}
+    own = threading.get_ident()
 
     def noted(setter: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            recorder.is_seeded = True
+            # Another thread may train meanwhile, and draw the same numbers again.
+            recorder.is_seeded |= threading.get_ident() == own
             return setter(*args, **kwargs)
 
         return call

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from hocket.base.errors import UsageError
 from hocket.capture.fake import model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.model import CaptureWarning
@@ -48,7 +47,7 @@ from hocket.runtime.train.batches import (
 )
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.forwards import put_forward, take_away
+from hocket.runtime.train.forwards import carried_later, carry, put_forward, take_away
 from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.repeats import AS_ASKED
 from hocket.runtime.train.replayed_budget import ReplayedBudget
@@ -241,14 +240,12 @@ class Budgeted:
 
     def _take_away(self) -> None:
         take_away(module for block in self.blocks for module in block.modules.values())
+        carry(self._model, None)
         self._states.leave()
 
     def _require_model(self) -> None:
         if self._aside is not None:
-            raise UsageError(
-                "a later hocket.prepare carries this model",
-                hint="train with what it returned",
-            )
+            raise carried_later()
 
     # ── gradients and updates ────────────────────────────────────────────────────────────────
 
@@ -354,6 +351,7 @@ class Budgeted:
 
     def _put_visits(self) -> None:
         self._states.of(self._model)
+        carry(self._model, self)
         ring, deliver = self._ring, self._landings.send_group
         sources = {block: sources_of(block, ring, deliver) for block in self.blocks}
         for path, blocks in blocks_by_module(self.blocks).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,11 @@ class LeavesModel(Protocol):
         """Carry the model again, as before it was left."""
 
 
+_carriers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LeavesModel]]
+_carriers = weakref.WeakKeyDictionary()
+"""Whose forwards stand in each model."""
+
+
 class OtherForward(partial[Any]):
     """A call that stands in the place of a module's own forward."""
 
@@ -31,10 +37,37 @@ class OtherForward(partial[Any]):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """A copy of the model would have its carrier with it, and the threads of that."""
-        raise UsageError(
-            "a model that hocket.prepare carries cannot be copied",
-            hint="copy it before, or load train.state_dict()['model'] into another one",
-        )
+        raise carried_whole()
+
+
+def carried_whole() -> UsageError:
+    """The error of a model that is copied or pickled with what carries it."""
+    return UsageError(
+        "a model that hocket.prepare carries cannot be copied or pickled as a whole",
+        hint="save model.state_dict(), or load it into another model; or copy the model before",
+    )
+
+
+def carry(model: nn.Module, carrier: LeavesModel | None) -> None:
+    """Note whose forwards stand in a model from here on; None where they are its own."""
+    if carrier is None:
+        _carriers.pop(model, None)
+    else:
+        _carriers[model] = weakref.ref(carrier)
+
+
+def require_free(model: nn.Module, carrier: object) -> None:
+    """Refuse to train a model that another one carries: its parameters may be under way."""
+    other = _carriers.get(model)
+    if other is not None and other() is not carrier:
+        raise carried_later()
+
+
+def carried_later() -> UsageError:
+    """The error of a training whose model another one has taken."""
+    return UsageError(
+        "a later hocket.prepare carries this model", hint="train with what it returned"
+    )
 
 
 def put_forward(module: nn.Module, carrier: LeavesModel, function: Callable[..., Any]) -> None:

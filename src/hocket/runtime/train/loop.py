@@ -18,6 +18,7 @@ from torch import nn
 from hocket.runtime.train.batches import Padding
 from hocket.runtime.train.carrier import Carrier, HoldsParts, KeepsLanes, TellsReplay, Timings
 from hocket.runtime.train.checkpoint import State, refitted_optimizer, require_same_model
+from hocket.runtime.train.forwards import require_free
 from hocket.runtime.train.repeats import REPLAYED
 from hocket.runtime.train.watch import UNTIMED, Watch, likely_cause
 
@@ -102,6 +103,7 @@ class TrainingLoop:
         loop updates every `LoopOptions.accumulate` steps. ``weight`` is what the loss counts, by
         default its share of an update. With ``timed`` every op is timed, for a report.
         """
+        require_free(self.model, self._carrier)
         if self._wants_cause:
             self.watch.enter()
         if accumulate is None:
@@ -126,6 +128,7 @@ class TrainingLoop:
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
+        require_free(self.model, self._carrier)
         self._is_updated = False
         self._carrier.expect(None)
         loss, self.outputs = self._carrier.forward(self._padded(batch), self.num_steps + 1)
@@ -134,11 +137,13 @@ class TrainingLoop:
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The loss of a batch in evaluation mode; nothing is trained."""
+        require_free(self.model, self._carrier)
         loss, self.outputs = self._carrier.evaluate(self._padded(batch))
         return loss
 
     def predict(self, batch: Any) -> Any:
         """What the model returns in evaluation mode."""
+        require_free(self.model, self._carrier)
         return self._carrier.predict(self._padded(batch))
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────

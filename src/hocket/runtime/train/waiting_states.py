@@ -8,10 +8,35 @@ does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+from hocket.runtime.train.forwards import carried_whole
+
+
+class _Wait:
+    """A hook that waits."""
+
+    # Hooks are wrapped with all that they have: a copy of the model would have its carrier.
+    __slots__ = ("_wait",)
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait = wait
+
+    def __call__(self, *_: object) -> None:
+        """Whatever is saved or loaded."""
+        self._wait()
+
+    def __deepcopy__(self, memo: object) -> _Wait:
+        """The copy of a model has no carrier of its own."""
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """A file of the whole model would have the carrier in it."""
+        raise carried_whole()
 
 
 class WaitingStates:
@@ -19,8 +44,7 @@ class WaitingStates:
 
     def __init__(self, wait: Callable[[], None], *, is_idle: bool) -> None:
         self._is_idle = is_idle
-        # Not the method itself: copies of a model copy what methods belong to.
-        self._hook: Callable[..., None] = lambda *_: wait()
+        self._hook = _Wait(wait)
         self._handles: dict[object, list[RemovableHandle]] = {}
 
     def of(self, owner: nn.Module | torch.optim.Optimizer) -> None:
