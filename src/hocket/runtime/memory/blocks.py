@@ -210,6 +210,13 @@ class Block:
             self.round()
             self.is_stale = True
 
+    def put_aside_gradients(self) -> None:
+        """Gradients at home cannot be added to by a computation on the device."""
+        for parameter in self.parameters if self.home is not None else ():
+            if parameter.grad is not None:
+                self.pending[parameter] = parameter.grad
+                parameter.grad = None
+
     def look_home(self) -> None:
         """Have the parameters look at their home."""
         if self.home is not None:

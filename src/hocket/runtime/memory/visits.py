@@ -56,6 +56,8 @@ class Visits:
     prefetch: int
     repeats_draws: bool
     """Whether what is recomputed draws the same random numbers again."""
+    begin_backward: Callable[[], None]
+    """What is done when the backward pass begins."""
     begin_block: Callable[[Block], None]
     """What is done when the last backward pass of a block begins."""
     finish_block: Callable[[Block], None]
@@ -105,7 +107,6 @@ class Visits:
         """Call a block's module with all that its policy wants, as far as it can run again."""
         visit = Visit(block, len(self._forward))
         self._find(block)
-        _put_aside_gradients(block)
         self._bring(block)
         self._look_ahead(waits=False)
         if not torch.is_grad_enabled():
@@ -173,7 +174,6 @@ class Visits:
 
     def bring_shared(self, block: Block) -> None:
         """Have parameters that are no block's own on the device for a whole step."""
-        _put_aside_gradients(block)
         # Whatever was computed so far may have used them.
         block.left = self.engines.mark()
         self._bring(block)
@@ -284,6 +284,9 @@ class Visits:
 
     def end_forward(self) -> None:
         """The backward pass begins."""
+        # A sum of losses begins several times: then what is there was made meanwhile.
+        if not self._backward:
+            self.begin_backward()
         route = [each.block for each in self._forward]
         if self._route and route and route != self._route:
             self.strayed()
@@ -294,7 +297,8 @@ class Visits:
         """The backward pass of a visit is over."""
         block = visit.block
         self._put_back(block)
-        block.num_open -= 1
+        # A graph that is kept has a second backward pass, of which no forward pass was counted.
+        block.num_open = max(0, block.num_open - 1)
         if not block.num_open:
             self.finish_block(block)
 
@@ -302,6 +306,9 @@ class Visits:
         for visit in self._backward:
             self._leave(visit)
         self._backward = []
+        # Of visits that the loss does not depend on no backward pass comes.
+        for block in dict.fromkeys(each.block for each in self._forward if each.block.num_open):
+            self.finish_block(block)
         self._forget_forward()
         self.finish_step()
 
@@ -309,14 +316,6 @@ class Visits:
         for visit in self._forward:
             visit.block.num_open = 0
         self._forward = []
-
-
-def _put_aside_gradients(block: Block) -> None:
-    """Gradients at home cannot be added to by a computation on the device."""
-    for parameter in block.parameters if block.home is not None else ():
-        if parameter.grad is not None:
-            block.pending[parameter] = parameter.grad
-            parameter.grad = None
 
 
 def _hooked(hooks: Hooks | None) -> AbstractContextManager[None]:

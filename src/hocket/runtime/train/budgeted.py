@@ -106,7 +106,8 @@ class Budgeted:
         self._visits = Visits(
             self._engines, self._slots, self._pool, self._updates, stays,
             any(block.sends for block in self.blocks), memory.prefetch, not is_rehearsal,
-            self._begin_block, self._finish_block, self._finish_step, self._strayed,
+            self._begin_backward, self._begin_block, self._finish_block, self._finish_step,
+            self._strayed,
         )  # fmt: skip
         self._head = find_head(model, memory, graph, self.blocks)
         self._states = WaitingStates(self._settle, is_idle=is_rehearsal)
@@ -248,6 +249,11 @@ class Budgeted:
             raise carried_later()
 
     # ── gradients and updates ────────────────────────────────────────────────────────────────
+
+    def _begin_backward(self) -> None:
+        """Until here a person may drop the gradients of before."""
+        for block in self.blocks:
+            block.put_aside_gradients()
 
     def _begin_block(self, block: Block) -> None:
         """The gradients of a block are about to be whole."""

@@ -1,0 +1,104 @@
+"""Loops that a person writes around a model within a budget: the bits of plain PyTorch."""
+
+import copy
+
+import pytest
+import torch
+from runtime.budget_loops import WAYS, loop_of, mixed
+from runtime.budget_models import MODELS, Layer, classified
+from runtime.train_loops import adamw, assert_same_state
+from torch import nn
+
+from hocket.runtime.memory.uniform import uniform
+
+
+def zeroed_between(loss_of, optimizer, batches):
+    """As tutorials of PyTorch write it: gradients of the step before go after the forward pass."""
+    for batch in batches:
+        loss = loss_of(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+def accumulated(loss_of, optimizer, batches):
+    for number, batch in enumerate(batches, 1):
+        loss = loss_of(batch)
+        loss.backward()
+        if number % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        yield loss.item()
+
+
+def in_a_sum(loss_of, optimizer, batches):
+    for one, other in zip(batches, batches[1:], strict=False):
+        loss = loss_of(one) + loss_of(other)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+def backward_twice(loss_of, optimizer, batches):
+    for batch in batches:
+        loss = loss_of(batch)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.item()
+
+
+def forward_for_nothing(loss_of, optimizer, batches):
+    for batch in batches:
+        loss_of(batches[0])
+        yield from zeroed_between(loss_of, optimizer, [batch])
+
+
+LOOPS = [zeroed_between, accumulated, in_a_sum, backward_twice, forward_for_nothing]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_own_loops_are_as_in_plain_pytorch(loop, seed):
+    torch.manual_seed(seed)
+    model, batches, forward = MODELS["blocks"]()
+    model.eval()
+    twin, batches = copy.deepcopy(model), [*batches, batches[0]]
+    optimizer, plain = adamw(model), adamw(twin)
+    train = loop_of(model, optimizer, mixed(model, seed), batches[0], forward)
+    ours = list(loop(train, optimizer, batches))
+    assert ours == list(loop(lambda batch: forward(twin, batch), plain, batches))
+    train.state_dict()
+    assert_same_state(model, twin)
+
+
+class Glancing(nn.Module):
+    """Calls a layer once more than its loss knows of."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.seen = None
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            self.seen = layer(x.detach()).detach().mean()
+        return x
+
+
+@pytest.mark.parametrize("way", WAYS[::3])
+def test_layers_whose_result_is_not_used_each_time_are_trained(way):
+    torch.manual_seed(0)
+    model = Glancing().eval()
+    twin, batch = copy.deepcopy(model), (torch.randn(8, 16), torch.randint(3, (8,)))
+    optimizer, plain = adamw(model), adamw(twin)
+    train = loop_of(model, optimizer, uniform(model, 0, **way), batch, classified)
+    ours = [train.step(batch).item() for _ in range(3)]
+    theirs = list(zeroed_between(lambda each: classified(twin, each), plain, [batch] * 3))
+    assert ours == theirs
+    train.state_dict()
+    assert_same_state(model, twin)
