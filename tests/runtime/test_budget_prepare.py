@@ -246,6 +246,10 @@ def test_a_model_is_carried_by_the_last_that_prepared_it():
     assert_same_state(model, twin)
     with pytest.raises(UsageError, match=r"a later hocket\.prepare carries this model"):
         first.step(batches[0])
+    before = model.enter.weight.detach().clone()
+    with pytest.raises(UsageError, match=r"a later hocket\.prepare carries this model"):
+        first.state_dict()  # which would have the weights be those that it knew
+    assert torch.equal(model.enter.weight, before)
 
 
 def test_a_training_without_a_plan_is_told_that_a_later_one_has_its_model():

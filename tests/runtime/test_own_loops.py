@@ -1,6 +1,7 @@
 """Loops that a person writes around a model within a budget: the bits of plain PyTorch."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from runtime.budget_models import MODELS, Layer, classified
 from runtime.train_loops import adamw, assert_same_state
 from torch import nn
 
+from hocket.base.errors import UsageError
 from hocket.runtime.memory.uniform import uniform
 
 
@@ -33,7 +35,7 @@ def accumulated(loss_of, optimizer, batches):
 
 
 def in_a_sum(loss_of, optimizer, batches):
-    for one, other in zip(batches, batches[1:], strict=False):
+    for one, other in pairwise(batches):
         loss = loss_of(one) + loss_of(other)
         optimizer.zero_grad()
         loss.backward()
@@ -102,3 +104,44 @@ def test_layers_whose_result_is_not_used_each_time_are_trained(way):
     assert ours == theirs
     train.state_dict()
     assert_same_state(model, twin)
+
+
+@pytest.mark.parametrize("way", WAYS[:4])
+def test_what_is_written_into_parameters_after_an_evaluation_is_trained_on(way):
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    model.eval()
+    twin = copy.deepcopy(model)
+    optimizer, plain = adamw(model), adamw(twin)
+    train = loop_of(model, optimizer, uniform(model, 0, **way), batches[0], forward)
+    ours, theirs = [], []
+    for look in (train.evaluate, train.predict):
+        ours.append(train.step(batches[0]).item())
+        theirs += zeroed_between(lambda batch: forward(twin, batch), plain, batches[:1])
+        train.state_dict()  # which waits for updates
+        look(batches[0])
+        for each in (model, twin):
+            with torch.no_grad():
+                for parameter in each.parameters():
+                    parameter.mul_(0.9)
+    assert ours == theirs
+    train.state_dict()
+    assert_same_state(model, twin)
+
+
+@pytest.mark.parametrize("way", WAYS[1:4])
+def test_other_memory_for_a_parameter_is_refused_and_training_goes_on_with_its_own(way):
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    train = loop_of(model, adamw(model), uniform(model, 0, **way), batches[0], forward)
+    train.step(batches[0])
+    train.state_dict()
+    weight = model.layers[1].up.weight
+    own, weight.data = weight.data, torch.zeros_like(weight)
+    for call in (train.step, train.evaluate):
+        with pytest.raises(UsageError, match=r"write into it: parameter\.data\.copy_"):
+            call(batches[0])
+    with pytest.raises(UsageError, match=r"a parameter of 'layers\.1' \(\[64, 16\]\)"):
+        model.state_dict()
+    weight.data = own
+    assert train.step(batches[0]).isfinite()

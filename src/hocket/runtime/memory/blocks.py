@@ -18,6 +18,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from hocket.base.errors import UsageError
 from hocket.hardware.allocation import aligned
 from hocket.plan.sections.memory import MemoryBlock
 from hocket.runtime.memory.copies import (
@@ -146,6 +147,8 @@ class Block:
     """Whether the device's lasting copy is older than the home."""
     _views: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     """What the parameters look at in each lasting buffer of the device."""
+    _own_storages: set[int] = field(default_factory=set)
+    """The home, and buffers of the device that the parameters have looked at."""
     versions: list[int] = field(default_factory=list)
     """Of the parameters when they were last rounded."""
 
@@ -197,6 +200,7 @@ class Block:
             self.copied = self.home
             if not are_same:
                 self.copied = host_buffer(self.copied_layout.num_bytes, pinned=pinned)
+        self._own_storages.add(self.home.untyped_storage()._cdata)
         self.round()
 
     @torch.no_grad()
@@ -210,12 +214,15 @@ class Block:
             self.round()
             self.is_stale = True
 
-    def put_aside_gradients(self) -> None:
-        """Gradients at home cannot be added to by a computation on the device."""
+    def require_own_memory(self) -> None:
+        """Refuse parameters that a person has given other memory: it would be forgotten."""
         for parameter in self.parameters if self.home is not None else ():
-            if parameter.grad is not None:
-                self.pending[parameter] = parameter.grad
-                parameter.grad = None
+            if parameter.untyped_storage()._cdata not in self._own_storages and parameter.numel():
+                raise UsageError(
+                    f"a parameter of {self.policy.name!r} ({list(parameter.shape)}) was given "
+                    "other memory, and hocket has its own for it within a budget",
+                    hint="write into it: parameter.data.copy_(…) for parameter.data = …",
+                )
 
     def look_home(self) -> None:
         """Have the parameters look at their home."""
@@ -228,6 +235,7 @@ class Block:
         places = [p for p in self.copied_layout.places if p.parameter not in self.grouped]
         if id(buffer) not in self._views:
             self._views[id(buffer)] = [place.of(buffer) for place in places]
+            self._own_storages.add(buffer.untyped_storage()._cdata)
         for place, view in zip(places, self._views[id(buffer)], strict=True):
             place.parameter.data = view
 

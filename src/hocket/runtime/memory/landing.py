@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -93,3 +94,13 @@ class Landings:
 
 def _add(place: torch.Tensor, gradient: torch.Tensor) -> None:
     place.add_(gradient)
+
+
+def put_aside_gradients(blocks: Iterable[Block]) -> None:
+    """Gradients at home cannot be added to by a computation on the device. Until a backward pass
+    begins a person may drop them."""
+    for block in blocks:
+        for parameter in block.parameters if block.home is not None else ():
+            if parameter.grad is not None:
+                block.pending[parameter] = parameter.grad
+                parameter.grad = None

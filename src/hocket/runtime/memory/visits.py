@@ -158,6 +158,7 @@ class Visits:
     def _refresh(self, block: Block) -> None:
         """Have what is copied of a block be what its parameters are now."""
         self.updates.wait(block)
+        block.require_own_memory()
         if block.is_changed:
             block.returned.synchronize()
             block.look_home()

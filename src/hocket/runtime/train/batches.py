@@ -112,6 +112,18 @@ def require_alike(planned: Signature, now: Signature) -> None:
         )
 
 
+def unforeseen(planned: Signature, now: Signature) -> str:
+    """What may hold more of a batch than was rehearsed; empty where nothing does. Refuses one that
+    differs in more than extents."""
+    require_alike(planned, now)
+    if not is_larger(now, planned):
+        return ""
+    return (
+        f"a batch of other shapes than the rehearsed one ({shapes_text(now)}; rehearsed: "
+        f"{shapes_text(planned)}) may hold more than was foreseen"
+    )
+
+
 def _dtype(part: BatchTensor) -> str:
     return str(part.dtype).removeprefix("torch.")
 

@@ -29,7 +29,7 @@ from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
 from hocket.runtime.memory.experts import called_in_groups
 from hocket.runtime.memory.groups import ring_of, sources_of
 from hocket.runtime.memory.home_step import step_at_home
-from hocket.runtime.memory.landing import Gradients, Landings
+from hocket.runtime.memory.landing import Gradients, Landings, put_aside_gradients
 from hocket.runtime.memory.logits import lazy_logits
 from hocket.runtime.memory.part_steps import PartSteps
 from hocket.runtime.memory.parts import find_head, group_experts, model_blocks
@@ -38,13 +38,7 @@ from hocket.runtime.memory.slots import slots_of
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.memory.visiting import Visitors
 from hocket.runtime.memory.visits import Visits
-from hocket.runtime.train.batches import (
-    is_larger,
-    on_device,
-    require_alike,
-    shapes_text,
-    signature_of,
-)
+from hocket.runtime.train.batches import on_device, signature_of, unforeseen
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.forwards import carried_later, carry, put_forward, take_away
@@ -106,8 +100,8 @@ class Budgeted:
         self._visits = Visits(
             self._engines, self._slots, self._pool, self._updates, stays,
             any(block.sends for block in self.blocks), memory.prefetch, not is_rehearsal,
-            self._begin_backward, self._begin_block, self._finish_block, self._finish_step,
-            self._strayed,
+            partial(put_aside_gradients, self.blocks), self._begin_block, self._finish_block,
+            self._finish_step, self._strayed,
         )  # fmt: skip
         self._head = find_head(model, memory, graph, self.blocks)
         self._states = WaitingStates(self._settle, is_idle=is_rehearsal)
@@ -199,6 +193,7 @@ class Budgeted:
 
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
         """Wait for updates that are under way; what was never updated has no state."""
+        self._require_model()
         self._settle()
         for parameter in [p for p, state in optimizer.state.items() if not state]:
             del optimizer.state[parameter]
@@ -207,7 +202,9 @@ class Budgeted:
         """The loss, without gradients."""
         self._begin(batch)
         with torch.no_grad(), in_mode(self._model, is_training=False):
-            return self._forward(batch)
+            carried = self._forward(batch)
+        self._look_home()
+        return carried
 
     def predict(self, batch: Any) -> Any:
         """What the model returns."""
@@ -217,7 +214,14 @@ class Budgeted:
             here = on_device(batch, self._engines.device)
             self._visits.begin(here)
             self._bring_shared()
-            return self._apply(here)
+            returned = self._apply(here)
+        self._look_home()
+        return returned
+
+    def _look_home(self) -> None:
+        """What a person does to parameters between steps they do to the home."""
+        for block in self.blocks:
+            block.look_home()
 
     def _apply(self, here: Any) -> Any:
         with without_cache(self._model) if torch.is_grad_enabled() else nullcontext():
@@ -249,11 +253,6 @@ class Budgeted:
             raise carried_later()
 
     # ── gradients and updates ────────────────────────────────────────────────────────────────
-
-    def _begin_backward(self) -> None:
-        """Until here a person may drop the gradients of before."""
-        for block in self.blocks:
-            block.put_aside_gradients()
 
     def _begin_block(self, block: Block) -> None:
         """The gradients of a block are about to be whole."""
@@ -321,6 +320,7 @@ class Budgeted:
         """Have parameters and gradients at home, with nothing under way."""
         for block in self.blocks:
             self._wait(block)
+            block.require_own_memory()
             block.look_home()
             for parameter, gradient in block.pending.items():
                 parameter.grad = gradient
@@ -384,13 +384,7 @@ class Budgeted:
         )  # fmt: skip
 
     def _notice_shapes(self, batch: Any) -> None:
-        now = signature_of(batch)
-        require_alike(self._rehearsed, now)
-        if is_larger(now, self._rehearsed):
-            self._lose(
-                f"a batch of other shapes than the rehearsed one ({shapes_text(now)}; rehearsed: "
-                f"{shapes_text(self._rehearsed)}) may hold more than was foreseen"
-            )
+        self._lose(unforeseen(self._rehearsed, signature_of(batch)))
 
     def _strayed(self) -> None:
         self._lose(
@@ -399,6 +393,6 @@ class Budgeted:
         )
 
     def _lose(self, what: str) -> None:
-        if not self.lost:
+        if what and not self.lost:
             self.lost = what
             warnings.warn(what, CaptureWarning, 2)
