@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from hocket.runtime.train.forwards import carried_whole
 
 
-class _Wait:
+class _WaitingHook:
     """A hook that waits."""
 
     # Hooks are wrapped with all that they have: a copy of the model would have its carrier.
@@ -30,7 +30,7 @@ class _Wait:
         """Whatever is saved or loaded."""
         self._wait()
 
-    def __deepcopy__(self, memo: object) -> _Wait:
+    def __deepcopy__(self, memo: object) -> _WaitingHook:
         """The copy of a model has no carrier of its own."""
         return self
 
@@ -44,7 +44,7 @@ class WaitingStates:
 
     def __init__(self, wait: Callable[[], None], *, is_idle: bool) -> None:
         self._is_idle = is_idle
-        self._hook = _Wait(wait)
+        self._hook = _WaitingHook(wait)
         self._handles: dict[object, list[RemovableHandle]] = {}
 
     def of(self, owner: nn.Module | torch.optim.Optimizer) -> None:
