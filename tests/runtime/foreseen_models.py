@@ -57,6 +57,44 @@ class _Borrower(nn.Module):
         return self.leave(self.between(self.enter(x)))
 
 
+class Unrolled(nn.Module):
+    """A cell that is called once per word, more often than there are blocks."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(width, 2 * width), nn.Linear(2 * width, 10)
+
+    def forward(self, x):
+        state = None
+        for word in x.unbind(1):
+            state = self.cell(word.tanh(), state)
+        return self.head(state[0])
+
+
+class Tied(nn.Module):
+    """One layer many times, one right behind the other."""
+
+    def __init__(self, width=32, num_loops=6):
+        super().__init__()
+        self.layer, self.head = _TiedLayer(width), nn.Linear(width, 10)
+        self.num_loops = num_loops
+
+    def forward(self, x):
+        for _ in range(self.num_loops):
+            x = self.layer(x)
+        return self.head(x.mean(1))
+
+
+class _TiedLayer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.enter, self.leave = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.leave(functional.gelu(self.enter(self.norm(x))))
+
+
 class ActivationsOutside(nn.Module):
     """Residual blocks whose last activation the model itself applies."""
 
@@ -229,6 +267,8 @@ def _own(build):
 FORESEEN = {
     "sums outside": lambda: _labelled(SumsOutside(), (4, 16, 64, 64)),
     "called twice": lambda: _labelled(CalledTwice(), (8, 32, 32)),
+    "tied": lambda: _labelled(Tied(), (8, 32, 32)),
+    "unrolled": lambda: _labelled(Unrolled(), (16, 40, 32)),
     "activations outside": lambda: _labelled(ActivationsOutside(), (4, 3, 32, 32)),
     "parts outside": lambda: _labelled(PartsOutside(), (8, 32, 32)),
     "skips": lambda: _labelled(Skips(), (4, 3, 32, 32)),

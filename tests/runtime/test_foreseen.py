@@ -19,7 +19,9 @@ from hocket.planners.memory.maker import (
 )
 from hocket.planners.placement.one_device import one_device
 from hocket.planners.registry import ONE_DEVICE
+from hocket.runtime.memory.blocks import blocks_by_module
 from hocket.runtime.memory.logits import can_be_in_chunks
+from hocket.runtime.memory.parts import model_blocks
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
@@ -30,7 +32,7 @@ from hocket.simulate.rewriting.visits import find_visits
 
 NAMES = (
     "sums outside", "called twice", "activations outside", "parts outside", "skips", "saves more",
-    "hf gpt2", "own tied",
+    "hf gpt2", "own tied", "tied",
 )  # fmt: skip
 NUM_REHEARSED = 10
 """Plans of each model, from the leanest on; ``benchmarks/memory/foreseen.py`` has all."""
@@ -85,18 +87,52 @@ def test_layers_that_are_called_twice_are_recomputed_call_by_call():
     assert plans[FULL_RECOMPUTE] < 0.7 * max(plans.values())
 
 
-def test_layers_that_are_called_twice_train_to_the_same_bits():
+def test_one_layer_many_times_is_recomputed_call_by_call():
+    """Its first call has views of weights that the others share."""
+    torch.manual_seed(0)
+    model, batch, forward = FORESEEN["tied"]()
+    _, graph, frontier = _planned(model, batch, forward)
+    cut = frontier.uses.blocks
+    visits = find_visits(graph, cut.start, cut.block_of).visits
+    calls = [(visit.start, visit.stop) for visit in visits if visit.module == "layer"]
+    assert [graph.op_names[first] for first, _ in calls] == [
+        "layer.norm/native_layer_norm", *(f"layer.norm/native_layer_norm:{i}" for i in range(1, 6))
+    ]  # fmt: skip
+    assert [graph.op_names[stop - 1] for _, stop in calls] == [
+        "layer/add",
+        *(f"layer/add:{i}" for i in range(1, 6)),
+    ]
+    plans = {plan.name: plan.peak_bytes for plan in frontier.plans}
+    assert plans[FULL_RECOMPUTE] < 0.5 * max(plans.values())
+
+
+def test_each_call_of_a_layer_goes_the_way_of_the_block_that_it_is_in():
+    """A block may have several calls in a row."""
+    torch.manual_seed(0)
+    model, batch, forward = FORESEEN["unrolled"]()
+    _, graph, frontier = _planned(model, batch, forward)
+    cut = frontier.uses.blocks
+    calls = [visit.block for visit in find_visits(graph, cut.start, cut.block_of).visits
+             if visit.module == "cell"]  # fmt: skip
+    assert len(calls) == 40 > 2 * len(set(calls))
+    memory = next(plan.memory for plan in frontier.plans if plan.name == FULL_RECOMPUTE)
+    carried = blocks_by_module(model_blocks(model, memory, graph))["cell"]
+    assert [block.index for block in carried] == calls
+
+
+@pytest.mark.parametrize("name", ["called twice", "tied", "unrolled"])
+def test_layers_that_are_called_again_train_to_the_same_bits(name):
     losses = []
     for is_plain in (True, False):
         torch.manual_seed(0)
-        model, batch, forward = FORESEEN["called twice"]()
+        model, batch, forward = FORESEEN[name]()
         optimizer = adamw(model)
         recipe, graph, frontier = _planned(model, batch, forward)
         torch.manual_seed(1)
         if is_plain:
             losses.append([_plain_loss(model, batch, forward, optimizer) for _ in range(4)])
             continue
-        # Both calls of a layer have ways of their own.
+        # Calls of a layer have ways of their own.
         ways = cycle(({"activations": "recomputed"}, {"activations": "offloaded"}, {}))
         full = next(plan.memory for plan in frontier.plans if plan.name == FULL_RECOMPUTE)
         blocks = [replace(each, activations="kept") for each in full.blocks]

@@ -21,6 +21,7 @@ from hocket.base.arrays import LongArray
 from hocket.graph.graph import Graph
 from hocket.plan.sections.memory import WITHOUT_MODULE
 from hocket.simulate.rewriting.blocks import StepBlocks, make_blocks, num_forward_ops
+from hocket.simulate.rewriting.calls import CALLS, Span, calls_of, outer_modules
 from hocket.simulate.rewriting.chunks import find_logits
 from hocket.simulate.rewriting.homes import runs_within
 
@@ -126,9 +127,14 @@ def _tail(graph: Graph, num_forward: int) -> int:
 
 
 def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
-    """Where blocks of the forward pass begin so that few bytes cross their edges."""
+    """Where blocks of the forward pass begin so that few bytes cross their edges; not within calls
+    of modules that are called again and again, which could not be carried out by block then."""
     made, crossing = _made_and_crossing(graph, num_forward)
     most = max(int(made[-1]) // NUM_NARROW_BLOCKS * 2, int(np.diff(made).max(initial=1)), 1)
+    is_inside = np.zeros(num_forward + 1, dtype=bool)
+    for first, stop in _whole_calls(graph, num_forward, made, most):
+        is_inside[first + 1 : stop] = True
+        most = max(most, int(made[stop] - made[first]))
     best = np.zeros(num_forward + 1, dtype=np.int64)
     previous = np.zeros(num_forward + 1, dtype=np.int64)
     window = deque([0])
@@ -137,6 +143,8 @@ def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
             window.popleft()
         previous[at] = window[0]
         best[at] = best[window[0]] + crossing[at]
+        if is_inside[at]:
+            continue
         while window and best[window[-1]] >= best[at]:
             window.pop()
         window.append(at)
@@ -145,6 +153,19 @@ def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
         at = int(previous[at])
         starts.append(at)
     return starts[::-1]
+
+
+def _whole_calls(graph: Graph, num_forward: int, made: LongArray, most: int) -> list[Span]:
+    """Calls of the outermost modules that are called again and again; of those that are called
+    a few times alone where no call makes more bytes than a block."""
+    found: dict[str, list[Span]] = {}
+    for path, count in sorted(graph.meta.get(CALLS, {}).items(), key=lambda each: len(each[0])):
+        if found.keys().isdisjoint(outer_modules(path)):
+            calls = calls_of(graph, path, num_forward)
+            largest = max((int(made[stop] - made[first]) for first, stop in calls), default=0)
+            if calls and (count >= FEWEST or largest <= most):
+                found[path] = calls
+    return [call for calls in found.values() for call in calls]
 
 
 def _made_and_crossing(graph: Graph, num_forward: int) -> tuple[LongArray, LongArray]:

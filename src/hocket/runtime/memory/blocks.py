@@ -103,6 +103,8 @@ class Block:
     index: int
     """Its place in the forward pass; -1 for what is needed before all blocks."""
     modules: dict[str, nn.Module]
+    calls: Sequence[str] = ()
+    """Paths of these modules, each as often as the block calls it."""
     parameters: list[nn.Parameter] = field(default_factory=list)
     """Those that no other block has."""
     draws: bool = True
@@ -260,10 +262,10 @@ class Block:
 
 
 def blocks_by_module(blocks: Iterable[Block]) -> dict[str, list[Block]]:
-    """By the path of a module: the blocks that call it, in the order of the calls."""
+    """By the path of a module: the block of each of its calls, in the order of the calls."""
     found: dict[str, list[Block]] = {}
     for block in blocks:
-        for path in block.modules:
+        for path in block.calls:
             found.setdefault(path, []).append(block)
     return found
 

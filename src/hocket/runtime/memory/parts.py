@@ -16,10 +16,11 @@ from hocket.runtime.memory.copies import extent
 from hocket.runtime.memory.groups import can_be_grouped
 from hocket.runtime.memory.logits import last_layer, path_of
 from hocket.simulate.rewriting.blocks import blocks_of
+from hocket.simulate.rewriting.calls import outer_modules
 from hocket.simulate.rewriting.chunks import logits_module
 from hocket.simulate.rewriting.experts import find_experts, in_groups
 from hocket.simulate.rewriting.uses import can_run_twice
-from hocket.simulate.rewriting.visits import StepVisit, find_visits, outer_modules
+from hocket.simulate.rewriting.visits import StepVisit, find_visits
 
 SHARED = "(shared)"
 """Name of the block of parameters that several blocks have, or none."""
@@ -44,7 +45,7 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
         once = [v.module for v in own if policy.activations == "recomputed" and graph is not None
                 and not can_run_twice(graph, v.start, v.stop)]  # fmt: skip
         draws = _draws(policy, graph)
-        blocks.append(Block(policy, index, modules, draws=draws, once=frozenset(once)))
+        blocks.append(Block(policy, index, modules, paths, draws=draws, once=frozenset(once)))
     owners: Counter[nn.Parameter] = Counter()
     for block in blocks:
         owners.update(_parameters(block))
@@ -61,7 +62,7 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
     is_hosted = bool(policies) and all(at_home)
     shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
     # The forward pass begins with them.
-    return [*blocks, Block(shared, -1, {}, rest)]
+    return [*blocks, Block(shared, -1, {}, parameters=rest)]
 
 
 def _draws(policy: MemoryBlock, graph: Graph | None) -> bool:

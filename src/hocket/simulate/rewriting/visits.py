@@ -18,12 +18,11 @@ import numpy as np
 
 from hocket.base.arrays import IntArray
 from hocket.graph.graph import Graph, Phase
+from hocket.simulate.rewriting.calls import calls_of, num_calls, outer_modules
 from hocket.simulate.rewriting.chunks import logits_module
 
 LISTS = "lists"
 """Note of a graph: paths of modules that are never called, only their members."""
-CALLS = "calls"
-"""Note of a graph: how often a step calls the modules that it calls more than once, by path."""
 OUTSIDE = -1
 """Of ops that are in no visit."""
 
@@ -75,12 +74,10 @@ def visited_modules(graph: Graph, start: IntArray) -> list[list[str]]:
 
 
 def _is_cut_by_calls(graph: Graph, path: str, start: IntArray) -> bool:
-    """Whether blocks have single calls of a module: each run of its ops is one, within a block."""
-    inside = np.array([path in (each, *outer_modules(each)) for each in (*graph.modules, "")])
-    is_own = inside[graph.op_module[: int(start[-1])]]
-    firsts = np.flatnonzero(np.diff(is_own.astype(np.int8), prepend=0) == 1)
-    crossed = is_own[start[1:-1] - 1] & is_own[start[1:-1]]
-    return len(firsts) == graph.meta.get(CALLS, {}).get(path, 1) and not crossed.any()
+    """Whether blocks have whole calls of a module: none begins within one."""
+    calls = calls_of(graph, path, int(start[-1]))
+    edges = start[1:-1].tolist()
+    return bool(calls) and not any(first < edge < stop for first, stop in calls for edge in edges)
 
 
 def _block_paths(graph: Graph, start: IntArray) -> list[tuple[int, str]]:
@@ -89,12 +86,6 @@ def _block_paths(graph: Graph, start: IntArray) -> list[tuple[int, str]]:
     pairs = np.stack([block, graph.op_module[: len(block)]], axis=1)
     _, first = np.unique(pairs, axis=0, return_index=True)
     return [(int(block[op]), graph.module_of(op)) for op in np.sort(first).tolist()]
-
-
-def outer_modules(path: str) -> list[str]:
-    """Modules around a module, from the inside."""
-    parts = path.split(".")[:-1]
-    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
 
 
 def find_visits(graph: Graph, start: IntArray, block_of: IntArray) -> StepVisits:
@@ -122,7 +113,7 @@ def find_visits(graph: Graph, start: IntArray, block_of: IntArray) -> StepVisits
 
 
 def _calls(graph: Graph, start: IntArray) -> list[StepVisit]:
-    """Runs of forward ops inside one of the visited modules."""
+    """Runs of forward ops inside one of the visited modules, cut where its calls are known."""
     of_blocks = visited_modules(graph, start)
     paths = list(dict.fromkeys(path for of_block in of_blocks for path in of_block))
     number = {path: at for at, path in enumerate(paths)}
@@ -131,7 +122,10 @@ def _calls(graph: Graph, start: IntArray) -> list[StepVisit]:
          for path in (*graph.modules, "")]
     )  # fmt: skip
     inside = of_module[graph.op_module[: int(start[-1])]]
-    edges = np.flatnonzero(np.diff(inside, prepend=OUTSIDE, append=OUTSIDE)).tolist()
+    changes = np.flatnonzero(np.diff(inside, prepend=OUTSIDE, append=OUTSIDE)).tolist()
+    repeated = [path for path in paths if num_calls(graph, path) > 1]
+    calls = [first for path in repeated for first, _ in calls_of(graph, path, int(start[-1]))]
+    edges = sorted({*changes, *calls})
     block = np.searchsorted(start, edges, side="right") - 1
     return [
         StepVisit(paths[inside[first]], int(block[at]), first, stop)

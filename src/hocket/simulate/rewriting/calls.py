@@ -1,0 +1,71 @@
+"""Which forward ops are one call of a module, of modules that a step calls more than once.
+
+A recorded op knows its module, and a step how often it calls each; where calls begin follows. Calls
+that other ops part are as many runs of a module's ops. Calls right behind each other are cut where
+the same ops of the same modules come again; the first may have more views, such as transposed
+weights, which the others share. O(ops).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.base.arrays import BoolArray, LongArray
+from hocket.graph.graph import Graph
+
+CALLS = "calls"
+"""Note of a graph: how often a step calls the modules that it calls more than once, by path."""
+
+Span = tuple[int, int]
+"""The first op of a call and the one after its last."""
+
+
+def outer_modules(path: str) -> list[str]:
+    """Modules around a module, from the inside."""
+    parts = path.split(".")[:-1]
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+
+
+def num_calls(graph: Graph, path: str) -> int:
+    """How often a step calls a module in its forward pass."""
+    noted: int = graph.meta.get(CALLS, {}).get(path, 1)
+    return noted
+
+
+def calls_of(graph: Graph, path: str, num_forward: int) -> list[Span]:
+    """The calls of a module; empty where it cannot be told where they begin."""
+    inside = np.array([path in (each, *outer_modules(each)) for each in (*graph.modules, "")])
+    own: LongArray = np.flatnonzero(inside[graph.op_module[:num_forward]])
+    starts: LongArray = np.flatnonzero(np.diff(own, prepend=-2) > 1)
+    count = num_calls(graph, path)
+    if len(starts) != count:
+        apart, starts = starts, _repeats(graph, own, count)
+        # Whatever parts ops of the module has to part calls of it.
+        if not np.isin(apart, starts).all():
+            return []
+    stops = np.append(starts[1:], len(own)) - 1
+    return list(zip(own[starts].tolist(), (own[stops] + 1).tolist(), strict=True))
+
+
+def _repeats(graph: Graph, own: LongArray, count: int) -> LongArray:
+    """Positions among a module's ops from where on they are the same ones again, ``count`` times;
+    none where they are not."""
+    what = np.stack([graph.op_module[own], graph.op_kind[own]], axis=1)
+    making = np.flatnonzero(_makes(graph)[own])
+    num_made, left = divmod(len(making), count)
+    made = what[making].reshape(count, -1, 2) if num_made and not left and count > 1 else what[:0]
+    if len(made) and (made == made[0]).all():
+        for start in range(int(making[num_made - 1]) + 1, int(making[num_made]) + 1):
+            length, left = divmod(len(own) - start, count - 1)
+            is_alike = (what[[0, start - 1]] == what[[start, -1]]).all()
+            if not left and is_alike and (what[start:-length] == what[start + length :]).all():
+                return np.array([0, *range(start, len(own), length)])
+    return np.zeros(0, dtype=np.int64)
+
+
+def _makes(graph: Graph) -> BoolArray:
+    """Per op: whether it makes a tensor that is no other one's view."""
+    is_own = (graph.tensor_producer >= 0) & (graph.root_of == np.arange(graph.num_tensors))
+    found = np.zeros(graph.num_ops, dtype=bool)
+    found[graph.tensor_producer[is_own]] = True
+    return found
