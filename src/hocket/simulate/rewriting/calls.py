@@ -40,8 +40,8 @@ def calls_of(graph: Graph, path: str, num_forward: int) -> list[Span]:
     count = num_calls(graph, path)
     if len(starts) != count:
         apart, starts = starts, _repeats(graph, own, count)
-        # Whatever parts ops of the module has to part calls of it.
-        if not np.isin(apart, starts).all():
+        # Whatever parts ops of the module has to part calls of it; some modules have no ops.
+        if not len(starts) or not np.isin(apart, starts).all():
             return []
     stops = np.append(starts[1:], len(own)) - 1
     return list(zip(own[starts].tolist(), (own[stops] + 1).tolist(), strict=True))
@@ -57,7 +57,7 @@ def _repeats(graph: Graph, own: LongArray, count: int) -> LongArray:
     if len(made) and (made == made[0]).all():
         for start in range(int(making[num_made - 1]) + 1, int(making[num_made]) + 1):
             length, left = divmod(len(own) - start, count - 1)
-            is_alike = (what[[0, start - 1]] == what[[start, -1]]).all()
+            is_alike = (what[[0, start - 1], 0] == what[[start, -1], 0]).all()
             if not left and is_alike and (what[start:-length] == what[start + length :]).all():
                 return np.array([0, *range(start, len(own), length)])
     return np.zeros(0, dtype=np.int64)
