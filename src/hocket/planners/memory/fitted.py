@@ -46,7 +46,7 @@ class Fitted:
     @cached_property
     def update_orders(self) -> UpdateOrders | None:
         """What the order of updates on the host gains; None without any."""
-        return host_update_orders(self.step, self.uses)
+        return host_update_orders(self.step, self.uses, self.least_s)
 
     @cached_property
     def step_s(self) -> float:

@@ -38,9 +38,10 @@ class UpdateOrders:
         return self.step_s[_AS_THEY_COME] / self.step_s[_BY_NEED]
 
 
-def host_update_orders(step: BudgetedStep, uses: Uses) -> UpdateOrders | None:
-    """The orders of a step's updates on the host; None where it has none there."""
+def host_update_orders(step: BudgetedStep, uses: Uses, least_s: float) -> UpdateOrders | None:
+    """The orders of a step's updates on the host, of which none makes it take less than
+    ``least_s``; None where it has none there."""
     if not (step.rewritten.graph.op_stream == Stream.HOST).any():
         return None
-    times_s = {name: period_s(step, uses, how) for name, how in HOST_ORDERS.items()}
+    times_s = {name: max(period_s(step, uses, how), least_s) for name, how in HOST_ORDERS.items()}
     return UpdateOrders(times_s, busiest_s(step))
