@@ -145,3 +145,63 @@ def test_other_memory_for_a_parameter_is_refused_and_training_goes_on_with_its_o
         model.state_dict()
     weight.data = own
     assert train.step(batches[0]).isfinite()
+
+
+class Fragile(nn.Module):
+    """Layers between which a backward pass may fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.fails = False
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            if number == 1 and self.fails:
+                x.register_hook(self._fail)
+        return x
+
+    def _fail(self, _):
+        raise FloatingPointError("in the backward pass")
+
+
+def with_failures(model, train_on, batches):
+    """Losses of steps of which every second fails in its backward pass."""
+    for number, batch in enumerate(batches):
+        model.fails = bool(number % 2)
+        if not model.fails:
+            yield train_on(batch).item()
+            continue
+        with pytest.raises(FloatingPointError):
+            train_on(batch)
+
+
+@pytest.mark.parametrize("way", [*WAYS[::2], None])
+@pytest.mark.parametrize("is_own", [True, False], ids=["own loop", "steps"])
+def test_gradients_of_a_backward_pass_that_failed_are_in_no_later_update(way, is_own):
+    torch.manual_seed(0)
+    model = Fragile().eval()
+    twin = copy.deepcopy(model)
+    batches = [(torch.randn(8, 16), torch.randint(3, (8,))) for _ in range(6)]
+    optimizer, plain = adamw(model), adamw(twin)
+    section = mixed(model, 0) if way is None else uniform(model, 0, **way)
+    # Gradients that are clipped are gathered first: nothing is updated by a part of them.
+    train = loop_of(model, optimizer, section, batches[0], classified, clip_norm=1e9)
+
+    def trained(loss_of, optimizer):
+        def train_on(batch):
+            optimizer.zero_grad()
+            loss = loss_of(batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1e9)
+            optimizer.step()
+            return loss
+
+        return train_on
+
+    ours = trained(train, optimizer) if is_own else train.step
+    theirs = trained(lambda batch: classified(twin, batch), plain)
+    assert [*with_failures(model, ours, batches)] == [*with_failures(twin, theirs, batches)]
+    train.state_dict()
+    assert_same_state(model, twin)

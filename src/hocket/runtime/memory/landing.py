@@ -74,6 +74,17 @@ class Landings:
                 block.pending[parameter] = gradient.clone()
         self._pool.give_back(landing)
 
+    def drop(self, blocks: Iterable[Block]) -> None:
+        """Of a backward pass that did not end no gradient is whole: none is left."""
+        for block in blocks:
+            self._updates.wait(block)
+            if block.arriving is not None and block.arriving is not block.landing:
+                self._pool.give_back(block.arriving)
+            block.arriving, block.arrived = None, set()
+            self.leave(block)
+            for parameter in block.parameters:
+                parameter.grad = None
+
     def leave(self, block: Block) -> None:
         """On the host: what has come was used."""
         block.pending = {}

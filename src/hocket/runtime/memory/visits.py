@@ -67,6 +67,8 @@ class Visits:
     strayed: Callable[[], None]
     """Tells that a step went another way than the one before."""
     _forward: list[Visit] = field(default_factory=list)
+    is_cut_off: bool = False
+    """Whether a backward pass began and has not come to its end."""
     _backward: list[Visit] = field(default_factory=list)
     """Visits whose backward pass has begun and is not known to be over."""
     _route: list[Block] = field(default_factory=list)
@@ -91,7 +93,7 @@ class Visits:
         self._num_calls.clear()
         tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
         self._batch = frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
-        self._backward, self._in_use = [], set()
+        self._backward, self._in_use, self.is_cut_off = [], set(), False
         self._position = -1
 
     def next_of(self, path: str, blocks: Sequence[Block]) -> Block:
@@ -288,6 +290,7 @@ class Visits:
         # A sum of losses begins several times: then what is there was made meanwhile.
         if not self._backward:
             self.begin_backward()
+        self.is_cut_off = True
         route = [each.block for each in self._forward]
         if self._route and route and route != self._route:
             self.strayed()
@@ -312,6 +315,7 @@ class Visits:
             self.finish_block(block)
         self._forget_forward()
         self.finish_step()
+        self.is_cut_off = False
 
     def _forget_forward(self) -> None:
         for visit in self._forward:

@@ -154,6 +154,8 @@ class Budgeted:
     def _forward(self, batch: Any) -> Carried:
         self._is_own_loop = False
         here = on_device(batch, self._engines.device)
+        if self._visits.is_cut_off:
+            self._landings.drop(self.blocks)
         self._visits.begin(here)
         self._visitors.forget()
         self._bring_shared()
