@@ -73,13 +73,19 @@ def test_peaks_of_plans_are_foreseen(name):
     assert kinds == {"kept", "offloaded", "recomputed"}
 
 
+def _visited(name):
+    """A model, its graph and frontier, and the calls that its plans are carried out by."""
+    torch.manual_seed(0)
+    model, batch, forward = FORESEEN[name]()
+    _, graph, frontier = _planned(model, batch, forward)
+    cut = frontier.uses.blocks
+    return model, graph, frontier, find_visits(graph, cut.start, cut.block_of).visits
+
+
 def test_layers_that_are_called_twice_are_recomputed_call_by_call():
     """A layer whose one call is interrupted by a module of others is not taken for two calls."""
-    torch.manual_seed(0)
-    model, batch, forward = FORESEEN["called twice"]()
-    _, graph, frontier = _planned(model, batch, forward)
-    blocks = frontier.uses.blocks
-    calls = [v.module for v in find_visits(graph, blocks.start, blocks.block_of).visits]
+    _, _, frontier, visits = _visited("called twice")
+    calls = [visit.module for visit in visits]
     assert calls.count("layers.0") == calls.count("layers.1") == 2
     assert "layers.2" not in calls
     assert calls.count("layers.2.enter") == 2
@@ -89,11 +95,7 @@ def test_layers_that_are_called_twice_are_recomputed_call_by_call():
 
 def test_one_layer_many_times_is_recomputed_call_by_call():
     """Its first call has views of weights that the others share."""
-    torch.manual_seed(0)
-    model, batch, forward = FORESEEN["tied"]()
-    _, graph, frontier = _planned(model, batch, forward)
-    cut = frontier.uses.blocks
-    visits = find_visits(graph, cut.start, cut.block_of).visits
+    _, graph, frontier, visits = _visited("tied")
     calls = [(visit.start, visit.stop) for visit in visits if visit.module == "layer"]
     assert [graph.op_names[first] for first, _ in calls] == [
         "layer.norm/native_layer_norm", *(f"layer.norm/native_layer_norm:{i}" for i in range(1, 6))
@@ -108,12 +110,8 @@ def test_one_layer_many_times_is_recomputed_call_by_call():
 
 def test_each_call_of_a_layer_goes_the_way_of_the_block_that_it_is_in():
     """A block may have several calls in a row."""
-    torch.manual_seed(0)
-    model, batch, forward = FORESEEN["unrolled"]()
-    _, graph, frontier = _planned(model, batch, forward)
-    cut = frontier.uses.blocks
-    calls = [visit.block for visit in find_visits(graph, cut.start, cut.block_of).visits
-             if visit.module == "cell"]  # fmt: skip
+    model, graph, frontier, visits = _visited("unrolled")
+    calls = [visit.block for visit in visits if visit.module == "cell"]
     assert len(calls) == 40 > 2 * len(set(calls))
     memory = next(plan.memory for plan in frontier.plans if plan.name == FULL_RECOMPUTE)
     carried = blocks_by_module(model_blocks(model, memory, graph))["cell"]

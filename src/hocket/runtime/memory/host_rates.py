@@ -5,9 +5,8 @@ the others than alone, by how much differs from machine to machine (of 49.5 GB/s
 42.5 were left, of updates at 112 GB/s 73), and which of them is the slowest decides how blocks are
 best shared out between host and device. So all three are measured at once: one parameter is updated
 after the other, out of more memory than caches hold. In a step copies rest for a part of the time:
-updates are measured without them, too, and rated below the middle of both (`_SPARED`). On an H200
-beside copies that never rest they did 53 to 70 GB/s, without them 100, in a step 77 to 87; a thread
-that starts kernels meanwhile, as a step has one, changed nothing.
+updates are measured without them, too, and rated below the middle of both (`_SPARED`): on hosts of
+H200s that came to 59 GB/s beside copies that never rest, steps did 77 and 87.
 """
 
 from __future__ import annotations

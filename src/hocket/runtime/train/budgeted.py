@@ -153,12 +153,8 @@ class Budgeted:
 
     def _forward(self, batch: Any) -> Carried:
         self._is_own_loop = False
-        here = on_device(batch, self._engines.device)
-        if self._visits.is_cut_off:
-            self._landings.drop(self.blocks)
-        self._visits.begin(here)
+        here = self._entered(batch)
         self._visitors.forget()
-        self._bring_shared()
         with self._visits.outside():
             returned = self._apply(here)
             loss = self._loss(returned)
@@ -213,10 +209,7 @@ class Budgeted:
         self._require_model()
         self._replayed.let_go()
         with torch.no_grad(), in_mode(self._model, is_training=False):
-            here = on_device(batch, self._engines.device)
-            self._visits.begin(here)
-            self._bring_shared()
-            returned = self._apply(here)
+            returned = self._apply(self._entered(batch))
         self._look_home()
         return returned
 
@@ -351,11 +344,17 @@ class Budgeted:
                 lasting += block.unmoved.spares()
         return lasting
 
-    def _bring_shared(self) -> None:
-        """Parameters that no block has alone are there for the whole step."""
+    def _entered(self, batch: Any) -> Any:
+        """The batch on the device, where nothing is left of a backward pass that failed and what no
+        block has alone is there for all."""
+        here = on_device(batch, self._engines.device)
+        if self._visits.is_cut_off:
+            self._landings.drop(self.blocks)
+        self._visits.begin(here)
         shared = self.blocks[-1]
         if shared.home is not None:
             self._visits.bring_shared(shared)
+        return here
 
     def _put_visits(self) -> None:
         self._states.of(self._model)
