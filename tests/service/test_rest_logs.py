@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.rest_service import is_problem
 
+from hocket.service.daemon.log import Log
 from hocket.service.executors.executor import AttemptName
 from hocket.service.rest import logs
 
@@ -46,9 +47,6 @@ class InMemory:
     def __init__(self, data):
         self.data = data
 
-    def size_bytes(self):
-        return len(self.data)
-
     def read(self, start, length):
         return self.data[start : start + length]
 
@@ -62,7 +60,24 @@ def test_the_last_lines_are_found_wherever_blocks_end(lines, num_lines, ends_wit
     wanted = b"".join(kept[-num_lines:]) if num_lines else b""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs, "_CHUNK_BYTES", 7)
-        assert data[logs._tail_start(InMemory(data), num_lines) :] == wanted
+        assert data[logs._tail_start(InMemory(data), len(data), num_lines) :] == wanted
+
+
+def test_a_program_that_prints_meanwhile_does_not_hide_its_last_line(service, monkeypatch):
+    number = service.submit()["id"]
+    service.wait_for(number, "running")
+    path = service.log_path(number)
+    path.write_bytes(b"first\nsecond\n")
+    size_bytes = Log.size_bytes
+
+    def grows_when_asked(log):
+        found = size_bytes(log)
+        with path.open("ab") as file:
+            file.write(b"another line\n")
+        return found
+
+    monkeypatch.setattr(Log, "size_bytes", grows_when_asked)
+    assert service.client.get(f"/v1/jobs/{number}/log?tail=1").text == "second\n"
 
 
 def test_a_followed_log_ends_with_its_attempt(service):

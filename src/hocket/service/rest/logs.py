@@ -50,7 +50,8 @@ async def read_log(
     number = await run_in_threadpool(_attempt, daemon, job, attempt)
     log = await run_in_threadpool(daemon.log, job, number)
     size_bytes = await run_in_threadpool(log.size_bytes)
-    start = 0 if tail is None else await run_in_threadpool(_tail_start, log, tail)
+    # Of the same size: a program that prints in between must not push its last lines out of reach.
+    start = 0 if tail is None else await run_in_threadpool(_tail_start, log, size_bytes, tail)
     headers = {"hocket-attempt": str(number), "accept-ranges": "bytes"}
     wanted = _RANGE.fullmatch(range.strip()) if range and tail is None else None
     if follow:
@@ -85,9 +86,8 @@ def _span(first: str, last: str, size_bytes: int) -> tuple[int, int]:
     return int(first), min(int(last) + 1, size_bytes) if last else size_bytes
 
 
-def _tail_start(log: Log, num_lines: int) -> int:
-    """Where the last lines begin; looks at the end of the file only, as far as a bound."""
-    size_bytes = log.size_bytes()
+def _tail_start(log: Log, size_bytes: int, num_lines: int) -> int:
+    """Where the last lines of the first bytes begin; looks at their end only, as far as a bound."""
     end = size_bytes - int(log.read(size_bytes - 1, 1) == b"\n") if size_bytes else 0
     start = end
     while start > max(size_bytes - _MAX_TAIL_BYTES, 0) and num_lines > 0:
