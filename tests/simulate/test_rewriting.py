@@ -140,6 +140,26 @@ def test_offloaded_activations_leave_and_come_back():
     assert _peak(GRAPH, memory) < _peak(GRAPH, _all(GRAPH))
 
 
+def test_what_is_offloaded_leaves_as_it_is_made_and_comes_back_the_last_first():
+    """A visit of many ops hides its own copies: to the host none waits for the visit's end."""
+    graph = chain_step(4, ops_per_layer=12)
+    step = budgeted(*placed(graph), _all(graph, activations="offloaded"))
+    new, timeline = step.rewritten.graph, simulate(step.problem, step.plan)
+    ends, starts = (
+        dict(zip(new.op_names, times.tolist(), strict=True))
+        for times in (timeline.op_end_s, timeline.op_start_s)
+    )
+    for n in range(2):
+        made = [f"f{n}.{k}" for k in range(11)]
+        for name in made[1:]:
+            assert starts[f"{name}.out@offload"] == pytest.approx(ends[name])
+        assert starts[f"{made[-1]}.out@offload"] < ends[f"f{n}.11"]
+        back = [starts[f"{name}.out@fetch"] for name in reversed(made)]
+        assert back == sorted(back)
+        # The first comes while the backward pass is in the layer above.
+        assert back[0] < ends[f"b{n + 1}.0"]
+
+
 def test_a_share_offloads_about_that_part_of_the_bytes():
     whole = moved_bytes(rewrite(GRAPH, _all(GRAPH, activations="offloaded")))[0]
     half = moved_bytes(rewrite(GRAPH, _all(GRAPH, activations="offloaded", share=0.5)))[0]

@@ -178,8 +178,9 @@ class _Rewriter:
         self.out.forget(gone.difference(*self.brought.values()))
 
     def _send(self, visit: int) -> None:
-        """Copy out what a visit that is over sends."""
-        for storage in self.sending.pop(visit, ()):
+        """Copy out what a visit that is over sends: each storage as soon as it is whole, while the
+        visit goes on."""
+        for storage in sorted(self.sending.pop(visit, ()), key=self.out.latest):
             size = int(self.graph.tensor_bytes[storage])
             self.offloads[storage] = self.out.copy(
                 f"{self.graph.tensor_names[storage]}@offload", Stream.COPY_OUT, size,
