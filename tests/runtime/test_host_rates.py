@@ -12,11 +12,13 @@ from hocket.runtime.memory.host_rates import HostRates, measure_host_rates, rate
 
 
 def test_rates_are_what_was_done_over_the_time_that_it_took(monkeypatch):
-    """By a clock that stands still but for updates; copies are done at once."""
+    """By a clock that stands still but for updates and rests; copies are done at once."""
     now, took = [0.0], []
     monkeypatch.setattr(host_rates.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(host_rates.time, "sleep", lambda rest_s: now.append(now.pop() + rest_s))
     for name, value in {
         "COPY_BYTES": 1000, "NUM_NUMBERS": 100, "NUM_PARAMETERS": 2, "NUM_PASSES": 9, "ENOUGH_S": 7,
+        "COPIES_ALONE_S": 100,
     }.items():  # fmt: skip
         monkeypatch.setattr(host_rates, f"_{name}", value)
 
@@ -32,8 +34,10 @@ def test_rates_are_what_was_done_over_the_time_that_it_took(monkeypatch):
     measure_host_rates.cache_clear()
     assert took == (8 + 16) * [max(1, before - 1)]
     assert torch.get_num_threads() == before
-    # Six copies each way in nine seconds, three slower updates in six, then eight in four.
-    assert found == (670, 670, pytest.approx(0.85 * (1400 + 5600) / 2, rel=0.01))
+    # Six copies each way in nine seconds, then a hundred in as many; three slower updates in six,
+    # then eight in four.
+    copied = pytest.approx(0.95 * (667 + 1000) / 2, rel=0.01)
+    assert found == (copied, copied, pytest.approx(0.85 * (1400 + 5600) / 2, rel=0.01))
 
 
 def test_an_update_is_made_as_blocks_at_home_are_updated():

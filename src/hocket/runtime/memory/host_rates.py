@@ -1,12 +1,13 @@
-"""What a host does per second while everything that training from its memory needs is at work.
+"""What a host does per second in steps that train from its memory.
 
 Copies to a GPU, copies from it and updates of parameters share one memory: each is slower beside
 the others than alone, by how much differs from machine to machine (of 49.5 GB/s to an H200 alone
 42.5 were left, of updates at 112 GB/s 73), and which of them is the slowest decides how blocks are
 best shared out between host and device. So all three are measured at once: one parameter is updated
-after the other, out of more memory than caches hold. In a step copies rest for a part of the time:
-updates are measured without them, too, and rated below the middle of both (`_SPARED`): on hosts of
-H200s that came to 59 GB/s beside copies that never rest, steps did 77 and 87.
+after the other, out of more memory than caches hold. In a step each of them rests for a part of the
+time: copies are measured without updates, too, and updates without copies, and all are rated below
+the middle of both (`_SPARED`, `_SPARED_COPIES`): on hosts of H200s that came to 59 GB/s of updates
+beside copies that never rest, steps did 77 and 87.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ _SPARED = 0.85
 too high, and only copies more where it was rated too low. Simulated for 4.2 B parameters within
 8 GiB (``benchmarks/memory/host_ratings.py``): planned for 85 GB/s where there are 60, a step takes
 16 % longer than it could, planned for 65 where there are 90 it takes 6 % longer."""
+_SPARED_COPIES = 0.95
+"""The same of copies, whose rates differ less from step to step."""
+_COPIES_ALONE_S = 0.3
 _PART_OF_FREE = 4
 """Of the host's free memory at most one in so many bytes is taken."""
 
@@ -58,7 +62,7 @@ class HostRates(NamedTuple):
 
 
 def rated_here(cluster: Cluster, device: torch.device) -> Cluster:
-    """This machine's cluster with the rates of its host as they are beside each other; as it is
+    """This machine's cluster with the rates of its host as they are in a step; as it is
     where there is no GPU, or no room to measure: such a plan may need none of them."""
     if device.type != "cuda":
         return cluster
@@ -80,18 +84,18 @@ def measure_host_rates(device: torch.device) -> HostRates:
         updates = [_update_of(_NUM_NUMBERS) for _ in range(max(1, count))]
         copies = _Copies(device)
         _rounds(updates, copies.ask, num_passes=1)
-        before, began_s = copies.num_done(), time.perf_counter()
-        beside_bps = _rounds(updates, copies.ask, _NUM_PASSES)
-        took_s, after = time.perf_counter() - began_s, copies.num_done()
+        mark = copies.mark()
+        updates_beside_bps = _rounds(updates, copies.ask, _NUM_PASSES)
+        beside, mark = copies.rates_since(mark), copies.mark()
+        copies.go_on()
+        alone = copies.rates_since(mark)
         copies.wait()
-        alone_bps = _rounds(updates, lambda: None, _NUM_PASSES)
+        updates_alone_bps = _rounds(updates, lambda: None, _NUM_PASSES)
+    update_bps = _SPARED * (updates_beside_bps + updates_alone_bps) / 2
     in_bps, out_bps = (
-        max(1, last - first) * _COPY_BYTES / took_s
-        for last, first in zip(after, before, strict=True)
+        _SPARED_COPIES * (one + other) / 2 for one, other in zip(beside, alone, strict=True)
     )
-    return HostRates(
-        *(_two_digits(bps) for bps in (in_bps, out_bps, _SPARED * (beside_bps + alone_bps) / 2))
-    )
+    return HostRates(*(_two_digits(bps) for bps in (in_bps, out_bps, update_bps)))
 
 
 def _rounds(
@@ -109,6 +113,14 @@ def _rounds(
             break
     slower_s = sorted(taken_s)[len(taken_s) // 2 :]
     return _BYTES_TOUCHED * _NUM_NUMBERS * len(slower_s) / sum(slower_s)
+
+
+class _Mark(NamedTuple):
+    """Where copies stood at a time."""
+
+    num_done: tuple[int, int]
+    """To the device, and from it."""
+    at_s: float
 
 
 class _Copies:
@@ -131,15 +143,31 @@ class _Copies:
                 if tickets[-1].is_done:
                     break
 
+    def go_on(self) -> None:
+        """With nothing beside them, for a while."""
+        until_s = time.perf_counter() + _COPIES_ALONE_S
+        while time.perf_counter() < until_s:
+            self.ask()
+            time.sleep(_COPIES_ALONE_S / 100)
+
+    def mark(self) -> _Mark:
+        """Where they stand."""
+        coming, leaving = (sum(each.is_done for each in tickets) for tickets in self._asked)
+        return _Mark((coming, leaving), time.perf_counter())
+
+    def rates_since(self, before: _Mark) -> list[float]:
+        """Bytes per second to the device, and from it."""
+        now = self.mark()
+        return [
+            max(1, last - first) * _COPY_BYTES / (now.at_s - before.at_s)
+            for last, first in zip(now.num_done, before.num_done, strict=True)
+        ]
+
     def _fetch(self, room: slice) -> Ticket:
         return self._engines.fetch([(self._there[0], self._here[0, room])])
 
     def _send(self, room: slice) -> Ticket:
         return self._engines.send([(self._here[1, room], self._there[1])])
-
-    def num_done(self) -> list[int]:
-        """To the device, and from it."""
-        return [sum(ticket.is_done for ticket in tickets) for tickets in self._asked]
 
     def wait(self) -> None:
         """Until all have come."""
