@@ -1,4 +1,4 @@
-"""Training steps and clusters for tests of memory fitting: just enough memory, or too little."""
+"""Training steps and clusters for tests of `spread-memory`: just enough memory, or too little."""
 
 from dataclasses import replace
 from typing import Any

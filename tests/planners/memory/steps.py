@@ -19,9 +19,11 @@ def chain_step(
     logits=0,
     ops_per_layer=4,
     num_updated=None,
+    has_probes=False,
 ):
     """A step of layers ``net.0``, ``net.1``, …: each saves its input and its inner activation, and
-    the first ``num_updated`` of them, if not all, are updated."""
+    the first ``num_updated`` of them, if not all, are updated. Small ops of another module may come
+    between layers: probes."""
     b = GraphBuilder(f"chain {num_layers}")
     at = b.tensor("batch", activation // 8, role=Role.INPUT)
     weights = [b.tensor(f"w{n}", weight, role=Role.PARAMETER) for n in range(num_layers)]
@@ -43,6 +45,8 @@ def chain_step(
             inner.append(out)
         saved.append(inputs)
         at = inner[-1]
+        if has_probes:
+            op(f"probe{n}", [at], 4, "probe")
     head, scores = op("head", [at], logits or activation, "head")
     last, loss = op("loss", [scores], 4, "head", role=Role.OUTPUT)
     _, grad = op(

@@ -13,8 +13,8 @@ from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step, narrow_cuts
 from hocket.planners.memory.budget import BudgetFit, keep_budget
 from hocket.planners.memory.frontier import find_frontier
-from hocket.planners.memory.linear import bound_s
 from hocket.planners.memory.maker import FULL_OFFLOAD, FULL_RECOMPUTE
+from hocket.planners.memory.time_bound import bound_s
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.step import budgeted
 from hocket.simulate.verify import verify
@@ -109,6 +109,31 @@ def test_links_host_and_device_work_at_once_whatever_their_rates():
             over.append(frontier.best(budget).step_s / bound_s(frontier.numbers, budget))
     assert max(over) < 1.35
     assert np.mean(over) < 1.07
+
+
+@pytest.mark.parametrize("has_probes", [False, True])
+def test_copies_that_take_less_than_the_passes_cost_next_to_nothing(has_probes):
+    """Each layer's own passes hide its copies, also where small blocks come between layers."""
+    graph = chain_step(12, activation=64 * MIB, flops=1e11, ops_per_layer=20, has_probes=has_probes)
+    frontier = find_frontier(*placed(graph), num_levels=12)
+    plain = frontier.find("plain")
+    for share in (0.3, 0.5, 0.7):
+        best = frontier.best(share * plain.peak_bytes)
+        assert best.step_s < 1.02 * plain.step_s, share
+        # What has room stays.
+        assert best.moved_bytes < (2 * (1 - share) + 0.35) * plain.peak_bytes
+
+
+def test_a_loss_in_chunks_with_all_else_as_it_is_is_among_the_plans():
+    """It takes far less than the budget that it is asked for, at which the plain step is faster."""
+    plans = find_frontier(*placed(chain_step(3, logits=512 * MIB))).plans
+    assert any(
+        plan.memory is not None
+        and plan.memory.loss_chunks > 1
+        and {(b.activations, b.parameters, b.update) for b in plan.memory.blocks}
+        == {("kept", "resident", "device")}
+        for plan in plans
+    )
 
 
 def test_a_plan_for_a_faster_host_is_better_there():

@@ -19,11 +19,11 @@ from hocket.planners.memory.chain import Chain, schedule_chain
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.least import least_bytes
-from hocket.planners.memory.linear import bound_s
 from hocket.planners.memory.maker import CHUNKS
 from hocket.planners.memory.numbers import KEPT, RECOMPUTED, RESIDENT, BlockNumbers
 from hocket.planners.memory.recompute import schedule_graph
 from hocket.planners.memory.step_ops import step_ops
+from hocket.planners.memory.time_bound import bound_s
 from hocket.planners.memory.update_order import UpdateOrders
 
 MOST_OPS, NUM_ROUNDS = 1000, 2

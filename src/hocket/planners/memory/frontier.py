@@ -25,6 +25,7 @@ from hocket.planners.memory.keeping import KeepingPlans
 from hocket.planners.memory.linear import Turn
 from hocket.planners.memory.maker import (
     ANYWHERE,
+    LARGEST_TAIL,
     ON_DEVICE,
     ON_HOST,
     PLAIN,
@@ -40,8 +41,8 @@ FEWEST_LEVELS = 12
 NUM_ALL_LEVELS_OPS = 6000
 """Steps of more ops get fewer levels, because each is written down op by op."""
 NOT_OFFLOADED = (KEPT, RECOMPUTED, FROM_HOST)
-"""Without offloading what is saved: a little of every block, as the program may want it, becomes
-all of few blocks, which the link then does not carry in time."""
+"""Without offloading what is saved: copies do not always hide as well as the program has them do,
+and where the link is busy a plan without them may be faster."""
 TURNS = (
     Turn(ANYWHERE, 1.0), Turn(ON_DEVICE, 0.0), Turn(ANYWHERE, 0.0),
     Turn(ON_HOST, 1.0), Turn(ON_DEVICE, 1.0), Turn(ON_HOST, 0.0),
@@ -149,6 +150,11 @@ class _FoundPlans:
         self.most_bytes = self.plans[PLAIN].peak_bytes
         self.least_bytes = min(fitted.peak_bytes for fitted in self.plans.values())
 
+    def best_s(self, budget_bytes: float) -> float:
+        """The shortest step within a budget."""
+        best = _fastest(self.plans.values(), budget_bytes)
+        return float("inf") if best is None else best.step_s
+
     def add(self, fitted: Fitted | None) -> None:
         """Keep a plan, where one was found."""
         if fitted is not None:
@@ -161,10 +167,21 @@ def _levels(found: _FoundPlans, maker: PlanMaker, num_levels: int) -> None:
     budgets = np.geomspace(max(found.least_bytes, 1) * 0.9, found.most_bytes, num_levels)
     for number, budget in enumerate(budgets.tolist()):
         turn = TURNS[number % len(TURNS)]
-        found.add(maker.solved(f"level {number}", budget, found.seen, turn))
-        turn = Turn(ANYWHERE, turn.in_flight, NOT_OFFLOADED)
-        name = f"level {number}, nothing offloaded"
-        found.add(maker.solved(name, budget, found.seen, turn))
+        kept = Turn(ANYWHERE, turn.in_flight, NOT_OFFLOADED)
+        turns = (turn, kept, turn._replace(is_hidden=True))
+        _ask(found, maker, f"level {number}", budget, turns)
+
+
+def _ask(
+    found: _FoundPlans, maker: PlanMaker, name: str, budget_bytes: float, turns: Iterable[Turn],
+    tail: float = LARGEST_TAIL,
+) -> None:  # fmt: skip
+    """What the linear program gives by turns; with hidden copies where that promises more than the
+    others gave, because it often promises too much."""
+    for number, turn in enumerate(turns, 1):
+        of_turn = f"{name}, {number}"
+        below_s = found.best_s(budget_bytes) if turn.is_hidden else float("inf")
+        found.add(maker.solved(of_turn, budget_bytes, found.seen, turn, tail, below_s))
 
 
 def _finer_levels(
@@ -196,9 +213,8 @@ def _between(
         if gap is None:
             break
         tried.append(gap)
-        for turn in BETWEEN:
-            name = f"between {number}, {turn.in_flight:g}"
-            found.add(maker.solved(name, gap, found.seen, turn, SMALL_TAIL))
+        turns = (*BETWEEN, BETWEEN[0]._replace(is_hidden=True))
+        _ask(found, maker, f"between {number}", gap, turns, SMALL_TAIL)
         for each in finer if gap < 2 * found.least_bytes else ():
             name = f"between {number}{each.how}"
             found.add(each.solved(name, gap, found.seen, BETWEEN[0], SMALL_TAIL))

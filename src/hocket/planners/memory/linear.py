@@ -15,13 +15,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import BoolArray, FloatArray
-from hocket.planners.memory.numbers import HOMES, RESIDENT, VISITING, WAYS, BlockNumbers
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
+from hocket.planners.memory.numbers import (
+    HOMES,
+    OFFLOADED,
+    RESIDENT,
+    VISITING,
+    WAYS,
+    BlockNumbers,
+)
 
-Indices = NDArray[np.int64]
-Term = tuple[Indices, FloatArray]
+Term = tuple[LongArray, FloatArray]
 """Columns, and their coefficients."""
 ALL = slice(None)
 MANY_BLOCKS = 100
@@ -43,6 +48,9 @@ class Turn(NamedTuple):
     where copies come early or late, nothing where each byte comes when another leaves."""
     ways: tuple[int, ...] = tuple(range(len(WAYS)))
     """That activations may take."""
+    is_hidden: bool = False
+    """Whether copies hide behind the passes of their own block, too: each tensor leaves as it is
+    made and comes back as it is read. So they do where a block has many of one size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,53 +81,6 @@ class ProgramShares:
     """What they would make of the step, if blocks could be shared out."""
 
 
-def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
-    """Seconds that no plan of these ways and homes goes below, however its copies are timed; None
-    where none keeps the budget.
-
-    What is left behind and what is at home must fit when the forward pass ends, all that runs must
-    run, no direction carries more than its rate, and the host updates no faster than it can, over a
-    step among many: sums instead of a schedule.
-    """
-    num_ways, num_homes = numbers.stay.size, numbers.home.size
-    # What the last block makes is made and used then, whatever the plan.
-    stay, moved, again = (table.copy() for table in (numbers.stay, numbers.moved, numbers.again_s))
-    for table in (stay, moved, again):
-        table[-1] = 0.0
-    compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
-    incoming = numbers.brought + numbers.fetched + numbers.visiting
-    at_home = (numbers.host_traffic / numbers.host_update_bps).ravel()
-    nothing = np.zeros(num_ways)
-    rows = np.array([
-        [*nothing, *at_home, -1.0],
-        [*again.ravel(), *numbers.update_s.ravel(), -1.0],
-        [*(moved / numbers.link.in_bps).ravel(), *(incoming / numbers.link.in_bps).ravel(), -1.0],
-        [*(moved / numbers.link.out_bps).ravel(),
-         *(numbers.gradients / numbers.link.out_bps).ravel(), -1.0],
-        [*(stay / max(budget_bytes, 1.0)).ravel(), *(numbers.home / max(budget_bytes, 1.0)).ravel(),
-         0.0],
-    ])  # fmt: skip
-    room = 1.0 - numbers.base_bytes / max(budget_bytes, 1.0)
-    groups = np.repeat(
-        np.arange(2 * numbers.num_blocks),
-        [len(WAYS)] * numbers.num_blocks + [len(HOMES)] * numbers.num_blocks,
-    )
-    columns = np.arange(num_ways + num_homes)
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array
-
-    one_each = coo_array(
-        (np.ones(len(columns)), (groups, columns)), (2 * numbers.num_blocks, len(columns) + 1)
-    )
-    cost = np.zeros(len(columns) + 1)
-    cost[-1] = 1.0
-    found = linprog(
-        cost, A_ub=rows, b_ub=[0.0, -compute_s, 0.0, 0.0, room],
-        A_eq=one_each.tocsr(), b_eq=np.ones(2 * numbers.num_blocks), method="highs",
-    )  # fmt: skip
-    return None if found.x is None or found.status != 0 else float(found.x[-1])
-
-
 def solve(
     numbers: BlockNumbers,
     budget_bytes: float,
@@ -129,20 +90,20 @@ def solve(
     tail_s: float,
     host_bytes: float,
     allowed: Allowed,
-    in_flight: float,
+    turn: Turn,
 ) -> ProgramShares | None:
     """The best shares within a budget; None where no shares keep it.
 
     ``tail_work`` and ``tail_s`` are bytes and seconds of both passes of the last block, which is
     kept whole: they depend on the chunks of the loss. Room for state that comes to the device is
-    kept where that is ``allowed``; ``in_flight`` is as in a `Turn`.
+    kept where that is ``allowed``, which may be more than what the ``turn`` has.
     """
-    program = _Program(numbers, prefetch)
+    program = _Program(numbers, prefetch, is_hidden=turn.is_hidden)
     program.add_passes(tail_s)
     program.add_turns()
     has_visitors = bool(allowed.homes[:, VISITING].any())
     room = budget_bytes - numbers.base_bytes - numbers.berths_bytes * has_visitors
-    program.add_memory(room, tail_work, host_bytes, in_flight)
+    program.add_memory(room, tail_work, host_bytes, turn.in_flight)
     return program.solved(allowed)
 
 
@@ -150,8 +111,10 @@ class _Program:
     """Columns: shares, then times and sums. Rows are collected as ``sum of coefficients <= limit``,
     one for each of some blocks at a time."""
 
-    def __init__(self, numbers: BlockNumbers, prefetch: int) -> None:
-        self.numbers, self.ahead = numbers, prefetch
+    def __init__(self, numbers: BlockNumbers, prefetch: int, *, is_hidden: bool) -> None:
+        self.numbers, self.ahead, self.is_hidden = numbers, prefetch, is_hidden
+        self.offloaded_s = numbers.moved[:, OFFLOADED] / numbers.link.in_bps
+        """In which what a block offloads comes back."""
         count = numbers.num_blocks
         self.count = count
         self._columns = 0
@@ -163,13 +126,13 @@ class _Program:
         """What the blocks before each one left behind; seconds of the host's updates up to each."""
         self.uneven = self._new((count,))
         self.resident, self.step = self._new((2,))
-        self._rows: list[Indices] = []
-        self._entry_columns: list[Indices] = []
+        self._rows: list[LongArray] = []
+        self._entry_columns: list[LongArray] = []
         self._values: list[FloatArray] = []
         self._limits: list[FloatArray] = []
         self._num_rows = 0
 
-    def _new(self, shape: tuple[int, ...]) -> Indices:
+    def _new(self, shape: tuple[int, ...]) -> LongArray:
         size = int(np.prod(shape))
         columns = np.arange(self._columns, self._columns + size).reshape(shape)
         self._columns += size
@@ -190,8 +153,8 @@ class _Program:
 
     def _after(
         self,
-        later: Indices,
-        earlier: Indices | None,
+        later: LongArray,
+        earlier: LongArray | None,
         *takes: Term,
         fixed_s: FloatArray | None = None,
     ) -> None:
@@ -219,7 +182,12 @@ class _Program:
         takes = (self._ways(numbers.again_s, ALL), self._homes(numbers.update_s, ALL))
         before = np.append(end["backward"][1:], end["forward"][-1])
         self._after(end["backward"], before, *takes, fixed_s=backward_s)
-        self._after(end["backward"], end["fetch"], *takes, fixed_s=backward_s)
+        # What was offloaded comes as it is read, behind all else: the pass begins with the first
+        # of it, and is not over before the last has come.
+        every = np.arange(self.count)
+        for seconds in (self.offloaded_s, backward_s):
+            self._after(end["backward"], end["fetch"], *takes, self._meanwhile(seconds, every),
+                        fixed_s=backward_s)  # fmt: skip
         self._add_fetch()
         self._add_update()
         if ahead + 1 < self.count:
@@ -232,6 +200,10 @@ class _Program:
             self._after(np.array([self.step]), end[name][:1])
         self._add_deadlines()
 
+    def _meanwhile(self, seconds: FloatArray, blocks: LongArray) -> Term:
+        """What a pass need not wait for where a block is offloaded: it comes as it is read."""
+        return self.way[blocks, OFFLOADED], -seconds[blocks] * self.is_hidden
+
     def _add_forward(self) -> None:
         end, numbers, link, ahead = self.end, self.numbers, self.numbers.link, self.ahead
         # Of the last block, seconds of both passes are counted in the backward pass.
@@ -240,7 +212,10 @@ class _Program:
         fetch = self._homes(numbers.brought, ALL, 1 / link.in_bps)
         moved = self._ways(numbers.moved, ALL, 1 / link.out_bps)
         self._after(forward, parameters, fixed_s=own_s)
-        self._after(out, forward, moved)
+        # What is sent leaves after the pass, or as it is made: not before the pass begins, and not
+        # all before it ends.
+        self._after(out, forward)
+        self._after(out, forward, moved, fixed_s=-own_s * self.is_hidden)
         self._after(parameters, None, fetch)
         later, before = slice(1, None), slice(0, -1)
         self._after(forward[later], forward[before], fixed_s=own_s[later])
@@ -283,7 +258,8 @@ class _Program:
         state = is_behind[:, :, None] * numbers.visiting[first] * in_s
         turn = np.maximum(np.arange(self.count) - 1 - ahead, 0)
         last_piece = self._homes(numbers.last_piece, ALL, out_s)
-        self._after(gradients, end["fetch"][turn], (columns, state), last_piece)
+        self._after(gradients, end["fetch"][turn], (columns, state), last_piece,
+                    self._meanwhile(self.offloaded_s, turn))  # fmt: skip
 
     def _add_deadlines(self) -> None:
         """Updates on the host go on beside the next forward pass, those of the first blocks first:
@@ -344,7 +320,7 @@ class _Program:
                       (self.home[None], away[None]))  # fmt: skip
 
     def _window(
-        self, table: FloatArray, columns: Indices, first: int, last: int, scale: float
+        self, table: FloatArray, columns: LongArray, first: int, last: int, scale: float
     ) -> Iterator[Term]:
         """Per block what its neighbours from ``first`` to ``last`` blocks on take of a table."""
         for distance in range(first, last + 1):

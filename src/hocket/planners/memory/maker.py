@@ -193,17 +193,18 @@ class PlanMaker:
 
     def solved(
         self, name: str, budget_bytes: float, seen: set[Memory | None], turn: Turn,
-        tail: float = LARGEST_TAIL,
+        tail: float = LARGEST_TAIL, below_s: float = float("inf"),
     ) -> Fitted | None:  # fmt: skip
-        """What the linear program gives for a budget, unless it was seen or nothing keeps it; any
-        home is allowed where those of the turn do not do."""
+        """What the linear program gives for a budget, unless it was seen, nothing keeps it or its
+        step is not promised to be below so many seconds; any home is allowed where those of the
+        turn do not do."""
         chunks = self._chunks(max(tail * budget_bytes, self.enough_bytes))
         work, seconds = self._tail(chunks)
 
         def shares_of(allowed: Allowed) -> ProgramShares | None:
             return solve(
                 self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
-                host_bytes=self.host_bytes, allowed=allowed, in_flight=turn.in_flight,
+                host_bytes=self.host_bytes, allowed=allowed, turn=turn,
             )  # fmt: skip
 
         # State of experts in groups does not come to the device.
@@ -212,7 +213,7 @@ class PlanMaker:
         count, shares = self.numbers.num_blocks, None
         for homes in dict.fromkeys((tuple(h for h in turn.homes if h in anywhere), anywhere)):
             shares = shares or shares_of(allowing(count, turn.ways, homes))
-        if shares is None:
+        if shares is None or shares.step_s >= below_s:
             return None
         choice = chosen(shares, self.numbers)
         if (shares.ways[:, OFFLOADED] > 0).any():
