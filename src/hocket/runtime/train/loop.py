@@ -18,6 +18,7 @@ from torch import nn
 from hocket.runtime.train.batches import Padding
 from hocket.runtime.train.carrier import Carrier, HoldsParts, KeepsLanes, TellsReplay, Timings
 from hocket.runtime.train.checkpoint import State, refitted_optimizer, require_same_model
+from hocket.runtime.train.cycles import unsearched
 from hocket.runtime.train.forwards import require_free
 from hocket.runtime.train.repeats import REPLAYED
 from hocket.runtime.train.watch import UNTIMED, Watch, likely_cause
@@ -118,7 +119,8 @@ class TrainingLoop:
         if timed or (self._wants_cause and not self.replays.startswith(REPLAYED)):
             carried, self.timings = self._carrier.timed(batch, self.num_steps + 1, share)
         else:
-            carried = self._carrier.train(batch, self.num_steps + 1, share)
+            with unsearched():
+                carried = self._carrier.train(batch, self.num_steps + 1, share)
         loss, self.outputs = carried
         self.num_steps += 1
         if not accumulate:
@@ -241,12 +243,13 @@ class TrainingLoop:
         return likely_cause(predicted, measured, self.timings.problem.cluster.device_names)
 
     def _update(self) -> None:
+        # Gradients can be looked at until the next step begins, which adds to none of them, also
+        # where their update fails.
+        self._is_updated = True
         if self.options.clip_norm is not None:
             self._carrier.clip(self.options.clip_norm)
         self._carrier.update(self.optimizer)
         self.num_updates += 1
-        # They can be looked at until the next step begins.
-        self._is_updated = True
 
     def _drop_gradients(self) -> None:
         for parameter in self._parameters:

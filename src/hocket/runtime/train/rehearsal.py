@@ -32,6 +32,7 @@ from hocket.runtime.memory.one_pass import is_one_pass, tried_beside
 from hocket.runtime.memory.updates import part_of, wait_for_all, without_parameters
 from hocket.runtime.memory.workspaces import workspaces_on
 from hocket.runtime.train.budgeted import Budgeted
+from hocket.runtime.train.cycles import unsearched
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.recorded import Recipe
 
@@ -96,13 +97,15 @@ def rehearsed_peak(
         carrier.make_states(own)
         if any(block.share < 1 for block in memory.blocks):
             # Shares are of what an earlier step saved.
-            carrier.forward(fake_batch, 0)
+            with unsearched():
+                carrier.forward(fake_batch, 0)
         last_loss = torch.zeros((), device=device)
         ledger.peak_bytes = ledger.held_bytes
         # Gradients of earlier parts of a step are there in the later ones.
         for part in range(min(accumulate, 2)):
             carrier.expect(None if clips or accumulate > 1 else own)
-            carrier.train(fake_batch, part + 1, 1.0)
+            with unsearched():
+                carrier.train(fake_batch, part + 1, 1.0)
         carrier.update(own)
         del last_loss
     own_tensors = _own_tensors(model, optimizer, batch)
