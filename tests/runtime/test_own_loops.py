@@ -147,6 +147,23 @@ def test_other_memory_for_a_parameter_is_refused_and_training_goes_on_with_its_o
     assert train.step(batches[0]).isfinite()
 
 
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_what_is_written_into_streamed_parameters_is_read_though_all_lie_in_buffers(num_layers):
+    """Buffers of so few blocks hold them all from an evaluation on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(num_layers)))
+    twin, batch = copy.deepcopy(model), (torch.randn(4, 3), torch.randint(3, (4,)))
+    section = uniform(model, 0, parameters="streamed", update="host")
+    train = loop_of(model, adamw(model), section, batch, classified)
+    train.step(batch)
+    for layer in model:
+        train.evaluate(batch)
+        with torch.no_grad():
+            layer.weight.mul_(-3)
+        twin.load_state_dict(model.state_dict())
+        assert train.evaluate(batch).item() == classified(twin, batch).item()
+
+
 class Fragile(nn.Module):
     """Layers between which a backward pass may fail."""
 
@@ -207,3 +224,92 @@ def test_gradients_of_a_backward_pass_that_failed_are_in_no_later_update(way, is
     assert found == [*with_failures(twin, theirs, batches, lambda batch: None)]
     train.state_dict()
     assert_same_state(model, twin)
+
+
+class Stumbling(nn.Linear):
+    """Fails on demand when its parameters have been brought."""
+
+    fails = False
+
+    def forward(self, x):
+        if self.fails:
+            raise FloatingPointError("in the forward pass")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("way", WAYS[1:4])
+def test_steps_that_failed_in_their_forward_pass_leave_nothing_in_the_way(way):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Stumbling(3, 3) for _ in range(4)))
+    twin, batch = copy.deepcopy(model), (torch.randn(4, 3), torch.randint(3, (4,)))
+    optimizer, plain = adamw(model), adamw(twin)
+    train = loop_of(model, optimizer, uniform(model, 0, **way), batch, classified)
+    ours = [train.step(batch).item()]
+    for layer in reversed(model):
+        layer.fails = True
+        with pytest.raises(FloatingPointError):
+            train.step(batch)
+        layer.fails = False
+    ours += [train.step(batch).item() for _ in range(2)]
+    assert ours == [*zeroed_between(lambda each: classified(twin, each), plain, [batch] * 3)]
+    train.state_dict()
+    assert_same_state(model, twin)
+
+
+class Refusing(torch.optim.SGD):
+    """Fails once to update the last layer."""
+
+    last = None
+
+    def step(self, closure=None):
+        shapes = [p.shape for group in self.param_groups for p in group["params"]]
+        if self.last is not None and self.last.shape in shapes:
+            type(self).last = None
+            raise OSError("the optimizer's own file is full")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("way", WAYS[1:3])
+def test_gradients_of_an_update_that_failed_are_in_no_later_one(way, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    twin, batch = copy.deepcopy(model), (torch.randn(4, 8), torch.randint(3, (4,)))
+    optimizer, plain = Refusing(model.parameters(), 0.1), torch.optim.SGD(twin.parameters(), 0.1)
+    section = uniform(model, 0, **{**way, "parameters": "streamed", "update": "host"})
+    train = loop_of(model, optimizer, section, batch, classified)
+    monkeypatch.setattr(Refusing, "last", model[2].weight)
+    train.step(batch)
+    with pytest.raises(OSError, match="is full"):
+        train.state_dict()
+    found = [train.step(batch).item() for _ in range(2)]
+    losses = []
+    for _ in range(3):
+        loss = classified(twin, batch)
+        plain.zero_grad()
+        loss.backward()
+        if not losses:
+            twin[2].zero_grad()
+        plain.step()
+        losses.append(loss.item())
+    assert found == losses[1:]
+    train.state_dict()
+    assert_same_state(model, twin)
+
+
+def test_gradients_of_a_clipped_update_that_failed_are_in_no_later_one(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    twin, batch = copy.deepcopy(model), (torch.randn(4, 8), torch.randint(3, (4,)))
+    optimizer, plain = Refusing(model.parameters(), 0.1), torch.optim.SGD(twin.parameters(), 0.1)
+    train = loop_of(model, optimizer, uniform(model, 0), batch, classified, clip_norm=1e9)
+    monkeypatch.setattr(Refusing, "last", model[2].weight)
+    with pytest.raises(OSError, match="is full"):
+        train.step(batch)
+    found = [train.step(batch).item() for _ in range(3)]
+    for loss in found:
+        plain.zero_grad()
+        expected = classified(twin, batch)
+        expected.backward()
+        torch.nn.utils.clip_grad_norm_(twin.parameters(), 1e9)
+        plain.step()
+        assert loss == expected.item()

@@ -132,3 +132,20 @@ def test_host_updates_a_large_block_in_parts_between_which_lower_ones_go_first()
     updates.ask(blocks[1], fails)
     with pytest.raises(ValueError, match="second part"):
         updates.wait(blocks[1])
+
+
+def test_where_no_thread_can_be_started_nobody_waits_for_one(monkeypatch):
+    policy = MemoryBlock(name="", activations="kept", parameters="streamed", update="host")
+    block, updates, done = Block(policy, 0, {}), HostUpdates(is_idle=False), []
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            updates.ask(block, partial(done.append, 1))
+    assert block.updated.is_set()
+    updates.ask(block, partial(done.append, 2))
+    updates.wait(block)
+    assert done == [2]

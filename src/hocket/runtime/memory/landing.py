@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -84,6 +85,15 @@ class Landings:
             self.leave(block)
             for parameter in block.parameters:
                 parameter.grad = None
+
+    @contextmanager
+    def used(self, block: Block) -> Iterator[None]:
+        """On the host: what has come is used here, also where that fails: it is in no later
+        update."""
+        try:
+            yield
+        finally:
+            self.leave(block)
 
     def leave(self, block: Block) -> None:
         """On the host: what has come was used."""

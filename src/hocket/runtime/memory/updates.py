@@ -163,9 +163,10 @@ class HostUpdates:
         if self._is_idle:
             return
         self.wait(block)
-        block.updated.clear()
         if self._thread is None:
             self._start()
+        # From here on somebody may wait for it: nothing that can fail comes before it is asked.
+        block.updated.clear()
         self._jobs.put(HostJob(block.index, block.updated, after, do))
 
     def wait(self, block: Block) -> None:
@@ -176,12 +177,13 @@ class HostUpdates:
 
     def _start(self) -> None:
         before, is_ready = torch.get_num_threads(), threading.Event()
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=_work, args=(self._jobs, self._failures, is_ready), daemon=True,
             name="hocket-updates",
         )  # fmt: skip
-        self._thread.start()
-        _running[self._thread] = self._jobs
+        thread.start()
+        self._thread = thread
+        _running[thread] = self._jobs
         is_ready.wait()
         weakref.finalize(self, self._jobs.put, None).atexit = False
         # What a thread sets for itself is also what threads that come later begin with.

@@ -287,9 +287,9 @@ class Budgeted:
 
     def _update(self, block: Block, part: torch.optim.Optimizer) -> Iterator[None]:
         """On the host: one step of a block."""
-        yield from step_at_home(block, part)
-        self._landings.leave(block)
         block.is_stale = True
+        with self._landings.used(block):
+            yield from step_at_home(block, part)
 
     def _update_here(self, block: Block) -> None:
         assert self._optimizer is not None
