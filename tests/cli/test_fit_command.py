@@ -15,6 +15,7 @@ from hocket.base.errors import HocketError, UsageError
 from hocket.base.units import format_bytes, format_percent, format_seconds, typed_bytes
 from hocket.cli.root import root
 from hocket.graph.files import write_graph
+from hocket.graph.graph import DTYPES
 from hocket.plan.files import read_plan
 from hocket.plan.sections import Memory
 from hocket.view.fit import fit_table
@@ -192,6 +193,61 @@ def test_fit_refuses_what_it_cannot_do(graph_file, arguments, words):
     error = run("fit", graph_file, *arguments).exception
     assert isinstance(error, HocketError)
     assert words in error.message
+
+
+ATTENDING = """
+import torch
+from torch import nn
+
+
+class Attend(nn.Linear):
+    def forward(self, x):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            x = super().forward(x).unflatten(-1, (2, -1)).transpose(1, 2)
+            return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1).mean()
+
+
+def build(batch=2):
+    return Attend(8, 8), torch.zeros(batch, 4, 8)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_fit_records_the_kernels_and_types_of_what_it_plans_for(tmp_path):
+    """A processor computes attention with dropout op by op, and does not know autocast of CUDA."""
+    own = tmp_path / "own.py"
+    own.write_text(ATTENDING)
+    processor = tmp_path / "here.toml"
+    processor.write_text(
+        'name = "here"\n[kinds.cores]\ncpu = true\nmemory = "4GiB"\n'
+        'memory_bandwidth = "20GB/s"\npeak = { float32 = "0.1TFLOP/s" }\n'
+        '[[devices]]\nkind = "cores"\n'
+    )
+
+    def fitted(on):
+        plan = tmp_path / "plan.json"
+        result = run("fit", f"{own}:build", "--on", on, "--memory", "1GiB", "-o", plan)
+        assert result.exception is None, result.exception
+        graph = read_plan(plan).problem.graph
+        kinds = {graph.kind_of(op) for op in range(graph.num_ops)}
+        dtypes = {DTYPES[number] for number in graph.op_dtype.tolist()}
+        return any("efficient_attention" in kind for kind in kinds), dtypes
+
+    is_fused, dtypes = fitted("1xh200")
+    assert is_fused
+    assert "bfloat16" in dtypes
+    is_fused, dtypes = fitted(processor)
+    assert not is_fused
+    assert "bfloat16" not in dtypes
+
+
+def test_fit_never_replaces_source(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(ATTENDING)
+    error = run("fit", f"{own}:build", "--on", "1xh200", "-o", own).exception
+    assert isinstance(error, UsageError)
+    assert "would be Python source" in error.message
+    assert own.read_text() == ATTENDING
 
 
 def test_fit_refuses_several_devices_before_it_captures(tmp_path):

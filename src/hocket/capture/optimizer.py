@@ -126,15 +126,23 @@ def _of_torch(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
         first["beta1"], first["beta2"] = first["betas"]
     settings = {key: float(first[key]) for key in DEFAULTS[name]}
     changed = {key: value for key, value in settings.items() if value != DEFAULTS[name][key]}
-    updated = {id(parameter) for group in groups for parameter in group["params"]}
-    names = {key: id(parameter) for key, parameter in model.named_parameters()}
+    return Optimizer(name, changed, updated_names(given, model))
+
+
+def updated_names(given: torch.optim.Optimizer, model: nn.Module) -> frozenset[str] | None:
+    """Names of the parameters that an optimizer updates; None where these are all of the model.
+
+    Raises `UsageError` where it has others than the model's.
+    """
+    updated = {id(parameter) for group in given.param_groups for parameter in group["params"]}
+    names = {name: id(parameter) for name, parameter in model.named_parameters()}
     if not updated <= set(names.values()):
         raise UsageError(
-            f"{kind} updates parameters that are not the model's",
+            f"{type(given).__name__} updates parameters that are not the model's",
             hint="make the optimizer from model.parameters()",
         )
-    only = frozenset(key for key, number in names.items() if number in updated)
-    return Optimizer(name, changed, None if len(only) == len(names) else only)
+    only = frozenset(name for name, number in names.items() if number in updated)
+    return None if len(only) == len(names) else only
 
 
 _DECOUPLED = ("adamw", "decoupled_weight_decay")

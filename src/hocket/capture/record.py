@@ -55,7 +55,6 @@ class _OpFacts(NamedTuple):
     ignored: bool
     write_args: tuple[int, ...]
     write_kwargs: tuple[str, ...]
-    only_metadata: bool
 
 
 @cache
@@ -72,7 +71,6 @@ def _facts(function: Any) -> _OpFacts:
         ignored=str(function).startswith(("prim.", "aten.set_.source_Storage")),
         write_args=tuple(position for position, arg in written if not arg.kwarg_only),
         write_kwargs=tuple(arg.name for _, arg in written),
-        only_metadata=only_metadata,
     )
 
 

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.base.errors import UsageError
 from hocket.capture.attention import ACCELERATOR, FusedAttention
+from hocket.capture.autocast import stand_in_autocast
 from hocket.capture.blocks import BlockRun, NotRepeatable
 from hocket.capture.fake import (
     NamedTensor,
@@ -86,7 +87,8 @@ def record_fake_step(
     fake_batch = map_batch(batch, twins)
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
     attention = FusedAttention() if stands_in else nullcontext()
-    with mode, attention, _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
+    autocast = stand_in_autocast() if stands_in else nullcontext()
+    with mode, attention, autocast, _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
         recording = _record(fake_model, fake_batch, sources, loss, training, runs, forward)
     note_hooked(recording, named)
     return recording

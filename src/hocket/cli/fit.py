@@ -105,7 +105,8 @@ def command(
         size, graph = _largest(source, on, memory_bytes, grows, options, profile, calibration)
         found = {f"max_{grows}": size}
     else:
-        graph, graph_file = load_graph(source, options, at_sizes=False)
+        device = _recorded_for(on)
+        graph, graph_file = load_graph(source, options, device=device, at_sizes=False)
     problem = make_problem(graph, on, "shared", profile, calibration)
     with working("planning"):
         fitted = fit_problem(
@@ -141,6 +142,15 @@ def _typed(memory_bytes: int) -> str:
     return f'"{text}"' if parse_bytes(text) == memory_bytes else str(memory_bytes)
 
 
+def _recorded_for(on: str) -> str:
+    """Whose kernels the step has: a processor computes some attention op by op."""
+    from hocket.api import ON_FILE, find_cluster
+
+    if on == ON_FILE:
+        return "accelerator"
+    return "cpu" if find_cluster(on).devices[0].kind.is_cpu else "accelerator"
+
+
 def _largest(
     source: str, on: str, memory_bytes: int | None, grows: str, options: ModelOptions,
     profile: Path | None, calibration: Path | None,
@@ -159,8 +169,11 @@ def _largest(
     if grows == "layers" and ":" not in source:
         require_depth(source)
 
+    device = _recorded_for(on)
+
     def capture(size: int) -> Graph:
-        return load_graph(source, options.having(grows, size), at_sizes=False)[0]
+        sized = options.having(grows, size)
+        return load_graph(source, sized, device=device, at_sizes=False)[0]
 
     def tell(size: int, num_bytes: int, fits: bool) -> None:
         say(f"{grows} {size} {'fits' if fits else 'does not fit'}: {format_bytes(num_bytes)}")

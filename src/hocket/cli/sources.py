@@ -164,12 +164,18 @@ def is_graph_file(text: str) -> bool:
 
 
 def load_graph(
-    text: str, options: ModelOptions, *, check: bool = False, at_sizes: bool = True
+    text: str,
+    options: ModelOptions,
+    *,
+    device: str = "accelerator",
+    check: bool = False,
+    at_sizes: bool = True,
 ) -> tuple[Graph, Path | None]:
     """The graph that a file holds, or that a model is captured to (then without a path).
 
     With ``check`` the model's samples are taken apart at toy size; of a file its ops are looked at.
-    A model is captured at three sizes of its batch, or once where ``at_sizes`` is false.
+    A model is captured with the kernels of a ``device``, at three sizes of its batch, or once where
+    ``at_sizes`` is false.
     """
     if is_graph_file(text):
         from hocket.api.graphs import read_graph, reading_samples
@@ -181,7 +187,7 @@ def load_graph(
             graph = reading_samples(graph)
             say_unsplit(graph)
         return graph, Path(text)
-    return capture_model(text, options, check=check, at_sizes=at_sizes), None
+    return capture_model(text, options, device=device, check=check, at_sizes=at_sizes), None
 
 
 def build_model(text: str, options: ModelOptions) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket.base.errors import UsageError
-from hocket.capture.optimizer import Optimizer, as_optimizer
+from hocket.capture.optimizer import Optimizer, as_optimizer, updated_names
 
 _NUM_STATES = {"SGD": 0, "Adagrad": 1, "ASGD": 1, "RMSprop": 1, "Adafactor": 0}
 """Tensors of a parameter's size that optimizers keep, where it is not two; without momentum."""
@@ -30,22 +30,12 @@ def planned_update(optimizer: torch.optim.Optimizer, model: nn.Module) -> Optimi
             "LBFGS computes the loss several times per update, which a plan does not",
             hint="use another optimizer of torch.optim",
         )
+    only = updated_names(optimizer, model)
     try:
         known = as_optimizer(optimizer, model)
-        assert known is not None
-        return known
-    except UsageError as error:
-        if "not the model's" in error.message:
-            raise
-    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    names = {name: id(parameter) for name, parameter in model.named_parameters()}
-    if not updated <= set(names.values()):
-        raise UsageError(
-            f"{type(optimizer).__name__} updates parameters that are not the model's",
-            hint="make the optimizer from model.parameters()",
-        )
-    only = frozenset(name for name, number in names.items() if number in updated)
-    return Optimizer(_stand_in(optimizer), only=None if len(only) == len(names) else only)
+    except UsageError:
+        known = None
+    return known or Optimizer(_stand_in(optimizer), only=only)
 
 
 def _stand_in(optimizer: torch.optim.Optimizer) -> str:
