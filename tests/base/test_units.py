@@ -62,6 +62,14 @@ def test_typed_bytes_are_enough_and_hardly_more(size):
     assert units.typed_bytes(300 * 2**20) == "300MiB"
 
 
+@given(st.integers(0, 2**52), st.integers(0, 2**12))
+@settings(derandomize=True)
+def test_sizes_that_differ_read_apart(size, more):
+    one, other = units.format_apart(size, size + more)
+    assert (one == other) == (not more)
+    assert units.format_apart(788748, 788744) == ("788,748 B", "788,744 B")
+
+
 @given(st.floats(1e-9, 1e6))
 @settings(derandomize=True)
 def test_formatted_seconds_read_back_within_three_digits(duration_s):

@@ -129,3 +129,16 @@ def test_plans_that_the_model_cannot_be_carried_out_by_are_passed_over(frontier)
     assert all(block.activations != "recomputed" for block in kept.section.blocks)
     with pytest.raises(RunError, match="computed again"):
         fastest_that_keeps(frontier.smallest.peak_bytes // 2, frontier, without_recompute)
+
+
+def test_the_leanest_plan_is_rehearsed_before_a_budget_is_refused(frontier):
+    """Also where the recorded plain step seems to be near, as rehearsals may find much less."""
+    budget = frontier.smallest.peak_bytes
+    lean = replace(frontier.find(PLAIN), timeline=frontier.smallest.timeline)
+    large = tuple(p for p in frontier.plans if p.memory is not None and p.peak_bytes > 2 * budget)
+    assert large
+    seeming = replace(frontier, plans=(lean, *large), keeping=())
+    kept = fastest_that_keeps(
+        budget, seeming, lambda section: budget if section.blocks else 2 * budget
+    )
+    assert kept.section.blocks

@@ -36,7 +36,7 @@ def step():
     def visit(most_bytes=float("inf")):
         return SavedStorages(engines, pool, frozenset(), known, most_bytes)
 
-    visit.engines, visit.pool = engines, pool
+    visit.engines, visit.pool, visit.known = engines, pool, known
     return visit
 
 
@@ -80,6 +80,19 @@ def test_what_is_beyond_the_share_of_a_visit_stays(step):
     assert packed[4] is tensors[2]
     # All of it is counted, each storage once: the next step shares that out.
     assert visit.num_offered_bytes == 3 * 4 * SIZE
+
+
+def test_what_something_else_keeps_stays_where_it_is(step):
+    visit, tensor = step(), torch.arange(SIZE).float()
+    packed = visit.pack(tensor)
+    step.known.keep(tensor[1:])
+    visit.let_go()
+    assert visit.unpack(packed).data_ptr() == tensor.data_ptr()
+    tensor.add_(1)
+    # As it stays, nothing has to come back as it was.
+    assert visit.pack(tensor) is tensor
+    assert step.engines.sent == [tensor.nbytes]
+    assert not step.engines.fetched
 
 
 def test_buffers_of_the_host_are_used_again(step):

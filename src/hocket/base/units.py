@@ -114,6 +114,14 @@ def format_bytes(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes / scale:.1f} {unit}"
 
 
+def format_apart(size_bytes: int, other_bytes: int) -> tuple[str, str]:
+    """Two sizes that differ as texts that do, byte by byte where they would read alike."""
+    texts = format_bytes(size_bytes), format_bytes(other_bytes)
+    if texts[0] == texts[1] and size_bytes != other_bytes:
+        return f"{size_bytes:,} B", f"{other_bytes:,} B"
+    return texts
+
+
 def typed_bytes(size_bytes: int) -> str:
     """A size as a person types it, a tenth of a unit too large at most: ``'99.3MiB'``."""
     unit, scale = _binary_unit(size_bytes)

@@ -31,6 +31,11 @@ def require_folder(output: Path) -> None:
         ) from None
     if is_folder:
         raise UsageError(f"{str(output)!r} is a folder", hint="name a file in it with -o")
+    if output.suffix == ".py":
+        raise UsageError(
+            f"{str(output)!r} would be Python source, which no command writes",
+            hint="name another file with -o",
+        )
     if not has_folder:
         raise UsageError(
             f"there is no folder {str(output.parent)!r}",

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hocket.base.errors import NoFeasiblePlanError, RunError
-from hocket.base.units import format_bytes, typed_bytes
+from hocket.base.units import format_apart, typed_bytes
 from hocket.plan.sections.memory import Memory
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.frontier import Frontier
@@ -112,14 +112,16 @@ def _worth_a_rehearsal(frontier: Frontier, budget_bytes: int, room: int) -> list
                 plans[kept.name] = kept
     if (full := frontier.find(FULL_RECOMPUTE)) is not None:
         plans[full.name] = full
-    near = [plan for plan in plans.values() if plan.peak_bytes <= _SLACK * budget_bytes]
-    return sorted(near, key=lambda plan: plan.rank) or [others.smallest]
+    near = {name: p for name, p in plans.items() if p.peak_bytes <= _SLACK * budget_bytes}
+    # Nothing is too large before the leanest plan was rehearsed.
+    near[others.smallest.name] = others.smallest
+    return sorted(near.values(), key=lambda plan: plan.rank)
 
 
 def too_large(peak_bytes: int, budget_bytes: int) -> NoFeasiblePlanError:
     """The error of a step that does not keep its budget."""
+    budget, peak = format_apart(budget_bytes, peak_bytes)
     return NoFeasiblePlanError(
-        f"the step does not fit into {format_bytes(budget_bytes)}: the leanest plan holds "
-        f"{format_bytes(peak_bytes)}",
+        f"the step does not fit into {budget}: the leanest plan holds {peak}",
         hint=f'give it memory="{typed_bytes(peak_bytes)}", or make the batch smaller',
     )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hocket.base.errors import NoFeasiblePlanError, RunError
-from hocket.base.units import format_bytes, typed_bytes
+from hocket.base.units import format_apart, format_bytes, typed_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections.memory import Memory
@@ -44,9 +44,9 @@ def planned_budget_carrier(
     peak_bytes, budget_bytes = rehearsals.peak_bytes(section), section.budget_bytes[0]
     if peak_bytes > budget_bytes:
         leanest_bytes = min(peak_bytes, _leanest_bytes(rehearsals, problem, section) or peak_bytes)
+        held, allowed = format_apart(peak_bytes, budget_bytes)
         raise NoFeasiblePlanError(
-            f"the step holds {format_bytes(peak_bytes)} when it is rehearsed, and its plan allows "
-            f"{format_bytes(budget_bytes)}",
+            f"the step holds {held} when it is rehearsed, and its plan allows {allowed}",
             # Plans of hocket fit are chosen by what the simulator sees, and might hold more again.
             hint=f"the leanest plan holds {format_bytes(leanest_bytes)}; train with hocket.prepare("
             f'…, memory="{typed_bytes(max(leanest_bytes, budget_bytes))}"), which rehearses plans '
