@@ -11,7 +11,6 @@ H200 = BlockRoom(132, 2048, 65536, 233472)
 RECORDED = json.loads((Path(__file__).parent / "data" / "resnet56_replay.json").read_text())
 KEYS = [call["signature"] for call in RECORDED["calls"]]
 NODES = [call["nodes"] for call in RECORDED["calls"]]
-NUM_REPLAYS = 2
 STEP_S = 1e-6 * RECORDED["span_us"]
 
 

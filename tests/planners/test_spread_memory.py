@@ -1,4 +1,4 @@
-"""Memory fitting: the ledger counts as it says, repairs never harm, tight problems get a plan."""
+"""Memory of placements: the ledger counts as it says, repairs never harm, tight ones get a plan."""
 
 import re
 from itertools import pairwise
