@@ -151,7 +151,8 @@ def _case_row(case: Case, budget: int, cap: int) -> dict[str, Any]:
     row: dict[str, Any] = {"cap_gib": cap / GIB, "budget_gib": budget / GIB}
     row["params"] = sum(p.numel() for p in case.model.parameters())
     clear()
-    laps = row["laps_s"] = Laps()
+    laps, train = Laps(), None
+    row["laps_s"] = laps
     try:
         kept = case.chosen(budget)
         assert kept.peak_bytes is not None
@@ -176,6 +177,10 @@ def _case_row(case: Case, budget: int, cap: int) -> dict[str, Any]:
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {error}"[:600]
     row |= peaks()
+    if train is not None:
+        # The next plan is rehearsed with a copy of the first model, which may be this one.
+        train._carrier.leave()
+        case.model.cpu()
     train = case.model = None
     cap_to(None)
     clear()

@@ -70,7 +70,7 @@ def phases(run: Run) -> Iterator[tuple[float, dict[str, Part]]]:
     }  # fmt: skip
     yield 100, {f"pairs {name}": partial(pairs, name=name) for name in PAIRS}
     # With few neighbours: many of their ops are short, and wait for the host.
-    yield 150, {f"replay {name}": partial(replay, name=name) for name in REPLAYS}
+    yield 210, {f"replay {name}": partial(replay, name=name) for name in REPLAYS}
     yield 150, {"largest": largest}
     yield 110, {"mixes": mixes}
 
