@@ -117,7 +117,7 @@ class Visits:
             return result
         self._forward.append(visit)
         self._let_go_before(visit)
-        visit.saved = self._saved(visit, runs_again=runs_again)
+        visit.saved = self._saved(visit)
         hooks = self._hooks(visit.saved)
         with _hooked(hooks), _without_cached_casts():
             if block.policy.activations == "recomputed" and runs_again:
@@ -196,9 +196,9 @@ class Visits:
             else:
                 self.slots.fetch(block, self._in_use)
 
-    def _saved(self, visit: Visit, *, runs_again: bool) -> SavedStorages | None:
+    def _saved(self, visit: Visit) -> SavedStorages | None:
         policy = visit.block.policy
-        if not visit.block.sends or (policy.activations == "recomputed" and not runs_again):
+        if not visit.block.sends:
             return None
         limit = float("inf")
         if policy.activations == "offloaded" and policy.share < 1:

@@ -116,6 +116,8 @@ class Emitter:
         if is_again:
             is_new = ~self._is_persistent[self._role[made]]
             made, maker = made[is_new], maker[is_new]
+            # A later visit may have fetched it as its input, and has used it.
+            self._fetched[made[self.graph.root_of[made] == made]] = -1
         producer = self.columns.num_ops + maker
         self._make(made, producer, self.graph.tensor_bytes[made])
         reads, num_reads = self._reads_now(ops)

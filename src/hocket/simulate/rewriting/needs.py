@@ -61,14 +61,10 @@ def find_needs(uses: Uses, memory: Memory) -> Needs:
             # In chunks nothing of it is left behind.
             policy = replace(policy, activations="kept")
         again.append(_run_again(uses, number, policy))
-        if _is_checkpoint(uses, number, policy):
-            needed = uses.taken[number]
-            taken.append(needed)
-            goes = set(needed) if policy.checkpoint == "offloaded" else set[int]()
-        else:
-            needed = uses.saved(number)
-            taken.append([])
-            goes = _offloaded(uses.graph, policy, needed)
+        is_checkpoint = _is_checkpoint(uses, number, policy)
+        needed = uses.taken[number] if is_checkpoint else uses.saved(number)
+        taken.append(needed if is_checkpoint else [])
+        goes = _offloaded(uses.graph, policy, needed)
         is_lingering = number >= len(uses.visits) - NUM_LINGERING
         for storage in needed:
             if storage in passing:
@@ -98,7 +94,10 @@ def _is_checkpoint(uses: Uses, visit: int, policy: MemoryBlock) -> bool:
 
 
 def _offloaded(graph: Graph, policy: MemoryBlock, storages: list[int]) -> set[int]:
-    """Those of a visit's storages that its policy sends to the host."""
+    """Those of a visit's storages that its policy sends to the host; what cannot be made again goes
+    where the visit's input would."""
+    if policy.activations == "recomputed" and policy.checkpoint == "offloaded":
+        return set(storages)
     if policy.activations != "offloaded":
         return set()
     storages = [s for s in storages if graph.tensor_bytes[s] >= SMALLEST_MOVED]
