@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from hocket.base.arrays import IntArray, spans
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.rewriting.blocks import StepBlocks
 
@@ -28,7 +29,7 @@ _SCORES = 3
 """Tensors of the size of all logits that exist together where they are not in chunks."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Region:
     """The ops that go through in chunks: of the last block, from the last linear layer on."""
 
@@ -38,6 +39,9 @@ class Region:
     """Ops that do not depend on the batch."""
     whole: frozenset[int]
     """Storages that leave the region, by the tensors that own them."""
+    rows: IntArray
+    """What the forward pass made before that goes through the layer; it is there until the last
+    chunk is over."""
 
     @cached_property
     def ops(self) -> frozenset[int]:
@@ -48,9 +52,7 @@ class Region:
 def find_region(graph: Graph, blocks: StepBlocks) -> Region:
     """What of the last block goes in chunks, and what of that is made whole and what once."""
     last = blocks.num_blocks - 1
-    first = find_logits(graph, *blocks.start[-2:].tolist())
-    if first is None:
-        first = int(blocks.start[-2])
+    first = _first_op(graph, *blocks.start[-2:].tolist())
     forward = range(first, int(blocks.start[-1]))
     is_backward = (graph.op_phase == Phase.BACKWARD) & (blocks.block_of == last)
     is_backward &= (graph.partner < 0) | (graph.partner >= first)
@@ -76,7 +78,21 @@ def find_region(graph: Graph, blocks: StepBlocks) -> Region:
             users = graph.users_of(tensor)
             if graph.is_held[tensor] or not inside[users].all():
                 whole.add(int(graph.root_of[tensor]))
-    return Region(tuple(forward), tuple(backward), frozenset(once), frozenset(whole))
+    at, _ = spans(graph.read_ptr, np.array(forward, dtype=np.int64))
+    producer = graph.tensor_producer[graph.reads[at]]
+    rows = graph.reads[at][(producer >= 0) & (producer < first)]
+    return Region(tuple(forward), tuple(backward), frozenset(once), frozenset(whole), rows)
+
+
+def _first_op(graph: Graph, first: int, last: int) -> int:
+    """Of the last block the op that chunks begin with: the layer that makes logits rounds its input
+    and its weights itself."""
+    logits = find_logits(graph, first, last)
+    if logits is None:
+        return first
+    while logits > first and graph.module_of(logits) == graph.module_of(logits - 1) != "":
+        logits -= 1
+    return logits
 
 
 def logits_module(graph: Graph, first: int, last: int) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, IntArray, LongArray, pointers, spans
 from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
+from hocket.simulate.rewriting.casts import CAST, Casts, without_casts
 from hocket.simulate.rewriting.columns import Columns, WrittenOps
 
 if TYPE_CHECKING:
@@ -38,8 +39,10 @@ class _LastRun(NamedTuple):
 class Emitter:
     """Columns of the graph that is written, and what stands for each tensor of the given one."""
 
-    def __init__(self, graph: Graph, nodes: BackwardNodes) -> None:
-        self.graph, self._nodes = graph, nodes
+    def __init__(self, graph: Graph, nodes: BackwardNodes, casts: Casts) -> None:
+        """Casts that are not made take neither time nor memory."""
+        self.graph, self._nodes = without_casts(graph, casts), nodes
+        self._is_done: BoolArray = ~np.isin(np.arange(graph.num_ops), casts.ops)
         self._holds: BoolArray = np.diff(nodes.held_ptr) > 0
         self.columns = Columns(graph)
         self.now: LongArray = np.full(graph.num_tensors, -1)
@@ -173,6 +176,12 @@ class Emitter:
         )  # fmt: skip
         return self.columns.num_ops - 1
 
+    def narrow(self, op: int, tensor: int, num_bytes: int) -> None:
+        """What an op has made is rounded to so many bytes, which stand for it from now on."""
+        wide, producer = self.standing(np.array([tensor])), np.array([self.columns.num_ops])
+        self._make(np.array([tensor]), producer, np.array([num_bytes]))
+        self._like(np.array([op]), ["@narrow"], wide, np.array([1]), producer)
+
     def _parts(
         self, ops: LongArray, suffixes: Sequence[str], num_parts: LongArray, whole: Sequence[int],
         *, grows: bool, is_again: bool = False, with_addends: bool = False,
@@ -198,10 +207,14 @@ class Emitter:
 
     def _add_addends(self, tensors: LongArray, producer: LongArray, num_parts: LongArray) -> None:
         """What chunks make to be added to whole tensors, there until the last op written ends: of
-        parameters each chunk has a whole gradient, of all else its part."""
+        parameters each chunk has a whole gradient, in the type that it is computed in, of all else
+        its part."""
         graph = self.graph
         is_gradient = graph.tensor_role[tensors] == Role.GRADIENT
-        sizes = graph.tensor_bytes[tensors] // np.where(is_gradient, 1, num_parts)
+        makers = graph.tensor_producer[tensors].tolist()
+        computed = [int(graph.reads_of(op)[0]) if graph.kind_of(op) == CAST else tensor
+                    for op, tensor in zip(makers, tensors.tolist(), strict=True)]  # fmt: skip
+        sizes = graph.tensor_bytes[computed] // np.where(is_gradient, 1, num_parts)
         role = np.full(len(tensors), int(Role.ACTIVATION))
         added = self.columns.add_tensors(
             [f"{graph.tensor_names[t]}@part{p}"
@@ -328,6 +341,7 @@ class Emitter:
             self._waiting = []
         graph, names = self.graph, self.graph.op_names
         parts = np.ones(len(ops), dtype=np.int64) if num_parts is None else num_parts
+        parts = parts * self._is_done[ops]
         new = self.columns.num_ops + np.arange(len(ops))
         given = zip(ops.tolist(), suffixes, strict=True)
         self.columns.op_names += [names[op] + suffix for op, suffix in given]
@@ -340,7 +354,8 @@ class Emitter:
             origin=ops, beside=ops, num_parts=parts, is_again=np.full(len(ops), is_again),
             phase=np.where(is_again & (phase == Phase.FORWARD), int(Phase.BACKWARD), phase),
             stream=np.where(stream is None, graph.op_stream[ops], int(stream or 0)),
-            num_bytes=graph.bytes_touched[ops] // parts if num_bytes is None else num_bytes,
+            num_bytes=graph.bytes_touched[ops] // np.maximum(parts, 1) if num_bytes is None
+            else num_bytes,
             partner=np.where(partner >= 0, first, -1), num_reads=num_reads, reads=reads,
         ))  # fmt: skip
 

@@ -62,6 +62,8 @@ class ParameterHomes:
     sizes: LongArray
     """Per tensor: its bytes on the device; of parameters that lie there as copies of what the host
     updates, those of the copy."""
+    rounded: frozenset[int]
+    """Parameters that come to the device rounded."""
 
     @property
     def room_bytes(self) -> int:
@@ -128,6 +130,7 @@ def find_homes(
     renewed: list[list[int]] = [[] for _ in policies]
     host_updates: set[int] = set()
     visiting: dict[int, list[Update]] = defaultdict(list)
+    at_home = set(streamed)
     for update in uses.updates.values():
         block = update.block
         is_shared = uses.is_shared(update)
@@ -139,6 +142,7 @@ def find_homes(
             staying = [root for root in update.roots if root not in streamed]
             renewed[min(update.readers)] += staying
             sizes[staying] = aligned(uses.copied_bytes[staying])
+            at_home.update(staying)
         if is_guest:
             visiting[block].append(update)
         if is_home or is_guest:
@@ -154,6 +158,8 @@ def find_homes(
         berths_bytes=berths_bytes, copied=uses.copied_bytes, sizes=sizes, groups=groups,
         slots_bytes=(1 + max(1, memory.prefetch)) * max(own, default=0),
         ring_bytes=ring_bytes(uses, groups),
+        rounded=frozenset(root for root in at_home - groups.keys()
+                          if uses.copied_bytes[root] < graph.tensor_bytes[root]),
     )  # fmt: skip
 
 

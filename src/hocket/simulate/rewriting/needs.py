@@ -10,6 +10,7 @@ reads).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -39,36 +40,42 @@ class Trip(NamedTuple):
 class Needs:
     """What becomes of the storages of the forward pass, by the tensors that own them."""
 
-    again: tuple[tuple[int, ...], ...]
-    """Per visit: forward ops that its backward pass runs again, in order."""
     taken: tuple[list[int], ...]
-    """Per visit: storages from elsewhere that these read."""
+    """Per visit: storages from elsewhere that it needs to run again."""
     offloaded: dict[int, Trip]
 
 
-def find_needs(uses: Uses, memory: Memory) -> Needs:
-    """What becomes of each storage under a plan."""
+def runs_again(uses: Uses, memory: Memory) -> tuple[tuple[int, ...], ...]:
+    """Per visit: forward ops that its backward pass runs again under a plan, in order."""
+    last = len(memory.blocks) - 1
+    return tuple(
+        () if (visit.block == last and memory.loss_chunks > 1)
+        or memory.blocks[visit.block].activations != "recomputed" else again
+        for visit, again in zip(uses.visits.visits, uses.again, strict=True)
+    )  # fmt: skip
+
+
+def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> Needs:
+    """What becomes of each storage under a plan; some lie with the parameters."""
     stays: set[int] = set().union(*uses.outside)
     wanted: dict[int, list[int]] = defaultdict(list)
-    again: list[tuple[int, ...]] = []
     taken: list[list[int]] = []
     last = len(memory.blocks) - 1
     # What is made of one group of experts is made again for the backward pass of the group.
     passing = {s for root in in_groups(uses.experts, memory) for s in uses.experts[root].made}
+    passing.update(with_parameters)
     for number, visit in enumerate(uses.visits.visits):
         policy = memory.blocks[visit.block]
         if visit.block == last and memory.loss_chunks > 1:
             # In chunks nothing of it is left behind.
             policy = replace(policy, activations="kept")
-        again.append(_run_again(uses, number, policy))
         is_checkpoint = _is_checkpoint(uses, number, policy)
         needed = uses.taken[number] if is_checkpoint else uses.saved(number)
+        needed = [storage for storage in needed if storage not in passing]
         taken.append(needed if is_checkpoint else [])
         goes = _offloaded(uses.graph, policy, needed)
         is_lingering = number >= len(uses.visits) - NUM_LINGERING
         for storage in needed:
-            if storage in passing:
-                continue
             is_small = uses.graph.tensor_bytes[storage] < SMALLEST_MOVED
             if storage in goes and not is_small and not is_lingering:
                 wanted[storage].append(number)
@@ -79,11 +86,7 @@ def find_needs(uses: Uses, memory: Memory) -> Needs:
         for storage, numbers in wanted.items()
         if storage not in stays
     }
-    return Needs(tuple(again), tuple(taken), offloaded)
-
-
-def _run_again(uses: Uses, visit: int, policy: MemoryBlock) -> tuple[int, ...]:
-    return uses.again[visit] if policy.activations == "recomputed" else ()
+    return Needs(tuple(taken), offloaded)
 
 
 def _is_checkpoint(uses: Uses, visit: int, policy: MemoryBlock) -> bool:

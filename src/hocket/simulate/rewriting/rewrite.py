@@ -23,11 +23,12 @@ from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Stream
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.blocks import blocks_of
+from hocket.simulate.rewriting.casts import find_casts
 from hocket.simulate.rewriting.chunks import Region, find_region
 from hocket.simulate.rewriting.emit import Emitter
 from hocket.simulate.rewriting.groups import GroupWriter
 from hocket.simulate.rewriting.homes import ParameterHomes, find_homes
-from hocket.simulate.rewriting.needs import NUM_LINGERING, find_needs
+from hocket.simulate.rewriting.needs import NUM_LINGERING, find_needs, runs_again
 from hocket.simulate.rewriting.nodes import Happening, PassTurn, find_turns
 from hocket.simulate.rewriting.updating import UpdateWriter
 from hocket.simulate.rewriting.uses import Uses, find_uses
@@ -70,9 +71,19 @@ class _Rewriter:
     def __init__(self, graph: Graph, memory: Memory, uses: Uses) -> None:
         self.graph, self.memory, self.uses, self.blocks = graph, memory, uses, uses.blocks
         self.num_blocks, self.ahead = uses.blocks.num_blocks, memory.prefetch
-        self.needs = find_needs(uses, memory)
-        self.homes: ParameterHomes = find_homes(graph, memory, uses, self.needs.again)
-        self.out = Emitter(graph, uses.nodes_beside(self.homes.groups))
+        self.again = runs_again(uses, memory)
+        """Per visit: forward ops that its backward pass runs again."""
+        self.homes: ParameterHomes = find_homes(graph, memory, uses, self.again)
+        is_whole = memory.loss_chunks == 1
+        self.region: Region | None = None if is_whole else find_region(graph, uses.blocks)
+        casts = find_casts(graph, self.homes.rounded, uses.parameter_reads)
+        # Gradients of chunks are added up as wide as their parameters are, and rounded then.
+        chunked = frozenset[int]() if self.region is None else self.region.ops
+        self.widened = [each for each in casts.widening if each.op in chunked]
+        narrow = tuple(each for each in casts.widening if each.op not in chunked)
+        casts = casts._replace(widening=narrow)
+        self.needs = find_needs(uses, memory, casts.copies(graph))
+        self.out = Emitter(graph, uses.nodes_beside(self.homes.groups), casts)
         self.groups = GroupWriter(self.out, uses, self.homes)
         self.done: dict[tuple[str, int], int] = {}
         """Control tensors of the last op of the forward or backward pass of a block."""
@@ -91,8 +102,6 @@ class _Rewriter:
         """What stands for the ``berths`` of state that comes to the device, for the ``slots`` of
         streamed parameters and for the ``ring`` of groups of experts."""
         self.updates = UpdateWriter(uses, self.homes, self.groups, self.out, self.done)
-        is_whole = memory.loss_chunks == 1
-        self.region: Region | None = None if is_whole else find_region(graph, uses.blocks)
         if self.region is not None:
             reads = self.homes.streamed_reads
             reads["backward"][-1] = sorted({*reads["forward"][-1], *reads["backward"][-1]})
@@ -222,7 +231,7 @@ class _Rewriter:
     def _changes_something(self, turn: PassTurn) -> bool:
         """Whether anything is done at a turn of the backward pass."""
         if turn.what != Happening.ENTERED:
-            return bool(self.needs.again[turn.visit])
+            return bool(self.again[turn.visit])
         is_first = self.uses.visits.visits[turn.visit].block - self.ahead <= self.unfetched
         has_come = any(reader >= turn.visit - self.ahead for reader in self.coming)
         return is_first or has_come or self.visit in self.uses.last_visits
@@ -233,7 +242,7 @@ class _Rewriter:
         elif turn.what == Happening.ASKED:
             # Without the wait, a visit whose input never left could be made again much too early.
             self.out.wait(self.out.told_last())
-            again = np.array(self.needs.again[turn.visit], dtype=np.int64)
+            again = np.array(self.again[turn.visit], dtype=np.int64)
             self._write(again, suffix="@again", is_again=True)
         else:
             # What a visit took to run again is there until all that it saved was read.
@@ -315,6 +324,9 @@ class _Rewriter:
         for chunk in range(self.memory.loss_chunks):
             self._chunk(region.forward, chunk, is_again=True)
             self._chunk(region.backward, chunk, is_again=False)
+        self.out.hold(self.out.standing(region.rows))
+        for op, gradient, narrow in self.widened:
+            self.out.narrow(op, gradient, int(self.graph.tensor_bytes[narrow]))
 
     def _chunk(self, ops: Sequence[int], chunk: int, *, is_again: bool) -> None:
         assert self.region is not None

@@ -16,6 +16,7 @@ import numpy as np
 from hocket.base.arrays import BoolArray, LongArray, spans
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.rewriting.blocks import StepBlocks
+from hocket.simulate.rewriting.casts import CAST
 from hocket.simulate.rewriting.experts import BatchedExperts, find_experts
 from hocket.simulate.rewriting.held import as_held
 from hocket.simulate.rewriting.nodes import (
@@ -27,8 +28,6 @@ from hocket.simulate.rewriting.nodes import (
 )
 from hocket.simulate.rewriting.updates import Update, find_updates
 from hocket.simulate.rewriting.visits import OUTSIDE, StepVisits, find_visits
-
-_CAST = "aten._to_copy"
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +172,7 @@ class Uses:
         sizes: dict[int, set[int]] = {}
         for op, root in self.parameter_reads:
             made = int(graph.tensor_bytes[root])
-            if graph.kind_of(op) == _CAST:
+            if graph.kind_of(op) == CAST:
                 made = sum(int(graph.tensor_bytes[tensor]) for tensor in graph.made_by(op))
             sizes.setdefault(root, set()).add(made)
         for root, made_bytes in sizes.items():
