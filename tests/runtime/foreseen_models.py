@@ -208,6 +208,68 @@ class Skips(nn.Module):
         return self.head(x).mean((2, 3))
 
 
+class Residual(nn.Module):
+    """Residual blocks between which nothing is read but sums, made anew or in place."""
+
+    def __init__(self, width=16, *, in_place):
+        super().__init__()
+        self.enter = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.norm, self.relu = nn.BatchNorm2d(width), nn.ReLU(inplace=in_place)
+        widths = (width, width, 2 * width, 2 * width)
+        self.blocks = nn.Sequential(
+            *(
+                _ResidualBlock(a, b, in_place)
+                for a, b in zip((width, *widths), widths, strict=False)
+            )
+        )
+        self.head = nn.Linear(2 * width, 10)
+
+    def forward(self, x):
+        x = self.blocks(self.relu(self.norm(self.enter(x))))
+        return self.head(x.mean((2, 3)))
+
+
+class _ResidualBlock(nn.Module):
+    def __init__(self, taken, made, in_place):
+        super().__init__()
+        stride = made // taken
+        self.first = nn.Conv2d(taken, made, 3, stride, padding=1, bias=False)
+        self.second = nn.Conv2d(made, made, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(made) for _ in range(2))
+        self.skip = nn.Conv2d(taken, made, 1, stride) if stride > 1 else nn.Identity()
+        self.relu, self.in_place = nn.ReLU(inplace=in_place), in_place
+
+    def forward(self, x):
+        y = self.norms[1](self.second(self.relu(self.norms[0](self.first(x)))))
+        if self.in_place:
+            y += self.skip(x)
+        else:
+            y = y + self.skip(x)
+        return self.relu(y)
+
+
+class Rounded(nn.Module):
+    """A transformer's layers without attention, whose words are told by a layer of its own."""
+
+    def __init__(self, width=64, num_layers=4, num_words=256):
+        super().__init__()
+        self.words = nn.Embedding(num_words, width)
+        self.layers = nn.ModuleList(_TiedLayer(width) for _ in range(num_layers))
+        self.head = nn.Linear(width, num_words, bias=False)
+
+    def forward(self, x):
+        x = self.words(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def _guessed_rounded(model, words):
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = model(words[:, :-1])
+        return functional.cross_entropy(scores.flatten(0, 1), words[:, 1:].flatten())
+
+
 def _sequence(width=256, num_layers=8):
     inner = [part for _ in range(num_layers) for part in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(nn.Linear(32, width), *inner, nn.Linear(width, 10))
@@ -274,6 +336,9 @@ FORESEEN = {
     "skips": lambda: _labelled(Skips(), (4, 3, 32, 32)),
     "saves more": lambda: _labelled(SavesMore(), (512, 64)),
     "sequence": lambda: _labelled(_sequence(), (512, 32)),
+    "residual": lambda: _labelled(Residual(in_place=False), (8, 3, 32, 32)),
+    "residual in place": lambda: _labelled(Residual(in_place=True), (8, 3, 32, 32)),
+    "rounded": lambda: (Rounded(), torch.randint(256, (8, 65)), _guessed_rounded),
     "hf gpt2": _gpt2,
     "hf bert": _bert,
     "hf vit": _vit,

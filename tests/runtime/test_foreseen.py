@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import cycle
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from runtime.budget_loops import CPU
 from runtime.foreseen_models import FORESEEN
 
 from hocket.api.planned import make_problem
+from hocket.graph.graph import Graph
 from hocket.hardware.detect import detect_processor
 from hocket.planners.candidates import empty_plan
-from hocket.planners.memory.frontier import find_frontier
+from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import (
     FULL_RECOMPUTE,
     OFFLOADED_ACTIVATIONS,
@@ -22,6 +24,7 @@ from hocket.planners.registry import ONE_DEVICE
 from hocket.runtime.memory.blocks import blocks_by_module
 from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.parts import model_blocks
+from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
@@ -32,12 +35,19 @@ from hocket.simulate.rewriting.visits import find_visits
 
 NAMES = (
     "sums outside", "called twice", "activations outside", "parts outside", "skips", "saves more",
-    "hf gpt2", "own tied", "tied",
+    "hf gpt2", "own tied", "tied", "residual", "residual in place", "rounded",
 )  # fmt: skip
 NUM_REHEARSED = 10
 """Plans of each model, from the leanest on; ``benchmarks/memory/foreseen.py`` has all."""
 USUAL = (FULL_RECOMPUTE, OFFLOADED_ACTIVATIONS, RECOMPUTED_FROM_HOST)
 """Plans that are rehearsed in any case."""
+
+
+class Planned(NamedTuple):
+    recipe: Recipe
+    graph: Graph
+    frontier: Frontier
+    rounded: dict[str, torch.dtype]
 
 
 def adamw(model):
@@ -46,18 +56,18 @@ def adamw(model):
 
 def _planned(model, batch, forward):
     recipe = Recipe(update=planned_update(adamw(model), model), device="cpu", forward=forward)
-    graph, _ = recipe.trace(model, batch, "train")
+    graph, program = recipe.trace(model, batch, "train")
     problem = make_problem(graph, detect_processor())
     alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
     frontier = find_frontier(problem, alone, num_levels=6, in_chunks=can_be_in_chunks(model, graph))
-    return recipe, graph, frontier
+    return Planned(recipe, graph, frontier, rounded_parameters(program))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_peaks_of_plans_are_foreseen(name):
     torch.manual_seed(0)
     model, batch, forward = FORESEEN[name]()
-    recipe, graph, frontier = _planned(model, batch, forward)
+    recipe, graph, frontier, rounded = _planned(model, batch, forward)
     planned = sorted(
         (p for p in frontier.plans if p.memory is not None), key=lambda p: p.peak_bytes
     )
@@ -66,7 +76,7 @@ def test_peaks_of_plans_are_foreseen(name):
     kinds = set()
     for foreseen_bytes, memory in ((p.peak_bytes, p.memory) for p in chosen.values()):
         held_bytes = rehearsed_peak(
-            model, adamw(model), batch, recipe, memory, CPU, graph=graph
+            model, adamw(model), batch, recipe, memory, CPU, graph=graph, rounded=rounded
         ).num_bytes
         assert 0.98 * held_bytes <= foreseen_bytes <= 1.03 * held_bytes, memory
         kinds |= {block.activations for block in memory.blocks}
@@ -77,7 +87,7 @@ def _visited(name):
     """A model, its graph and frontier, and the calls that its plans are carried out by."""
     torch.manual_seed(0)
     model, batch, forward = FORESEEN[name]()
-    _, graph, frontier = _planned(model, batch, forward)
+    _, graph, frontier, _ = _planned(model, batch, forward)
     cut = frontier.uses.blocks
     return model, graph, frontier, find_visits(graph, cut.start, cut.block_of).visits
 
@@ -118,27 +128,51 @@ def test_each_call_of_a_layer_goes_the_way_of_the_block_that_it_is_in():
     assert [block.index for block in carried] == calls
 
 
-@pytest.mark.parametrize("name", ["called twice", "tied", "unrolled"])
-def test_layers_that_are_called_again_train_to_the_same_bits(name):
+def _ways_by_turns(frontier):
+    """Calls of a layer have ways of their own."""
+    ways = cycle(({"activations": "recomputed"}, {"activations": "offloaded"}, {}))
+    full = frontier.find(FULL_RECOMPUTE).memory
+    blocks = [replace(each, activations="kept") for each in full.blocks]
+    return replace(full, blocks=tuple(replace(each, **next(ways)) for each in blocks))
+
+
+def _from_the_host(frontier):
+    """Inputs of modules are sent, and what is written into them in place."""
+    memory = frontier.find(RECOMPUTED_FROM_HOST).memory
+    assert any(block.checkpoint == "offloaded" for block in memory.blocks)
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_of"),
+    [
+        ("called twice", _ways_by_turns),
+        ("tied", _ways_by_turns),
+        ("unrolled", _ways_by_turns),
+        ("residual in place", _ways_by_turns),
+        ("residual in place", _from_the_host),
+    ],
+)
+def test_layers_that_are_called_again_or_write_in_place_train_to_the_same_bits(name, memory_of):
     losses = []
     for is_plain in (True, False):
         torch.manual_seed(0)
         model, batch, forward = FORESEEN[name]()
         optimizer = adamw(model)
-        recipe, graph, frontier = _planned(model, batch, forward)
+        planned = _planned(model, batch, forward)
         torch.manual_seed(1)
         if is_plain:
             losses.append([_plain_loss(model, batch, forward, optimizer) for _ in range(4)])
             continue
-        # Calls of a layer have ways of their own.
-        ways = cycle(({"activations": "recomputed"}, {"activations": "offloaded"}, {}))
-        full = next(plan.memory for plan in frontier.plans if plan.name == FULL_RECOMPUTE)
-        blocks = [replace(each, activations="kept") for each in full.blocks]
-        memory = replace(full, blocks=tuple(replace(each, **next(ways)) for each in blocks))
-        carrier = Budgeted(model, batch, recipe, KeptBudget(memory, 0), CPU, graph=graph)
-        train = TrainingLoop(model, optimizer, carrier, LoopOptions())
-        losses.append([train.step(batch).item() for _ in range(4)])
+        losses.append(_losses_within(memory_of(planned.frontier), planned, model, batch, optimizer))
     assert losses[0] == losses[1]
+
+
+def _losses_within(memory, planned, model, batch, optimizer):
+    kept = KeptBudget(memory, 0)
+    carrier = Budgeted(model, batch, planned.recipe, kept, CPU, graph=planned.graph)
+    train = TrainingLoop(model, optimizer, carrier, LoopOptions())
+    return [train.step(batch).item() for _ in range(4)]
 
 
 def _plain_loss(model, batch, forward, optimizer):

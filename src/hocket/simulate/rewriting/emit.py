@@ -123,7 +123,7 @@ class Emitter:
             self._fetched[made[self.graph.root_of[made] == made]] = -1
         producer = self.columns.num_ops + maker
         self._make(made, producer, self.graph.tensor_bytes[made])
-        reads, num_reads = self._reads_now(ops)
+        reads, num_reads = self._reads_now(ops, is_again=is_again)
         self._like(ops, [suffix] * len(ops), reads, num_reads, producer, is_again=is_again)
 
     def at_home(self, ops: Sequence[int], after: Sequence[int], num_bytes: LongArray) -> None:
@@ -311,12 +311,13 @@ class Emitter:
         # Of several tensors in one storage the last one stays.
         self._latest[graph.root_of[tensors]] = new
 
-    def _reads_now(self, ops: LongArray) -> tuple[LongArray, LongArray]:
-        """What ops read or hold, one op after the other, and how many each."""
+    def _reads_now(self, ops: LongArray, *, is_again: bool = False) -> tuple[LongArray, LongArray]:
+        """What ops read or hold, one op after the other, and how many each; what runs again was
+        called by nobody."""
         at, reader = spans(self.graph.read_ptr, ops)
         read = self.standing(self.graph.reads[at])
         num_reads = np.bincount(reader, minlength=len(ops))
-        if not self._holds[ops].any():
+        if is_again or not self._holds[ops].any():
             return read, num_reads
         at, holder = spans(self._nodes.held_ptr, ops)
         held = self.standing(self._nodes.held[at])

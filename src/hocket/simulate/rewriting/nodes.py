@@ -46,8 +46,9 @@ class PassTurn(NamedTuple):
     what: Happening
 
 
-def find_nodes(graph: Graph, apart: Collection[int] = ()) -> BackwardNodes:
-    """The nodes of a step's backward pass; what the ops read that are ``apart`` is not held."""
+def find_nodes(graph: Graph, given: LongArray, apart: Collection[int] = ()) -> BackwardNodes:
+    """The nodes of a step's backward pass; what the ops read that are ``apart`` is not held.
+    ``given`` are ops of the forward pass and tensors that are there until each has run."""
     ops = np.flatnonzero(graph.op_phase == Phase.BACKWARD)
     partner = graph.partner[ops]
     first = np.flatnonzero(np.diff(partner, prepend=-2) | (partner < 0))
@@ -59,7 +60,8 @@ def find_nodes(graph: Graph, apart: Collection[int] = ()) -> BackwardNodes:
     end[ops[is_own]] = last[node[is_own]]
     reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
     is_held = (end[reader] != reader) & ~np.isin(reader, list(apart))
-    pairs = np.unique(np.stack([end[reader[is_held]], graph.reads[is_held]], axis=1), axis=0)
+    of_nodes = np.stack([end[reader[is_held]], graph.reads[is_held]], axis=1)
+    pairs = np.unique(np.concatenate([given, of_nodes]), axis=0)
     counts = np.bincount(pairs[:, 0], minlength=graph.num_ops)
     return BackwardNodes(end, pointers(counts), pairs[:, 1])
 

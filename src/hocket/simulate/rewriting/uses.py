@@ -18,6 +18,7 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.casts import CAST
 from hocket.simulate.rewriting.experts import BatchedExperts, find_experts
+from hocket.simulate.rewriting.given import held_by_calls
 from hocket.simulate.rewriting.held import as_held
 from hocket.simulate.rewriting.nodes import (
     BackwardNodes,
@@ -51,7 +52,12 @@ class Uses:
     @cached_property
     def nodes(self) -> BackwardNodes:
         """The nodes of the backward pass."""
-        return find_nodes(self.graph)
+        return find_nodes(self.graph, self._given)
+
+    @cached_property
+    def _given(self) -> LongArray:
+        num_forward = int(self.blocks.start[-1])
+        return held_by_calls(self.graph, self.visits, num_forward, self.is_forward)
 
     @cached_property
     def _nodes_beside(self) -> dict[frozenset[int], BackwardNodes]:
@@ -64,7 +70,7 @@ class Uses:
         if key not in known:
             chosen = [self.experts[root] for root in key]
             apart = {op for each in chosen for op in (*each.turned, each.maker, *each.aside)}
-            known[key] = find_nodes(self.graph, apart)
+            known[key] = find_nodes(self.graph, self._given, apart)
         return known[key]
 
     @cached_property
