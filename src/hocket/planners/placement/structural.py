@@ -10,7 +10,6 @@ The plan is carried back afterwards. O(reads log reads) in numpy, once per probl
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
@@ -24,6 +23,7 @@ from hocket.graph.graph import Graph, StatedTimes
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.coarse import fastest_s
 
 _LARGE = 50_000
@@ -31,7 +31,6 @@ _LARGE = 50_000
 _ROUNDS = 3
 """How far a label looks around; paths to the end and from the start tell the rest."""
 
-_Planner = Callable[[Problem, Plan], Plan]
 _Labels = NDArray[np.uint64]
 _known: WeakKeyDictionary[Problem, Renumbered | None] = WeakKeyDictionary()
 
@@ -77,7 +76,7 @@ class Renumbered:
         return plan.placing(device_of, priority=priority)
 
 
-def by_structure(planner: _Planner) -> _Planner:
+def by_structure(planner: Planner) -> Planner:
     """A planner whose ties do not depend on the order of ops in the file."""
 
     @wraps(planner)
