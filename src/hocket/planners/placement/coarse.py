@@ -6,10 +6,7 @@ node went. O(ops + reads), besides the planner.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +16,7 @@ from hocket.graph.coarsen import Coarse, co_placed, forward_only, fuse
 from hocket.graph.coarsen.nodes import largest
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.parts.kept import once_per_problem
 from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.devices import workers
 
@@ -28,27 +26,14 @@ MEMORY_PARTS = 4
 """A unit may hold this part of the memory of the smallest device."""
 
 
-def _kept(make: Callable[[Problem], Coarse]) -> Callable[[Problem], Coarse]:
-    """The same, made once per problem and kept as long as the problem: a portfolio asks often."""
-    known: WeakKeyDictionary[Problem, Coarse] = WeakKeyDictionary()
-
-    @wraps(make)
-    def once(problem: Problem) -> Coarse:
-        if problem not in known:
-            known[problem] = make(problem)
-        return known[problem]
-
-    return once
-
-
-@_kept
+@once_per_problem
 def coarsened(problem: Problem) -> Coarse:
     """The fused graph of co-placed units under the usual caps."""
     op_s = fastest_s(problem)
     return fuse(problem.graph, default_units(problem, op_s), op_s)
 
 
-@_kept
+@once_per_problem
 def forward_coarsened(problem: Problem) -> Coarse:
     """The forward pass of co-placed units under the usual caps, the rest of the step inside."""
     op_s = fastest_s(problem)
