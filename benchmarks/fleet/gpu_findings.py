@@ -1,7 +1,7 @@
 """What a trial of the fleet on one device shows: from what happened to rows of a table.
 
 The service tells when attempts were started, stopped and ended; the ledger of
-``fleet_gpu_train.py`` tells what their processes did. Used by ``fleet_gpu.py``.
+``gpu_train.py`` tells what their processes did. Used by ``gpu.py``.
 """
 
 from __future__ import annotations

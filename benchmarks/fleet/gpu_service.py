@@ -1,6 +1,6 @@
 """``hocket fleet serve`` on one device as a process, and trainings handed to it by its commands.
 
-Used by ``fleet_gpu.py``.
+Used by ``gpu.py``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/fleet/gpu_train.py --folder FOLDER --device cpu --steps 20
     python benchmarks/fleet/gpu_train.py --folder FOLDER --device cpu --steps 20 --plain [--resume]
 
-Started by ``fleet_gpu.py``. Data and dropout are functions of the step, so two runs have the same
+Started by ``gpu.py``. Data and dropout are functions of the step, so two runs have the same
 losses however often one of them was stopped. What happened when is appended to ``ledger`` in
 FOLDER; ``HOCKET_ATTEMPT`` is read for that alone. A lock shows whether two ever ran at once.
 """

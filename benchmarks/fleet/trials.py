@@ -1,7 +1,7 @@
 """What trials that kill parts of a running fleet share: the service, its jobs, what they saw.
 
 Workers hold a lock per device and per job, so that two at once would be seen, and write down where
-they began. Used by ``fleet_workers.py``, ``fleet_ray.py`` and ``fleet_gpu.py``.
+they began. Used by ``workers.py``, ``ray_nodes.py`` and ``gpu_service.py``.
 """
 
 from __future__ import annotations

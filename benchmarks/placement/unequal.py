@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/placement/unequal.py gpt2       # names that contain a word
 
 Every model of the zoo whose step fits, with PCIe x16 and with PCIe x4 between the cards. Steps are
-what the simulator says. What libraries make of some models: ``placement_peers.py``. Results:
+what the simulator says. What libraries make of some models: ``peers.py``. Results:
 ``docs/concepts/placement.md``.
 """
 

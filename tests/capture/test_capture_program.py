@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from runtime.models import STEPS, Patchwork
 from runtime.small_zoo import SMALL_ZOO
 from torch import nn
 
@@ -110,52 +111,6 @@ def test_execute_inference_returns_all_outputs():
 
 
 # ── any order that the graph allows gives the same result ────────────────────────────────────────
-
-STEPS = ("linear", "relu_", "view", "add_", "write_row", "write_base", "scale", "buffer", "twice")
-
-
-class Patchwork(nn.Module):
-    """A model put together from a list of steps that write in place, look at views and share."""
-
-    def __init__(self, steps):
-        super().__init__()
-        self.steps = steps
-        self.shared = nn.Linear(4, 4)
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in steps)
-        self.register_buffer("count", torch.zeros(4))
-
-    def forward(self, x):
-        x = self.shared(x)
-        for step, layer in zip(self.steps, self.layers, strict=True):
-            if step == "linear":
-                x = layer(x)
-            elif step == "relu_":
-                x = torch.relu_(x * 1.5)
-            elif step == "view":
-                x = x.t().reshape(4, 4)
-            elif step == "add_":
-                y = x.clone()
-                y.add_(layer(x))
-                x = y
-            elif step == "write_row":
-                y = x * 1
-                row = y[1]
-                row.mul_(2.0)
-                x = y + 1
-            elif step == "write_base":
-                y = x * 1
-                view = y.view(2, 8)
-                y.mul_(3.0)
-                x = view.view(4, 4) + y
-            elif step == "scale":
-                x = x * layer.weight.detach().sum()
-            elif step == "buffer":
-                used = x + self.count
-                self.count.add_(x.detach().mean(0))
-                x = used * self.count.clone()
-            else:
-                x = self.shared(x)
-        return x.square().mean()
 
 
 def random_order(graph, seed):

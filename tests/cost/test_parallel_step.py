@@ -15,7 +15,7 @@ from hocket.cost.parallel import keys
 from hocket.cost.parallel.coefficients import NAMES, Coefficients
 from hocket.cost.parallel.setting import setting_of, stack_settings
 from hocket.cost.parallel.softwares import SOFTWARES, find_software
-from hocket.cost.parallel.step import PARTS, predict, predict_settings
+from hocket.cost.parallel.step import predict, predict_settings
 from hocket.cost.parallel.traffic import RankGroup, all_reduce_s
 from hocket.hardware.cluster import Cluster
 from hocket.transformer import Division, Divisions, Transformer
@@ -47,7 +47,9 @@ def test_parts_add_up_and_are_not_negative(model: Transformer, software: str, se
     divisions = random_divisions(50, seed)
     prediction = predict(model, divisions, cluster_of("8xdgx-a100-80g"), SOFTWARES[software])
     parts = prediction.parts()
-    assert tuple(parts) == PARTS
+    assert tuple(parts) == (
+        "compute", "bubble", "tensor", "other", "pipeline", "data", "optimizer",
+    )  # fmt: skip
     assert np.allclose(sum(parts.values()), prediction.step_s)
     assert all(np.all(values >= 0) for values in parts.values())
     assert np.all((prediction.mfu > 0) & (prediction.mfu < 1))

@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Any
 from hocket.api.planned import find_cluster
 from hocket.base.errors import unknown_name
 from hocket.hardware.cluster import Cluster
+from hocket.plan.sections.communication import COLLECTIVES, Collective
 
 if TYPE_CHECKING:
     from hocket.graph.graph import Graph
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
     from hocket.planners.communication.collective import CollectivePlan
+    from hocket.planners.communication.fabric import LinkChoice
     from hocket.planners.communication.priority import PropagationChoice
+
+__all__ = [
+    "COLLECTIVES",
+    "collective_bound",
+    "collective_classes",
+    "plan_collective",
+    "predict_propagation",
+    "predict_shared_propagation",
+]
 
 
 def plan_collective(
@@ -34,17 +45,11 @@ def plan_collective(
 
     Every schedule is verified and the certificate checked before it is returned.
     """
-    from hocket.planners.communication.certificate import COLLECTIVES
     from hocket.planners.communication.check import check_certificate
     from hocket.planners.communication.collective import plan_collective as planned
-    from hocket.planners.communication.fabric import LINK_CHOICES, chosen_ranks
+    from hocket.planners.communication.fabric import chosen_ranks
 
-    kind = next((name for name in COLLECTIVES if name == collective), None)
-    if kind is None:
-        raise unknown_name("collective", collective, COLLECTIVES)
-    choice = next((name for name in LINK_CHOICES if name == links), None)
-    if choice is None:
-        raise unknown_name("choice of links", links, LINK_CHOICES)
+    kind, choice = _known(collective, links)
     cluster = find_cluster(on)
     ranks = chosen_ranks(cluster, gpus)
     found = planned(
@@ -54,6 +59,18 @@ def plan_collective(
     found.chosen.section.require_legal(cluster)
     check_certificate(found.fabric, kind, found.root, found.certificate)
     return found
+
+
+def _known(collective: str, links: str) -> tuple[Collective, LinkChoice]:
+    from hocket.planners.communication.fabric import LINK_CHOICES
+
+    kind = next((name for name in COLLECTIVES if name == collective), None)
+    if kind is None:
+        raise unknown_name("collective", collective, COLLECTIVES)
+    choice = next((name for name in LINK_CHOICES if name == links), None)
+    if choice is None:
+        raise unknown_name("choice of links", links, LINK_CHOICES)
+    return kind, choice
 
 
 def _root(cluster: Cluster, ranks: Sequence[str], root: str | None) -> str | None:
@@ -98,17 +115,11 @@ def collective_bound(
     """What a collective can reach at most, with the certificate, checked."""
     import time
 
-    from hocket.planners.communication.certificate import COLLECTIVES
     from hocket.planners.communication.check import check_certificate
-    from hocket.planners.communication.fabric import LINK_CHOICES, chosen_ranks, fabric_of
+    from hocket.planners.communication.fabric import chosen_ranks, fabric_of
     from hocket.planners.communication.schedule import bound_of
 
-    kind = next((name for name in COLLECTIVES if name == collective), None)
-    choice = next((name for name in LINK_CHOICES if name == links), None)
-    if kind is None:
-        raise unknown_name("collective", collective, COLLECTIVES)
-    if choice is None:
-        raise unknown_name("choice of links", links, LINK_CHOICES)
+    kind, choice = _known(collective, links)
     cluster = find_cluster(on)
     ranks = chosen_ranks(cluster, gpus)
     at = ranks.index(_root(cluster, ranks, root) or ranks[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable
@@ -31,6 +32,11 @@ _MIN_BOMB_BYTES = 64 * 2**20
 """What any gzip file may unpack to, however small it is."""
 _MAX_RATIO = 60
 """Real files shrink 3 to 9 times; gzip can do 1030 times on a file made to fill the memory."""
+
+
+def finite_or_none(value: float) -> float | None:
+    """The number as JSON can say it."""
+    return float(value) if math.isfinite(value) else None
 
 
 def read_json(path: str | Path, max_bytes: int = 512 * 2**20) -> object:

@@ -22,6 +22,7 @@ from hocket.classes.material import Material, Tell
 from hocket.classes.outlook import FanOut
 from hocket.classes.session import latency_s, open_session, vector_lanes
 from hocket.classes.widths import Floors, chosen_widths, needed_macs
+from hocket.runtime.threads import torch_threads
 
 _TRIES = 10
 _WARM_UPS, _RUNS = 3, 20
@@ -66,16 +67,12 @@ def whole_times(material: Material) -> WholeTimes:
 def eager_latency_s(net: torch.nn.Module, example: torch.Tensor) -> float:
     """Processor time of one input in eager torch on one thread."""
     net = net.cpu().eval()
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        spent = []
+    spent = []
+    with torch_threads(1):
         for _ in range(_WARM_UPS + _RUNS):
             start = time.process_time_ns()
             net(example)
             spent.append(time.process_time_ns() - start)
-    finally:
-        torch.set_num_threads(before)
     return float(np.quantile(spent[_WARM_UPS:], 0.1)) * 1e-9
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from hocket.planners.communication.collective import CollectivePlan
     from hocket.planners.communication.priority import PropagationChoice
 
-_NAMES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall")
-
 
 class _Collective(click.ParamType[str]):
     """A name of a collective, also as ``all-reduce`` or ``all_reduce``."""
@@ -25,11 +23,12 @@ class _Collective(click.ParamType[str]):
     name = "collective"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from hocket.api.collectives import COLLECTIVES
         from hocket.base.errors import unknown_name
 
         plain = str(value).lower().replace("-", "").replace("_", "")
-        if plain not in _NAMES:
-            raise unknown_name("collective", str(value), _NAMES)
+        if plain not in COLLECTIVES:
+            raise unknown_name("collective", str(value), COLLECTIVES)
         return plain
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.jsonfile import finite_or_none
 from hocket.base.units import words_for_seconds
 from hocket.fleet.forecast import Forecast, earliest_start, first_start
 from hocket.fleet.rounds.reasons import reason
@@ -129,7 +130,7 @@ def _evidence(state: FleetState, row: int) -> dict[str, Any]:
         "waiting_since_s": float(job["waiting_since_s"]) if job["phase"] == WAITING else None,
         "failures": int(job["failures"]),
         "attempt": int(job["attempt"]),
-        "next_round_s": float(state.next_tick_s) if np.isfinite(state.next_tick_s) else None,
+        "next_round_s": finite_or_none(state.next_tick_s),
         "kinds": [
             {
                 "kind": state.kinds[kind],
@@ -165,7 +166,7 @@ def _holders(state: FleetState, row: int) -> dict[str, Any]:
                 "job": int(rows["number"][others[at]]),
                 "kind": state.kinds[int(rows["kind"][others[at]])],
                 "devices": int(rows["gang"][others[at]]),
-                "seconds_left": float(left_s[at]) if np.isfinite(left_s[at]) else None,
+                "seconds_left": finite_or_none(left_s[at]),
             }
             for at in order[:MAX_HOLDERS]
         ],

@@ -16,6 +16,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import UsageError, unknown_name
+from hocket.base.jsonfile import finite_or_none
 from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds.actions import MOVED, Actions
 from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices, Tick
@@ -80,11 +81,11 @@ class Forecast:
 
     def start_of(self, number: int) -> float | None:
         """When a job starts, or None."""
-        return _known(self.start_s[self._row(number)])
+        return finite_or_none(self.start_s[self._row(number)])
 
     def end_of(self, number: int) -> float | None:
         """When a job ends, or None."""
-        return _known(self.end_s[self._row(number)])
+        return finite_or_none(self.end_s[self._row(number)])
 
     def to_data(self) -> dict[str, Any]:
         """All of it as plain data; null for what is not known."""
@@ -98,11 +99,16 @@ class Forecast:
             "num_jobs": len(self.numbers),
             "num_ended": self.num_ended,
             "num_preemptions": self.num_preemptions,
-            "average_completion_s": _known(self.average_completion_s),
-            "last_end_s": _known(self.last_end_s),
-            "utilisation": _known(self.utilisation),
+            "average_completion_s": finite_or_none(self.average_completion_s),
+            "last_end_s": finite_or_none(self.last_end_s),
+            "utilisation": finite_or_none(self.utilisation),
             "jobs": [
-                {"number": number, "name": name, "start_s": _known(start), "end_s": _known(end)}
+                {
+                    "number": number,
+                    "name": name,
+                    "start_s": finite_or_none(start),
+                    "end_s": finite_or_none(end),
+                }
                 for number, name, start, end in jobs
             ],
         }
@@ -270,10 +276,6 @@ def _least_used(state: FleetState, kind: str, count: int) -> list[str]:
     is_held = state.holders[up, 0] >= 0
     order = up[np.lexsort((-up, is_held))]
     return [state.device_names[device] for device in order[:count]]
-
-
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 class _ForecastRun:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hocket.base.arrays import BoolArray
+from hocket.base.jsonfile import finite_or_none
 from hocket.fleet.forecast import (
     Forecast,
     affordable_grain_s,
@@ -56,11 +57,11 @@ class TwoFutures:
 
     def to_data(self) -> dict[str, Any]:
         """As an answer to a request."""
-        averages = [value if np.isfinite(value) else None for value in self.average_completion_s]
+        averages = [finite_or_none(value) for value in self.average_completion_s]
         futures = (self.now.to_data(), self.then.to_data())
         both = zip(futures, self.num_ended, averages, strict=True)
         return {
-            "horizon_s": self.horizon_s if np.isfinite(self.horizon_s) else None,
+            "horizon_s": finite_or_none(self.horizon_s),
             **{
                 name: {**future, "num_ended": num_ended, "average_completion_s": average}
                 for name, (future, num_ended, average) in zip(("now", "then"), both, strict=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hocket.base import fields as checked
+from hocket.base.units import MOST_BYTES
 
 _MAX_SECONDS = 1e15
-_MAX_BYTES = 2**60
 _MAX_COUNT = 2**53
 _SECONDS = (
     "step_s", "repeated_step_s", "estimated_step_s", "max_load_s", "step_bound_s", "load_bound_s",
@@ -102,7 +102,7 @@ def _claim(name: str, value: object, path: str) -> Any:
     if name in _TEXTS:
         return checked.text(value, path)
     if name in ("peak_bytes", "peak_bound_bytes"):
-        return tuple(checked.int_column(value, path, 0, _MAX_BYTES).tolist())
+        return tuple(checked.int_column(value, path, 0, MOST_BYTES).tolist())
     if name == "gap":
         return checked.number(value, path, 0, 1)
     if name == "proven":

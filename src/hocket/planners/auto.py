@@ -27,6 +27,7 @@ from hocket.plan.problem import Problem
 from hocket.planners.bounds import lower_bound
 from hocket.planners.candidates import Candidate, empty_plan, judge, propose
 from hocket.planners.order import best_order
+from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.exact.exhaustive import (
     MAX_RUNS,
     can_be_tried,
@@ -46,7 +47,6 @@ from hocket.planners.registry import (
     RELIEF,
     SLOW,
     THROUGHPUT_PORTFOLIO,
-    Planner,
 )
 
 AUTO = "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 
 from hocket.plan.plan import Plan
@@ -11,6 +10,7 @@ from hocket.plan.verify import require_structure
 from hocket.planners.max_load import dpl, pipedream, throughput
 from hocket.planners.memory.placed import order_for_memory
 from hocket.planners.order import ORDERS
+from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.coarse import coarsely, forward_coarsely
 from hocket.planners.placement.device_map_auto import device_map_auto
 from hocket.planners.placement.forms import better_form
@@ -23,8 +23,6 @@ from hocket.planners.placement.memory import memory_split, spread_memory
 from hocket.planners.placement.one_device import one_device
 from hocket.planners.placement.pardnn import pardnn
 from hocket.planners.placement.structural import by_structure
-
-Planner = Callable[[Problem, Plan], Plan]
 
 
 def _from_contrib(module: str, name: str, told: str) -> Planner:

@@ -1,4 +1,4 @@
-"""The problem as compiled planners read it: one tuple of arrays, made once per problem."""
+"""The problem as compiled planners read it: one tuple of arrays."""
 
 from __future__ import annotations
 

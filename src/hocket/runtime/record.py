@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,20 @@ def joined(records: Iterable[StepRecord]) -> StepRecord:
             getattr(whole, name).update(getattr(record, name))
         whole.loss = record.loss if record.loss is not None else whole.loss
     return whole
+
+
+class StepParts:
+    """Steps of which each rank tells its own record."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._parts: dict[Hashable, list[StepRecord]] = {}
+
+    def add(self, step: Hashable, part: StepRecord) -> StepRecord | None:
+        """The record of the whole step, once all ranks have told theirs."""
+        parts = self._parts.setdefault(step, [])
+        parts.append(part)
+        return joined(self._parts.pop(step)) if len(parts) == self._num_ranks else None
 
 
 def measured_timeline(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from hocket.runtime.connect import MeetingStore
 from hocket.runtime.options import SILENCE_S, Backend, OnProgress, OnStart, OnStep
 from hocket.runtime.package import unpack
 from hocket.runtime.peer import Peer
-from hocket.runtime.record import StepRecord, joined
+from hocket.runtime.record import StepParts, StepRecord
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
 from hocket.runtime.wire import encode_call, encode_spec, from_raw, raw
@@ -53,13 +54,12 @@ def run_ranks(
     ``on_start`` is told the process ids of the ranks, ``on_step`` each step when it is done, and
     ``on_progress`` now and then how far the ranks are.
     """
-    store = MeetingStore()
-    try:
+    with closing(MeetingStore()) as store:
         specs = [
             _rank_spec(setup, device_names, options, device) for device in setup.split.used_devices
         ]
         results: dict[int, torch.Tensor] = {}
-        parts: dict[int, list[StepRecord]] = {}
+        parts = StepParts(len(specs))
         on_progress(f"starting {len(specs)} processes")
         counts = [len(setup.split.of_device(device)) for device in setup.split.used_devices]
 
@@ -75,14 +75,11 @@ def run_ranks(
                 if header["what"] == "results":
                     results |= _unpacked(setup, header["tensors"], buffers)
                     continue
-                number = header["number"]
-                part = StepRecord.from_arrays(header["record"], buffers)
-                parts.setdefault(number, []).append(part)
-                if len(parts[number]) == len(specs):
-                    on_step(number, joined(parts.pop(number)))
+                own = StepRecord.from_arrays(header["record"], buffers)
+                record = parts.add(header["number"], own)
+                if record is not None:
+                    on_step(header["number"], record)
         return results
-    finally:
-        store.close()
 
 
 def _rank_spec(

@@ -119,8 +119,6 @@ class Table:
                     )
                 change_rows(link.state, self.worker.now, local, own)
 
-    inc_batch = inc
-
     def _changes(self, change: ArrayLike, num_rows: int) -> Cells:
         """Changes as [rows, width]; raises `UsageError` where they cannot be meant so."""
         width, where = self.spec.width, f"table {self.spec.name!r}"

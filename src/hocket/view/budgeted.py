@@ -13,13 +13,11 @@ from hocket.plan.sections import Memory
 from hocket.planners.memory.blocks import inner_label
 from hocket.view.facts import COMPUTE, COPIES, HOST, Facts
 from hocket.view.host_copies import HostCopies, host_copies
+from hocket.view.story import HALF, NOTABLE
 from hocket.view.wording import count_of
 
 AMONG_MANY = "step among many"
 """The note of a plan in which `hocket.api.memory` says how long such a step takes."""
-NOTABLE = 0.1
-"""Part of the step above which a cause is worth a sentence."""
-HALF = 0.5
 
 
 @dataclass(frozen=True, eq=False)

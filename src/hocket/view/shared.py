@@ -27,7 +27,7 @@ from hocket.view.facts import facts_of, fullest_device
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.sameness import kept_training
 from hocket.view.table import Column, FittedTable
-from hocket.view.text import verdict
+from hocket.view.text import lacks_memory, verdict
 from hocket.view.wording import dollars, of_capacity
 
 if TYPE_CHECKING:
@@ -135,15 +135,9 @@ def whole_table(comparison: Comparison) -> RenderableType:
     told = [
         Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
         for c in comparison.candidates
-        if not c.feasible and c.reason and not _is_too_full(problem, c)
+        if not c.feasible and c.reason and not lacks_memory(problem, c)
     ]
     return Group(*_headline(comparison), *_map(comparison), table, *told, *_why(comparison))
-
-
-def _is_too_full(problem: Problem, candidate: Candidate) -> bool:
-    """Whether the row itself shows that a device lacks memory."""
-    timeline = candidate.timeline
-    return timeline is not None and bool((timeline.peak_bytes > problem.memory_bytes).any())
 
 
 def _headline(comparison: Comparison) -> list[Text]:

@@ -98,7 +98,7 @@ def candidate_table(comparison: Comparison, hidden: Collection[str] = ()) -> Ren
     told = [
         Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
         for c in told_rows
-        if c.step_s is None and c.reason and not _lacks_memory(problem, c)
+        if c.step_s is None and c.reason and not lacks_memory(problem, c)
     ]
     if num_hidden:
         more = count_of(num_hidden, "further form")
@@ -106,7 +106,8 @@ def candidate_table(comparison: Comparison, hidden: Collection[str] = ()) -> Ren
     return Group(table, *told, *verdict(comparison), *_bound_line(comparison))
 
 
-def _lacks_memory(problem: Problem, candidate: Candidate) -> bool:
+def lacks_memory(problem: Problem, candidate: Candidate) -> bool:
+    """Whether the row itself shows that a device lacks memory."""
     timeline = candidate.timeline
     return timeline is not None and bool((timeline.peak_bytes > problem.memory_bytes).any())
 

@@ -24,7 +24,7 @@ from hocket.base.units import format_seconds
 from hocket.classes.artefact import Folder
 from hocket.classes.combine import Combiner, probabilities
 from hocket.classes.serving.cores import cores_for
-from hocket.classes.serving.link import WorkerLink, WorkerSpec
+from hocket.classes.serving.link import WorkerLink, WorkerSpec, recent_times
 from hocket.classes.serving.metrics import Metrics, metrics_of
 from hocket.classes.serving.wire import SLOTS, InputLayout, set_finished
 from hocket.classes.table import PartTable
@@ -151,7 +151,7 @@ class FrontEnd:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._events = select.epoll()
-        self._times_ns: list[int] = []
+        self._times_ns = recent_times()
         part_s = [part.latency_s for part in folder.table.parts]
         cores = cores_for(part_s, self.options.cores)
         self._links = [
@@ -261,7 +261,7 @@ class FrontEnd:
         start_ns, answers, replies = self._replies(inputs, limit_s, self._quorum)
         senseless = sum(answers[index] is None for index in replies)
         answer = answer_from(self._combiner, answers, senseless, start_ns)
-        self._times_ns = [*self._times_ns[-4095:], round(answer.took_s * 1e9)]
+        self._times_ns.append(round(answer.took_s * 1e9))
         for index, reply in replies.items():
             counts = self._links[index].counts
             counts.answered += 1

@@ -26,6 +26,11 @@ MAX_PAUSE_S = 30.0
 """Before a worker that died again and again is started once more."""
 
 
+def recent_times() -> deque[int]:
+    """Nanoseconds of the last answers; older ones are dropped."""
+    return deque(maxlen=_KEPT)
+
+
 @dataclass(frozen=True)
 class WorkerSpec:
     """How a worker is started."""
@@ -48,8 +53,8 @@ class Counts:
     late: int = 0
     deaths: int = 0
     restarts: int = 0
-    compute_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    round_trip_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    compute_ns: deque[int] = field(default_factory=recent_times)
+    round_trip_ns: deque[int] = field(default_factory=recent_times)
 
 
 class WorkerLink:

@@ -19,7 +19,7 @@ from hocket.base.arrays import FloatArray
 from hocket.base.errors import RunError, UsageError
 from hocket.classes.artefact import Folder, read_exported
 from hocket.classes.serving.front_end import Answer, answer_from
-from hocket.classes.serving.link import Counts
+from hocket.classes.serving.link import Counts, recent_times
 from hocket.classes.serving.metrics import Metrics, metrics_of
 from hocket.classes.serving.wire import InputLayout
 from hocket.classes.stepping import carried
@@ -41,7 +41,7 @@ class DeviceFrontEnd:
         self._counts = [Counts() for _ in folder.table.parts]
         self._lock = threading.Lock()
         self._is_closed = False
-        self._times_ns: list[int] = []
+        self._times_ns = recent_times()
         kind = getattr(torch, folder.table.input_dtype)
         self._inputs = torch.zeros((1, *folder.table.input_shape), dtype=kind, device=self._device)
         self._outputs: list[torch.Tensor] = []
@@ -86,7 +86,7 @@ class DeviceFrontEnd:
             for counts in self._counts:
                 counts.answered += 1
                 counts.round_trip_ns.append(took_ns)
-            self._times_ns = [*self._times_ns[-4095:], took_ns]
+            self._times_ns.append(took_ns)
             return answer
 
     @property

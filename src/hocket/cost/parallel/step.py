@@ -48,8 +48,6 @@ _WAYS = {
     "zb-h2": ZB_H2, "zb-v": ZB_V, "v-half": V_HALF, "dualpipe-v": DUALPIPE_V,
 }  # fmt: skip
 _WAY = np.array([_WAYS[name] for name in SCHEDULES], dtype=np.int32)
-PARTS = ("compute", "bubble", "tensor", "other", "pipeline", "data", "optimizer")
-"""Names of the parts that add up to a step."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hocket.base import fields
 from hocket.base.errors import CheckError, InputFileError
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
 
-COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall")
+Collective = Literal["broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall"]
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 MAX_TREES = 100_000
 Hop = tuple[str, str, str]
 """A link and the places from which and to which it is crossed."""

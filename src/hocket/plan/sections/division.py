@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.base import fields
+from hocket.base.units import MOST_BYTES
 from hocket.cost.parallel.costs import StageCosts
 from hocket.plan.sections.section import Section
 from hocket.plan.violation import Violation
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _TIMES = ("forward_s", "input_gradient_s", "weight_gradient_s", "send_s", "after_s")
 _SIZES = ("activation_bytes", "weight_gradient_bytes", "state_bytes")
 MAX_SECONDS = 1e15
-MAX_BYTES = 2**60
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -152,7 +152,7 @@ def _stage_costs(data: object) -> StageCosts:
         name: fields.float_column(entry[name], f"{path}.{name}", 0, MAX_SECONDS) for name in _TIMES
     }
     sizes = {
-        name: fields.int_column(entry[name], f"{path}.{name}", 0, MAX_BYTES) for name in _SIZES
+        name: fields.int_column(entry[name], f"{path}.{name}", 0, MOST_BYTES) for name in _SIZES
     }
     return StageCosts(
         **{name: tuple(column.tolist()) for name, column in {**times, **sizes}.items()}

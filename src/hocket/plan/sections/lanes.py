@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from hocket.base import fields
+from hocket.base.units import MOST_BYTES
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections.section import Section
 from hocket.plan.sections.shares import Shares
@@ -39,7 +40,6 @@ NUM_LANES = 2
 Changes = Literal["step", "wave"]
 CHANGES: tuple[Changes, ...] = get_args(Changes)
 _MAX_COUNT = 2**31 - 1
-_MAX_BYTES = 2**60
 
 
 class LaneWait(NamedTuple):
@@ -108,16 +108,16 @@ class Lanes(Section):
         return cls(
             changes=next(name for name in CHANGES if name == told),
             lead=fields.integer(entry["lead"], "lanes.lead", 0, _MAX_COUNT),
-            slab_bytes=fields.integer(entry["slab_bytes"], "lanes.slab_bytes", 0, _MAX_BYTES),
+            slab_bytes=fields.integer(entry["slab_bytes"], "lanes.slab_bytes", 0, MOST_BYTES),
             waits=tuple(_waits(entry["waits"], "lanes.waits")),
             own_bytes=_own_bytes(entry["own_bytes"]) if "own_bytes" in entry else (),
-            part_bytes=_column(entry.get("part_bytes", []), "lanes.part_bytes", _MAX_BYTES),
+            part_bytes=_column(entry.get("part_bytes", []), "lanes.part_bytes", MOST_BYTES),
             places=tuple(
                 _column(row, f"lanes.places[{lane}]", _MAX_COUNT)
                 for lane, row in enumerate(fields.items(entry.get("places", []), "lanes.places"))
             ),
             lived_bytes=fields.integer(
-                entry.get("lived_bytes", 0), "lanes.lived_bytes", 0, _MAX_BYTES
+                entry.get("lived_bytes", 0), "lanes.lived_bytes", 0, MOST_BYTES
             ),
         )
 
@@ -220,7 +220,7 @@ def _column(data: object, path: str, most: int) -> tuple[int, ...]:
 
 def _own_bytes(data: object) -> tuple[int, ...]:
     fields.sized(data, "lanes.own_bytes", NUM_LANES, "bytes of each lane")
-    return tuple(fields.int_column(data, "lanes.own_bytes", 0, _MAX_BYTES).tolist())
+    return tuple(fields.int_column(data, "lanes.own_bytes", 0, MOST_BYTES).tolist())
 
 
 def _waits(data: object, path: str) -> Iterator[LaneWait]:

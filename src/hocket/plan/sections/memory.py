@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hocket.base import fields
 from hocket.base.errors import InputFileError
+from hocket.base.units import MOST_BYTES
 from hocket.graph.graph import Graph
 from hocket.plan.sections.section import Section
 from hocket.plan.violation import Violation
@@ -62,7 +63,6 @@ WITHOUT_MODULE = "step"
 """The name of a block whose first op is in no module."""
 SMALLEST_MOVED = 1024
 """Storages of fewer bytes stay on the device: a copy costs more than they weigh."""
-_MAX_BYTES = 2**60
 _MAX_BLOCKS = 1_000_000
 _MAX_COUNT = 2**31 - 1
 _MAX_CHUNKS = _MAX_PREFETCH = 4096
@@ -149,7 +149,7 @@ class Memory(Section):
             raise InputFileError(f"memory.blocks: more than {_MAX_BLOCKS}")
         path, count = "memory.budget_bytes", problem.cluster.num_devices
         fields.sized(entry["budget_bytes"], path, count, "one number of bytes for each device")
-        budgets = fields.int_column(entry["budget_bytes"], path, 0, _MAX_BYTES)
+        budgets = fields.int_column(entry["budget_bytes"], path, 0, MOST_BYTES)
         return cls(
             budget_bytes=tuple(budgets.tolist()),
             blocks=tuple(_block(item, f"memory.blocks[{n}]") for n, item in enumerate(blocks)),

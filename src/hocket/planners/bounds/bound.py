@@ -60,13 +60,6 @@ def lower_bound(problem: Problem) -> LowerBound:
     return LowerBound(parts[why], why, parts)
 
 
-def load_bound_s(problem: Problem) -> float:
-    """Seconds that the busiest device works at least, in any plan that fits."""
-    from dataclasses import replace
-
-    return lower_bound(replace(problem, objective="throughput")).seconds
-
-
 def _load_parts(load: Load) -> dict[str, float]:
     return {WORK: load.work_s, MEMORY: load.memory_s, CROWD: load.crowd_s}
 

@@ -14,9 +14,8 @@ from math import log
 
 import numpy as np
 
-from hocket.plan.sections.communication import Communication
+from hocket.plan.sections.communication import Collective, Communication
 from hocket.planners.communication.arborescence import cheapest_arborescence
-from hocket.planners.communication.certificate import Collective
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.sends import RoutedTree, both_ways, one_way, section_of
 from hocket.planners.communication.ways import Path, Ways

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
-
-Collective = Literal["broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall"]
-COLLECTIVES: tuple[Collective, ...] = (
-    "broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall",
-)  # fmt: skip
+from typing import Any
 
 
 @dataclass(frozen=True)

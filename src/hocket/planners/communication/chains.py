@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hocket.plan.sections.communication import Communication
-from hocket.planners.communication.certificate import Collective
+from hocket.plan.sections.communication import Collective, Communication
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.orders import most_orders, pairs_of
 from hocket.planners.communication.plain import are_neighbours, trees_of, usual_ways

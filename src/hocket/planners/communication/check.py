@@ -12,13 +12,8 @@ from fractions import Fraction
 from typing import Any
 
 from hocket.base.errors import CheckError
-from hocket.planners.communication.certificate import (
-    Certificate,
-    Collective,
-    LinkCut,
-    Partition,
-    Prices,
-)
+from hocket.plan.sections.communication import Collective
+from hocket.planners.communication.certificate import Certificate, LinkCut, Partition, Prices
 from hocket.planners.communication.fabric import Fabric
 
 _TOWARDS = ("reduce", "reducescatter")

@@ -15,10 +15,10 @@ from fractions import Fraction
 
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.hardware.cluster import Cluster
-from hocket.plan.sections.communication import Communication, Send, Tree
+from hocket.plan.sections.communication import Collective, Communication, Send, Tree
 from hocket.planners.communication import chains, rings
 from hocket.planners.communication.blink import blink
-from hocket.planners.communication.certificate import Certificate, Collective, LinkCut, Partition
+from hocket.planners.communication.certificate import Certificate, LinkCut, Partition
 from hocket.planners.communication.classes import canonical_form, renamed
 from hocket.planners.communication.cuts import best_root
 from hocket.planners.communication.exchange import shortest_exchange

@@ -14,15 +14,16 @@ from fractions import Fraction
 
 import numpy as np
 
+from hocket.base.arrays import LongArray
 from hocket.planners.communication.certificate import LinkCut
-from hocket.planners.communication.fabric import Fabric, Whole
+from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.flow import UNLIMITED, flow_graph, max_flow
 
 
 class _Fed:
     """The graph of a fabric with one more node that feeds all ranks."""
 
-    def __init__(self, matrix: Whole, num_ranks: int) -> None:
+    def __init__(self, matrix: LongArray, num_ranks: int) -> None:
         self.num_places = len(matrix)
         self.matrix = matrix
         tails, heads = np.nonzero(np.triu(matrix + matrix.T))
@@ -35,12 +36,12 @@ class _Fed:
         self.capacity[inner] = matrix[tails, heads]
         self.capacity[self.graph.arc_reverse[inner]] = matrix[heads, tails]
 
-    def reached(self) -> Whole:
+    def reached(self) -> LongArray:
         """Places on the source side of the cut that the last flow left."""
         return np.flatnonzero(self.graph.level[: self.num_places] >= 0)
 
 
-def crossing(matrix: Whole, side: Whole) -> int:
+def crossing(matrix: LongArray, side: LongArray) -> int:
     """Units from the places of ``side`` to the others."""
     inside = np.zeros(len(matrix), dtype=np.bool_)
     inside[side] = True
@@ -98,5 +99,5 @@ def gather_bound(fabric: Fabric, *, is_reduce: bool = False) -> LinkCut:
     return LinkCut(num_ranks * rate, _names(fabric, side), crossing(matrix, side))
 
 
-def _names(fabric: Fabric, side: Whole) -> tuple[str, ...]:
+def _names(fabric: Fabric, side: LongArray) -> tuple[str, ...]:
     return tuple(fabric.places[place] for place in side.tolist())

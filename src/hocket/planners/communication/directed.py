@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hocket.plan.sections.communication import Collective
 from hocket.planners.communication.arborescence import cheapest_arborescence
-from hocket.planners.communication.certificate import Collective
 from hocket.planners.communication.columns import CHEAP, Mix, Pattern, best_mix
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.ways import Path, Ways

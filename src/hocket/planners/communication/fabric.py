@@ -17,12 +17,11 @@ from math import gcd
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hocket.base.arrays import LongArray
 from hocket.base.errors import NoFeasiblePlanError, UsageError, did_you_mean
 from hocket.hardware.cluster import Cluster, Link
 
-Whole = NDArray[np.int64]
 LinkChoice = Literal["auto", "peer", "host", "all"]
 LINK_CHOICES: tuple[LinkChoice, ...] = ("auto", "peer", "host", "all")
 MAX_RANKS = 128
@@ -60,7 +59,7 @@ class Fabric:
         return len(self.places)
 
     @cached_property
-    def matrix(self) -> Whole:
+    def matrix(self) -> LongArray:
         """[tail, head]: units from one place to another, links in parallel added up."""
         units = np.zeros((self.num_places, self.num_places), dtype=np.int64)
         for arc in self.arcs:

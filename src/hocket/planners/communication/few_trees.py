@@ -16,8 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from hocket.base.arrays import LongArray
 from hocket.planners.communication.columns import Mix
-from hocket.planners.communication.fabric import Fabric, Whole
+from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.packing import PackedTree, pack_trees
 from hocket.planners.communication.spanning import UndirectedTree
 
@@ -57,7 +58,7 @@ def fewer_trees(fabric: Fabric, mix: Mix[UndirectedTree]) -> list[tuple[Fraction
 
 
 def _packed_anew(
-    capacity: Whole, trees: list[tuple[int, Edges]], random: np.random.Generator
+    capacity: LongArray, trees: list[tuple[int, Edges]], random: np.random.Generator
 ) -> list[tuple[int, Edges]]:
     """The same total from a random root, with random directions of what is unused."""
     count = len(capacity)

@@ -11,24 +11,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import pointers
+from hocket.base.arrays import LongArray, pointers
 from hocket.kernels import kernel
 
-Whole = NDArray[np.int64]
 UNLIMITED = 2**62
 
 
 class FlowGraph(NamedTuple):
     """Arcs by tail (CSR) with room for the searches; capacities stand apart."""
 
-    arc_ptr: Whole
-    arc_head: Whole
-    arc_reverse: Whole
-    level: Whole
-    next_arc: Whole
-    path: Whole
+    arc_ptr: LongArray
+    arc_head: LongArray
+    arc_reverse: LongArray
+    level: LongArray
+    next_arc: LongArray
+    path: LongArray
 
     @property
     def num_nodes(self) -> int:
@@ -36,7 +34,7 @@ class FlowGraph(NamedTuple):
         return len(self.level)
 
 
-def flow_graph(num_nodes: int, pairs: Whole) -> tuple[FlowGraph, Whole]:
+def flow_graph(num_nodes: int, pairs: LongArray) -> tuple[FlowGraph, LongArray]:
     """The graph with both arcs of each pair, and the place of each pair's first arc.
 
     ``pairs`` is [pair, 2]; the arc from its second node to its first is the reverse of the place.
@@ -63,7 +61,7 @@ def flow_graph(num_nodes: int, pairs: Whole) -> tuple[FlowGraph, Whole]:
 
 
 @kernel
-def _find_levels(graph: FlowGraph, capacity: Whole, source: int, sink: int) -> bool:
+def _find_levels(graph: FlowGraph, capacity: LongArray, source: int, sink: int) -> bool:
     """Distances from the source over arcs with capacity; whether the sink was reached."""
     level, queue = graph.level, graph.path
     for node in range(len(level)):
@@ -85,7 +83,7 @@ def _find_levels(graph: FlowGraph, capacity: Whole, source: int, sink: int) -> b
 
 
 @kernel
-def _fill_levels(graph: FlowGraph, capacity: Whole, source: int, sink: int, limit: int) -> int:
+def _fill_levels(graph: FlowGraph, capacity: LongArray, source: int, sink: int, limit: int) -> int:
     """Augment along rising levels until no path is left or ``limit`` flows."""
     path, total, length, node = graph.path, 0, 0, source
     while True:
@@ -126,7 +124,7 @@ def _fill_levels(graph: FlowGraph, capacity: Whole, source: int, sink: int, limi
 
 
 @kernel
-def max_flow(graph: FlowGraph, capacity: Whole, source: int, sink: int, limit: int) -> int:
+def max_flow(graph: FlowGraph, capacity: LongArray, source: int, sink: int, limit: int) -> int:
     """Flow from source to sink, at most ``limit``; ``capacity`` becomes what is left of it.
 
     When less than the limit flows, ``level >= 0`` afterwards marks a minimum cut's source side.

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
-from hocket.planners.communication.fabric import Whole
 from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, max_flow
 
 
@@ -29,7 +29,7 @@ class PackedTree:
     """Of each rank; the root's is -1."""
 
 
-def pack_trees(matrix: Whole, demand: Whole) -> list[PackedTree]:
+def pack_trees(matrix: LongArray, demand: LongArray) -> list[PackedTree]:
     """Trees with ``demand[r]`` units from each root r that use each arc within ``matrix``.
 
     Such trees exist exactly when every rank is reached by a flow of all demands; the caller has
@@ -63,7 +63,7 @@ def pack_trees(matrix: Whole, demand: Whole) -> list[PackedTree]:
 
 @kernel
 def _most(
-    graph: FlowGraph, capacity: Whole, room: Whole, feed_a: int, source: int, b: int,
+    graph: FlowGraph, capacity: LongArray, room: LongArray, feed_a: int, source: int, b: int,
     others: int, wanted: int,
 ) -> int:  # fmt: skip
     """The weight, up to ``wanted``, that an arc from a to b can carry."""
@@ -75,8 +75,8 @@ def _most(
 
 @kernel
 def grow_tree(
-    graph: FlowGraph, capacity: Whole, room: Whole, feed: Whole, root: int, left: int,
-    parent: Whole, order: Whole, arc_of: Whole,
+    graph: FlowGraph, capacity: LongArray, room: LongArray, feed: LongArray, root: int, left: int,
+    parent: LongArray, order: LongArray, arc_of: LongArray,
 ) -> int:  # fmt: skip
     """Take one tree out of ``capacity``; its weight, or 0 where none can be grown."""
     count = len(feed)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from hocket.plan.sections.communication import Tree
-from hocket.planners.communication.certificate import Collective
+from hocket.plan.sections.communication import Collective, Tree
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.sends import RoutedTree, both_ways
 from hocket.planners.communication.ways import NEVER, Ways

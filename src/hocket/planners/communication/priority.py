@@ -101,9 +101,7 @@ def layers_of(graph: Graph, op_s: FloatArray) -> list[LayerWork]:
     return [LayerWork(*each) for each in zip(*spent_s.tolist(), sizes, strict=True)]
 
 
-def choose_propagation(
-    layers: Sequence[LayerWork], channel: GradientChannel, *, credit_bytes: float = 0.0
-) -> PropagationChoice:
+def choose_propagation(layers: Sequence[LayerWork], channel: GradientChannel) -> PropagationChoice:
     """Simulate all ways and take the fastest that is worth its cost."""
     computes_s = sum(layer.forward_s + layer.backward_s for layer in layers)
     num_bytes = sum(layer.gradient_bytes for layer in layers)
@@ -117,13 +115,7 @@ def choose_propagation(
         GradientOrder("priority, whole layers", by_priority=True, crosses=True),
     ]
     sliced = [
-        GradientOrder(
-            "priority, slices",
-            by_priority=True,
-            crosses=True,
-            slice_bytes=size,
-            credit_bytes=credit_bytes,
-        )
+        GradientOrder("priority, slices", by_priority=True, crosses=True, slice_bytes=size)
         for size in SLICES_BYTES
         if num_bytes <= size * _MOST_SLICES or size == SLICES_BYTES[-1]
     ]

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 from fractions import Fraction
 
-from hocket.plan.sections.communication import Communication, Tree
-from hocket.planners.communication.certificate import Collective
+from hocket.plan.sections.communication import Collective, Communication, Tree
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.orders import Order, most_orders
 from hocket.planners.communication.plain import usual_ways

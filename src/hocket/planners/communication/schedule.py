@@ -14,8 +14,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from hocket.plan.sections.communication import Communication
-from hocket.planners.communication.certificate import Certificate, Collective, Prices
+from hocket.plan.sections.communication import Collective, Communication
+from hocket.planners.communication.certificate import Certificate, Prices
 from hocket.planners.communication.cuts import broadcast_bound, gather_bound
 from hocket.planners.communication.directed import best_bundles
 from hocket.planners.communication.exchange import exchange_bound, exchange_section

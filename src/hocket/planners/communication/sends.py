@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hocket.plan.sections.communication import Communication, Send, Tree
-from hocket.planners.communication.certificate import Collective
+from hocket.plan.sections.communication import Collective, Communication, Send, Tree
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.few_trees import hung_up
 from hocket.planners.communication.ways import Path

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
-from hocket.planners.communication.fabric import Fabric, Whole
+from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, max_flow
 from hocket.planners.communication.ways import Path
 
@@ -28,14 +29,14 @@ class CannotSplitError(Exception):
 class Logical:
     """Direct capacities between ranks, and the arcs that they lead over."""
 
-    matrix: Whole
+    matrix: LongArray
     """[rank, rank] in units of 1 / ``scale`` of the fabric's."""
     scale: int
     routes: dict[tuple[int, int], list[tuple[int, Path]]]
     """For each pair with capacity: (units, arcs from the first rank to the second)."""
 
 
-def remove_switches(fabric: Fabric, scale: int, demand: Whole) -> Logical:
+def remove_switches(fabric: Fabric, scale: int, demand: LongArray) -> Logical:
     """Direct arcs among the ranks that still carry ``demand[r]`` from each rank r to all others.
 
     The demand counts in units of 1 / ``scale`` of the fabric's; that of the result may be finer.
@@ -57,7 +58,7 @@ class _State:
     """Capacities between all places, and which way each of them leads."""
 
     def __init__(
-        self, matrix: Whole, num_ranks: int, demand: Whole, scale: int,
+        self, matrix: LongArray, num_ranks: int, demand: LongArray, scale: int,
         routes: dict[tuple[int, int], list[tuple[int, Path]]],
     ) -> None:  # fmt: skip
         self.num_ranks, self.count, self.scale, self.routes = num_ranks, len(matrix), scale, routes
@@ -149,7 +150,7 @@ class _State:
 
 @kernel
 def reaches_all(
-    graph: FlowGraph, capacity: Whole, room: Whole, source: int, num_ranks: int, needed: int
+    graph: FlowGraph, capacity: LongArray, room: LongArray, source: int, num_ranks: int, needed: int
 ) -> bool:
     """Whether a flow of ``needed`` reaches every rank."""
     for rank in range(num_ranks):
@@ -162,8 +163,8 @@ def reaches_all(
 
 @kernel
 def _slack(
-    graph: FlowGraph, capacity: Whole, room: Whole, arc: Whole, count: int, num_ranks: int,
-    u: int, w: int, t: int, needed: int, most: int,
+    graph: FlowGraph, capacity: LongArray, room: LongArray, arc: LongArray, count: int,
+    num_ranks: int, u: int, w: int, t: int, needed: int, most: int,
 ) -> int:  # fmt: skip
     """How much of u→w→t, at most ``most``, can become u→t."""
     source, sink = count, count + 1
@@ -192,8 +193,8 @@ def _slack(
 
 @kernel
 def split_switch(
-    graph: FlowGraph, capacity: Whole, room: Whole, arc: Whole, count: int, num_ranks: int,
-    w: int, needed: int, made: Whole,
+    graph: FlowGraph, capacity: LongArray, room: LongArray, arc: LongArray, count: int,
+    num_ranks: int, w: int, needed: int, made: LongArray,
 ) -> int:  # fmt: skip
     """Split off all arcs of place ``w``; the number of (u, t, units) made, or -1."""
     number = 0

@@ -13,8 +13,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from hocket.base.arrays import LongArray
 from hocket.planners.communication.certificate import Partition
-from hocket.planners.communication.fabric import Fabric, Whole
+from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.flow import UNLIMITED, flow_graph, max_flow
 
 
@@ -33,16 +34,16 @@ def strength_bound(fabric: Fabric) -> Partition:
     return Partition(rate, names, _between(matrix, parts))
 
 
-def _between(matrix: Whole, parts: list[list[int]]) -> int:
+def _between(matrix: LongArray, parts: list[list[int]]) -> int:
     inside = sum(int(matrix[np.ix_(part, part)].sum()) for part in parts)
     return (int(matrix.sum()) - inside) // 2
 
 
-def _ratio(matrix: Whole, parts: list[list[int]]) -> Fraction:
+def _ratio(matrix: LongArray, parts: list[list[int]]) -> Fraction:
     return Fraction(_between(matrix, parts), len(parts) - 1)
 
 
-def _weakest(matrix: Whole, rate: Fraction) -> list[list[int]]:
+def _weakest(matrix: LongArray, rate: Fraction) -> list[list[int]]:
     """The partition with the least crossing - rate · parts."""
     count = len(matrix)
     source, sink = count, count + 1

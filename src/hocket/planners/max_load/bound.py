@@ -12,8 +12,6 @@ down to whole numbers for the flow, so the bound holds. O(pieces tried · flow).
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
@@ -25,24 +23,23 @@ from hocket.planners.max_load.classes import (
     least_weighted,
 )
 from hocket.planners.max_load.pieces import Pieces, merged_nets, pieces_of
+from hocket.planners.parts.kept import once_per_problem
 
 _MAX_FLOW_PIECES = 5000
 _MAX_HOMES = 32
 """Pieces for which a smallest home is sought: the longest, and those in the costliest nets."""
 _TOTAL = 2**29
 """What the times of all pieces and nets add up to in the flow: it works with 32-bit numbers."""
-_known_s: WeakKeyDictionary[Problem, float] = WeakKeyDictionary()
 
 
+@once_per_problem
 def max_load_bound(problem: Problem) -> float:
     """Seconds below which no placement can bring the load of the busiest device.
 
     Several planners claim it for one problem, where it takes as long as their own work.
     """
-    if problem not in _known_s:
-        pieces = pieces_of(problem, with_partners=False)
-        _known_s[problem] = bound_s(pieces, device_classes(problem, problem.memory_bytes))
-    return _known_s[problem]
+    pieces = pieces_of(problem, with_partners=False)
+    return bound_s(pieces, device_classes(problem, problem.memory_bytes))
 
 
 def bound_s(pieces: Pieces, classes: DeviceClasses) -> float:

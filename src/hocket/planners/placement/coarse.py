@@ -6,10 +6,7 @@ node went. O(ops + reads), besides the planner.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +16,8 @@ from hocket.graph.coarsen import Coarse, co_placed, forward_only, fuse
 from hocket.graph.coarsen.nodes import largest
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.parts.kept import once_per_problem
+from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.devices import workers
 
 UNITS_PER_DEVICE = 8
@@ -26,30 +25,15 @@ UNITS_PER_DEVICE = 8
 MEMORY_PARTS = 4
 """A unit may hold this part of the memory of the smallest device."""
 
-_Planner = Callable[[Problem, Plan], Plan]
 
-
-def _kept(make: Callable[[Problem], Coarse]) -> Callable[[Problem], Coarse]:
-    """The same, made once per problem and kept as long as the problem: a portfolio asks often."""
-    known: WeakKeyDictionary[Problem, Coarse] = WeakKeyDictionary()
-
-    @wraps(make)
-    def once(problem: Problem) -> Coarse:
-        if problem not in known:
-            known[problem] = make(problem)
-        return known[problem]
-
-    return once
-
-
-@_kept
+@once_per_problem
 def coarsened(problem: Problem) -> Coarse:
     """The fused graph of co-placed units under the usual caps."""
     op_s = fastest_s(problem)
     return fuse(problem.graph, default_units(problem, op_s), op_s)
 
 
-@_kept
+@once_per_problem
 def forward_coarsened(problem: Problem) -> Coarse:
     """The forward pass of co-placed units under the usual caps, the rest of the step inside."""
     op_s = fastest_s(problem)
@@ -112,7 +96,7 @@ def _op_priority(problem: Problem, coarse: Coarse, plan: Plan) -> FloatArray | N
     return np.where(is_later, mirrored, priority)
 
 
-def coarsely(planner: _Planner) -> _Planner:
+def coarsely(planner: Planner) -> Planner:
     """A planner that plans the coarse problem and expands the plan."""
 
     def planned(problem: Problem, plan: Plan) -> Plan:
@@ -122,7 +106,7 @@ def coarsely(planner: _Planner) -> _Planner:
     return planned
 
 
-def forward_coarsely(planner: _Planner) -> _Planner:
+def forward_coarsely(planner: Planner) -> Planner:
     """As `coarsely`, on one node per unit of the forward pass."""
 
     def planned(problem: Problem, plan: Plan) -> Plan:
@@ -132,7 +116,7 @@ def forward_coarsely(planner: _Planner) -> _Planner:
     return planned
 
 
-def told(planner: _Planner, what: str) -> str:
+def told(planner: Planner, what: str) -> str:
     """What a planner says of itself, and what it is given instead of single ops."""
     return f"{what}: {(planner.__doc__ or '').strip()}"
 
@@ -155,7 +139,7 @@ def default_units(problem: Problem, op_s: FloatArray, *, joins_gradients: bool =
     )
 
 
-def _through(planner: _Planner, coarse: Coarse, problem: Problem, plan: Plan) -> Plan:
+def _through(planner: Planner, coarse: Coarse, problem: Problem, plan: Plan) -> Plan:
     empty = Plan(
         planner=plan.planner, cluster_hash=plan.cluster_hash, claims=plan.claims, notes=plan.notes
     )

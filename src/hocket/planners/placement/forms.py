@@ -12,7 +12,6 @@ O(the three planners), besides three simulations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 
 import numpy as np
@@ -21,6 +20,7 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels
+from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.coarse import (
     coarse_problem,
     coarsely,
@@ -36,10 +36,8 @@ _LARGE = 50_000
 _HIDDEN = 1.5
 """Groups hide parallelism where no plan of them is shorter than this times a plan of single ops."""
 
-_Planner = Callable[[Problem, Plan], Plan]
 
-
-def better_form(planner: _Planner) -> _Planner:
+def better_form(planner: Planner) -> Planner:
     """A planner that plans groups of both sorts and single ops, and keeps the best plan."""
     on_groups, on_step = forward_coarsely(planner), coarsely(planner)
 
@@ -68,7 +66,7 @@ def _path_s(problem: Problem) -> float:
     return float(levels(problem, alone).to_end_s.max(initial=0.0))
 
 
-def _better(problem: Problem, plan: Plan, forms: dict[str, _Planner]) -> Plan:
+def _better(problem: Problem, plan: Plan, forms: dict[str, Planner]) -> Plan:
     found: list[tuple[tuple[int, float], int, Plan]] = []
     refusal = None
     for name, planner in forms.items():

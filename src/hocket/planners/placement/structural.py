@@ -10,11 +10,9 @@ The plan is carried back afterwards. O(reads log reads) in numpy, once per probl
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +22,8 @@ from hocket.graph.graph import Graph, StatedTimes
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.parts.kept import once_per_problem
+from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.coarse import fastest_s
 
 _LARGE = 50_000
@@ -31,9 +31,7 @@ _LARGE = 50_000
 _ROUNDS = 3
 """How far a label looks around; paths to the end and from the start tell the rest."""
 
-_Planner = Callable[[Problem, Plan], Plan]
 _Labels = NDArray[np.uint64]
-_known: WeakKeyDictionary[Problem, Renumbered | None] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +75,7 @@ class Renumbered:
         return plan.placing(device_of, priority=priority)
 
 
-def by_structure(planner: _Planner) -> _Planner:
+def by_structure(planner: Planner) -> Planner:
     """A planner whose ties do not depend on the order of ops in the file."""
 
     @wraps(planner)
@@ -94,18 +92,13 @@ def by_structure(planner: _Planner) -> _Planner:
     return planned
 
 
+@once_per_problem
 def renumbered(problem: Problem) -> Renumbered | None:
-    """The problem with its ops numbered by structure; made once per problem.
+    """The problem with its ops numbered by structure.
 
     What is there before the step lives with its first reader: that stays the first, whatever the
     structure says. None where that cannot be.
     """
-    if problem not in _known:
-        _known[problem] = _renumbered(problem)
-    return _known[problem]
-
-
-def _renumbered(problem: Problem) -> Renumbered | None:
     graph = problem.graph
     to_end_s, from_start_s = _paths(graph, fastest_s(problem))
     to_end, _ = _paths(graph, np.ones(graph.num_ops))

@@ -9,8 +9,9 @@ way that breaks one is no answer, and says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hocket.base.errors import UsageError, did_you_mean
 from hocket.base.units import format_seconds, parse_bytes, parse_seconds
@@ -20,8 +21,6 @@ from hocket.planners.candidates import Candidate
 from hocket.planners.goal import dollars_per_million, num_devices
 from hocket.planners.placement.devices import workers
 from hocket.simulate.shares.matrices import degrees_of
-
-LIMITS = ("fit", "devices", "step", "cost", "data", "pipeline", "tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,34 +135,21 @@ ANYTHING = Must()
 
 def parse_must(texts: str | Sequence[str]) -> Must:
     """Limits as people write them, one or several; raises `UsageError` for what is none."""
-    must = Must()
+    found: dict[str, Any] = {}
     for text in (texts,) if isinstance(texts, str) else texts:
         word, _, value = text.strip().partition(" ")
-        value = value.strip()
+        if word not in _WORDS:
+            hint = did_you_mean(word[:100], _WORDS)
+            raise UsageError(f"unknown limit {text[:100]!r}", hint=hint)
+        name, read = _WORDS[word]
         try:
-            if word == "fit":
-                must = replace(must, device_bytes=parse_bytes(value))
-            elif word == "devices":
-                must = replace(must, num_devices=_count(value))
-            elif word == "data":
-                must = replace(must, num_replicas=_count(value))
-            elif word == "pipeline":
-                must = replace(must, num_stages=_count(value))
-            elif word == "tensor":
-                must = replace(must, num_parts=_count(value))
-            elif word == "step":
-                must = replace(must, step_s=parse_seconds(value))
-            elif word == "cost":
-                must = replace(must, dollars_per_million=parse_dollars(value))
-            else:
-                hint = did_you_mean(word[:100], LIMITS)
-                raise UsageError(f"unknown limit {text[:100]!r}", hint=hint)
+            found[name] = read(value.strip())
         except ValueError as error:
             raise UsageError(
                 f"cannot read the limit {text[:100]!r}: {error}",
                 hint="write it like 'fit 8GiB', 'devices 2', 'step 500ms' or 'cost $3'",
             ) from None
-    return must
+    return Must(**found)
 
 
 def parse_dollars(text: str) -> float:
@@ -180,3 +166,15 @@ def _count(text: str) -> int:
     if count < 1:
         raise ValueError("expected 1 or more")
     return count
+
+
+_WORDS: dict[str, tuple[str, Callable[[str], float]]] = {
+    "fit": ("device_bytes", parse_bytes),
+    "devices": ("num_devices", _count),
+    "step": ("step_s", parse_seconds),
+    "cost": ("dollars_per_million", parse_dollars),
+    "data": ("num_replicas", _count),
+    "pipeline": ("num_stages", _count),
+    "tensor": ("num_parts", _count),
+}
+"""Of each limit: what of `Must` it says, and how its value is read."""

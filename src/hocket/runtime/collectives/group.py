@@ -23,7 +23,7 @@ from torch.futures import Future
 from hocket.base import config
 from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster
-from hocket.planners.communication.certificate import Collective
+from hocket.plan.sections.communication import Collective
 from hocket.runtime.collectives.layout import KINDS
 from hocket.runtime.collectives.rounds import RoundsQueue
 from hocket.runtime.collectives.worker import CollectiveJob, CollectiveWorker

@@ -15,8 +15,7 @@ from hocket.base.errors import RunError
 from hocket.base.jsonfile import dump_json, parse_json
 from hocket.hardware.cluster import Cluster
 from hocket.plan.problem import Problem
-from hocket.plan.sections.communication import Communication
-from hocket.planners.communication.certificate import Collective
+from hocket.plan.sections.communication import Collective, Communication
 from hocket.planners.communication.collective import plan_collective
 from hocket.runtime.collectives.tuning import ChunkTuning
 

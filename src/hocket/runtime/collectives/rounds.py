@@ -19,8 +19,7 @@ import torch
 from torch.futures import Future
 
 from hocket.hardware.cluster import Cluster
-from hocket.plan.sections.communication import Communication
-from hocket.planners.communication.certificate import Collective
+from hocket.plan.sections.communication import Collective, Communication
 from hocket.runtime.collectives.layout import ranges_of
 from hocket.runtime.collectives.plans import AgreedPlans
 from hocket.simulate.collective import levels_of

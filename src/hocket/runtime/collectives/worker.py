@@ -28,7 +28,7 @@ import torch.distributed as dist
 from hocket.base.errors import RunError
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.probed import after_failure, cluster_of
-from hocket.planners.communication.certificate import Collective
+from hocket.plan.sections.communication import Collective
 from hocket.runtime.collectives.carry import Carry, CarryState, Connections
 from hocket.runtime.collectives.events import (
     ANSWER_S,

@@ -53,24 +53,20 @@ class OneProcessLoop:
         """Carry out all steps."""
         import torch
 
-        before = torch.get_num_threads()
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        try:
-            with torch.random.fork_rng(), ExitStack() as counting:
-                ledger = counting.enter_context(_counting(work)) if work.place == "cpu" else None
-                for number in range(1, options.steps + 1):
-                    if number > _NUM_COUNTED:
-                        counting.close()
-                    watch.on_progress(f"step {number} of {options.steps}")
-                    record = _step(work, number, options.seed)
-                    if ledger is None:
-                        record.peak_bytes[0] = int(torch.cuda.max_memory_allocated())
-                    elif number <= _NUM_COUNTED:
-                        record.peak_bytes[0] = ledger.peak_bytes
-                    watch.on_step(number, record)
-        finally:
-            torch.set_num_threads(before)
+        from hocket.runtime.threads import torch_threads
+
+        with torch_threads(options.threads), torch.random.fork_rng(), ExitStack() as counting:
+            ledger = counting.enter_context(_counting(work)) if work.place == "cpu" else None
+            for number in range(1, options.steps + 1):
+                if number > _NUM_COUNTED:
+                    counting.close()
+                watch.on_progress(f"step {number} of {options.steps}")
+                record = _step(work, number, options.seed)
+                if ledger is None:
+                    record.peak_bytes[0] = int(torch.cuda.max_memory_allocated())
+                elif number <= _NUM_COUNTED:
+                    record.peak_bytes[0] = ledger.peak_bytes
+                watch.on_step(number, record)
 
 
 def _step(work: LoopedModel, number: int, seed: int) -> StepRecord:

@@ -51,27 +51,23 @@ class OneProcessShares:
         from hocket.processes.progress import Position, how_far
         from hocket.runtime.shared.job import PARTS
         from hocket.runtime.shared.trainer import ReplicaTrainer
+        from hocket.runtime.threads import torch_threads
 
-        job, before = work.job, torch.get_num_threads()
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        try:
-            with torch.random.fork_rng():
-                microbatches = [rows for own in job.rows for rows in own]
-                trainer = ReplicaTrainer(
-                    work.model, work.batch, work.loss, job.update, microbatches,
-                    num_samples=job.num_samples, seed=options.seed,
-                    device=torch.device(work.places[0]),
-                )  # fmt: skip
+        job = work.job
+        with torch_threads(options.threads), torch.random.fork_rng():
+            microbatches = [rows for own in job.rows for rows in own]
+            trainer = ReplicaTrainer(
+                work.model, work.batch, work.loss, job.update, microbatches,
+                num_samples=job.num_samples, seed=options.seed,
+                device=torch.device(work.places[0]),
+            )  # fmt: skip
 
-                def tell(number: int, done: int) -> None:
-                    at, count = Position(0.0, number, done), len(microbatches) * PARTS
-                    watch.on_progress(how_far([at], [count], options.steps))
+            def tell(number: int, done: int) -> None:
+                at, count = Position(0.0, number, done), len(microbatches) * PARTS
+                watch.on_progress(how_far([at], [count], options.steps))
 
-                for number in range(1, options.steps + 1):
-                    watch.on_step(number, trainer.step(number, tell))
-        finally:
-            torch.set_num_threads(before)
+            for number in range(1, options.steps + 1):
+                watch.on_step(number, trainer.step(number, tell))
 
 
 @dataclass(frozen=True)

@@ -36,16 +36,12 @@ class SingleExecutor:
         import torch
 
         from hocket.runtime.single import SingleProcess
+        from hocket.runtime.threads import torch_threads
 
         num_devices = work.setup.split.num_devices
         devices = [torch.device(work.places.get(d, "cpu")) for d in range(num_devices)]
-        before = torch.get_num_threads()
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        try:
+        with torch_threads(options.threads):
             process = SingleProcess(work.setup, work.values, devices, seed=options.seed)
             for number in range(1, options.steps + 1):
                 watch.on_progress(f"step {number} of {options.steps}")
                 watch.on_step(number, process.step(number))
-        finally:
-            torch.set_num_threads(before)

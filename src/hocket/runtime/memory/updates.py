@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from torch import nn
 
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import DONE, Ticket
+from hocket.runtime.threads import torch_threads
 
 _CORES_FOR_OTHERS = 1
 """That of the thread which keeps the device busy; a GPT on an H200 with 16 cores trains 5 % slower
@@ -211,15 +212,9 @@ def end_all() -> None:
         thread.join()
 
 
-@contextmanager
-def threads_for_updates() -> Iterator[None]:
+def threads_for_updates() -> AbstractContextManager[None]:
     """As many threads as updates on the host take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, before - _CORES_FOR_OTHERS))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return torch_threads(max(1, torch.get_num_threads() - _CORES_FOR_OTHERS))
 
 
 def _work(jobs: Jobs, failures: list[BaseException], is_ready: threading.Event) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +11,7 @@ from hocket.runtime.parallel.build import whole_model
 from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.model import TIED
 from hocket.runtime.parallel.trainer import new_optimizer
+from hocket.runtime.threads import torch_threads
 
 
 @dataclass(frozen=True)
@@ -25,19 +24,9 @@ class DividedReference:
 
 def reference_run(job: TrainingJob) -> DividedReference:
     """Train the model of a job on one device with the whole batch at once."""
-    with _one_thread():
+    # Small models run fastest on one thread, above all on a busy machine.
+    with torch_threads(1):
         return _train(job)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small models run fastest on one thread, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _train(job: TrainingJob) -> DividedReference:

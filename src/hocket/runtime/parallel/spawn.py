@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from hocket.runtime.connect import MeetingStore
 from hocket.runtime.options import SILENCE_S, Backend, OnStart, OnStep
 from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.pipeline import require_pipelining
-from hocket.runtime.record import StepRecord, joined
+from hocket.runtime.record import StepParts, StepRecord
 from hocket.runtime.wire import from_raw
 
 _WORDS = {
@@ -65,13 +66,12 @@ def run_jobs(
     for job in jobs:
         require_pipelining(job.device_of_stage)
     results = [JobResult() for _ in jobs]
-    parts: dict[tuple[int, int], list[StepRecord]] = {}
-    store = MeetingStore()
-    try:
+    with closing(MeetingStore()) as store:
         specs = [
             _rank_spec(jobs[0], rank, device_name, threads)
             for rank, device_name in enumerate(device_names)
         ]
+        parts = StepParts(len(specs))
         with Crew(specs, patience=Patience(silence_s=silence_s)) as crew:
             on_start(crew.process_ids)
             for rank in range(len(specs)):
@@ -81,14 +81,11 @@ def run_jobs(
                 if header["what"] == "gradients":
                     result.gradients[rank] = _tensors(job, header["names"], buffers)
                     continue
-                key = header["job"], header["number"]
-                parts.setdefault(key, []).append(StepRecord.from_arrays(header["record"], buffers))
-                if len(parts[key]) == len(specs):
-                    record = joined(parts.pop(key))
+                own = StepRecord.from_arrays(header["record"], buffers)
+                record = parts.add((header["job"], header["number"]), own)
+                if record is not None:
                     result.records.append(record)
                     on_step(header["number"], record)
-    finally:
-        store.close()
     return results
 
 

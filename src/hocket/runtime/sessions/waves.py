@@ -95,14 +95,12 @@ def waved_loop(
     batch: Any,
     recipe: Recipe,
     device: torch.device,
-    *,
-    replay: bool = True,
 ) -> TrainingLoop:
     """A loop over whole batches, whose microbatches two lanes take.
 
-    With ``replay`` a CUDA device is given all waves of a step at once, as a CUDA graph.
+    A CUDA device is given all waves of a step at once, as a CUDA graph.
     """
-    shares, options = plan[Shares], LoopOptions(replay=replay)
+    shares, options = plan[Shares], LoopOptions()
     sizes = shares.replicas[0].microbatches
     model.to(device)
     first = microbatches(batch, sizes, None)[0][0]
@@ -111,7 +109,7 @@ def waved_loop(
     everywhere = Plan(planner=plan.planner).placing(np.zeros(graph.num_ops, dtype=np.int32))
     inner = Programs(
         model, first, recipe, wave, everywhere, program, [device] * problem.cluster.num_devices,
-        seed=None, outputs=False, max_shapes=options.max_shapes, replay=replay, is_ranked=False,
+        seed=None, outputs=False, max_shapes=options.max_shapes, replay=True, is_ranked=False,
     )  # fmt: skip
     waves = make_waves(inner, wave_order(problem, shares, plan[Lanes]), device)
     carrier = AccumulatedAlone(inner, sizes, count=None, device=device, waves=waves)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from hocket.processes.crew import Crew
@@ -11,7 +12,7 @@ from hocket.processes.patience import Patience
 from hocket.processes.progress import Position, how_far
 from hocket.runtime.connect import MeetingStore
 from hocket.runtime.options import Onlookers
-from hocket.runtime.record import StepRecord, joined
+from hocket.runtime.record import StepParts, StepRecord
 from hocket.runtime.shared.job import PARTS, ShareJob
 
 
@@ -26,9 +27,7 @@ def run_replicas(
     watch: Onlookers,
 ) -> None:
     """Train; ``watch`` is told each step when all replicas have done it."""
-    parts: dict[int, list[StepRecord]] = {}
-    store = MeetingStore()
-    try:
+    with closing(MeetingStore()) as store:
         specs = [
             ProcessSpec(
                 name=f"replica {rank} ({name})",
@@ -38,6 +37,7 @@ def run_replicas(
             )
             for rank, name in enumerate(device_names)
         ]
+        parts = StepParts(len(specs))
         counts = [len(rows) * PARTS for rows in job.rows]
 
         def tell(positions: Sequence[Position]) -> None:
@@ -52,13 +52,10 @@ def run_replicas(
                 }  # fmt: skip
                 crew.tell(rank, order)
             for _, header, buffers in crew.messages():
-                number = header["number"]
-                record = StepRecord.from_arrays(header["record"], buffers)
-                parts.setdefault(number, []).append(record)
-                if len(parts[number]) == len(specs):
-                    watch.on_step(number, joined(parts.pop(number)))
-    finally:
-        store.close()
+                own = StepRecord.from_arrays(header["record"], buffers)
+                record = parts.add(header["number"], own)
+                if record is not None:
+                    watch.on_step(header["number"], record)
 
 
 def _describe(position: Position) -> str:

@@ -15,6 +15,7 @@ from pathlib import PurePath
 import numpy as np
 
 from hocket.base.errors import UsageError, unknown_name
+from hocket.base.jsonfile import finite_or_none
 from hocket.fleet.rounds.events import (
     Cancel,
     Finish,
@@ -244,8 +245,7 @@ def lease(draft: BatchDraft, name: AttemptName) -> LeaseAnswer:
         since_s = draft.time_s if attempt is None else attempt.stopping_since_s or draft.time_s
         grace_s = draft.jobs[name.job].spec.grace_s
         return LeaseAnswer(attempt=name.attempt, may_run=False, stop_by_s=since_s + grace_s)
-    ends_s = float(draft.state.next_tick_s)
-    round_ends_s = ends_s if math.isfinite(ends_s) else None
+    round_ends_s = finite_or_none(draft.state.next_tick_s)
     return LeaseAnswer(attempt=name.attempt, may_run=True, round_ends_s=round_ends_s)
 
 

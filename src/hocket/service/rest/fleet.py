@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query
 from numpy.typing import NDArray
 from starlette.responses import Response
 
+from hocket.base.jsonfile import finite_or_none
 from hocket.fleet.rounds.state import PAUSED, RUNNING, WAITING, FleetState
 from hocket.service.rest.bodies import (
     MAX_NUMBER,
@@ -81,8 +82,8 @@ def get_allocation(daemon: TheDaemon) -> AllocationBody:
         policy=state.rules.policy,
         round=state.round_number,
         time_s=state.time_s,
-        solved_s=_finite(state.solved_s),
-        next_round_s=_finite(state.next_tick_s),
+        solved_s=finite_or_none(state.solved_s),
+        next_round_s=finite_or_none(state.next_tick_s),
         remarks=dict(state.notes),
         jobs=_shares(state, live),
     )
@@ -140,7 +141,3 @@ async def stream_events(
     """What happens, as server-sent events that end only with the connection."""
     start = after if last_event_id is None else last_event_id
     return TimedStream(events_from(daemon, bell, start), _STREAM, bell=bell)
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

@@ -26,7 +26,6 @@ from hocket.service.store import snapshot
 
 VERSION = 2
 BLOCK_ROWS = 1024
-_COLUMNS = tuple(JOB_RECORD.names or ())
 
 
 class StoredParts:
@@ -85,7 +84,7 @@ class CommitParts:
         content = {
             "format": snapshot.FORMAT,
             "version": VERSION,
-            "columns": list(_COLUMNS),
+            "columns": list(snapshot.COLUMNS),
             "arrays": snapshot.described(self._arrays),
             "state": self._tree,
             "seal": seal(self.crcs),
@@ -143,13 +142,13 @@ def _num_blocks(array: NDArray[Any]) -> int:
 
 
 def _num_columns(array: NDArray[Any]) -> int:
-    return len(_COLUMNS) if array.dtype == JOB_RECORD else 1
+    return len(snapshot.COLUMNS) if array.dtype == JOB_RECORD else 1
 
 
 def _words(array: NDArray[Any]) -> NDArray[Any]:
     """An array as whole numbers, a row for each of its rows: bits can be compared, NaN too."""
     if array.dtype == JOB_RECORD:
-        return array.view(np.int64).reshape(len(array), len(_COLUMNS))
+        return array.view(np.int64).reshape(len(array), len(snapshot.COLUMNS))
     word = np.uint8 if array.dtype == np.bool_ else np.int64
     return array.view(word).reshape(len(array), -1)
 

@@ -51,7 +51,7 @@ _DTYPES = {
     "bool": np.dtype("?"),
     "job": JOB_RECORD,
 }
-_COLUMNS = tuple(JOB_RECORD.names or ())
+COLUMNS = tuple(JOB_RECORD.names or ())
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -116,7 +116,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 def job_dtype(columns: list[str]) -> np.dtype[Any]:
     """Rows of jobs with these columns, in this order; raises `ValueError` for unknown ones."""
-    unknown = [name for name in columns if name not in _COLUMNS]
+    unknown = [name for name in columns if name not in COLUMNS]
     if unknown or len(set(columns)) < len(columns) or "number" not in columns:
         raise ValueError("it was written by a version with other columns")
     return np.dtype([(name, JOB_RECORD[name]) for name in columns])
@@ -128,7 +128,7 @@ def with_all_columns(rows: NDArray[Any]) -> NDArray[Any]:
     if rows.dtype == JOB_RECORD:
         return rows
     whole = np.empty(len(rows), JOB_RECORD)
-    for name in _COLUMNS:
+    for name in COLUMNS:
         whole[name] = rows[name] if name in (rows.dtype.names or ()) else BLANK[name]
     return whole
 
