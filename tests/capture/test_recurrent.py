@@ -1,12 +1,15 @@
-"""cuDNN's recurrent layers on fake tensors: both passes give what the real ones do, by shape."""
+"""Recurrent layers on fake tensors: both passes give what the real ones do, by shape."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from hocket.capture.fake import fake_twins, flat_weights
+from hocket.capture.fake import fake_mode, fake_twins, flat_weights
 from hocket.capture.model import capture, capture_program
-from hocket.capture.recurrent import know_recurrent_layers
+from hocket.capture.recurrent import know_recurrent_layers, stand_in_recurrence
 from hocket.graph.graph import Phase
 
 MODES = {"LSTM": 2, "GRU": 3}
@@ -35,6 +38,43 @@ def test_gradients_of_a_recurrent_layer_have_the_shapes_of_what_they_are_of(name
     assert [gradient.shape for gradient in found] == [tensor.shape for tensor in wanted]
     assert reserve.numel() > 0
     assert buffer.numel() == sum(weight.numel() for weight in weights)
+
+
+def _results_of_processor(mode):
+    """Layouts of what oneDNN's ops give for a layer, and which of them are one storage."""
+    found = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            results = func(*args, **(kwargs or {}))
+            if "mkldnn_rnn_layer" in str(func):
+                storages = [result.untyped_storage() for result in results]
+                places = [each._cdata for each in storages]
+                found.append([
+                    (result.shape, result.stride(), storage.nbytes(), places.index(storage._cdata))
+                    for result, storage in zip(results, storages, strict=True)
+                ])  # fmt: skip
+            return results
+
+    with mode:
+        layer = torch.nn.LSTM(5, 7, num_layers=2, bidirectional=True, batch_first=True)
+        x = torch.randn(3, 4, 5, requires_grad=True)
+        with Seen():
+            layer(x)[0].sum().backward()
+    return found
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_a_layer_of_a_processor_keeps_as_much_without_memory_as_with_it():
+    layer = torch.nn.LSTM(5, 7)
+    real = _results_of_processor(nullcontext())
+    assert len(real) == 8
+    assert real[0][-1][2] > 0
+    assert _results_of_processor(fake_mode(layer)) == real
+    with stand_in_recurrence():
+        stands_in = _results_of_processor(fake_mode(layer))
+    # Of each of seven units an accelerator keeps six values a step.
+    assert [results[-1][2] for results in stands_in[:4]] == [3 * 4 * 7 * 6 * 4] * 4
 
 
 def test_all_that_a_library_runs_in_one_call_shares_a_device():

@@ -86,6 +86,18 @@ class Again(nn.Module):
         return self.leave(x)
 
 
+class Recurrent(nn.Module):
+    """A layer whose kernel keeps memory of its own between its passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.LSTM(WIDTH, 2 * WIDTH, num_layers=2, batch_first=True)
+        self.leave = nn.Linear(2 * WIDTH, 3)
+
+    def forward(self, x):
+        return self.leave(self.words(x)[0][:, -1])
+
+
 def classified(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1])
 
@@ -105,4 +117,5 @@ MODELS = {
     "tied": _words,
     "picture": lambda: _labelled(Picture(), (4, 1, 8, 8), 10),
     "again": lambda: _labelled(Again(), (8, WIDTH), 3),
+    "recurrent": lambda: _labelled(Recurrent(), (4, 6, WIDTH), 3),
 }

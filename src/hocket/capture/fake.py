@@ -13,11 +13,23 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.capture.assemble import unique_names
+from hocket.capture.recurrent import know_recurrent_layers
 from hocket.graph import Role
 
 NamedTensor = tuple[str, Role, torch.Tensor]
+
+
+def fake_mode(model: nn.Module) -> FakeTensorMode:
+    """In which ops of a model make tensors without memory."""
+    know_recurrent_layers()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # What it remembers of an op forgets that two results are one tensor, and whether a layer stands
+    # in for an accelerator's: a second pass of recurrent layers would be another one.
+    mode.cache_enabled = not any(isinstance(each, nn.RNNBase) for each in model.modules())
+    return mode
 
 
 def model_tensors(model: nn.Module) -> Iterator[NamedTensor]:

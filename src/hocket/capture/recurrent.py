@@ -1,18 +1,24 @@
-"""What cuDNN's recurrent layers give, for tensors without memory.
+"""What recurrent layers of cuDNN and oneDNN give, for tensors without memory.
 
-PyTorch knows the results of the forward op but neither its buffer of weights nor its reserve, which
-the backward op reads, and knows nothing of the backward op: a step with an LSTM could not be
-recorded on a GPU. How large the reserve is only cuDNN says; here it is taken to hold what each step
-of each layer keeps for its backward pass.
+Of cuDNN's PyTorch knows the results of the forward op but neither its buffer of weights nor its
+reserve, which the backward op reads, and knows nothing of the backward op: a step with an LSTM
+could not be recorded on a GPU. How large the reserve is only cuDNN says; here it is taken to hold
+what each step of each layer keeps for its backward pass. Of oneDNN's layers, which processors have,
+PyTorch takes the reserve for empty and two gradients for one tensor; how large the reserve is, is
+tried with numbers of the same shapes, once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_impls import register_op_impl
+from torch.utils._python_dispatch import _disable_current_modes
 
 _KEPT = {2: 6, 3: 5}
 """Values per unit and step that an LSTM (mode 2) and a GRU (3) keep; others keep two."""
@@ -20,11 +26,25 @@ _KEPT = {2: 6, 3: 5}
 _BATCH_FIRST, _BATCH_SIZES = 8, 12
 """Places in what the backward op is given behind ``cx``."""
 
+_stands_in: ContextVar[bool] = ContextVar("stands_in", default=False)
+
+
+@contextmanager
+def stand_in_recurrence() -> Iterator[None]:
+    """A processor's layers keep what an accelerator's would."""
+    before = _stands_in.set(True)
+    try:
+        yield
+    finally:
+        _stands_in.reset(before)
+
 
 @cache
 def know_recurrent_layers() -> None:
-    """Have fake tensors know both ops."""
+    """Have fake tensors know their ops."""
     aten: Any = torch.ops.aten
+    register_op_impl(aten.mkldnn_rnn_layer.default)(_processor_forward)
+    register_op_impl(aten.mkldnn_rnn_layer_backward.default)(_processor_backward)
     register_op_impl(aten._cudnn_rnn.default)(_forward)
     register_op_impl(aten._cudnn_rnn_backward.default)(_backward)
 
@@ -50,11 +70,58 @@ def _forward(
     cy = inputs.new_empty([0])
     if cx is not None:
         cy = cx.new_empty([layers * directions, rows, hidden])
-    kept = layers * directions * steps * rows * hidden * _KEPT.get(kind, 2)
-    reserve = inputs.new_empty([kept * inputs.element_size() if train else 0], dtype=torch.uint8)
+    kept = layers * directions * _kept_bytes(inputs, steps * rows, hidden, kind)
+    reserve = inputs.new_empty([kept if train else 0], dtype=torch.uint8)
     if buffer is None:
         buffer = inputs.new_empty([sum(each.numel() for each in weight)])
     return output, hy, cy, reserve, buffer
+
+
+def _kept_bytes(inputs: Any, num_rows: int, hidden: int, kind: int) -> int:
+    """Of one direction of one layer, for its backward pass."""
+    size: int = num_rows * hidden * _KEPT.get(kind, 2) * inputs.element_size()
+    return size
+
+
+def _processor_forward(
+    mode: Any, func: Any, inputs: Any, *rest: Any
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Output, last states, and the reserve of one direction of one layer."""
+    weights, (hx, cx) = rest[:4], rest[4:6]
+    (kind, hidden), train = rest[8:10], rest[-1]
+    steps, rows = inputs.shape[:2]
+    kept = 0
+    if train and _stands_in.get():
+        kept = _kept_bytes(inputs, steps * rows, hidden, kind)
+    elif train:
+        given = (inputs, *weights, hx, cx)
+        kept = _reserve_bytes(tuple((tuple(t.shape), t.dtype) for t in given), _hashable(rest[6:]))
+    output = inputs.new_empty([steps, rows, hidden])
+    last = (hx.new_empty(hx.shape), cx.new_empty(cx.shape))
+    return output, *last, inputs.new_empty([kept], dtype=torch.uint8)
+
+
+def _processor_backward(
+    mode: Any, func: Any, inputs: Any, *rest: Any
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Gradients of input, weights and states, each a tensor of its own."""
+    return tuple(given.new_empty(given.shape) for given in (inputs, *rest[:6]))
+
+
+def _hashable(settings: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(tuple(each) if isinstance(each, list) else each for each in settings)
+
+
+@cache
+def _reserve_bytes(
+    given: tuple[tuple[tuple[int, ...], torch.dtype], ...], settings: tuple[Any, ...]
+) -> int:
+    """What oneDNN keeps for the backward pass of tensors of these shapes and types."""
+    with _disable_current_modes(), torch.enable_grad():
+        tensors = [torch.zeros(shape, dtype=dtype, device="cpu") for shape, dtype in given]
+        how = [list(each) if isinstance(each, tuple) else each for each in settings]
+        reserve: torch.Tensor = torch.ops.aten.mkldnn_rnn_layer.default(*tensors, *how)[-1]
+    return reserve.untyped_storage().nbytes()
 
 
 def _backward(

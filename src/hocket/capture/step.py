@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -26,6 +25,7 @@ from hocket.capture.fake import (
     NamedTensor,
     all_tensors,
     fake_copy,
+    fake_mode,
     fake_twins,
     flat_weights,
     hollow_twins,
@@ -35,7 +35,7 @@ from hocket.capture.held import find_saved, note_held
 from hocket.capture.loss import Loss, tensors_of
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
-from hocket.capture.recurrent import know_recurrent_layers
+from hocket.capture.recurrent import stand_in_recurrence
 from hocket.capture.standin import put_stand_ins
 from hocket.capture.unseen import (
     held_tensors,
@@ -73,11 +73,7 @@ def record_fake_step(
     for item in all_tensors(model, batch):
         is_left_out = item[1] != Role.INPUT and hidden and item[0].startswith(hidden)
         (unused if is_left_out else named).append(item)
-    know_recurrent_layers()
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    # What it remembers of an op forgets that two results are one tensor, as gradients of biases of
-    # recurrent layers are: a second recording would be another one.
-    mode.cache_enabled = not any(isinstance(each, nn.RNNBase) for each in model.modules())
+    mode = fake_mode(model)
     stands_in = device == ACCELERATOR
     place = "cpu" if stands_in else device
     flat = flat_weights(model) if torch.device(place).type == "cuda" else []
@@ -88,7 +84,14 @@ def record_fake_step(
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
     attention = FusedAttention() if stands_in else nullcontext()
     autocast = stand_in_autocast() if stands_in else nullcontext()
-    with mode, attention, autocast, _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
+    recurrence = stand_in_recurrence() if stands_in else nullcontext()
+    with (
+        mode,
+        attention,
+        autocast,
+        recurrence,
+        _quiet(logging.getLogger("torch._subclasses.fake_tensor")),
+    ):
         recording = _record(fake_model, fake_batch, sources, loss, training, runs, forward)
     note_hooked(recording, named)
     return recording

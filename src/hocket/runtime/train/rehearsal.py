@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from hocket.capture.fake import all_tensors, fake_copy, fake_twins, map_batch
+from hocket.capture.fake import all_tensors, fake_copy, fake_mode, fake_twins, map_batch
 from hocket.graph.graph import Graph, Role
 from hocket.hardware.allocation import ALIGNMENT_BYTES, aligned
 from hocket.plan.sections.memory import Memory
@@ -66,7 +65,7 @@ def rehearsed_peak(
 ) -> RehearsedPeak:
     """The peak of steps of ``model`` under a memory plan; nothing that is given is changed."""
     named = all_tensors(model, batch)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_mode(model)
     with mode:
         twins = fake_twins([tensor for _, _, tensor in named], str(device))
         fakes = _fake_states(optimizer, str(device))
