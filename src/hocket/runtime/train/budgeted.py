@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from hocket.capture.fake import model_tensors
+from hocket.capture.generation import without_cache
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.model import CaptureWarning
 from hocket.capture.step import apply_model
@@ -45,7 +46,7 @@ from hocket.runtime.train.forwards import carried_later, carry, put_forward, tak
 from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.repeats import AS_ASKED
 from hocket.runtime.train.replayed_budget import ReplayedBudget
-from hocket.runtime.train.returned import single_number, without_cache
+from hocket.runtime.train.returned import single_number
 from hocket.runtime.train.waiting_states import WaitingStates
 from hocket.runtime.train.weight import Weight
 
