@@ -46,6 +46,25 @@ def test_what_is_under_way_is_ended_before_python_ends(monkeypatch):
     assert not updates._thread.is_alive()
 
 
+def test_a_failure_is_told_where_its_own_block_is_waited_for():
+    """Else it is a matter of chance whether the step that asked for it goes on."""
+    updates = HostUpdates(is_idle=False)
+    failing, other = (SimpleNamespace(updated=threading.Event(), index=at) for at in range(2))
+    for block in (failing, other):
+        block.updated.set()
+
+    def job():
+        raise OSError("the disk is full")
+
+    updates.ask(failing, job)
+    assert failing.updated.wait(PATIENCE_S)
+    updates.ask(other, lambda: None)
+    updates.wait(other)
+    with pytest.raises(OSError, match="is full"):
+        updates.wait(failing)
+    updates.wait(failing)
+
+
 def test_a_training_that_nobody_holds_leaves_no_memory_and_no_thread():
     torch.manual_seed(0)
     model, batches, forward = MODELS["blocks"]()

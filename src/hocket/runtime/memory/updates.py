@@ -153,7 +153,8 @@ class HostUpdates:
         """An idle one does nothing: for rehearsals."""
         self._is_idle = is_idle
         self._jobs: Jobs = queue.SimpleQueue()
-        self._failures: list[BaseException] = []
+        self._failures: dict[int, BaseException] = {}
+        """By the index of the block that it happened to."""
         self._thread: threading.Thread | None = None
 
     def ask(
@@ -171,10 +172,10 @@ class HostUpdates:
         self._jobs.put(HostJob(block.index, block.updated, after, do))
 
     def wait(self, block: Block) -> None:
-        """Until nothing is under way for a block; raises what went wrong in the thread."""
+        """Until nothing is under way for a block; raises what went wrong with it in the thread."""
         block.updated.wait()
-        if self._failures:
-            raise self._failures.pop()
+        if block.index in self._failures:
+            raise self._failures.pop(block.index)
 
     def _start(self) -> None:
         before, is_ready = torch.get_num_threads(), threading.Event()
@@ -217,13 +218,13 @@ def threads_for_updates() -> AbstractContextManager[None]:
     return torch_threads(max(1, torch.get_num_threads() - _CORES_FOR_OTHERS))
 
 
-def _work(jobs: Jobs, failures: list[BaseException], is_ready: threading.Event) -> None:
+def _work(jobs: Jobs, failures: dict[int, BaseException], is_ready: threading.Event) -> None:
     with threads_for_updates():
         is_ready.set()
         _do_all(jobs, failures)
 
 
-def _do_all(jobs: Jobs, failures: list[BaseException]) -> None:
+def _do_all(jobs: Jobs, failures: dict[int, BaseException]) -> None:
     asked: deque[HostJob] = deque()
     while (job := _next(jobs, asked)) is not None:
         updated = job.updated
@@ -232,7 +233,7 @@ def _do_all(jobs: Jobs, failures: list[BaseException]) -> None:
                 continue
         # It is raised where the block is waited for.
         except BaseException as error:
-            failures.append(error)
+            failures[job.index] = error
         # Whoever is told finds that nothing of the training is held here any more.
         asked.remove(job)
         del job
