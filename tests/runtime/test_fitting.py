@@ -127,8 +127,28 @@ def test_plans_that_the_model_cannot_be_carried_out_by_are_passed_over(frontier)
     kept = fastest_that_keeps(budget, frontier, without_recompute)
     assert kept.peak_bytes <= budget
     assert all(block.activations != "recomputed" for block in kept.section.blocks)
-    with pytest.raises(RunError, match="computed again"):
+    # What no plan keeps is refused by what others hold, not for what could not be tried.
+    with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
         fastest_that_keeps(frontier.smallest.peak_bytes // 2, frontier, without_recompute)
+
+
+def test_where_nothing_can_be_updated_on_the_device_the_host_updates(frontier):
+    exact = Rehearsals(frontier, 1.0)
+
+    def without_device(section):
+        if not section.blocks or any(block.update == "device" for block in section.blocks):
+            raise RunError("its update cannot be rehearsed")
+        return exact(section)
+
+    kept = fastest_that_keeps(frontier.find(PLAIN).peak_bytes, frontier, without_device)
+    assert kept.section.blocks
+    assert all(block.update == "host" for block in kept.section.blocks)
+
+    def never(section):
+        raise RunError("it cannot be carried out")
+
+    with pytest.raises(RunError, match="carried out"):
+        fastest_that_keeps(frontier.smallest.peak_bytes, frontier, never)
 
 
 def test_the_leanest_plan_is_rehearsed_before_a_budget_is_refused(frontier):

@@ -7,7 +7,9 @@ with a warning that says why and what is lost. A number of bytes is kept by a re
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,7 +124,9 @@ def budgeted_carrier(
     try:
         rehearsals = rehearsals_of(model, optimizer, batch, recipe, device, options)
     except UntraceableError as error:
+        _require_arguments(model, batch, recipe)
         return _leanest(model, batch, recipe, budget_bytes, device, _told(error))
+    _warn_without_loss(rehearsals.graph, recipe.name, depth=4)
     graph, launches = rehearsals.graph, rehearsals.launches(budget_bytes)
     cluster = find_cluster(on)
     if on == ON_THIS_MACHINE:
@@ -165,6 +169,24 @@ def _measured_host(device: torch.device, cluster: Cluster) -> Calibration | None
 
 def _told(error: UntraceableError) -> str:
     return f"{error.where}: {error.message}" if error.where else error.message
+
+
+def _require_arguments(model: nn.Module, batch: Any, recipe: Recipe) -> None:
+    """Refuse a batch that the model cannot be called with: nothing will ever be trained so."""
+    if recipe.forward is not None:
+        return
+    try:
+        called = inspect.signature(model.forward)
+        if isinstance(batch, Mapping):
+            called.bind(**batch)
+        else:
+            called.bind(*(batch if isinstance(batch, tuple | list) else (batch,)))
+    except TypeError as error:
+        raise UsageError(
+            f"{recipe.name} cannot be called with this batch: {error}",
+            hint="give a batch as the model takes it, or forward=, which calls the model and "
+            "computes the loss",
+        ) from None
 
 
 def _leanest(

@@ -124,6 +124,14 @@ def unforeseen(planned: Signature, now: Signature) -> str:
     )
 
 
+def strayed(name: str) -> str:
+    """What is told of steps that do not go the way of the one before."""
+    return (
+        f"steps of {name} do not visit the same modules in the same order; what is not foreseen is "
+        "fetched when it is needed, the numbers are the same"
+    )
+
+
 def _dtype(part: BatchTensor) -> str:
     return str(part.dtype).removeprefix("torch.")
 

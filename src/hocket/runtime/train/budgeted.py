@@ -39,7 +39,7 @@ from hocket.runtime.memory.slots import slots_of
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.memory.visiting import Visitors
 from hocket.runtime.memory.visits import Visits
-from hocket.runtime.train.batches import on_device, signature_of, unforeseen
+from hocket.runtime.train.batches import on_device, signature_of, strayed, unforeseen
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.forwards import carried_later, carry, put_forward, take_away
@@ -47,6 +47,7 @@ from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.repeats import AS_ASKED
 from hocket.runtime.train.replayed_budget import ReplayedBudget
 from hocket.runtime.train.returned import single_number
+from hocket.runtime.train.unrehearsed import FirstSteps
 from hocket.runtime.train.waiting_states import WaitingStates
 from hocket.runtime.train.weight import Weight
 
@@ -102,12 +103,13 @@ class Budgeted:
             self._engines, self._slots, self._pool, self._updates, stays,
             any(block.sends for block in self.blocks), memory.prefetch, not is_rehearsal,
             partial(put_aside_gradients, self.blocks), self._begin_block, self._finish_block,
-            self._finish_step, self._strayed,
+            self._finish_step, lambda: self._lose(strayed(recipe.name)),
         )  # fmt: skip
         self._head = find_head(model, memory, graph, self.blocks)
         self._states = WaitingStates(self._settle, is_idle=is_rehearsal)
         self._put_visits()
         self._replayed = ReplayedBudget(model, device, called)
+        self._first_steps = FirstSteps(recipe.name, device)
         self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────
@@ -125,7 +127,8 @@ class Budgeted:
         """Forward and backward, and updates that are expected."""
         self._require_model()
         self._notice_shapes(batch)
-        return self._replayed(batch, weight, self._optimizer, self._passes)
+        with self._first_steps.counted(self.kept, lambda: self.lasting, batch):
+            return self._replayed(batch, weight, self._optimizer, self._passes)
 
     def _passes(self, batch: Any, weight: Weight) -> Carried:
         loss, outputs = self._forward(batch)
@@ -387,12 +390,6 @@ class Budgeted:
 
     def _notice_shapes(self, batch: Any) -> None:
         self._lose(unforeseen(self._rehearsed, signature_of(batch)))
-
-    def _strayed(self) -> None:
-        self._lose(
-            f"steps of {self._recipe.name} do not visit the same modules in the same order; "
-            "what is not foreseen is fetched when it is needed, the numbers are the same"
-        )
 
     def _lose(self, what: str) -> None:
         if what and not self.lost:

@@ -8,7 +8,8 @@ deep model takes many seconds: of such a model only those are rehearsed that kee
 they hold is beside what was simulated as that of the others was, those passed over once more by
 what was found, and of those beyond the budget none that moves nothing, because no copy of it ends
 earlier than simulated. A plan that the model cannot be carried out by, as its rehearsal tells, is
-passed over.
+passed over; where all are, some are tried that compute nothing again or update nothing on the
+device.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _SLACK = 1.25
 """A plan is rehearsed where the simulated peak is within this many budgets."""
 MANY_OPS = 5000
 """Of a step, from which on rehearsals are few."""
+_MOST_UNLIKE = 4
 _PARTS_OF_ROOM = (1.0, 0.99, 0.95)
 """Of a budget, for which plans that keep some blocks are looked at: rehearsals find a little more
 than the simulator."""
@@ -87,6 +89,9 @@ def fastest_that_keeps(
     # What was found may have told that plans which were passed over hold less than it seemed.
     others = plans if found else sorted(plans, key=lambda plan: plan.peak_bytes > room)
     found = next((plan for plan in others if is_worth(plan) and keeps(plan)), found)
+    if found is None and refused:
+        unlike = _unlike(frontier, budget_bytes)
+        found = next((plan for plan in unlike if is_worth(plan) and keeps(plan)), None)
     if found is None:
         if not peaks:
             raise next(iter(refused.values()))
@@ -116,6 +121,22 @@ def _worth_a_rehearsal(frontier: Frontier, budget_bytes: int, room: int) -> list
     # Nothing is too large before the leanest plan was rehearsed.
     near[others.smallest.name] = others.smallest
     return sorted(near.values(), key=lambda plan: plan.rank)
+
+
+def _unlike(frontier: Frontier, budget_bytes: int) -> list[Fitted]:
+    """Plans that ask for less of a model, the fastest first, and the leanest of them."""
+    found: list[Fitted] = []
+    for field, value in (("update", "device"), ("activations", "recomputed")):
+        without = [
+            plan
+            for plan in frontier.plans
+            if plan.memory is not None
+            and all(getattr(block, field) != value for block in plan.memory.blocks)
+        ]
+        near = [plan for plan in without if plan.peak_bytes <= _SLACK * budget_bytes]
+        leanest = sorted(without, key=lambda plan: plan.peak_bytes)[:1]
+        found += sorted(near, key=lambda plan: plan.rank)[:_MOST_UNLIKE] + leanest
+    return sorted({plan.name: plan for plan in found}.values(), key=lambda plan: plan.rank)
 
 
 def too_large(peak_bytes: int, budget_bytes: int) -> NoFeasiblePlanError:

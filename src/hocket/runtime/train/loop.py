@@ -105,6 +105,8 @@ class TrainingLoop:
         default its share of an update. With ``timed`` every op is timed, for a report.
         """
         require_free(self.model, self._carrier)
+        # What was returned before is not held beside a step, which may fill its budget.
+        self.outputs = None
         if self._wants_cause:
             self.watch.enter()
         if accumulate is None:
@@ -131,7 +133,7 @@ class TrainingLoop:
     def __call__(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
         require_free(self.model, self._carrier)
-        self._is_updated = False
+        self._is_updated, self.outputs = False, None
         self._carrier.expect(None)
         loss, self.outputs = self._carrier.forward(self._padded(batch), self.num_steps + 1)
         self.num_steps += 1

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._pytree import tree_leaves
 
+from hocket.base.errors import RunError
 from hocket.capture.fake import all_tensors, fake_copy, fake_mode, fake_twins, map_batch
 from hocket.graph.graph import Graph, Role
 from hocket.hardware.allocation import ALIGNMENT_BYTES, aligned
@@ -93,7 +95,8 @@ def rehearsed_peak(
         )
         ledger.hold(carrier.lasting)
         ledger.hold(twins[id(tensor)] for _, role, tensor in named if role == Role.INPUT)
-        carrier.make_states(own)
+        with _readable(optimizer):
+            carrier.make_states(own)
         if any(block.share < 1 for block in memory.blocks):
             # Shares are of what an earlier step saved.
             with unsearched():
@@ -103,9 +106,10 @@ def rehearsed_peak(
         # Gradients of earlier parts of a step are there in the later ones.
         for part in range(min(accumulate, 2)):
             carrier.expect(None if clips or accumulate > 1 else own)
-            with unsearched():
+            with unsearched(), _readable(optimizer):
                 carrier.train(fake_batch, part + 1, 1.0)
-        carrier.update(own)
+        with _readable(optimizer):
+            carrier.update(own)
         del last_loss
     own_tensors = _own_tensors(model, optimizer, batch)
     if device.type == "cuda":
@@ -113,6 +117,19 @@ def rehearsed_peak(
         torch.cuda.empty_cache()
     beside = _beside_bytes(device, own_tensors) + _counters_bytes(device, carrier)
     return RehearsedPeak(ledger.peak_bytes + beside, ledger.peak_at)
+
+
+@contextmanager
+def _readable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Around updates, which may want numbers of tensors that have none."""
+    try:
+        yield
+    except DataDependentOutputException:
+        raise RunError(
+            f"{type(optimizer).__name__} takes numbers out of tensors, so that its update on the "
+            "device cannot be rehearsed",
+            hint="give it less memory, so that the host updates, or use another optimizer",
+        ) from None
 
 
 def least_beside_bytes(
