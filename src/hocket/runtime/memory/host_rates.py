@@ -45,7 +45,7 @@ _SPARED = 0.85
 """Of what updates do in the middle, what they are rated at: a step waits where a host was rated
 too high, and only copies more where it was rated too low. Simulated for 4.2 B parameters within
 8 GiB (``benchmarks/memory/host_ratings.py``): planned for 85 GB/s where there are 60, a step takes
-16 % longer than it could, planned for 65 where there are 90 it takes 6 % longer."""
+18 % longer than it could, planned for 65 where there are 90 it takes 6 % longer."""
 _SPARED_COPIES = 0.95
 """The same of copies, whose rates differ less from step to step."""
 _COPIES_ALONE_S = 0.3
