@@ -31,6 +31,7 @@ from hocket.classes.training import (
     outputs_of,
     own_labels,
     parts_lesson,
+    places,
     train_part,
     train_parts,
 )
@@ -277,7 +278,7 @@ def test_a_part_learns_its_classes_from_labels_and_from_the_whole_net():
     said = outputs_of(part, inputs).argmax(dim=1)
     assert (said == own_labels(labels, CLASSES)).float().mean() > 0.95
     logits = torch.randn(4, 6, generator=generator)
-    shares = folded(logits, CLASSES).exp()
+    shares = folded(logits, *places(CLASSES, 6, logits.device)).exp()
     assert shares.sum(dim=1).numpy() == pytest.approx(1, abs=1e-5)
     assert shares[:, 1:] == pytest.approx(logits.softmax(dim=1)[:, list(CLASSES)], abs=1e-5)
 
