@@ -37,7 +37,8 @@ WORTHWHILE = 0.97
 MAX_CORRECTIONS = 4
 MAX_STARTS = 4
 """Splits that are handed on for mending where none fits."""
-MOST_BYTES = 2.0**62
+ENDLESS_BYTES = 2.0**62
+"""Room without end, as a 64-bit number."""
 UNLIMITED_S = 1e300
 """Infinity would also let a device take units that it cannot run."""
 
@@ -153,7 +154,7 @@ class Filler:
         """The split that exceeds every device by the smallest factor."""
 
         def fits(option: LineOption, scale: float) -> bool:
-            return self._fits(option, np.minimum(free * scale, MOST_BYTES).astype(np.int64))
+            return self._fits(option, np.minimum(free * scale, ENDLESS_BYTES).astype(np.int64))
 
         return self._least(options, 1.0, fits)
 
