@@ -31,6 +31,7 @@ from hocket.planners.placement.memory.units import layers, units
 
 BISECTIONS = 4
 BISECTIONS_WHEN_LARGE = 2
+"""Of the load, or of the scale of memory, that a split keeps to."""
 STEP_UP = 1.2
 WORTHWHILE = 0.97
 """A further option is looked into only if it beats the best by this factor."""
