@@ -36,6 +36,7 @@ from hocket.classes.training import (
     train_parts,
 )
 from hocket.classes.widths import Floors, chosen_widths
+from hocket.runtime.threads import torch_threads
 
 CLASSES = (1, 3)
 
@@ -43,10 +44,8 @@ CLASSES = (1, 3)
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """For nets so small, threads wait for each other longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 class Block(nn.Module):
