@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -53,6 +56,15 @@ LONG = (
     "runtime/test_given_models.py",
 )
 """Few tests that take long, most of it waiting for processes. A wrong list costs only time."""
+BROWSER_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-quic",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,3 +100,16 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A browser without a window that asks nobody for anything."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("no chromium on the path: install it with 'apt-get install chromium'")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with api.sync_playwright() as play:
+        running = play.chromium.launch(executable_path=chromium, args=list(BROWSER_FLAGS))
+        yield running
+        running.close()

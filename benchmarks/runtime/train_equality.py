@@ -75,7 +75,7 @@ def divided(steps: int) -> int:
             num_ranks = division.num_devices
         else:
             num_ranks = sum(len(cuts) + 1 for cuts, _ in division) if division else 2
-            num_ranks *= PARTS if name == "parts" else 1
+            num_ranks *= PARTS.get(name, 1)
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             write_plans(Path(folder), [name])

@@ -32,7 +32,7 @@ from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.classes.serving.on_device import DeviceFrontEnd
 from hocket.classes.session import infer, open_session
-from hocket.classes.settings import AUTO, SplitRequest
+from hocket.classes.settings import ANY_NUMBER, SplitRequest
 from hocket.classes.sources import load_data
 from hocket.classes.steps import Steps
 from hocket.classes.training import outputs_of
@@ -218,7 +218,7 @@ def _crowd(url, count):
 def test_more_cores_never_mean_fewer_parts(path):
     request = SplitRequest.from_data(json.loads((path / "work/request.json").read_text()))
     material = prepared(request, Steps(path / "work"), lambda *_: None)
-    free = replace(material, request=replace(request, parts=AUTO, redundancy=1))
+    free = replace(material, request=replace(request, parts=ANY_NUMBER, redundancy=1))
     # As if the net took 10 ms: then processes are worth their cost.
     slow = WholeTimes(0.01, 0.05)
     counts = [len(chosen_groups(free, slow, cores)) for cores in (2, 16)]

@@ -31,10 +31,12 @@ from hocket.classes.training import (
     outputs_of,
     own_labels,
     parts_lesson,
+    places,
     train_part,
     train_parts,
 )
 from hocket.classes.widths import Floors, chosen_widths
+from hocket.runtime.threads import torch_threads
 
 CLASSES = (1, 3)
 
@@ -42,10 +44,8 @@ CLASSES = (1, 3)
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """For nets so small, threads wait for each other longer than they compute."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 class Block(nn.Module):
@@ -277,7 +277,7 @@ def test_a_part_learns_its_classes_from_labels_and_from_the_whole_net():
     said = outputs_of(part, inputs).argmax(dim=1)
     assert (said == own_labels(labels, CLASSES)).float().mean() > 0.95
     logits = torch.randn(4, 6, generator=generator)
-    shares = folded(logits, CLASSES).exp()
+    shares = folded(logits, *places(CLASSES, 6, logits.device)).exp()
     assert shares.sum(dim=1).numpy() == pytest.approx(1, abs=1e-5)
     assert shares[:, 1:] == pytest.approx(logits.softmax(dim=1)[:, list(CLASSES)], abs=1e-5)
 

@@ -189,7 +189,7 @@ class PlainProgram:
             for job, rate in members:
                 self.rate[job, column] = rate
                 self.time[job, column] = 1.0
-            self.devices[market.pool_of[self.kind[column]], column] = market.gang[members[0][0]]
+            self.devices[self.kind[column], column] = market.gang[members[0][0]]
 
     def _limits(self):
         rows = np.vstack([self.time, self.devices])

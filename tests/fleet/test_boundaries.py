@@ -137,7 +137,6 @@ def test_a_proven_level_is_above_all_that_can_be_served(power: float) -> None:
         rates=table(np.ones((1, 1)), np.float64),
         num_jobs=one,
         gang=one,
-        pool_of=table(np.zeros(1), np.int64),
         capacity=one,
     )
     duals = Duals(worth=np.ones(1), rent=np.zeros(1), price=np.full(1, 1.0 / 3.0))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
 from hocket.fleet.explain import explain
-from hocket.fleet.forecast import at_moment, estimated_start_s, forecast, next_event, resized
+from hocket.fleet.forecast import at_moment, first_start, forecast, next_event, resized
 from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, new_state, step
 from hocket.fleet.rounds.events import Pause, Progress, Submit, Tick
 from hocket.fleet.rounds.reasons import reason
@@ -45,15 +45,15 @@ def fleet(
 def test_the_first_measurement_replaces_a_guess_and_corrects_what_was_stated(is_guess):
     """A job of which nothing is stated is taken to do one step per second; it does ten."""
     state = fleet([{"total_steps": 600.0}, {"total_steps": 600.0}])
-    assert estimated_start_s(state, 2) == 600.0
+    assert first_start(state, 2).start_of(2) == 600.0
     first = Progress(time_s=5.0, number=1, attempt=1, done_steps=50.0, replaces_guess=is_guess)
     state = step(state, first)[0]
     rate = 10.0 if is_guess else (10.0 + 1.0) / 2.0
-    assert estimated_start_s(state, 2) == pytest.approx(5.0 + 550.0 / rate)
+    assert first_start(state, 2).start_of(2) == pytest.approx(5.0 + 550.0 / rate)
     # Later ones are weighed against those before, whichever way the first was taken.
     state = step(state, Progress(time_s=10.0, number=1, attempt=1, done_steps=100.0))[0]
     rate = (10.0 + rate) / 2.0
-    assert estimated_start_s(state, 2) == pytest.approx(10.0 + 500.0 / rate)
+    assert first_start(state, 2).start_of(2) == pytest.approx(10.0 + 500.0 / rate)
 
 
 @settings(derandomize=True, deadline=None, max_examples=20)
@@ -91,7 +91,7 @@ def test_forecast_in_closed_form():
     assert ahead.average_completion_s == 125.0
     assert ahead.last_end_s == 150.0
     assert ahead.utilisation == 1.0
-    assert estimated_start_s(state, 2) == 100.0
+    assert first_start(state, 2).start_of(2) == 100.0
 
 
 def test_forecast_leaves_the_state_alone():

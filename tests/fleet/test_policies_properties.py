@@ -168,17 +168,6 @@ def test_a_warm_start_reaches_the_same_answer(market):
         np.testing.assert_allclose(reached, throughputs(market, cold), rtol=1e-5, atol=1e-9)
 
 
-def test_a_gang_spread_over_servers_uses_the_same_devices():
-    """Two columns of one kind: together they may not use more than its devices."""
-    market = make_market([[4.0, 3.0], [4.0, 3.0], [1.0, 4.0]], [2, 0], column_kind=np.array([0, 0]))
-    answer = POLICIES["las"](market)
-    verify_allocation(market, answer)
-    used = float((market.gang @ answer.shares).sum())
-    assert used == pytest.approx(2.0, rel=1e-6)
-    assert answer.shares[2, 1] > 0.4
-    assert answer.shares[2, 0] == pytest.approx(0.0, abs=1e-9)
-
-
 def test_teams_share_by_weight_whatever_their_number_of_jobs():
     steps = np.ones((9, 1))
     market = make_market(

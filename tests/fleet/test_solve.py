@@ -46,17 +46,14 @@ def test_rows_that_differ_by_more_than_noise_stay_apart():
 
 def random_crowd(seed: int) -> Crowd:
     random = np.random.default_rng(seed)
-    num_classes, num_pools = int(random.integers(1, 15)), int(random.integers(1, 5))
-    num_columns = num_pools + int(random.integers(0, 3))
-    pools = np.concatenate([np.arange(num_pools), random.integers(0, num_pools, num_columns)])
-    rates = random.uniform(0.0, 5.0, (num_classes, num_columns))
+    num_classes, num_pools = int(random.integers(1, 15)), int(random.integers(1, 7))
+    rates = random.uniform(0.0, 5.0, (num_classes, num_pools))
     rates[random.random(rates.shape) < 0.2] = 0.0
     rates[:, 0] += 0.1
     return Crowd(
         rates=table(rates, np.float64),
         num_jobs=table(random.integers(1, 6, num_classes), np.float64),
         gang=table(random.choice([1, 2, 4], num_classes), np.float64),
-        pool_of=table(pools[:num_columns], np.int64),
         capacity=table(random.integers(1, 20, num_pools), np.float64),
     )
 
@@ -78,8 +75,7 @@ def plain_load(crowd: Crowd, demand) -> float:
     for pool in range(len(crowd.capacity)):
         row = np.zeros(size + 1)
         for one in range(num_classes):
-            for column in np.flatnonzero(crowd.pool_of == pool):
-                row[one * num_columns + column] = crowd.gang[one] * crowd.num_jobs[one]
+            row[one * num_columns + pool] = crowd.gang[one] * crowd.num_jobs[one]
         row[-1] = -crowd.capacity[pool]
         rows.append(row)
         most.append(0.0)
@@ -141,7 +137,6 @@ def test_a_purchase_is_the_cheapest_that_meets_the_demand_whatever_was_bought_be
         rates=table(rates, np.float64),
         num_jobs=ones,
         gang=ones,
-        pool_of=table(np.arange(columns), np.int64),
         capacity=table(np.ones(columns), np.float64),
     )
     search, slope = new_search(crowd, 4), np.zeros(12)
@@ -174,8 +169,8 @@ def test_the_highest_level_is_where_the_least_load_is_one(seed):
     if np.any(rung.demand < cap * (1 - 1e-9)):
         higher = np.minimum(rung.level * (1 + 1e-5), cap)
         assert plain_load(crowd, np.minimum(higher, cap * (1 - 1e-9))) > 1.0 - 1e-7
-    used = np.bincount(crowd.pool_of, (crowd.gang * crowd.num_jobs) @ rung.shares)
-    assert np.all(used <= crowd.capacity[: len(used)] * (1 + 1e-9))
+    used = (crowd.gang * crowd.num_jobs) @ rung.shares
+    assert np.all(used <= crowd.capacity * (1 + 1e-9))
     np.testing.assert_allclose((crowd.rates * rung.shares).sum(axis=1), rung.demand, rtol=1e-9)
 
 

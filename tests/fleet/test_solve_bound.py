@@ -19,7 +19,6 @@ def program_of(seed: int, *, has_pairs: bool = False) -> LinearProgram:
         rates=random.uniform(0.5, 3.0, (num_classes, num_columns)),
         num_jobs=random.integers(1, 6, num_classes).astype(float),
         gang=random.choice([1.0, 2.0], num_classes) if not has_pairs else np.ones(num_classes),
-        pool_of=np.arange(num_columns),
         capacity=random.integers(1, 6, num_columns).astype(float),
     )
     if not has_pairs:

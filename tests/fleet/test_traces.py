@@ -10,7 +10,7 @@ import pytest
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.fleet.throughputs import JobProfile, Throughputs
-from hocket.fleet.traces import generate_trace, read_trace, write_trace
+from hocket.fleet.traces import generate_trace, read_trace, write_trace_csv
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not here")
@@ -56,7 +56,7 @@ def test_public_traces(path: str, num_jobs: int, last_arrival_s: float, work: fl
 
 def test_the_own_format_comes_back(tmp_path: Path) -> None:
     trace = generate_trace(TABLE, num_jobs=50, jobs_per_hour=3.0, seed=1, has_gangs=True)
-    write_trace(trace, tmp_path / "trace.csv")
+    write_trace_csv(trace, tmp_path / "trace.csv")
     again = read_trace(tmp_path / "trace.csv")
     assert again.names == trace.names
     assert again.job_types == trace.job_types
@@ -68,7 +68,7 @@ def test_names_and_marks_of_other_programs_are_read(tmp_path: Path) -> None:
     names = ("two\nlines", "a, b", 'say "x"', "line\u2028mark")
     trace = replace(generate_trace(TABLE, num_jobs=4, jobs_per_hour=3.0), names=names)
     path = tmp_path / "trace.csv"
-    write_trace(trace, path)
+    write_trace_csv(trace, path)
     assert read_trace(path).names == names
     path.write_bytes(b"\xef\xbb\xbfarrival_s,duration_s\r\n0,5\r\n")
     assert read_trace(path).duration_s.tolist() == [5.0]

@@ -26,7 +26,10 @@ class Weights:
         self.op_s = work.op_s.tolist()
         self.num_ops = len(self.op_s)
         self.children = _rows(work.child_ptr, work.child, work.child_s)
-        self.parents = _rows(work.parent_ptr, work.parent, work.parent_s)
+        self.parents: list[list[tuple[int, float]]] = [[] for _ in range(self.num_ops)]
+        for parent, row in enumerate(self.children):
+            for child, seconds in row:
+                self.parents[child].append((parent, seconds))
         unit = work.units.of.tolist()
         self.mates = [[o for o in range(self.num_ops) if unit[o] == u] for u in unit]
         self.tensor_s = work.tensor_s.tolist()

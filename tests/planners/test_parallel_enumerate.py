@@ -218,6 +218,8 @@ def test_kinds_have_pools_of_their_own_and_ranks_take_them_in_turn():
         {"a100-80g"}, {"v100-16g"}, {"v100-16g"},
     ]  # fmt: skip
     assert len({name for rank in ranks for name in rank}) == 12
+    again = rank_devices((pools[1], pools[0], pools[1]), (1, 1, 1), 2, 2)
+    assert sorted(again) == sorted(ranks), "a pool that comes again gives its next devices"
 
 
 def test_a_pool_alone_keeps_its_links():

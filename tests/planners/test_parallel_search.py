@@ -187,6 +187,20 @@ def test_unequal_kinds_share_a_pipeline_and_the_fast_ones_get_more_layers():
     assert layers[fast].mean() > layers[~fast].mean()
 
 
+def test_unequal_kinds_take_the_order_with_the_shortest_step():
+    problem = training("gpt2-xl", "2xv100-32g+4xt4", 32, dtype="float16")
+    known = compare_divisions(problem, RecheckEffort(num_balanced=0))
+    found = compare_divisions(problem)
+    assert winning(known).kinds == ("v100-32g", "t4", "t4")
+    assert winning(found).kinds == ("t4", "t4", "v100-32g")
+    assert found.winner.step_s < 0.98 * known.winner.step_s
+    for candidate in found.candidates:
+        if candidate.feasible:
+            assert violations(candidate.plan, problem) == []
+    orders = [c.kinds for c in outlooks(found) if c.feasible and len(c.stages.pools) > 2]
+    assert orders, "none has a kind twice, with another between"
+
+
 @pytest.mark.parametrize("fixed", ["context=2", "chunks=2"])
 def test_fixed_degrees_hold_on_mixed_clusters(fixed):
     problem = training(SMALL, "4xa100-80g+4xh100-80g", 16)

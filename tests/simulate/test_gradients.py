@@ -30,8 +30,8 @@ LAYERS = st.lists(
 )
 
 
-def priority(slice_bytes: float, credit_bytes: float = 0.0) -> GradientOrder:
-    return GradientOrder("p3", True, True, slice_bytes=slice_bytes, credit_bytes=credit_bytes)
+def priority(slice_bytes: float) -> GradientOrder:
+    return GradientOrder("p3", True, True, slice_bytes=slice_bytes)
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,14 +63,6 @@ def test_a_large_last_layer_is_where_priority_gains_and_slices_alone_do_not() ->
     only_sliced = GradientOrder("slices", by_priority=False, crosses=False, slice_bytes=1e5)
     assert step_s(layers, channel, only_sliced) == pytest.approx(fifo_s, rel=0.02)
     assert fifo_s / step_s(layers, channel, priority(1e5)) > 1.2
-
-
-def test_credit_delays_what_is_urgent() -> None:
-    layers = [LayerWork(0.01, 0.02, 10**6)] * 10
-    channel = GradientChannel(10**7 / 0.3)
-    times_s = [step_s(layers, channel, priority(1e5, credit)) for credit in (0.0, 2e6, 2e7)]
-    assert times_s[0] <= times_s[1] <= times_s[2]
-    assert times_s[0] < times_s[2]
 
 
 def test_the_choice_is_off_where_there_is_nothing_to_gain() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hocket.classes.on_fleet import train_on_fleet
 from hocket.classes.report import write_split_report
-from hocket.classes.settings import AUTO, USUAL_RATES, NetTraining, SplitRequest
+from hocket.classes.settings import ANY_NUMBER, USUAL_RATES, NetTraining, SplitRequest
 from hocket.classes.side_by_side import train_side_by_side
 from hocket.classes.split import split
 from hocket.classes.text import split_text
 
 __all__ = [
-    "AUTO",
+    "ANY_NUMBER",
     "USUAL_RATES",
     "NetTraining",
     "SplitRequest",

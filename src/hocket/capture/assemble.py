@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hocket.base.arrays import pointers
+from hocket.base.joined import JoinedSets
 from hocket.capture.program import Program
 from hocket.capture.sharing import sharing_ops
 from hocket.graph import Graph, OpColumns, Phase, Role, TensorColumns, assemble
@@ -111,29 +112,20 @@ def _groups(program: Program, fused: Iterable[str]) -> list[int]:
         for index, call in enumerate(program.calls)
         if call.phase == Phase.OPTIMIZER
     }
-    leader = list(range(len(program.calls)))
-
-    def find(op: int) -> int:
-        while leader[op] != op:
-            leader[op] = leader[leader[op]]
-            op = leader[op]
-        return op
-
+    groups = JoinedSets(len(program.calls))
     waiting = dict(updates)
     for index, call in enumerate(program.calls):
         if not waiting or call.phase != Phase.FORWARD:
             continue
         for storage in {program.tensors[t].storage: None for t in call.reads}:
             if storage in waiting:
-                first, second = sorted((find(index), find(updates[storage])))
-                leader[second] = first
+                groups.join(index, updates[storage])
                 if not call.is_view:
                     del waiting[storage]
     for ops in (*sharing_ops(program), *_inside(program, fused)):
         for op in ops[1:]:
-            first, second = sorted((find(ops[0]), find(op)))
-            leader[second] = first
-    roots = [find(op) for op in range(len(program.calls))]
+            groups.join(ops[0], op)
+    roots = [groups.find(op) for op in range(len(program.calls))]
     members = np.bincount(roots, minlength=len(roots)) if roots else np.zeros(0, dtype=np.int64)
     number: dict[int, int] = {}
     return [number.setdefault(root, len(number)) if members[root] > 1 else -1 for root in roots]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hocket.base.joined import JoinedSets
 from hocket.graph import DTYPES, Graph, GraphBuilder, Phase, Role
 
 
@@ -85,22 +86,15 @@ def _link_ops(builder: GraphBuilder, graph: Graph, step: Any) -> None:
     """Partners and colocation groups of the merged ops."""
     for op in np.flatnonzero(graph.partner >= 0)[::-1]:
         builder.ops[step[op]]["partner"] = int(step[graph.partner[op]])
-    leader = list(range(len(builder.ops)))
-
-    def find(op: int) -> int:
-        while leader[op] != op:
-            op = leader[op]
-        return op
-
+    groups = JoinedSets(len(builder.ops))
     first_of: dict[int, int] = {}
     for op in np.flatnonzero(graph.group >= 0):
-        own = find(int(step[op]))
-        other = find(first_of.setdefault(int(graph.group[op]), own))
-        leader[max(own, other)] = min(own, other)
+        own = int(step[op])
+        groups.join(first_of.setdefault(int(graph.group[op]), own), own)
     grouped = sorted({int(step[op]) for op in np.flatnonzero(graph.group >= 0)})
     number: dict[int, int] = {}
     for op in grouped:
-        builder.ops[op]["group"] = number.setdefault(find(op), len(number))
+        builder.ops[op]["group"] = number.setdefault(groups.find(op), len(number))
 
 
 def _add_tensors(

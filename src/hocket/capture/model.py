@@ -36,7 +36,7 @@ from hocket.capture.recording import Recording
 from hocket.capture.repeat import expand
 from hocket.capture.splice import without_stand_ins
 from hocket.capture.step import Forward, record_fake_step, record_real_step
-from hocket.capture.trouble import reason, remedy, user_line
+from hocket.capture.trouble import own_code, reason, remedy, user_line
 from hocket.graph import Graph
 
 _LOGGER = logging.getLogger(__name__)
@@ -193,18 +193,11 @@ def _capture_modules(
     if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
         raise error
     chosen = ChosenLoss(loss)
-    try:
+    failure = f"{type(model).__name__} fails on this batch"
+    with own_code(failure, "check that the model runs on the batch outside hocket", reason):
         recording = record_real_step(
             model, batch, loss=chosen, training=optimizer is not None, forward=forward
         )
-    except HocketError:
-        raise
-    except Exception as failure:
-        raise UsageError(
-            f"{type(model).__name__} fails on this batch: {reason(failure)}",
-            where=user_line(failure),
-            hint="check that the model runs on the batch outside hocket",
-        ) from failure
     graph = graph_of(_linked(recording, optimizer), name or type(model).__name__, {})
     classes = {path: type(module).__name__ for path, module in model.named_modules()}
     meta = _meta(model, batch, optimizer, graph.name, str(tensors[0].device)) | {

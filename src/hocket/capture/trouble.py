@@ -5,9 +5,13 @@ from __future__ import annotations
 import linecache
 import sysconfig
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+from hocket.base.errors import HocketError, UsageError
 
 _LIBRARIES = ("torch", "transformers", "hocket")
 
@@ -25,6 +29,27 @@ def user_line(error: BaseException) -> str:
             if not _is_in(frame.filename, hidden):
                 return f"{frame.filename}:{frame.lineno}"
     return ""
+
+
+def one_line(error: BaseException) -> str:
+    """An error as Python shows it last; what cannot be found says so without its class."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ImportError | OSError) or not text:
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text}"
+
+
+@contextmanager
+def own_code(
+    failure: str, hint: str, tell: Callable[[BaseException], str] = one_line
+) -> Iterator[None]:
+    """Where a person's own code runs: what it raises becomes a `UsageError` with their line."""
+    try:
+        yield
+    except HocketError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{failure}: {tell(error)}", where=user_line(error), hint=hint) from error
 
 
 def reason(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from hocket.classes.fit import WholeTimes, cut_to, group_work, part_latency_s
 from hocket.classes.groups import Groups, balanced_groups, even_sizes, evened
 from hocket.classes.material import Material
 from hocket.classes.outlook import FanOut, answer_s
-from hocket.classes.settings import AUTO
+from hocket.classes.settings import ANY_NUMBER
 
 _MOST_PARTS = 16
 _CLEAR_GAIN = 0.97
@@ -17,7 +17,7 @@ _CLEAR_GAIN = 0.97
 def chosen_groups(material: Material, whole: WholeTimes, cores: int) -> Groups:
     """The groups that were asked for, or as many as are predicted to answer soonest."""
     request = material.request
-    if request.parts != AUTO:
+    if request.parts != ANY_NUMBER:
         return _groups(material, request.parts)
     offers = [_groups(material, count) for count in _counts(material)]
     best = offers[0]

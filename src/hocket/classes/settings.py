@@ -8,7 +8,7 @@ from typing import Any
 
 from hocket.base.errors import UsageError, did_you_mean
 
-AUTO = 0
+ANY_NUMBER = 0
 """As a number of parts: as many as answer soonest."""
 
 
@@ -44,7 +44,7 @@ class SplitRequest:
 
     net: str
     data: str
-    parts: int = AUTO
+    parts: int = ANY_NUMBER
     redundancy: int = 1
     target_s: float | None = None
     """Of an answer, over processes; where None, parts are as small as ``work`` says."""

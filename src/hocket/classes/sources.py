@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from hocket.base.errors import HocketError, UsageError
-from hocket.capture.trouble import user_line
+from hocket.base.errors import UsageError
+from hocket.capture.trouble import own_code
 from hocket.capture.zoo.load import find_function
 from hocket.classes.data import Splits, splits_from
 
@@ -37,16 +37,9 @@ def _called(spec: str) -> Any:
     if ":" not in spec:
         raise UsageError(f"{spec!r} names no function", hint="write file.py:function")
     function = find_function(spec)
-    try:
+    hint = "it is called without arguments; check that it runs outside hocket"
+    with own_code(f"{spec!r} fails", hint):
         return function()
-    except HocketError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{spec!r} fails: {type(error).__name__}: {error}",
-            where=user_line(error),
-            hint="it is called without arguments; check that it runs outside hocket",
-        ) from error
 
 
 def state_arrays(net: nn.Module) -> dict[str, np.ndarray[Any, Any]]:

@@ -15,7 +15,7 @@ from hocket.base.errors import InputFileError
 from hocket.classes.combine import Combiner, OddsCalibration
 
 SCHEMA = "hocket-classes-1"
-DTYPES = ("float32", "int64")
+INPUT_DTYPES = ("float32", "int64")
 _MAX_CLASSES = 100_000
 _MAX_DIM = 1 << 24
 _MAX_NUMBERS = 1 << 28
@@ -135,7 +135,7 @@ class PartTable:
         made = cls(
             names,
             tuple(int(each) for each in shape),
-            fields.choice(given["dtype"], "input.dtype", DTYPES),
+            fields.choice(given["dtype"], "input.dtype", INPUT_DTYPES),
             groups,
             held,
             parts,

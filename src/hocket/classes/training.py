@@ -142,7 +142,7 @@ class PartLoss:
     ) -> None:
         place_of = own_labels(torch.arange(num_classes), classes).to(device)
         weight_of = torch.tensor(weights or [1.0] * (1 + len(classes)), device=device)[place_of]
-        self.tables = (place_of, weight_of, *_places(classes, num_classes, device))
+        self.tables = (place_of, weight_of, *places(classes, num_classes, device))
         self._share, self._temperature = recipe.soft_weight, recipe.temperature
 
     def __call__(self, outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
@@ -161,7 +161,7 @@ class PartLoss:
         """The loss of any part whose tables have these shapes."""
         each = functional.cross_entropy(outputs, place_of[batch.labels], reduction="none")
         if batch.opinions is not None and self._share:
-            soft = _folded(batch.opinions / self._temperature, mine, rest)
+            soft = folded(batch.opinions / self._temperature, mine, rest)
             student = functional.log_softmax(outputs / self._temperature, dim=1)
             apart = (soft.exp() * (soft - student)).sum(dim=1)
             each = (1 - self._share) * each + self._share * self._temperature**2 * apart
@@ -189,19 +189,16 @@ def own_labels(labels: torch.Tensor, classes: tuple[int, ...]) -> torch.Tensor:
     return own
 
 
-def folded(logits: torch.Tensor, classes: tuple[int, ...]) -> torch.Tensor:
-    """Log-probabilities of "others" and of some classes, from those of all classes."""
-    return _folded(logits, *_places(classes, logits.shape[1], logits.device))
-
-
-def _places(
+def places(
     classes: tuple[int, ...], num_classes: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns of a part's classes and of the others."""
     rest = [each for each in range(num_classes) if each not in classes]
     return torch.tensor(classes, device=device), torch.tensor(rest, device=device)
 
 
-def _folded(logits: torch.Tensor, mine: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+def folded(logits: torch.Tensor, mine: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of "others" and of some classes, from those of all classes."""
     shares = functional.log_softmax(logits.float(), dim=1)
     others = (
         shares.index_select(1, rest).logsumexp(dim=1, keepdim=True)

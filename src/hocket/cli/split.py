@@ -98,7 +98,7 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
 
 
 def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
-    from hocket.api.splitting import AUTO, USUAL_RATES, NetTraining, SplitRequest
+    from hocket.api.splitting import ANY_NUMBER, USUAL_RATES, NetTraining, SplitRequest
     from hocket.base.errors import UsageError
     from hocket.base.units import parse_seconds, whole_number
 
@@ -126,7 +126,7 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
     return SplitRequest(
         net=_absolute(net),
         data=_absolute(data),
-        parts=AUTO if parts == "auto" else int(parts),
+        parts=ANY_NUMBER if parts == "auto" else int(parts),
         redundancy=asked["redundancy"],
         target_s=seconds["target_latency"],
         work=asked["work"],

@@ -188,11 +188,6 @@ def affordable_grain_s(state: FleetState) -> float:
     return state.rules.round_s / 2.0 if len(state.jobs.rows) > _MANY_JOBS else 0.0
 
 
-def estimated_start_s(state: FleetState, number: int) -> float | None:
-    """When a job next gets devices, or None where that is further off than the forecast looks."""
-    return first_start(state, number).start_of(number)
-
-
 def resized(
     state: FleetState, counts: Mapping[str, int]
 ) -> tuple[tuple[FleetDevice, ...], tuple[str, ...]]:

@@ -66,9 +66,6 @@ class Market:
     is_overdue: BoolArray | None = None
     """Jobs that have long had the time that they said to need: their remaining steps are a guess,
     and they go before nobody for needing little. None where all keep their word."""
-    column_kind: LongArray | None = None
-    """The kind whose devices each kind uses, where some are other ways to use the same devices (a
-    gang spread over servers); the number and price of devices are read from that kind."""
 
     @property
     def num_jobs(self) -> int:
@@ -86,12 +83,7 @@ class Market:
         return np.ones(self.num_jobs, dtype=bool) if self.is_overdue is None else ~self.is_overdue
 
     @property
-    def pool_of(self) -> LongArray:
-        """The kind whose devices each column uses."""
-        return np.arange(self.num_kinds) if self.column_kind is None else self.column_kind
-
-    @property
     def usable_steps_per_s(self) -> FloatArray:
         """Throughputs, 0 also where the kind has no device or fewer than the gang needs."""
-        devices = self.num_devices[self.pool_of]
-        return np.where(self.gang[:, None] <= devices[None, :], self.steps_per_s, 0.0)
+        has_room = self.gang[:, None] <= self.num_devices[None, :]
+        return np.where(has_room, self.steps_per_s, 0.0)

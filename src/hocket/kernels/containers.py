@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
 _T = TypeVar("_T", bound=np.generic)
+ZERO = cast(int, np.int64(0))
+"""For a plain 0 as argument the compiler would make a further version of a function."""
 
 
 class Heaps(NamedTuple):

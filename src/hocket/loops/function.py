@@ -19,7 +19,7 @@ from hocket.base.errors import UsageError, unknown_name
 from hocket.loops.decide import Decision
 from hocket.loops.flow import stored_names
 from hocket.loops.job import LoopJob
-from hocket.loops.names import function_node, live_names
+from hocket.loops.names import function_node, live_names, parsed
 from hocket.loops.runner import SiteRunner
 from hocket.loops.settings import Settings
 from hocket.loops.source import AsWritten, LoopSite, LoopSource, source_of
@@ -216,8 +216,8 @@ class _Handed(ast.NodeTransformer):
         ask = ast.parse(f"hocket_done_ = hocket_run_({site.number}, locals())").body[0]
         results = self.runners[site.number].results
         bind = ast.parse(f"({', '.join(results)},) = hocket_done_" if results else "pass").body[0]
-        inside = ast.If(_parse("hocket_done_ is False"), [plain], [bind])
-        chosen = ast.If(_parse("hocket_done_ is None"), [node], [inside])
+        inside = ast.If(parsed("hocket_done_ is False"), [plain], [bind])
+        chosen = ast.If(parsed("hocket_done_ is None"), [node], [inside])
         return [ast.copy_location(part, node) for part in (ask, chosen)]
 
 
@@ -236,10 +236,6 @@ def _as_written(node: ast.For) -> ast.For:
         return node
     loop = ast.For(head.target, head.iter, node.body[head.num_heads :], [], None)
     return ast.copy_location(loop, node)
-
-
-def _parse(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
 
 
 @overload

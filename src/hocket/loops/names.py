@@ -211,6 +211,11 @@ def live_names(function: FunctionType) -> LiveNames:
     return LiveNames(variables)
 
 
+def parsed(text: str) -> ast.expr:
+    """The syntax tree of an expression."""
+    return ast.parse(text, mode="eval").body
+
+
 def function_node(function: FunctionType) -> ast.FunctionDef:
     """The syntax tree of a function object, with the line numbers of its file."""
     lines, first = inspect.getsourcelines(function)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hocket.loops.body import LoopLevel
 from hocket.loops.flow import stored_names
-from hocket.loops.names import Library, Names
+from hocket.loops.names import Library, Names, parsed
 
 _ELEMENTWISE = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _SCALAR_CALLS = frozenset({"abs", "min", "max", "float", "int", "len"})
@@ -263,11 +263,11 @@ class _Writer:
         row = target if isinstance(target, _Row) else self.row(target, before)
         index = self.fresh("at")
         made = self.element(value, index, before)
-        cell: Any = _parse(row.element(index))
+        cell: Any = parsed(row.element(index))
         cell.ctx = ast.Store()
         inside = ast.Assign([cell], made) if op is None else ast.AugAssign(cell, op, made)
         length = next(iter(self.lengths))
-        loop = ast.For(ast.Name(index, ast.Store()), _parse(f"range({length})"), [inside], [], None)
+        loop = ast.For(ast.Name(index, ast.Store()), parsed(f"range({length})"), [inside], [], None)
         return [*before, loop]
 
     def element(self, node: ast.expr, index: str, before: list[ast.stmt]) -> ast.expr:
@@ -282,7 +282,7 @@ class _Writer:
             return ast.Name(name, ast.Load())
         match node:
             case ast.Name() | ast.Subscript():
-                return _parse(self.row(node, before).element(index))
+                return parsed(self.row(node, before).element(index))
             case ast.BinOp(left, op, right) if isinstance(op, _ELEMENTWISE):
                 one, other = (self.element(side, index, before) for side in (left, right))
                 return ast.BinOp(one, op, other)
@@ -313,7 +313,7 @@ class _Writer:
             case ast.Call() if self.is_dot(node):
                 return self.dot(node.args[0], node.args[1], before)
             case ast.Subscript(ast.Name(name), place) if name in self.rows:
-                cell = _parse(self.rows[name].element(ast.unparse(self.scalar(place, before))))
+                cell = parsed(self.rows[name].element(ast.unparse(self.scalar(place, before))))
                 cell.ctx = node.ctx  # type: ignore[attr-defined]
                 return cell
             case ast.Call(ast.Name(function), _, []) if function not in _SCALAR_CALLS | {"range"}:
@@ -337,11 +337,7 @@ class _Writer:
         if not one.place and other.place:
             one, other = other, one
         if one.place and other.place:
-            return _parse(f"dot_rows_({one.array}, {one.place}, {other.array}, {other.place})")
+            return parsed(f"dot_rows_({one.array}, {one.place}, {other.array}, {other.place})")
         if one.place:
-            return _parse(f"dot_row_({one.array}, {one.place}, {other.array})")
-        return _parse(f"dot_({one.array}, {other.array})")
-
-
-def _parse(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
+            return parsed(f"dot_row_({one.array}, {one.place}, {other.array})")
+        return parsed(f"dot_({one.array}, {other.array})")

@@ -26,6 +26,7 @@ from hocket.loops.names import (
     called_names,
     local_names,
     outer_names,
+    parsed,
 )  # fmt: skip
 from hocket.loops.nest import Nest
 
@@ -192,7 +193,7 @@ class _PlainRanges(ast.NodeTransformer):
             return node
         stop = lengths[0] if len(lengths) == 1 else f"min({', '.join(lengths)})"
         loop = ast.For(
-            ast.Name(index, ast.Store()), _parse(f"range({stop})"), [*heads, *node.body], [], None
+            ast.Name(index, ast.Store()), parsed(f"range({stop})"), [*heads, *node.body], [], None
         )
         placed = _placed(loop, node)
         # Python itself runs the loop as it was written: it may be over no array at all.
@@ -208,7 +209,7 @@ class _PlainRanges(ast.NodeTransformer):
             return node
         start, stop = (ast.Constant(0), arguments[0]) if len(arguments) == 1 else arguments
         first, last = ast.unparse(start), ast.unparse(stop)
-        node.iter = _placed(_parse(f"range(({last}) - 1, ({first}) - 1, -1)"), node)
+        node.iter = _placed(parsed(f"range(({last}) - 1, ({first}) - 1, -1)"), node)
         return node
 
     def _ndindex(self, node: ast.For) -> list[ast.expr] | None:
@@ -222,7 +223,7 @@ class _PlainRanges(ast.NodeTransformer):
             sizes = list(sizes[0].elts)
         elif len(sizes) == 1 and isinstance(sizes[0], ast.Attribute) and sizes[0].attr == "shape":
             text = ast.unparse(sizes[0])
-            sizes = [_parse(f"{text}[{axis}]") for axis in range(len(node.target.elts))]
+            sizes = [parsed(f"{text}[{axis}]") for axis in range(len(node.target.elts))]
         return sizes if len(sizes) == len(node.target.elts) else None
 
     def _nested(self, node: ast.For) -> ast.AST:
@@ -240,7 +241,7 @@ class _PlainRanges(ast.NodeTransformer):
             return node
         body = node.body
         for target, size in reversed(list(zip(node.target.elts, sizes, strict=True))):
-            head = _parse(f"range({ast.unparse(size)})")
+            head = parsed(f"range({ast.unparse(size)})")
             body = [_placed(ast.For(target, head, body, [], None), node)]
         return body[0]
 
@@ -284,10 +285,6 @@ def _num_loads(node: ast.AST) -> Counter[str]:
 
 def _is_call(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-
-
-def _parse(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
 
 
 def _statement(text: str) -> ast.stmt:

@@ -20,7 +20,7 @@ from hocket.transformer.counts import step_flops
 from hocket.transformer.files import model_from_dict, model_to_dict
 from hocket.transformer.shape import Transformer
 
-DTYPES = ("float16", "bfloat16", "float8", "float32")
+TRAINING_DTYPES = ("float16", "bfloat16", "float8", "float32")
 _MAX = 2**31 - 1
 
 
@@ -95,7 +95,7 @@ def _software(data: object, path: str) -> Software:
         for name, value in entry.items()
         if name not in ("name", "dtype")
     }
-    dtype = checked.choice(entry["dtype"], f"{path}.dtype", DTYPES)
+    dtype = checked.choice(entry["dtype"], f"{path}.dtype", TRAINING_DTYPES)
     usual = _usual(checked.text(entry["name"], f"{path}.name"))
     return replace(usual, dtype=dtype, **settings)
 

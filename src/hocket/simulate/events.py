@@ -7,12 +7,10 @@ O((ops + reads + transfers) log), and for shared channels see `hocket.simulate.f
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 
 from hocket.kernels import kernel
-from hocket.kernels.containers import Heaps
+from hocket.kernels.containers import ZERO, Heaps
 from hocket.kernels.heaps import mark, pop, push
 from hocket.simulate.flow import (
     begin_flow,
@@ -37,8 +35,6 @@ from hocket.simulate.state import Agenda, EngineState, MemoryState, Spans
 _OP_END, _TRANSFER_END, _TRANSFER_START, _FLOW_START = 0, 1, 2, 3
 _KIND = 1 << 40
 """An event is ``kind * _KIND + index``, so that at one instant events come by kind and index."""
-_ZERO = cast(int, np.int64(0))
-"""For a plain 0 as argument the compiler would make a further version of a function."""
 UNDECIDED = np.inf
 """Priority, in a strict order, of ops whose position has not been chosen yet."""
 
@@ -79,7 +75,7 @@ def _offer(
     spans.transfer_start_s[transfer] = start_s
     event = _TRANSFER_START * _KIND + transfer
     if start_s > now:
-        push(schedule.events, _ZERO, start_s, event)
+        push(schedule.events, ZERO, start_s, event)
     else:
         schedule.starting[schedule.num_starting[0]] = event
         schedule.num_starting[0] += 1
@@ -105,13 +101,13 @@ def _start_transfers(
             flow_s = now + transfers.latency_s[transfer]
             if mode != SHARED:
                 end_s = now + transfers.duration_s[transfer]
-                push(schedule.events, _ZERO, end_s, _TRANSFER_END * _KIND + transfer)
+                push(schedule.events, ZERO, end_s, _TRANSFER_END * _KIND + transfer)
                 continue
             if work == 0.0:
-                push(schedule.events, _ZERO, flow_s, _TRANSFER_END * _KIND + transfer)
+                push(schedule.events, ZERO, flow_s, _TRANSFER_END * _KIND + transfer)
                 continue
             if flow_s > now:
-                push(schedule.events, _ZERO, flow_s, _FLOW_START * _KIND + transfer)
+                push(schedule.events, ZERO, flow_s, _FLOW_START * _KIND + transfer)
                 continue
         begin_flow(state.flow, routes, transfers.route[transfer], transfer, work, now)
     schedule.num_starting[0] = 0
@@ -144,7 +140,7 @@ def _next_op(schedule: Agenda, runs: RunTable, queue: int, strict: bool) -> int:
 @kernel
 def _ends_at(schedule: Agenda, queue: int, op: int, end_s: float) -> None:
     schedule.due_s[queue] = end_s
-    push(schedule.events, _ZERO, end_s, _OP_END * _KIND + op)
+    push(schedule.events, ZERO, end_s, _OP_END * _KIND + op)
 
 
 @kernel
@@ -243,7 +239,7 @@ def _end_events(
     while True:
         transfer = -1
         if schedule.events.size[0] > 0 and schedule.events.key[0] == now:
-            event = pop(schedule.events, _ZERO)
+            event = pop(schedule.events, ZERO)
             kind, index = event // _KIND, event % _KIND
             if kind == _OP_END:
                 if not _is_due(schedule, runs.queue[index], index, now):

@@ -4,8 +4,7 @@ Layers compute forward, then backward in reverse; the gradient of a layer may tr
 backward is done, cut into slices, and the layer's next forward waits for its own sums, or, where
 the end of a step is a barrier, for all sums. One channel carries slices at the rate of the
 all-reduce; among those that are there it takes the one that came first (wait-free backpropagation,
-Poseidon, ATC 2017) or the one whose layer is needed first (P3, MLSys 2019). What has been committed
-to the channel cannot be overtaken: ``credit_bytes`` of it at once (ByteScheduler, SOSP 2019).
+Poseidon, ATC 2017) or the one whose layer is needed first (P3, MLSys 2019).
 Steps follow each other until they take the same time. O(steps · slices · log slices).
 """
 
@@ -52,8 +51,6 @@ class GradientOrder:
     overlaps: bool = True
     """Whether gradients travel before backward is done."""
     slice_bytes: float = inf
-    credit_bytes: float = 0.0
-    """At once on the channel; one slice at least."""
 
 
 def step_s(layers: Sequence[LayerWork], channel: GradientChannel, how: GradientOrder) -> float:
@@ -126,8 +123,7 @@ class _Steps:
                 start_s = max(start_s, self.future[0][0])
             if is_there and start_s > until_s:
                 return
-            committed_s = self._committed_s(start_s)
-            while self.future and self.future[0][0] <= committed_s:
+            while self.future and self.future[0][0] <= start_s:
                 ready_s, number, index, size = heapq.heappop(self.future)
                 order = float(index) if self.how.by_priority else ready_s
                 heapq.heappush(self.waiting, (order, number, index, size))
@@ -136,9 +132,3 @@ class _Steps:
             self.num_left[index] -= 1
             if self.num_left[index] == 0:
                 self.arrives_s[index] = self.free_s + self.channel.latency_s
-
-    def _committed_s(self, start_s: float) -> float:
-        """When the slice that starts now was chosen: earlier, where more than one is committed."""
-        ahead = max(0.0, self.how.credit_bytes - self.how.slice_bytes)
-        first_s = self.future[0][0] if self.future and not self.waiting else 0.0
-        return max(start_s - ahead / self.channel.rate_bps, first_s)

@@ -82,7 +82,8 @@ def only_here(candidate: DivisionOutlook) -> bool:
 
 
 def kinds_text(candidates: tuple[DivisionOutlook, ...]) -> tuple[str, ...]:
-    """``2 a100-80g + 4 v100-16g``: pipeline ranks of each kind; nothing where all are alike."""
+    """``2 a100-80g + 4 v100-16g``: pipeline ranks of each kind, in order; nothing where all
+    are alike."""
     if not candidates or len(pools_of(candidates[0].problem)) == 1:
         return ("",) * len(candidates)
     texts = []

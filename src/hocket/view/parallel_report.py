@@ -12,7 +12,7 @@ from hocket import __version__
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.divided import DividedTraining
 from hocket.planners.parallelism.outlook import label
-from hocket.planners.parallelism.why import PARTS
+from hocket.planners.parallelism.why import PARTS_IN_WORDS
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import LONGEST_SENTENCE, inert
@@ -154,7 +154,7 @@ def _parts(plan: DividedTraining) -> str:
         return ""
     classes = [f"share-{index % 6}" for index in range(len(parts))]
     shares = [value / total_s for value in parts.values()]
-    names = [inert(PARTS.get(name, name)) for name in parts]
+    names = [inert(PARTS_IN_WORDS.get(name, name)) for name in parts]
     entries = [
         (css, f"{name} {format_percent(share)}")
         for css, name, share in zip(classes, names, shares, strict=True)

@@ -187,12 +187,12 @@ def _rank_table(plan: DividedTraining, timeline: Timeline) -> RenderableType:
 
 def parallel_explanation(plan: DividedTraining, timeline: Timeline) -> RenderableType:
     """What ``hocket explain`` prints of a parallel plan: where the step's time goes."""
-    from hocket.planners.parallelism.why import PARTS
+    from hocket.planners.parallelism.why import PARTS_IN_WORDS
 
     step_s = timeline.makespan_s or 1.0
     rows = [
         [
-            Text(inert(PARTS.get(name, name))),
+            Text(inert(PARTS_IN_WORDS.get(name, name))),
             Text(format_seconds(value)),
             Text(format_percent(value / step_s)),
         ]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-Built = tuple[nn.Module, dict[str, torch.Tensor]]
+from hocket.capture.zoo.language import Built
 
 
 class Expert(nn.Module):

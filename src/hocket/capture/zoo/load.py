@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.base.errors import HocketError, UsageError, did_you_mean, unknown_name
-from hocket.capture.trouble import user_line
+from hocket.base.errors import UsageError, did_you_mean, unknown_name
+from hocket.capture.trouble import own_code
 from hocket.capture.zoo import ZOO, ZooModel, vision
 from hocket.capture.zoo.configs import config_of, from_config, keep_every_layer, read_config
 from hocket.transformer.files import find_model, is_config_file, preset_names, require_depth
@@ -142,16 +142,8 @@ def find_function(spec: str) -> Callable[..., Any]:
 def _from_function(spec: str, options: dict[str, Any]) -> tuple[nn.Module, Any]:
     function = find_function(spec)
     accepted = _accepted(function, options)
-    try:
+    with own_code(f"{spec!r} fails", "check that the function runs outside hocket"):
         result = function(**accepted)
-    except HocketError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"{spec!r} fails: {_one_line(error)}",
-            where=user_line(error),
-            hint="check that the function runs outside hocket",
-        ) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module)):
         raise UsageError(
             f"{spec!r} returned {type(result).__name__}, not a model and a batch",
@@ -161,29 +153,16 @@ def _from_function(spec: str, options: dict[str, Any]) -> tuple[nn.Module, Any]:
 
 
 def _import(module_text: str, spec: str) -> Any:
-    try:
+    hint = (
+        "write 'package.module:function' or 'path/file.py:function', and check that it "
+        "imports outside hocket"
+    )
+    with own_code(f"cannot import {module_text!r} of {spec!r}", hint):
         if module_text.endswith(".py"):
             return _import_file(Path(module_text))
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(module_text)
-    except HocketError:
-        raise
-    except Exception as error:
-        raise UsageError(
-            f"cannot import {module_text!r} of {spec!r}: {_one_line(error)}",
-            where=user_line(error),
-            hint="write 'package.module:function' or 'path/file.py:function', and check that it "
-            "imports outside hocket",
-        ) from error
-
-
-def _one_line(error: Exception) -> str:
-    """An error as Python shows it last; what cannot be found says so without its class."""
-    text = " ".join(str(error).split())
-    if isinstance(error, ImportError | OSError) or not text:
-        return text or type(error).__name__
-    return f"{type(error).__name__}: {text}"
 
 
 def _import_file(path: Path) -> Any:

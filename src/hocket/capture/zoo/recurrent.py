@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-Built = tuple[nn.Module, dict[str, torch.Tensor]]
+from hocket.capture.zoo.language import Built
+
 State = tuple[torch.Tensor, torch.Tensor]
 
 

@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from hocket.base.errors import UsageError
-
-Built = tuple[nn.Module, dict[str, torch.Tensor]]
+from hocket.capture.zoo.language import Built
 
 _STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 

@@ -10,6 +10,7 @@ import click
 from hocket.base.errors import UsageError
 from hocket.cli.fleet.connection import state_folder
 from hocket.cli.fleet.given import parse_cluster
+from hocket.cli.fleet.rounds import min_run_option, round_option
 from hocket.cli.fleet.simulate import NUM_KERNELS
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import emit, json_option, say
@@ -52,23 +53,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="How devices are shared; hocket fleet allocate --help lists them.",
 )
-@click.option(
-    "--round",
-    "round_s",
-    type=FiniteRange(min=0.1, max=1e6),
-    default=360.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Length of a round.",
-)
-@click.option(
-    "--min-run",
-    "min_run_s",
-    type=FiniteRange(min=0.0),
-    default=0.0,
-    metavar="SECONDS",
-    help="A started job keeps its devices at least so long. [default: 0]",
-)
+@round_option
+@min_run_option
 @click.option(
     "--slack",
     "slack_rounds",

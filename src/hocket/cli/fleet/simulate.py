@@ -21,6 +21,7 @@ from hocket.cli.fleet.given import (
     prices_of,
     with_arrivals,
 )
+from hocket.cli.fleet.rounds import min_run_option, round_option
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import console, emit, json_option, say
 from hocket.cli.sources import announce_compilation
@@ -78,22 +79,8 @@ NUM_KERNELS = 15
     metavar="SECONDS",
     help="Time from the start of a job to its first step. [default: 0]",
 )
-@click.option(
-    "--min-run",
-    type=FiniteRange(min=0.0),
-    default=0.0,
-    metavar="SECONDS",
-    help="A started job keeps its devices at least so long. [default: 0]",
-)
-@click.option(
-    "--round",
-    "round_s",
-    type=FiniteRange(min=1.0),
-    default=360.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Length of a round.",
-)
+@min_run_option
+@round_option
 @click.option(
     "--solve-every",
     type=FiniteRange(min=0.0),
@@ -127,7 +114,7 @@ def command(
     throughputs: Path | None,
     jobs: str | None,
     preemption_cost: float,
-    min_run: float,
+    min_run_s: float,
     round_s: float,
     solve_every: float,
     prices: str | None,
@@ -170,7 +157,7 @@ def command(
         policy=policies[0],
         mechanism=compatible or "improved",
         round_s=round_s,
-        min_run_s=min_run,
+        min_run_s=min_run_s,
         min_solve_s=solve_every,
         restart_s=preemption_cost,
         seed=seed,

@@ -24,7 +24,7 @@ _NEVER_S = 1e15
 def allox(market: Market, warm: Warm | None = None) -> Allocation:
     """The average completion time of what is here now is least; shares are 0 or 1."""
     remaining = known_remaining_steps(market, "allox")
-    if np.any(market.gang > 1) or market.column_kind is not None:
+    if np.any(market.gang > 1):
         raise UsageError(
             "policy 'allox' knows jobs of one device only", hint="choose makespan or las"
         )

@@ -47,7 +47,7 @@ def gandiva(market: Market, warm: Warm | None = None) -> Allocation:
 
 def _equal_time(market: Market, usable: BoolArray, gang: LongArray) -> FloatArray:
     """Time by number of devices, cut where a kind would be used beyond what it has."""
-    devices = np.where(market.pool_of == np.arange(market.num_kinds), market.num_devices, 0)
+    devices = market.num_devices
     part = usable * devices[None, :].astype(float)
     part = part / np.maximum(part.sum(axis=1, keepdims=True), 1.0)
     used = gang @ part

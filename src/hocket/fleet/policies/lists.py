@@ -103,23 +103,22 @@ def _listed(
 def _place(market: Market, order: LongArray, speed: FloatArray, is_strict: bool) -> LongArray:
     """The kind of each job that runs, -1 for the others."""
     free = market.num_devices.astype(np.int64)
-    pool_of = market.pool_of
     kind_of = np.full(market.num_jobs, -1)
     can_run = (speed > 0.0) & (market.usable_steps_per_s > 0.0)
     for job in order:
         gang = market.gang[job]
-        has_room = free[pool_of] >= gang
+        has_room = free >= gang
         fits = can_run[job] & has_room
         if not fits.any():
             if is_strict:
-                free[pool_of[can_run[job]]] = 0
+                free[can_run[job]] = 0
             if not (free if is_strict else has_room).any():
                 break
             continue
         best = fits & (speed[job] == speed[job][fits].max())
-        kind = int(np.argmax(np.where(best, free[pool_of], -1)))
+        kind = int(np.argmax(np.where(best, free, -1)))
         kind_of[job] = kind
-        free[pool_of[kind]] -= gang
+        free[kind] -= gang
     return kind_of
 
 

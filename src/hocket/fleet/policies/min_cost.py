@@ -22,7 +22,7 @@ def min_cost(market: Market, warm: Warm | None = None) -> Allocation:
 
 def values_per_step(market: Market) -> FloatArray:
     """``[job, kind]``: one over the price of a device per hour, by weight."""
-    price = market.price_per_hour[market.pool_of]
+    price = market.price_per_hour
     if not np.all(price > 0.0):
         raise UsageError(
             "a policy that minimises cost needs a price for every kind of device",

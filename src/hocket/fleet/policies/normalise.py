@@ -11,30 +11,20 @@ from hocket.fleet.market import Market
 
 def proportional_steps_per_s(market: Market) -> FloatArray:
     """Running all the time, split over kinds by their number of devices."""
-    devices, best = _kinds(market)
-    return np.asarray(best @ (devices / max(devices.sum(), 1.0)))
+    devices = market.num_devices.astype(float)
+    return np.asarray(market.steps_per_s @ (devices / max(devices.sum(), 1.0)))
 
 
 def isolated_steps_per_s(market: Market) -> FloatArray:
     """Running on an equal part of the cluster, one of ``num_jobs``."""
-    devices, best = _kinds(market)
-    shares = devices[None, :] / (max(market.num_jobs, 1) * market.gang[:, None])
+    shares = market.num_devices[None, :] / (max(market.num_jobs, 1) * market.gang[:, None])
     shares = shares / np.maximum(1.0, shares.sum(axis=1, keepdims=True))
-    return np.asarray((best * shares).sum(axis=1))
+    return np.asarray((market.steps_per_s * shares).sum(axis=1))
 
 
 def per_unit(steps_per_s: FloatArray, unit: FloatArray) -> FloatArray:
     """Throughputs in units of each job's own; 0 where a job has none."""
     return np.asarray(steps_per_s / np.where(unit > 0.0, unit, np.inf)[:, None])
-
-
-def _kinds(market: Market) -> tuple[FloatArray, FloatArray]:
-    """Devices of each kind, and the throughput of the best way to use them."""
-    pools = np.unique(market.pool_of)
-    best = [market.steps_per_s[:, market.pool_of == pool].max(axis=1) for pool in pools]
-    if not best:
-        return np.zeros(0), np.zeros((market.num_jobs, 0))
-    return market.num_devices[pools].astype(float), np.stack(best, axis=1)
 
 
 def known_remaining_steps(market: Market, policy: str) -> FloatArray:

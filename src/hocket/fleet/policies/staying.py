@@ -21,8 +21,7 @@ def staying_on(market: Market) -> LongArray:
     by_arrival = np.argsort(market.arrival, kind="stable")
     for job in by_arrival[had_all[by_arrival].any(axis=1)].tolist():
         kind = int(np.argmax(had_all[job]))
-        pool = market.pool_of[kind]
-        if market.gang[job] <= free[pool]:
-            free[pool] -= market.gang[job]
+        if market.gang[job] <= free[kind]:
+            free[kind] -= market.gang[job]
             stays_on[job] = kind
     return stays_on

@@ -112,8 +112,8 @@ def _climb(crowd: Crowd, known: Known, warm: Warm | None) -> tuple[FloatArray, W
     """Rung by rung, as `solve.water_filling.fill`; what it knew at the first serves next time."""
     from hocket.fleet.rounds.kernels.climb import climb
 
-    num_pools, (num_classes, num_columns) = len(crowd.capacity), crowd.rates.shape
-    ascent = new_ascent(MAX_QUESTIONS, num_pools, num_classes, num_columns)
+    num_classes, num_pools = crowd.rates.shape
+    ascent = new_ascent(MAX_QUESTIONS, num_pools, num_classes)
     demands, top, found = known.owed, known.top, list[Warm]()
     while len(found) < MAX_RUNGS:
         num_known = _first_questions(ascent, num_pools, warm)
@@ -142,7 +142,7 @@ def _first_questions(ascent: Ascent, num_pools: int, warm: Warm | None) -> int:
 def _within_limits(crowd: Crowd, shares: FloatArray) -> FloatArray:
     """Shares that use no more than all devices, and no more than all time of a job."""
     used = (crowd.gang * crowd.num_jobs) @ shares
-    load = np.bincount(crowd.pool_of, used, len(crowd.capacity)) / crowd.capacity
+    load = used / crowd.capacity
     times = shares.sum(axis=1)
     return np.asarray(shares / max(1.0, float(load.max()), float(times.max(initial=0.0))))
 

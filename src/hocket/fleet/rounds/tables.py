@@ -206,7 +206,7 @@ def new_alike(num_jobs: int, num_kinds: int, max_classes: int) -> Alike:
     )
 
 
-def new_ascent(max_questions: int, num_pools: int, num_classes: int, num_columns: int) -> Ascent:
+def new_ascent(max_questions: int, num_pools: int, num_classes: int) -> Ascent:
     """Room for the search of one rung."""
     rows = num_pools + 1
     return Ascent(
@@ -214,10 +214,10 @@ def new_ascent(max_questions: int, num_pools: int, num_classes: int, num_columns
         weight=np.empty(max_questions),
         inverse=np.empty((rows, rows)),
         basis=np.empty(rows, dtype=np.int64),
-        by_pool=np.empty((5, max(rows, num_columns))),
+        by_pool=np.empty((5, rows)),
         by_class=np.empty((3, num_classes)),
         bought=np.empty((2, num_classes), dtype=np.int64),
-        shares=np.empty((num_classes, num_columns)),
+        shares=np.empty((num_classes, num_pools)),
     )
 
 

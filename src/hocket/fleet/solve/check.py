@@ -79,16 +79,16 @@ def _parted(market: Market, allocation: Allocation) -> list[str]:
 
 
 def _too_many_devices(market: Market, allocation: Allocation) -> list[str]:
-    used = np.bincount(market.pool_of, market.gang @ allocation.shares, market.num_kinds)
+    used = market.gang @ allocation.shares
     shared, pairs = allocation.shared, market.pairs
     if shared is not None and pairs is not None:
         gang_of = np.zeros(len(pairs.steps_per_s))
         gang_of[pairs.profile_of] = market.gang
         devices = shared.amount * gang_of[shared.profile_a]
-        used += np.bincount(market.pool_of[shared.kind], devices, market.num_kinds)
+        used += np.bincount(shared.kind, devices, market.num_kinds)
     limit = market.num_devices * (1.0 + TOLERANCE) + TOLERANCE
     return [
         f"{used[kind]:.12g} devices of {market.kinds[kind]!r} are used, there are "
         f"{market.num_devices[kind]}"
-        for kind in np.flatnonzero((used > limit) & (market.pool_of == np.arange(market.num_kinds)))
+        for kind in np.flatnonzero(used > limit)
     ]

@@ -98,9 +98,8 @@ def cost_of(price: FloatArray, low: int, high: int, part: float) -> float:
 @kernel
 def set_prices(crowd: Crowd, prices: FloatArray, price: FloatArray) -> None:
     """The price of one device of each column."""
-    for j in range(crowd.pool_of.shape[0]):
-        pool = crowd.pool_of[j]
-        price[j] = prices[pool] / crowd.capacity[pool]
+    for pool in range(crowd.capacity.shape[0]):
+        price[pool] = prices[pool] / crowd.capacity[pool]
 
 
 @kernel
@@ -126,9 +125,9 @@ def ask(crowd: Crowd, demand: FloatArray, search: PriceSearch, at: int) -> float
         search.low[one], search.high[one] = low, high
         devices = crowd.gang[one] * crowd.num_jobs[one]
         if low >= 0:
-            search.load[at, crowd.pool_of[low]] += devices * (1.0 - part)
+            search.load[at, low] += devices * (1.0 - part)
         if high >= 0:
-            search.load[at, crowd.pool_of[high]] += devices * part
+            search.load[at, high] += devices * part
     bill = 0.0
     for pool in range(num_pools):
         search.load[at, pool] /= crowd.capacity[pool]

@@ -97,7 +97,7 @@ class _ProgramRows:
         num_classes, num_pools = len(crowd.gang), len(crowd.capacity)
         one, at = self.one, self.at
         single = np.arange(len(one))
-        rows = [one, num_classes + one, 2 * num_classes + crowd.pool_of[at]]
+        rows = [one, num_classes + one, 2 * num_classes + at]
         values = [-crowd.rates[one, at], np.ones(len(one)), crowd.gang[one]]
         places = [single, single, single]
         num_columns = len(one)
@@ -106,7 +106,7 @@ class _ProgramRows:
             a, b, j = columns.class_a, columns.class_b, columns.column
             pair = num_columns + np.arange(len(a))
             ones = np.ones(len(a))
-            rows += [a, b, num_classes + a, num_classes + b, 2 * num_classes + crowd.pool_of[j]]
+            rows += [a, b, num_classes + a, num_classes + b, 2 * num_classes + j]
             rates = self.program.pairs
             values += [-rates[j, a, b], -rates[j, b, a], ones, ones, crowd.gang[a]]
             places += [pair] * 5

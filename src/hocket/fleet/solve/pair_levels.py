@@ -145,7 +145,7 @@ def _solve(task: Task, duals: Duals, top: float) -> PairAnswer:
     task = replace(task, near=max(min(guess, best.ceiling), reached))
     answer, used, width, margin = None, NOBODY, WIDE, _MARGIN
     max_work = min(_WORK_PER_CLASS * len(task.unit), _MAX_WORK)
-    work = looked = len(task.unit) ** 2 * len(task.crowd.pool_of) // 2
+    work = looked = len(task.unit) ** 2 * len(task.crowd.capacity) // 2
     for _ in range(_MAX_STAGES):
         pairs = _candidates(task, seen.partners, used)
         columns = columns_of(task, pairs)
@@ -218,8 +218,7 @@ def _extended(task: Task, part: LongArray, found: PairAnswer) -> Duals:
     from hocket.fleet.solve.response_kernel import respond
 
     crowd, duals = task.crowd, found.duals
-    price = duals.price[crowd.pool_of]
-    spent = duals.rent[:, None] + crowd.gang[part][:, None] * price
+    spent = duals.rent[:, None] + crowd.gang[part][:, None] * duals.price
     anchors = Anchors(
         one=read_only(part, np.int64),
         value=read_only(duals.worth * task.table.unit[part], np.float64),
@@ -227,7 +226,7 @@ def _extended(task: Task, part: LongArray, found: PairAnswer) -> Duals:
     )
     worth, rent = np.zeros(len(task.unit)), np.zeros(len(task.unit))
     needed = np.asarray(task.demand_at(found.level))
-    respond(task.table, anchors, price, needed, worth, rent)
+    respond(task.table, anchors, duals.price, needed, worth, rent)
     return Duals(worth=worth, rent=rent, price=duals.price)
 
 
@@ -237,7 +236,7 @@ def _look(task: Task, rows: FloatArray, top: float, margin: float) -> _Look:
 
     duals = task.duals_of(rows)
     partners = new_partners(len(duals.worth), min(_PARTNERS, len(duals.worth)))
-    half = 0.5 * task.crowd.gang[:, None] * duals.price[task.crowd.pool_of]
+    half = 0.5 * task.crowd.gang[:, None] * duals.price
     spent = np.where(task.table.alone > 0.0, duals.rent[:, None] + half, np.inf)
     look_at_pairs(task.table, duals.worth * task.table.unit, spent, margin, partners)
     raised = replace(duals, rent=duals.rent + 0.5 * np.maximum(partners.most, 0.0))

@@ -60,7 +60,7 @@ class Task:
         """Duals of the program, with rents that cover what jobs earn alone."""
         crowd, size = self.crowd, len(self.unit)
         worth, price = rows[:size] / self.unit, rows[2 * size :]
-        margin = worth[:, None] * crowd.rates - crowd.gang[:, None] * price[crowd.pool_of]
+        margin = worth[:, None] * crowd.rates - crowd.gang[:, None] * price
         rent = np.maximum(rows[size : 2 * size], margin.max(axis=1, initial=0.0))
         return Duals(worth=worth, rent=rent, price=price)
 
@@ -119,7 +119,7 @@ def columns_of(task: Task, pairs: ClassPairs) -> ShareColumns:
     return ShareColumns(
         job_a=np.concatenate([one, a]).astype(np.uint32),
         job_b=np.concatenate([np.full(len(one), nobody), b]).astype(np.uint32),
-        pool=crowd.pool_of[np.concatenate([at, j])].astype(np.uint32),
+        pool=np.concatenate([at, j]).astype(np.uint32),
         rate_a=np.concatenate([crowd.rates[one, at] / unit[one], rate_a]),
         rate_b=np.concatenate([np.zeros(len(one)), rate_b]),
         devices=np.concatenate([crowd.gang[one], crowd.gang[a]]),

@@ -13,16 +13,14 @@ MAX_FALLS = 60
 
 
 class Crowd(NamedTuple):
-    """Classes of jobs and the pools of devices that they share."""
+    """Classes of jobs and the pools of devices that they share, a column for each pool."""
 
     rates: FloatArray
     """``[class, column]``: progress of one job, in the unit of its demand."""
     num_jobs: FloatArray
     gang: FloatArray
-    pool_of: LongArray
-    """The pool whose devices each column uses."""
     capacity: FloatArray
-    """Devices of each pool."""
+    """``[column]``: devices of the pool."""
 
 
 class Owed(NamedTuple):
@@ -80,7 +78,7 @@ def new_search(crowd: Crowd, max_questions: int) -> PriceSearch:
         weight=np.zeros(max_questions),
         inverse=np.zeros((rows, rows)),
         basis=np.zeros(rows, dtype=np.int64),
-        price=np.zeros(len(crowd.pool_of)),
+        price=np.zeros(num_pools),
         asked=np.zeros(num_pools),
         best=np.zeros(num_pools),
         entering=np.zeros(rows),

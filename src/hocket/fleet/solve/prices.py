@@ -159,7 +159,7 @@ def _free_caps(
     crowd: Crowd, demand: FloatArray, cap: FloatArray, prices: FloatArray, slope: FloatArray
 ) -> FloatArray:
     """Who must pay for more cannot rise; the others can, as far as pools without a price allow."""
-    is_free = prices[crowd.pool_of] <= FREE
+    is_free = prices <= FREE
     on_free = np.where(is_free, crowd.rates, 0.0).max(axis=1, initial=0.0)
     rising = np.minimum(cap, np.maximum(on_free, demand))
     # A job that runs all the time on its fastest column has no slope, and no way up either.
@@ -171,7 +171,7 @@ def _free_caps(
 def _duals(crowd: Crowd, prices: FloatArray, slope: FloatArray) -> Duals:
     price = prices / crowd.capacity
     worth = np.where(np.isfinite(slope), slope, 0.0)
-    margin = worth[:, None] * crowd.rates - crowd.gang[:, None] * price[crowd.pool_of][None, :]
+    margin = worth[:, None] * crowd.rates - crowd.gang[:, None] * price[None, :]
     return Duals(worth=worth, rent=np.maximum(margin.max(axis=1, initial=0.0), 0.0), price=price)
 
 
@@ -181,7 +181,7 @@ def _shares(crowd: Crowd, search: PriceSearch, asked: int) -> FloatArray:
     shares = np.zeros(crowd.rates.shape)
     mix_purchases(crowd, search, asked, shares)
     used = (crowd.gang * crowd.num_jobs) @ shares
-    load = np.bincount(crowd.pool_of, used, len(crowd.capacity)) / crowd.capacity
+    load = used / crowd.capacity
     times = shares.sum(axis=1)
     return np.asarray(shares / max(1.0, float(load.max()), float(times.max(initial=0.0))))
 

@@ -44,13 +44,11 @@ def set_up(market: Market, ladder: Ladder, *, pools_kinds: bool = True) -> Solve
     if market.pairs is not None:
         exact.append(market.pairs.profile_of[:, None].astype(float))
     classes = find_classes(ladder.rates, np.hstack(exact))
-    has_own_devices = market.column_kind is None and market.pairs is None
     group_of = np.arange(market.num_kinds)
-    if pools_kinds and has_own_devices:
+    if pools_kinds and market.pairs is None:
         group_of = _alike_columns(classes.rows)
     spread, first = _spread(market, group_of)
-    pools, pool_of = np.unique(market.pool_of[first], return_inverse=True)
-    capacity = np.bincount(pool_of, (spread > 0) @ _own_devices(market), len(pools))
+    capacity = np.bincount(np.searchsorted(first, group_of), market.num_devices, len(first))
     rates = classes.rows[:, first]
     # Snapped rows stand for all jobs of a class, so the worst change is over all jobs.
     change = np.abs(classes.rows[classes.of] - ladder.rates)
@@ -61,7 +59,6 @@ def set_up(market: Market, ladder: Ladder, *, pools_kinds: bool = True) -> Solve
             rates=table(rates, np.float64),
             num_jobs=table(classes.num_jobs, np.float64),
             gang=table(market.gang[classes.first], np.float64),
-            pool_of=table(pool_of, np.int64),
             capacity=table(np.maximum(capacity, 1e-9), np.float64),
         ),
         spread=spread,
@@ -74,12 +71,6 @@ def trim(shares: FloatArray) -> FloatArray:
     """Shares with a shorter mantissa, rounded down: limits stay kept and noise does not show."""
     fraction, exponent = np.frexp(shares)
     return np.asarray(np.ldexp(np.floor(np.ldexp(fraction, _GRID_BITS)), exponent - _GRID_BITS))
-
-
-def _own_devices(market: Market) -> FloatArray:
-    """Devices of each column, 0 for columns that use those of another."""
-    is_own = market.pool_of == np.arange(market.num_kinds)
-    return np.where(is_own, market.num_devices, 0).astype(float)
 
 
 def _alike_columns(rates: FloatArray) -> LongArray:
@@ -98,6 +89,6 @@ def _spread(market: Market, group_of: LongArray) -> tuple[FloatArray, LongArray]
     spread = np.zeros((len(first), market.num_kinds))
     for row, column in enumerate(first):
         members = np.flatnonzero(group_of == column)
-        devices = market.num_devices[market.pool_of[members]].astype(float)
+        devices = market.num_devices[members].astype(float)
         spread[row, members] = devices / max(devices.sum(), 1.0) if len(members) > 1 else 1.0
     return spread, first

@@ -210,8 +210,7 @@ def _generate(
 
 def _with_rents(crowd: Crowd, duals: Duals) -> Duals:
     """Duals whose rents cover what jobs earn alone, whatever the solver rounded."""
-    price = duals.price[crowd.pool_of]
-    margin = duals.worth[:, None] * crowd.rates - crowd.gang[:, None] * price
+    margin = duals.worth[:, None] * crowd.rates - crowd.gang[:, None] * duals.price
     return replace(duals, rent=np.maximum(duals.rent, margin.max(axis=1, initial=0.0)))
 
 
@@ -219,7 +218,7 @@ def _in_reach(crowd: Crowd, pairs: PairRates, columns: PairColumns, duals: Duals
     """Columns that pay, or nearly: a program a little further on needs few others."""
     a, b, j = columns.class_a, columns.class_b, columns.column
     earned = duals.worth[a] * pairs.rates[j, a, b] + duals.worth[b] * pairs.rates[j, b, a]
-    spent = duals.rent[a] + duals.rent[b] + crowd.gang[a] * duals.price[crowd.pool_of[j]]
+    spent = duals.rent[a] + duals.rent[b] + crowd.gang[a] * duals.price[j]
     return columns.where(earned >= (1.0 - _NEARLY) * spent)
 
 
@@ -228,7 +227,7 @@ def gains(crowd: Crowd, pairs: PairRates, duals: Duals) -> FloatArray:
     gain = np.empty(pairs.rates.shape)
     for column, rates in enumerate(pairs.rates):
         earned = rates * duals.worth[:, None]
-        spent = 0.5 * crowd.gang * duals.price[crowd.pool_of[column]] + duals.rent
+        spent = 0.5 * crowd.gang * duals.price[column] + duals.rent
         np.add(earned, earned.T, out=gain[column])
         gain[column] -= spent[:, None]
         gain[column] -= spent[None, :]

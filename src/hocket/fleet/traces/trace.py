@@ -53,7 +53,7 @@ class Trace:
         )
 
 
-def write_trace(trace: Trace, path: str | Path) -> None:
+def write_trace_csv(trace: Trace, path: str | Path) -> None:
     """Write a trace as hocket's own CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-import numpy as np
-
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
-from hocket.kernels.containers import Heaps
+from hocket.kernels.containers import ZERO, Heaps
 from hocket.kernels.heaps import pop, push
-
-_ZERO = cast(int, np.int64(0))
-"""For a plain 0 as argument the compiler would make a further version of a function."""
 
 
 @kernel
@@ -30,14 +23,14 @@ def rank_nodes(
     """
     for node in range(len(rank)):
         if waits[node] == 0:
-            push(ready, _ZERO, position[node], node)
+            push(ready, ZERO, position[node], node)
     num_ranked = 0
     while ready.size[0] > 0:
-        node = pop(ready, _ZERO)
+        node = pop(ready, ZERO)
         rank[node] = num_ranked
         num_ranked += 1
         for index in range(target_ptr[node], target_ptr[node + 1]):
             target = targets[index]
             waits[target] -= 1
             if waits[target] == 0:
-                push(ready, _ZERO, position[target], target)
+                push(ready, ZERO, position[target], target)

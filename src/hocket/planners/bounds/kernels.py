@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
+from hocket.kernels.containers import ZERO
 from hocket.kernels.heaps import pop, push
 from hocket.planners.bounds.tables import SegmentTree, Sides, Together
-
-_ZERO = cast(int, np.int64(0))
-"""For a plain 0 as argument the compiler would make a further version of a function."""
 
 
 @kernel
@@ -57,7 +53,7 @@ def _offer(
     together.slot_bound_s[slot] = bound_s
     together.slot_transfer_s[slot] = least_transfer_s
     together.slot_between_s[slot] = between_s
-    push(together.heaps, _ZERO, -bound_s, slot)
+    push(together.heaps, ZERO, -bound_s, slot)
 
 
 @kernel
@@ -116,7 +112,7 @@ def _earliest_start_s(
             return best_s
         if together.size[0] == len(together.start_s):
             return min(best_s, floor_s)
-        slot = pop(together.heaps, _ZERO)
+        slot = pop(together.heaps, ZERO)
         ancestor = together.slot_op[slot]
         if together.mark[ancestor] == mark:
             continue

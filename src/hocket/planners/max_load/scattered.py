@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import IntArray, LongArray
+from hocket.base.joined import JoinedSets
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.classes import DeviceClasses, dual_weights, least_weighted
 from hocket.planners.max_load.moves import Annealed, Heat, annealed
@@ -126,23 +127,16 @@ def _clusters(pieces: Pieces, classes: DeviceClasses, part: float) -> IntArray:
     weighted_s = least_weighted(weight, class_s)
     most = part * float(weighted_s.sum()) / float(classes.counts.sum())
     runs_on = [tuple(column) for column in np.isfinite(class_s).T.tolist()]
-    root, size = list(range(pieces.num_pieces)), weighted_s.tolist()
-
-    def find(piece: int) -> int:
-        while root[piece] != piece:
-            root[piece] = root[root[piece]]
-            piece = root[piece]
-        return piece
-
+    clusters, size = JoinedSets(pieces.num_pieces), weighted_s.tolist()
     bounds, members = pieces.net_ptr.tolist(), pieces.net_pieces.tolist()
     for net in np.argsort(-classes.net_s(pieces).max(axis=0), kind="stable").tolist():
-        first = find(members[bounds[net]])
+        first = clusters.find(members[bounds[net]])
         for piece in members[bounds[net] + 1 : bounds[net + 1]]:
-            other = find(piece)
+            other = clusters.find(piece)
             fits = other != first and size[first] + size[other] <= most
             if fits and runs_on[first] == runs_on[other]:
-                root[other] = first
+                clusters.join(first, other)
                 size[first] += size[other]
-    roots = np.array([find(piece) for piece in range(pieces.num_pieces)])
+    roots = np.array([clusters.find(piece) for piece in range(pieces.num_pieces)])
     _, label = np.unique(roots, return_inverse=True)
     return label.astype(np.int32)

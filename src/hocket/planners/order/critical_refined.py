@@ -16,12 +16,12 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels, placement_of
 from hocket.planners.order.slack import latest_starts
+from hocket.planners.parts.large import is_large
 from hocket.simulate.evaluate import Evaluator
 
 _ROUNDS = 4
 _FEW_ROUNDS = 2
-_LARGE = 50_000
-"""Above this many ops a simulation takes long, so fewer rounds are made."""
+"""Of large graphs, whose simulation takes long."""
 _NO_SLACK = 1e-9
 """Share of the step below which slack is rounding."""
 
@@ -33,18 +33,17 @@ def critical_refined(problem: Problem, plan: Plan) -> Plan:
 
 def refined(evaluator: Evaluator, problem: Problem, plan: Plan) -> Plan:
     """As `critical_refined`, for a caller who has an evaluator of the problem."""
-    device_of = placement_of(plan)
-    is_large = problem.graph.num_ops > _LARGE
+    device_of, is_short = placement_of(plan), is_large(problem.graph.num_ops)
     priority = -levels(problem, device_of).to_end_s
     best = evaluator(device_of, priority), priority
-    for _ in range(_FEW_ROUNDS if is_large else _ROUNDS):
+    for _ in range(_FEW_ROUNDS if is_short else _ROUNDS):
         priority = latest_starts(evaluator, keeps_order=False)
         score = evaluator(device_of, priority)
         if score < best[0]:
             best = score, priority
-        elif is_large:
+        elif is_short:
             break
-    for _ in range(0 if is_large else _ROUNDS):
+    for _ in range(0 if is_short else _ROUNDS):
         evaluator(device_of, best[1])
         priority = _raised(evaluator, best[1])
         score = evaluator(device_of, priority)

@@ -24,7 +24,7 @@ from hocket.transformer.files import find_model, model_from_dict
 from hocket.transformer.rules import broken_rules
 
 MAX_FILE_BYTES = 1_000_000
-DTYPES = ("float16", "bfloat16", "float8")
+MIXED_DTYPES = ("float16", "bfloat16", "float8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
         else find_model(_beside(folder, fields.text(model, "model"))),
         on=_beside(folder, fields.text(top["on"], "on")),
         batch=batch,
-        dtype=fields.choice(top["dtype"], "dtype", DTYPES) if "dtype" in top else None,
+        dtype=fields.choice(top["dtype"], "dtype", MIXED_DTYPES) if "dtype" in top else None,
         software=fields.text(top["software"], "software") if "software" in top else None,
         options=_options(top.get("options", [])),
         coefficients=None if file is None else folder / fields.text(file, "coefficients"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -34,12 +34,18 @@ EXPOSED = ("tensor", "other", "pipeline", "data")
 
 @dataclass(frozen=True, kw_only=True)
 class PoolStages:
-    """Where pipeline ranks are: so many of each pool, one pool after the other."""
+    """Where pipeline ranks are, in runs of one pool; a pool may come again after another."""
 
     pools: tuple[int, ...]
-    """Positions of pools in the cluster."""
+    """Positions of pools in the cluster, one for each run."""
     ranks: tuple[int, ...]
-    """Pipeline ranks on each of them."""
+    """Pipeline ranks of each run."""
+
+    @classmethod
+    def of_ranks(cls, pool_of_rank: Iterable[int]) -> PoolStages:
+        """The runs of ranks whose pools are given."""
+        runs = [(pool, len(list(own))) for pool, own in groupby(pool_of_rank)]
+        return cls(pools=tuple(pool for pool, _ in runs), ranks=tuple(count for _, count in runs))
 
     @property
     def pool_of_rank(self) -> tuple[int, ...]:
@@ -254,10 +260,7 @@ def _stages(problem: Problem, placed: PlacedDivision) -> PoolStages:
         for host in pool.hosts
         for device in host
     }
-    runs = [(pool, len(list(own))) for pool, own in groupby(pool_of[n[0]] for n in placed.devices)]
-    return PoolStages(
-        pools=tuple(pool for pool, _ in runs), ranks=tuple(count for _, count in runs)
-    )
+    return PoolStages.of_ranks(pool_of[names[0]] for names in placed.devices)
 
 
 def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import islice
 
 from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster, Device, DeviceKind
@@ -108,12 +109,12 @@ def rank_devices(
 ) -> tuple[tuple[str, ...], ...]:
     """Names of the devices of each pipeline rank.
 
-    Pool ``i`` gives the next ``ranks_of_pool[i]`` ranks; each takes ``num_groups`` groups.
+    Pool ``i`` gives the next ``ranks_of_pool[i]`` ranks; each takes ``num_groups`` groups, of a
+    pool that comes again the next ones.
     """
-    found: list[tuple[str, ...]] = []
-    for pool, num_ranks in zip(pools, ranks_of_pool, strict=True):
-        groups = pool.groups(tensor)
-        for rank in range(num_ranks):
-            own = groups[rank * num_groups : (rank + 1) * num_groups]
-            found.append(tuple(name for group in own for name in group))
-    return tuple(found)
+    groups = {pool: iter(pool.groups(tensor)) for pool in pools}
+    return tuple(
+        tuple(name for group in islice(groups[pool], num_groups) for name in group)
+        for pool, num_ranks in zip(pools, ranks_of_pool, strict=True)
+        for _ in range(num_ranks)
+    )

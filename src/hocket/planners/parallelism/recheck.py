@@ -17,7 +17,7 @@ from hocket.cost.parallel.stages import stage_costs
 from hocket.plan.sections.schedule import Schedule
 from hocket.planners.parallelism.outlook import SYNTHESISED, DivisionOutlook, even_layers
 from hocket.planners.parallelism.schedules import make_schedule, synthesise
-from hocket.planners.parallelism.uneven import best_layers
+from hocket.planners.parallelism.uneven import best_layers, best_order
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import Division
 from hocket.transformer.division import FOLDED
@@ -99,11 +99,12 @@ def simulated(candidate: DivisionOutlook) -> DivisionOutlook:
 
 
 def balanced(candidate: DivisionOutlook) -> DivisionOutlook:
-    """The candidate, with other shares of layers where these are shorter and fit."""
-    has_best = len(candidate.stages.pools) > 1
-    if candidate.division.num_stages == 1 or has_best or not candidate.simulated:
+    """The candidate with other shares of layers where these are shorter and fit; on unequal
+    devices, which have the best ones, with these in another order."""
+    is_mixed = len(candidate.stages.pools) > 1
+    if candidate.division.num_stages == 1 or not (candidate.simulated or is_mixed):
         return candidate
-    other = _with_best_layers(candidate)
+    other = _in_best_order(candidate) if is_mixed else _with_best_layers(candidate)
     if not other.feasible or (candidate.feasible and other.step_s >= candidate.step_s):
         return candidate
     return other
@@ -135,6 +136,17 @@ def _with_best_layers(candidate: DivisionOutlook) -> DivisionOutlook:
     except NoFeasiblePlanError as error:
         return replace(candidate, feasible=False, reason=error.message)
     return run(candidate, replace(candidate.division, layers=_or_none(layers)))
+
+
+def _in_best_order(candidate: DivisionOutlook) -> DivisionOutlook:
+    if candidate.division.chunks > 1:
+        return candidate
+    try:
+        stages, layers = best_order(candidate)
+    except NoFeasiblePlanError:
+        return candidate
+    division = replace(candidate.division, layers=_or_none(layers))
+    return run(replace(candidate, stages=stages), division)
 
 
 def _or_none(layers: tuple[int, ...]) -> tuple[int, ...] | None:

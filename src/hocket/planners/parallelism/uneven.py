@@ -16,8 +16,14 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.stages import stage_costs
-from hocket.planners.parallelism.outlook import DivisionOutlook
-from hocket.planners.parallelism.partition import LayerCosts, in_flight_counts, partition_layers
+from hocket.planners.parallelism.outlook import DivisionOutlook, PoolStages
+from hocket.planners.parallelism.partition import (
+    LayerCosts,
+    LayerPartition,
+    has_few_orders,
+    in_flight_counts,
+    partition_layers,
+)
 from hocket.planners.parallelism.schedules import make_schedule
 
 
@@ -26,6 +32,23 @@ def best_layers(candidate: DivisionOutlook) -> tuple[int, ...]:
 
     Raises `NoFeasiblePlanError` where no shares fit.
     """
+    return _partition(candidate, reorder=False).layers
+
+
+def best_order(candidate: DivisionOutlook) -> tuple[PoolStages, tuple[int, ...]]:
+    """The order of the candidate's unequal ranks, and their layers, with the shortest step.
+
+    Ranks have one stage each. Where there are too many orders, that of the candidate stays. Raises
+    `NoFeasiblePlanError` where no order and no shares fit.
+    """
+    ranks = candidate.stages.pool_of_rank
+    found = _partition(candidate, reorder=has_few_orders(ranks))
+    # Pools are of one kind each, in the order in which the ranks first name them.
+    pools = list(dict.fromkeys(ranks))
+    return PoolStages.of_ranks([pools[kind] for kind in found.kinds]), found.layers
+
+
+def _partition(candidate: DivisionOutlook, *, reorder: bool) -> LayerPartition:
     division, kinds = candidate.division, candidate.kinds
     schedule = make_schedule(
         division.schedule, division.pipeline, division.num_microbatches, division.chunks
@@ -40,7 +63,8 @@ def best_layers(candidate: DivisionOutlook) -> tuple[int, ...]:
         in_flight=in_flight_counts(schedule).tolist(),
         num_microbatches=division.num_microbatches,
         rank_of_stage=schedule.device_of_stage.tolist(),
-    ).layers
+        reorder=reorder,
+    )
 
 
 def layer_costs(

@@ -13,7 +13,7 @@ from hocket.planners.parallelism.shortage import hosts_needed
 from hocket.transformer.division import Division
 from hocket.transformer.rules import broken_degrees
 
-PARTS = {
+PARTS_IN_WORDS = {
     "compute": "arithmetic",
     "bubble": "waiting for other stages",
     "tensor": "tensor-parallel communication",
@@ -56,7 +56,7 @@ def explain(candidates: list[DivisionOutlook]) -> Told:
 def limit_sentence(best: DivisionOutlook) -> str:
     """What takes the winner's time, largest first."""
     parts = sorted(best.parts_s.items(), key=lambda part: -part[1])
-    shares = [(PARTS.get(name, name), value / best.step_s) for name, value in parts]
+    shares = [(PARTS_IN_WORDS.get(name, name), value / best.step_s) for name, value in parts]
     listed = ", ".join(f"{name} {format_percent(share)}" for name, share in shares[:3] if share > 0)
     rank = best.fullest_rank
     peak, capacity = best.peak_bytes[rank], best.capacity_bytes[rank]
@@ -95,7 +95,7 @@ def _cause(candidate: DivisionOutlook, best: DivisionOutlook) -> str:
     if name == "bubble":
         bubble, instead = format_percent(candidate.bubble), format_percent(best.bubble)
         return f"bubble {bubble} instead of {instead}"
-    return f"{PARTS.get(name, name)} takes {format_seconds(max(more_s[name], 0.0))} more"
+    return f"{PARTS_IN_WORDS.get(name, name)} takes {format_seconds(max(more_s[name], 0.0))} more"
 
 
 def lacking(candidate: DivisionOutlook) -> str:

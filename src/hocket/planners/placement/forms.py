@@ -4,7 +4,7 @@ Groups of the forward pass keep weights with their readers and backward ops with
 make a graph small; but a group runs on one device, and where branches meet it may swallow all of
 them, so that nothing is left to run in parallel. Groups of the whole step let backward ops go their
 own way. No form is the best one everywhere (on generated graphs each takes up to twice as long as
-another), so all plan, and the simulator chooses. Above `_LARGE` ops, where a second plan takes
+another), so all plan, and the simulator chooses. On large graphs, where a second plan takes
 long, only one does: single ops where groups make the longest path much longer than the work needs,
 groups of the forward pass elsewhere.
 O(the three planners), besides three simulations.
@@ -20,6 +20,7 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels
+from hocket.planners.parts.large import is_large
 from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.coarse import (
     coarse_problem,
@@ -32,7 +33,6 @@ from hocket.planners.placement.coarse import (
 from hocket.planners.placement.devices import workers
 from hocket.simulate.engine import simulate
 
-_LARGE = 50_000
 _HIDDEN = 1.5
 """Groups hide parallelism where no plan of them is shorter than this times a plan of single ops."""
 
@@ -43,7 +43,7 @@ def better_form(planner: Planner) -> Planner:
 
     @wraps(planner)
     def planned(problem: Problem, plan: Plan) -> Plan:
-        if problem.graph.num_ops > _LARGE:
+        if is_large(problem.graph.num_ops):
             return (
                 planner(problem, plan) if hides_parallelism(problem) else on_groups(problem, plan)
             )

@@ -23,11 +23,10 @@ from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.parts.kept import once_per_problem
+from hocket.planners.parts.large import is_large
 from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.coarse import fastest_s
 
-_LARGE = 50_000
-"""Graphs of more ops keep the order of the file: planning them twice over takes long."""
 _ROUNDS = 3
 """How far a label looks around; paths to the end and from the start tell the rest."""
 
@@ -80,7 +79,8 @@ def by_structure(planner: Planner) -> Planner:
 
     @wraps(planner)
     def planned(problem: Problem, plan: Plan) -> Plan:
-        if not 1 < problem.graph.num_ops <= _LARGE:
+        # Large graphs keep the order of the file: planning them twice over takes long.
+        if problem.graph.num_ops <= 1 or is_large(problem.graph.num_ops):
             return planner(problem, plan)
         there = renumbered(problem)
         if there is None:

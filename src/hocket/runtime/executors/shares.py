@@ -49,7 +49,7 @@ class OneProcessShares:
         import torch
 
         from hocket.processes.progress import Position, how_far
-        from hocket.runtime.shared.job import PARTS
+        from hocket.runtime.shared.job import PER_MICROBATCH
         from hocket.runtime.shared.trainer import ReplicaTrainer
         from hocket.runtime.threads import torch_threads
 
@@ -63,7 +63,7 @@ class OneProcessShares:
             )  # fmt: skip
 
             def tell(number: int, done: int) -> None:
-                at, count = Position(0.0, number, done), len(microbatches) * PARTS
+                at, count = Position(0.0, number, done), len(microbatches) * PER_MICROBATCH
                 watch.on_progress(how_far([at], [count], options.steps))
 
             for number in range(1, options.steps + 1):

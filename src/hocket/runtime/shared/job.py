@@ -9,7 +9,7 @@ from typing import Any
 from hocket.capture.optimizer import Optimizer, optimizer_of_meta
 from hocket.runtime.shared.rows import Rows
 
-PARTS = 1_000
+PER_MICROBATCH = 1_000
 """What a microbatch counts as while it is under way."""
 
 

@@ -13,7 +13,7 @@ from hocket.processes.progress import Position, how_far
 from hocket.runtime.connect import MeetingStore
 from hocket.runtime.options import Onlookers
 from hocket.runtime.record import StepParts, StepRecord
-from hocket.runtime.shared.job import PARTS, ShareJob
+from hocket.runtime.shared.job import PER_MICROBATCH, ShareJob
 
 
 def run_replicas(
@@ -38,7 +38,7 @@ def run_replicas(
             for rank, name in enumerate(device_names)
         ]
         parts = StepParts(len(specs))
-        counts = [len(rows) * PARTS for rows in job.rows]
+        counts = [len(rows) * PER_MICROBATCH for rows in job.rows]
 
         def tell(positions: Sequence[Position]) -> None:
             watch.on_progress(how_far(positions, counts, job.steps))
@@ -61,4 +61,4 @@ def run_replicas(
 def _describe(position: Position) -> str:
     if not position.step:
         return "building the model"
-    return f"at microbatch {position.instruction // PARTS} in step {position.step}"
+    return f"at microbatch {position.instruction // PER_MICROBATCH} in step {position.step}"

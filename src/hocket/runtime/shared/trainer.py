@@ -24,7 +24,7 @@ from hocket.capture.optimizer import Optimizer
 from hocket.capture.perform import draw_seed
 from hocket.capture.step import apply_model
 from hocket.runtime.record import StepRecord
-from hocket.runtime.shared.job import PARTS
+from hocket.runtime.shared.job import PER_MICROBATCH
 from hocket.runtime.shared.rows import Rows
 
 _BUCKET_BYTES = 25 * 2**20
@@ -65,7 +65,7 @@ class ReplicaTrainer:
     ) -> StepRecord:
         """Forward and backward of all microbatches, the exchange, the update.
 
-        ``on_move`` is told the step and how far it is, in `PARTS` of a microbatch.
+        ``on_move`` is told the step and how far it is, a microbatch counting as `PER_MICROBATCH`.
         """
         record = StepRecord(start_s=time.perf_counter())
         self._optimizer.zero_grad(set_to_none=True)
@@ -110,18 +110,18 @@ class _Marks:
             watched.register_post_accumulate_grad_hook(lambda _: self._pass())
 
     def begin(self, tell: Callable[[int], None]) -> None:
-        """A microbatch begins; ``tell`` is told how much of it is done, of `PARTS`."""
+        """A microbatch begins; ``tell`` is told how much of it is done, of `PER_MICROBATCH`."""
         self._passed, self._tell = 0, tell
         tell(0)
 
     def _pass(self) -> None:
         self._passed += 1
         # A module may run several times.
-        self._tell(min(PARTS * self._passed // self._total, PARTS - 1))
+        self._tell(min(PER_MICROBATCH * self._passed // self._total, PER_MICROBATCH - 1))
 
 
 def _tell_part(on_move: Callable[[int, int], None], step: int, microbatch: int, part: int) -> None:
-    on_move(step, microbatch * PARTS + part)
+    on_move(step, microbatch * PER_MICROBATCH + part)
 
 
 def _rows_of(batch: Any, rows: Rows, num_samples: int, device: torch.device) -> Any:

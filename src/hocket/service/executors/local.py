@@ -25,7 +25,7 @@ from hocket.processes import system
 from hocket.processes.start import start_module
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import DAMAGED, Result
-from hocket.service.executors.attempts import CANNOT_START, Attempts, ended, looked_at
+from hocket.service.executors.attempts import CANNOT_START, Attempts, ended
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -36,6 +36,7 @@ from hocket.service.executors.executor import (
     Poll,
     Status,
 )
+from hocket.service.executors.folders import FolderExecutor
 from hocket.service.executors.local_devices import with_cuda
 from hocket.service.executors.supervisor import INHERITED
 
@@ -47,7 +48,7 @@ MAX_SUPERVISORS = 3
 """How often a supervisor is started that never begins."""
 
 
-class LocalExecutor:
+class LocalExecutor(FolderExecutor):
     """An `Executor` for the devices of this machine; ``folder`` is its own and holds its memory."""
 
     def __init__(
@@ -57,12 +58,11 @@ class LocalExecutor:
             raise UsageError(
                 "local jobs need Linux", hint="run them on Ray or Slurm: --on ray, --on slurm"
             )
-        self._attempts = Attempts(Path(os.path.realpath(folder)), log_limit_bytes)
+        super().__init__(Attempts(Path(os.path.realpath(folder)), log_limit_bytes))
         self._devices = devices
         self._supervisors: dict[AttemptName, list[subprocess.Popen[bytes]]] = {}
         self._num_supervisors: dict[AttemptName, int] = {}
         """How many were tried to start."""
-        self._deadline_s: dict[AttemptName, float] = {}
 
     def start(self, assignment: Assignment) -> None:
         """Begin an attempt, unless one of this name was begun, stopped or forgotten before."""
@@ -85,12 +85,7 @@ class LocalExecutor:
         finally:
             # Without the file it takes the grace of its job.
             self._signal_supervisor(self._attempts.path(name), signal.SIGTERM)
-        deadline_s = time.monotonic() + grace_s + SUPERVISOR_DELAY_S
-        self._deadline_s[name] = min(self._deadline_s.get(name, deadline_s), deadline_s)
-
-    def kill(self, name: AttemptName) -> None:
-        """End an attempt now."""
-        self.stop(name, 0.0)
+        self._end_within(name, grace_s + SUPERVISOR_DELAY_S)
 
     def kill_all(self) -> None:
         """End all attempts now, also those that nobody knows of any more."""
@@ -106,11 +101,6 @@ class LocalExecutor:
             attempts=[*self._attempts.refused(), *filter(None, found)], devices=self._devices
         )
 
-    def forget(self, name: AttemptName) -> None:
-        """Remove the folder of an attempt that ended; its name stays refused."""
-        self._deadline_s.pop(name, None)
-        self._attempts.forget(name, self._status(name))
-
     def close(self) -> None:
         """Let go; supervisors and what they run go on."""
         for handles in self._supervisors.values():
@@ -120,10 +110,6 @@ class LocalExecutor:
                     # zombie stays.
                     threading.Thread(target=handle.wait, daemon=True).start()
         self._supervisors.clear()
-
-    def _status(self, name: AttemptName) -> Status | None:
-        folder = self._attempts.path(name)
-        return looked_at(name, folder, lambda: self._look_at(name, folder))
 
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
         result = files.read_result(folder)
@@ -168,11 +154,7 @@ class LocalExecutor:
     def _hurry(self, name: AttemptName, folder: Path) -> None:
         """End a supervisor that did not do as it was asked in time, as one that is halted."""
         grace_s = files.asked_grace_s(folder)
-        if grace_s is None:
-            return
-        now_s = time.monotonic()
-        deadline_s = self._deadline_s.setdefault(name, now_s + grace_s + SUPERVISOR_DELAY_S)
-        if now_s > deadline_s:
+        if grace_s is not None and self._is_late(name, grace_s + SUPERVISOR_DELAY_S):
             self._signal_supervisor(folder, signal.SIGKILL)
 
     def _signal_supervisor(self, folder: Path, number: signal.Signals) -> None:

@@ -30,7 +30,6 @@ from hocket.service.executors.attempts import (
     Attempts,
     ended,
     is_locked,
-    looked_at,
 )
 from hocket.service.executors.executor import (
     RUNNING,
@@ -40,6 +39,7 @@ from hocket.service.executors.executor import (
     Poll,
     Status,
 )
+from hocket.service.executors.folders import FolderExecutor
 from hocket.service.executors.slurm_commands import SlurmJob, SlurmUnreachableError
 from hocket.service.executors.slurm_nodes import SlurmNode, devices_per_node, parse_nodes
 
@@ -57,7 +57,7 @@ _GIVEN_UP = "given_up.json"
 """In the folder of an attempt: Slurm lost sight of it, so whatever ends it now is no failure."""
 
 
-class SlurmExecutor:
+class SlurmExecutor(FolderExecutor):
     """An `Executor` for a Slurm cluster; ``folder`` is its own and seen by all nodes.
 
     ``options`` are given to every sbatch (``--partition=...``); ``kinds`` are the features that
@@ -74,7 +74,7 @@ class SlurmExecutor:
     ) -> None:
         slurm.require_slurm()
         folder = Path(os.path.realpath(folder))
-        self._attempts = Attempts(folder, log_limit_bytes)
+        super().__init__(Attempts(folder, log_limit_bytes))
         self._script = folder / "batch.sh"
         self._script.write_text(_SCRIPT)
         self._fleet = _identity(folder)
@@ -82,7 +82,6 @@ class SlurmExecutor:
         self._kinds = tuple(kinds)
         self._nodes: dict[str, SlurmNode] = {}
         self._jobs: dict[AttemptName, list[SlurmJob]] = {}
-        self._deadline_s: dict[AttemptName, float] = {}
         self._asked_s = -math.inf
 
     def start(self, assignment: Assignment) -> None:
@@ -97,15 +96,10 @@ class SlurmExecutor:
         """Have an attempt ended; one that has not begun never will."""
         if not self._attempts.ask_to_stop(name, grace_s):
             return
-        deadline_s = time.monotonic() + grace_s + SUPERVISOR_DELAY_S
-        self._deadline_s[name] = min(self._deadline_s.get(name, deadline_s), deadline_s)
+        self._end_within(name, grace_s + SUPERVISOR_DELAY_S)
         jobs = slurm.jobs_of(self._fleet).get(name, ())
         slurm.cancel_waiting(jobs)
         slurm.ask_to_end(jobs)
-
-    def kill(self, name: AttemptName) -> None:
-        """End an attempt now."""
-        self.stop(name, 0.0)
 
     def poll(self) -> Poll:
         """What became of all attempts; raises `RunError` while Slurm does not answer.
@@ -120,11 +114,6 @@ class SlurmExecutor:
         return Poll(
             attempts=[*self._attempts.refused(), *filter(None, found)], devices=self._devices()
         )
-
-    def forget(self, name: AttemptName) -> None:
-        """Remove the folder of an attempt that ended; its name stays refused."""
-        self._deadline_s.pop(name, None)
-        self._attempts.forget(name, self._status(name))
 
     def close(self) -> None:
         """Nothing is held: Slurm has the jobs."""
@@ -166,10 +155,6 @@ class SlurmExecutor:
         # What was heard before does not name this job: it must not look like one that is gone.
         self._asked_s = -math.inf
 
-    def _status(self, name: AttemptName) -> Status | None:
-        folder = self._attempts.path(name)
-        return looked_at(name, folder, lambda: self._look_at(name, folder))
-
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
         """Slurm was asked before the folder is looked at: the last word is the folder's."""
         result = files.read_result(folder) or self._end(name, folder, self._jobs.get(name, []))
@@ -208,16 +193,12 @@ class SlurmExecutor:
         if not (folder / _GIVEN_UP).exists():
             files.write_json(folder / _GIVEN_UP, {"detail": f"lost by Slurm: {state}"})
             files.ask_to_stop(folder, 0.0)
-        now_s = time.monotonic()
-        return now_s < self._deadline_s.setdefault(name, now_s + LOCK_PATIENCE_S)
+        return not self._is_late(name, LOCK_PATIENCE_S)
 
     def _hurry(self, name: AttemptName, folder: Path, jobs: list[SlurmJob]) -> None:
         """Have Slurm end what did not do as it was asked in time."""
         grace_s = files.asked_grace_s(folder)
-        if grace_s is None:
-            return
-        now_s = time.monotonic()
-        if now_s > self._deadline_s.setdefault(name, now_s + grace_s + SUPERVISOR_DELAY_S):
+        if grace_s is not None and self._is_late(name, grace_s + SUPERVISOR_DELAY_S):
             slurm.cancel(jobs)
 
 

@@ -28,14 +28,14 @@ def climb(
     The first ``num_known`` prices are given. Returns the level, the number of prices asked, and how
     many classes can rise further. Shares are those of the last rung: there nobody can.
     """
-    num_pools, num_columns = crowd.capacity.shape[0], crowd.pool_of.shape[0]
+    num_pools = crowd.capacity.shape[0]
     search = PriceSearch(
         ascent.questions[0],
         ascent.questions[1],
         ascent.weight,
         ascent.inverse,
         ascent.basis,
-        ascent.by_pool[0, :num_columns],
+        ascent.by_pool[0, :num_pools],
         ascent.by_pool[1, :num_pools],
         ascent.by_pool[2, :num_pools],
         ascent.by_pool[3, : num_pools + 1],
@@ -72,7 +72,7 @@ def _set_caps(
         if not is_top and not is_dear:
             on_free = 0.0
             for column in range(crowd.rates.shape[1]):
-                if search.best[crowd.pool_of[column]] <= FREE:
+                if search.best[column] <= FREE:
                     on_free = max(on_free, crowd.rates[one, column])
             highest = min(owed.cap[one], max(on_free, demand))
         can_rise = highest > demand * (1.0 + NOT_HIGHER)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -46,15 +47,21 @@ def fixed_order(kinds: Sequence[int], limits: Sequence[int], in_flight: Sequence
     return _order(steps, steps + 1, steps, np.asarray(kinds), np.asarray(in_flight), limits)
 
 
+def has_few_orders(kinds: Sequence[int]) -> bool:
+    """Whether `any_order` has room for all orders of these kinds."""
+    num_of = [kinds.count(kind) for kind in set(kinds)]
+    return prod(num + 1 for num in num_of) * len(num_of) <= _MAX_STEPS
+
+
 def any_order(kinds: Sequence[int], limits: Sequence[int], in_flight: Sequence[int]) -> StageWays:
     """As many stages of each kind as given, in all orders."""
     present, num_of = np.unique(np.asarray(kinds), return_counts=True)
-    grid = sorted(product(*(range(num + 1) for num in num_of)), key=lambda used: (sum(used), used))
-    if len(grid) * len(present) > _MAX_STEPS:
+    if not has_few_orders(kinds):
         raise UsageError(
             f"{len(kinds)} ranks of {len(present)} kinds have too many orders",
             hint="give the order of the kinds, or use fewer pipeline stages",
         )
+    grid = sorted(product(*(range(num + 1) for num in num_of)), key=lambda used: (sum(used), used))
     number = {used: index for index, used in enumerate(grid)}
     steps = []
     for used in grid:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-import numpy as np
-
 from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
-from hocket.kernels.containers import Heaps
+from hocket.kernels.containers import ZERO, Heaps
 from hocket.kernels.heaps import pop, push
-
-_ZERO = cast(int, np.int64(0))
 
 
 @kernel
 def _drain(freed: Heaps, order: LongArray, size: int) -> int:
     while freed.size[0] > 0:
-        order[size] = pop(freed, _ZERO)
+        order[size] = pop(freed, ZERO)
         size += 1
     return size
 
@@ -37,8 +31,8 @@ def walk(
     """
     for op in range(len(waits)):
         if waits[op] == 0:
-            push(freed, _ZERO, float(op), op)
-    at, size = _ZERO, _drain(freed, order, _ZERO)
+            push(freed, ZERO, float(op), op)
+    at, size = ZERO, _drain(freed, order, ZERO)
     while at < size:
         op = order[at]
         at += 1
@@ -47,5 +41,5 @@ def walk(
                 user = users[index]
                 waits[user] -= 1
                 if waits[user] == 0:
-                    push(freed, _ZERO, float(user), user)
+                    push(freed, ZERO, float(user), user)
         size = _drain(freed, order, size)

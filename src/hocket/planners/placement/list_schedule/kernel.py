@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 
 from hocket.kernels import kernel
+from hocket.kernels.containers import ZERO
 from hocket.kernels.heaps import pop, push
 from hocket.planners.placement.list_schedule.arrival import (
     data_s,
@@ -32,8 +31,6 @@ from hocket.planners.placement.list_schedule.state import (
     READY,
     ScheduleState,
 )
-
-_ZERO = cast(int, np.int64(0))
 
 
 @kernel
@@ -62,7 +59,7 @@ def _queue_up(world: ScheduleState, op: int, now: float) -> None:
         for device in range(len(world.devices)):
             _join(world, op, device)
         return
-    push(world.remote, _ZERO, earliest_s, op)
+    push(world.remote, ZERO, earliest_s, op)
     _join(world, op, home_of(net, tensor))
     copy = net.tensors[tensor].last_copy
     while copy >= 0:
@@ -87,7 +84,7 @@ def _get_ready(world: ScheduleState, op: int, now: float) -> None:
 def _queue_up_remote(world: ScheduleState, now: float) -> None:
     """Look again at ops whose data may be elsewhere by now."""
     while world.remote.size[0] > 0 and world.remote.key[0] <= now:
-        op = pop(world.remote, _ZERO)
+        op = pop(world.remote, ZERO)
         row = world.net.ops[op]
         if row.status == READY and world.groups[row.group].bound < 0:
             _queue_up(world, op, now)
@@ -165,7 +162,7 @@ def _commit(world: ScheduleState, op: int, device: int, now: float) -> None:
     row.end_s = row.start_s + world.kind_s[place.kind, op]
     place.avail_s = row.end_s
     place.last_op = op
-    push(world.running, _ZERO, row.end_s, op)
+    push(world.running, ZERO, row.end_s, op)
     for tensor in range(row.made_start, row.made_stop):
         net.tensors[tensor].made_s = row.end_s
         add_result(world, tensor, device)
@@ -243,7 +240,7 @@ def run(world: ScheduleState) -> None:
     now = 0.0
     while True:
         while world.running.size[0] > 0 and world.running.key[0] <= now:
-            _end(world, pop(world.running, _ZERO), now)
+            _end(world, pop(world.running, ZERO), now)
             num_left -= 1
         _queue_up_remote(world, now)
         op, device = _best_offer(world, now)

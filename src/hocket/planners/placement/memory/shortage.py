@@ -27,7 +27,8 @@ from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.fit import memory_split, spread_memory
 from hocket.planners.placement.memory.needs import held_at_end_bytes, tie_needs
 
-BISECTIONS = 4
+ENLARGEMENTS = 4
+"""Memories that are tried between none and enough, each by mending anew."""
 MAX_OPS = 20_000
 """Above this many ops, mending again and again would take too long."""
 
@@ -134,7 +135,7 @@ def _smallest_extra(problem: Problem, plan: Plan, device: int, most: int) -> int
     if problem.graph.num_ops > MAX_OPS or not _fits(_enlarged(problem, device, most), plan):
         return None
     low, high = 0, most
-    for _ in range(BISECTIONS):
+    for _ in range(ENLARGEMENTS):
         middle = _rounded_up((low + high) // 2)
         if not low < middle < high:
             break

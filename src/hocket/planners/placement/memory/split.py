@@ -31,13 +31,15 @@ from hocket.planners.placement.memory.units import layers, units
 
 BISECTIONS = 4
 BISECTIONS_WHEN_LARGE = 2
+"""Of the load, or of the scale of memory, that a split keeps to."""
 STEP_UP = 1.2
 WORTHWHILE = 0.97
 """A further option is looked into only if it beats the best by this factor."""
 MAX_CORRECTIONS = 4
 MAX_STARTS = 4
 """Splits that are handed on for mending where none fits."""
-MOST_BYTES = 2.0**62
+ENDLESS_BYTES = 2.0**62
+"""Room without end, as a 64-bit number."""
 UNLIMITED_S = 1e300
 """Infinity would also let a device take units that it cannot run."""
 
@@ -153,7 +155,7 @@ class Filler:
         """The split that exceeds every device by the smallest factor."""
 
         def fits(option: LineOption, scale: float) -> bool:
-            return self._fits(option, np.minimum(free * scale, MOST_BYTES).astype(np.int64))
+            return self._fits(option, np.minimum(free * scale, ENDLESS_BYTES).astype(np.int64))
 
         return self._least(options, 1.0, fits)
 

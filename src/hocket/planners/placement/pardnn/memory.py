@@ -17,6 +17,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
+from hocket.planners.parts.large import is_large
 from hocket.planners.placement.devices import workers
 from hocket.planners.placement.pardnn.emulate import Emulation, emulate
 from hocket.planners.placement.pardnn.potential import Candidates, candidates_at
@@ -26,8 +27,6 @@ from hocket.simulate.lowering import home_devices
 _MAX_ROUNDS = 30
 _EMULATED_OPS = 600_000
 """Rounds end when they have emulated this many ops, if that is sooner."""
-_LARGE = 50_000
-"""Above this many ops only the better of two starts is relieved."""
 _MAX_FAILED = 3
 _NUM_BUCKETS = 256
 """Parts of the step for which the bytes on each device are followed between emulations."""
@@ -52,7 +51,7 @@ def fit_memory(
         return device_of
     spread = emulate(problem, spread_variables(problem, device_of), priority)
     runs = [spread, start]
-    if problem.graph.num_ops > _LARGE:
+    if is_large(problem.graph.num_ops):
         runs = [min(runs, key=_rank)]
     return min((relieve(problem, run, priority) for run in runs), key=_rank).device_of
 

@@ -10,13 +10,11 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.parts.large import is_large
 from hocket.planners.placement.pardnn.work import Devices, UnitWork
 from hocket.simulate.engine import simulate
 from hocket.simulate.evaluate import Evaluator, Score
 from hocket.simulate.timeline import Timeline
-
-_LARGE = 50_000
-"""Graphs with more ops are tried in one order only once it is known which one suits them."""
 
 
 class Trial(NamedTuple):
@@ -46,7 +44,7 @@ class Trials(NamedTuple):
 
     def narrowed(self, trial: Trial) -> Trials:
         """With the order of a trial only, if the graph is large."""
-        if len(trial.device_of) <= _LARGE:
+        if not is_large(len(trial.device_of)):
             return self
         return self._replace(by_level=(trial.priority is not None,))
 

@@ -31,7 +31,6 @@ class UnitWork(NamedTuple):
     """Seconds to send all that the child reads."""
     parent_ptr: LongArray
     parent: LongArray
-    parent_s: FloatArray
     units: OpGroups
     tensor_s: FloatArray
     """Mean seconds of a transfer."""
@@ -82,7 +81,6 @@ def work_of(problem: Problem, unit: IntArray, devices: Devices) -> UnitWork:
         child_s=table(edge_s[by_src], np.float64),
         parent_ptr=table(np.searchsorted(dst, ops), np.int64),
         parent=table(src, np.int64),
-        parent_s=table(edge_s, np.float64),
         units=groups_of(unit),
         tensor_s=table(tensor_s, np.float64),
     )
