@@ -62,6 +62,8 @@ def find_casts(
 
 def without_casts(graph: Graph, casts: Casts) -> Graph:
     """The graph in which casts take no memory."""
+    if not casts.ops:
+        return graph
     num_bytes, alias_of = graph.tensor_bytes.copy(), graph.alias_of.copy()
     num_bytes[casts.copies(graph)] = 0
     alias_of[[each.gradient for each in casts.widening]] = [each.narrow for each in casts.widening]
