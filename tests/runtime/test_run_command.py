@@ -46,6 +46,15 @@ class Double(nn.Module):
         return self.layer(x).square().mean()
 def time_first(batch=2):
     return Double(), {"x": torch.randn(7, batch, 4).double()}
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+    def forward(self, x):
+        chosen = (x[:, 0] > 0).nonzero()[:, 0]
+        return self.layer(x[chosen]).square().mean()
+def sparse(batch=4):
+    return Sparse(), {"x": torch.ones(batch, 8)}
 def bad(batch=4):
     model, batch = make(batch)
     batch["y"].fill_(float("nan"))
@@ -151,6 +160,18 @@ def test_a_graph_without_a_model_is_refused(plan_file):
     ):
         with pytest.raises(UsageError, match=message):
             rebuild(replace(saved.problem.graph, meta=meta))
+
+
+@pytest.mark.filterwarnings("ignore::hocket.capture.CaptureWarning")
+def test_a_model_that_could_not_be_traced_is_refused_with_the_line_and_the_cause(plan_file):
+    """Whoever named package.module:function was told to name one."""
+    model, batch = load_model("mine.py:sparse")
+    graph = capture(model, batch, name="mine.py:sparse")
+    with pytest.raises(UsageError, match=r"mine\.py:\d+: cannot trace .*nonzero") as caught:
+        rebuild(graph)
+    assert "keep the step independent of data values" in caught.value.hint
+    assert "hocket.prepare(memory=)" in caught.value.hint
+    assert "plan a model of the zoo" not in caught.value.hint
 
 
 def test_a_function_is_called_with_what_it_knows(plan_file):
