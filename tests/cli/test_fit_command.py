@@ -392,3 +392,24 @@ def test_max_captures_each_size_once_and_tells_what_it_found(tmp_path):
 def test_what_does_not_grow_is_told():
     with pytest.raises(UsageError, match="stays as it is"):
         largest_that_fits(lambda _: chain_step(3), "1xh200", 2**36, start=1, most=64)
+
+
+def test_where_not_even_the_smallest_size_fits_what_would_do_is_told(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def build(batch=8):\n"
+        "    return torch.nn.Linear(256, 256), torch.randn(batch, 256)\n"
+    )
+    told = ("fit", f"{tmp_path}/own.py:build", "--on", "1xh200", "--loss", "mean", "--max", "batch")
+    result = run(*told, "--memory", "100KiB", "--json")
+    assert result.exit_code == 4
+    answer = json.loads(result.stdout)
+    enough = answer["smallest_budget_bytes"]
+    assert answer["feasible"] is False
+    assert answer["budget_bytes"] == 100 * 2**10
+    assert f"batch 1 does not fit: {format_bytes(enough)}" in result.stderr
+    for part in (format_bytes(enough), "not even batch 1 fits into 100.0 KiB"):
+        assert part in answer["error"]["message"]
+    assert typed_bytes(enough) in answer["error"]["hint"]
+    found = json.loads(run(*told, "--memory", f"{enough}B", "--json").stdout)
+    assert found["max_batch"] >= 1
