@@ -413,3 +413,20 @@ def test_where_not_even_the_smallest_size_fits_what_would_do_is_told(tmp_path):
     assert typed_bytes(enough) in answer["error"]["hint"]
     found = json.loads(run(*told, "--memory", f"{enough}B", "--json").stdout)
     assert found["max_batch"] >= 1
+
+
+def test_a_host_that_has_no_room_is_named_where_it_is_why_nothing_fits(graph_file):
+    told = ("fit", graph_file, "--on", "1xh200", "--memory", "300MiB", "--json")
+    assert json.loads(run(*told).stdout)["host_budget_bytes"] is None
+    result = run(*told, "--host-memory", "1KiB")
+    assert result.exit_code == 4
+    answer = json.loads(result.stdout)
+    assert "does not fit into 300.0 MiB with 1.0 KiB on the host" in answer["error"]["message"]
+    assert answer["host_budget_bytes"] == 2**10
+    enough = typed_bytes(answer["smallest_host_bytes"])
+    assert f"let {enough} wait on the host" in answer["error"]["hint"]
+    assert run(*told, "--host-memory", enough).exception is None
+    # What fits nowhere is not the host's fault.
+    nowhere = ("fit", graph_file, "--on", "1xh200", "--memory", "1MiB", "--host-memory", "1KiB")
+    told = json.loads(run(*nowhere, "--json").stdout)
+    assert "host" not in told["error"]["message"] + told["error"]["hint"]

@@ -39,6 +39,14 @@ class Fitted:
         return int(self.timeline.peak_bytes.max())
 
     @property
+    def host_bytes(self) -> int:
+        """Bytes that wait on the host: offloaded activations, and what is at home there."""
+        if self.memory is None:
+            return 0
+        done = self.step.rewritten
+        return int(done.moved_bytes[done.is_offload].sum()) + self.step.at_home_bytes
+
+    @property
     def moved_bytes(self) -> int:
         """Bytes that cross the way to the host in one step."""
         return 0 if self.memory is None else sum(moved_bytes(self.step.rewritten))

@@ -79,6 +79,10 @@ class Frontier:
     """The same of the step with smaller blocks, or with experts in groups, where that was tried."""
     keeping: tuple[KeepingPlans, ...]
     """Plans that move nothing."""
+    host_bytes: float
+    """What may wait on the host."""
+    crowded: tuple[Fitted, ...]
+    """Plans that the host has no room for."""
     plan_seconds: float
 
     def best(self, budget_bytes: float) -> Fitted | None:
@@ -94,6 +98,12 @@ class Frontier:
         """Plans that are the best for some budget, from the largest to the smallest; of those that
         keep so many blocks a few."""
         return _best_of(self.plans)[::-1]
+
+    def enough_on_host(self, budget_bytes: float) -> int | None:
+        """What it would do for a plan within a budget to have on the host, where what may wait
+        there is why none was found; None where no plan keeps the budget whatever waits there."""
+        fits = (plan.host_bytes for plan in self.crowded if plan.peak_bytes <= budget_bytes)
+        return min(fits, default=None)
 
     @property
     def smallest(self) -> Fitted:
@@ -134,10 +144,13 @@ def find_frontier(
     for fitted in _best_of(found.plans.values()):
         for eased in maker.eased(fitted, found.seen) if fitted.uses is maker.uses else ():
             found.add(eased)
-    kept = [fitted for fitted in found.plans.values() if maker.fits_host(fitted)]
+    plans = found.plans.values()
     return Frontier(
-        problem, plan, tuple(kept), maker.uses, maker.numbers,
-        tuple(each.numbers for each in finer), keeping, time.perf_counter() - started,
+        problem=problem, plan=plan, uses=maker.uses, numbers=maker.numbers,
+        plans=tuple(fitted for fitted in plans if fitted.host_bytes <= host_bytes),
+        finer=tuple(each.numbers for each in finer), keeping=keeping, host_bytes=host_bytes,
+        crowded=tuple(fitted for fitted in plans if fitted.host_bytes > host_bytes),
+        plan_seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 

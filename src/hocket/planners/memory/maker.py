@@ -263,15 +263,3 @@ class PlanMaker:
             op_s = np.where(op_s > 0, np.maximum(op_s / chunks, numbers.launch_s) * chunks, 0.0)
         held = float((numbers.tail_held - saved).max(initial=0.0))
         return held, float(op_s.sum()) + again_s
-
-    def fits_host(self, fitted: Fitted) -> bool:
-        """Whether what waits on the host has room there."""
-        return _host_bytes(fitted) <= self.host_bytes
-
-
-def _host_bytes(fitted: Fitted) -> int:
-    """Bytes that a plan keeps on the host: offloaded activations, and what is at home there."""
-    if fitted.memory is None:
-        return 0
-    done = fitted.step.rewritten
-    return int(done.moved_bytes[done.is_offload].sum()) + fitted.step.at_home_bytes
