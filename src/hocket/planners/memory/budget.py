@@ -30,12 +30,16 @@ MOST_OPS, NUM_ROUNDS = 1000, 2
 """What a step of more ops would take in seconds is not worth a number that is only told."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BudgetFit:
     """What fits into a budget, and how far from the best possible it is."""
 
     frontier: Frontier
     budget_bytes: int
+
+    def __repr__(self) -> str:
+        name, within = self.frontier.problem.graph.name, format_bytes(self.budget_bytes)
+        return f"BudgetFit({name!r}, within {within}, chosen {self.chosen!r})"
 
     @cached_property
     def chosen(self) -> Fitted | None:

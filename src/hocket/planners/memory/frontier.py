@@ -66,7 +66,7 @@ NUM_KEEPING = 8
 """Of the plans that keep a number of blocks about so many are looked at in any case."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Frontier:
     """Every plan of a step that was tried."""
 
@@ -84,6 +84,9 @@ class Frontier:
     crowded: tuple[Fitted, ...]
     """Plans that the host has no room for."""
     plan_seconds: float
+
+    def __repr__(self) -> str:
+        return f"Frontier({self.problem.graph.name!r}, {len(self.plans)} plans)"
 
     def best(self, budget_bytes: float) -> Fitted | None:
         """The fastest plan within a budget, the smallest of these; None where none keeps it."""
