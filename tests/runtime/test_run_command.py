@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,8 @@ from hocket.plan.plan import Plan
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import rebuild
+from hocket.runtime.record import StepRecord
+from hocket.runtime.result import middle_step
 from hocket.runtime.session import run_plan
 from hocket.simulate import simulate
 
@@ -93,7 +96,7 @@ def test_run_prints_losses_and_writes_both_timelines(plan_file, capsys):
     assert result["step_s"]["measured"] > 0
     assert [device["name"] for device in result["devices"]] == ["gpu0", "gpu1"]
     for device in result["devices"]:
-        assert device["busy_s"]["measured"] > 0
+        assert 0 < device["busy_s"]["measured"] <= result["step_s"]["measured"]
         peak = device["peak_bytes"]
         assert peak["measured"] == pytest.approx(peak["predicted"], rel=0.1)
     assert err.count("loss") == 3
@@ -139,6 +142,23 @@ def test_a_loss_that_is_no_number_is_not_passed_over(tmp_path, monkeypatch, caps
     assert json.loads(out)["losses"] == [None, None]
     assert json.loads(out)["is_finite"] is False
     assert "warning: the loss is not finite" in err
+
+
+def test_the_step_that_is_shown_is_not_the_first_and_no_longer_than_the_one_told():
+    """Of two steps the first was shown: busy for 2.76 s in a step of 12 ms."""
+
+    def record(seconds):
+        return StepRecord(start_s=5.0, end_s=5.0 + seconds)
+
+    for times in ((4.0, 1.0), (0.5, 1.0, 3.0), (9.0, 2.0, 4.0, 8.0, 6.0), (3.0,)):
+        records = [record(seconds) for seconds in times]
+        median_s = statistics.median(times[1:] or times)
+        for shown in (records, records[-3:]):
+            found = middle_step(shown, times)
+            assert found is not records[0] or len(times) == 1
+            assert found.step_s <= median_s
+    slower_s = (1.0, 1.0, 1.0, 1.0, 3.0, 2.0)
+    assert middle_step([record(3.0), record(2.0)], slower_s).step_s == 2.0
 
 
 def test_another_model_is_refused(plan_file):
