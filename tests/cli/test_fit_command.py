@@ -13,6 +13,7 @@ import hocket
 from hocket.api.memory import BudgetWarning, largest_that_fits
 from hocket.base.errors import HocketError, UsageError
 from hocket.base.units import format_bytes, format_percent, format_seconds, typed_bytes
+from hocket.cli import fit
 from hocket.cli.root import root
 from hocket.graph.files import write_graph
 from hocket.graph.graph import DTYPES
@@ -392,6 +393,26 @@ def test_max_captures_each_size_once_and_tells_what_it_found(tmp_path):
 def test_what_does_not_grow_is_told():
     with pytest.raises(UsageError, match="stays as it is"):
         largest_that_fits(lambda _: chain_step(3), "1xh200", 2**36, start=1, most=64)
+
+
+def test_the_largest_size_and_that_no_larger_one_is_tried_are_said_before_planning(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def build(layers=1):\n"
+        "    layers = [torch.nn.Linear(8, 8) for _ in range(layers)]\n"
+        "    return torch.nn.Sequential(*layers), torch.randn(2, 8)\n"
+    )
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(fit.MOST, "layers", 6)
+    monkeypatch.setattr("hocket.api.memory.fit_problem", interrupt)
+    result = run("fit", f"{tmp_path}/own.py:build", "--on", "1xh200", "--memory", "1GiB",
+                 "--loss", "mean", "--max", "layers")  # fmt: skip
+    assert "the largest layers that fits is 6, and no larger one is tried" in result.stderr
 
 
 def test_where_not_even_the_smallest_size_fits_what_would_do_is_told(tmp_path):

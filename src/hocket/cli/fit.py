@@ -108,21 +108,20 @@ def command(
         if graph is None:
             raise SystemExit(_none_fits(grows, memory_bytes, least, as_json=as_json))
         found = {f"max_{grows}": size}
+        # At once: planning a step of so many ops may take minutes.
+        beyond = ", and no larger one is tried" if size == MOST[grows] else ""
+        say(f"the largest {grows} that fits is {size}{beyond}")
     else:
         device = _recorded_for(on)
         graph, graph_file = load_graph(source, options, device=device, at_sizes=False)
     problem = make_problem(graph, on, "shared", profile, calibration)
-    with working("planning"):
+    with working(f"planning {graph.num_ops:,} ops"):
         fitted = fit_problem(
             problem, memory_bytes, host_bytes=float("inf") if host_bytes is None else host_bytes
         )
     if not as_json:
         if note := unusable_note(problem, fitted.budget_bytes):
             say(f"warning: {note}")
-        if grows is not None:
-            size = found[f"max_{grows}"]
-            beyond = ", and no larger one is tried" if size == MOST[grows] else ""
-            say(f"the largest {grows} that fits is {size}{beyond}")
         console().print(view.fit_table(fitted))
     try:
         fitted.plan()

@@ -40,6 +40,9 @@ NUM_LEVELS = 32
 FEWEST_LEVELS = 12
 NUM_ALL_LEVELS_OPS = 6000
 """Steps of more ops get fewer levels, because each is written down op by op."""
+NUM_FEW_LEVELS_OPS, NUM_KEEPING_OF_MANY = 40_000, 4
+"""Steps of more ops get half as many levels still, and fewer plans that keep a number of blocks are
+looked at: of a thousand layers each takes seconds."""
 NOT_OFFLOADED = (KEPT, RECOMPUTED, FROM_HOST)
 """Without offloading what is saved: copies do not always hide as well as the program has them do,
 and where the link is busy a plan without them may be faster."""
@@ -132,14 +135,17 @@ def find_frontier(
     says whether its loss may be made in chunks, where it can. ``replayed`` is the problem with the
     times of ops in a CUDA graph, where steps that move nothing are launched as one."""
     started = time.perf_counter()
+    num_ops, num_keeping = problem.graph.num_ops, NUM_KEEPING
     if num_levels is None:
-        fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(problem.graph.num_ops, 1)
+        fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(num_ops, 1)
         num_levels = min(NUM_LEVELS, max(FEWEST_LEVELS, fewer))
+        if num_ops > NUM_FEW_LEVELS_OPS:
+            num_levels, num_keeping = FEWEST_LEVELS // 2, NUM_KEEPING_OF_MANY
     maker = PlanMaker(problem, plan, host_bytes, in_chunks=in_chunks, replayed=replayed)
     found, keeping = _FoundPlans(maker.usual()), tuple(maker.keeping())
     for family in keeping:
-        for step in range(1, NUM_KEEPING):
-            found.add(family[step * (len(family) - 1) // NUM_KEEPING])
+        for step in range(1, num_keeping):
+            found.add(family[step * (len(family) - 1) // num_keeping])
     _levels(found, maker, num_levels)
     finer = _in_groups(maker, found.least_bytes)
     _finer_levels(found, finer, 2 * maker.largest_bytes / SMALL_SLOTS, num_levels)
