@@ -1,5 +1,7 @@
 """Samples that can be taken apart, and those that cannot."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -56,6 +58,65 @@ def test_a_loss_that_looks_across_samples_is_seen(loss, is_apart):
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     assert len(model.layers) == 6
+
+
+class Rounded(nn.Module):
+    """Words scored under the model's own autocast, in which ``mixes`` may look across samples."""
+
+    def __init__(self, dtype, mixes=lambda rows: rows, *, is_explicit=False):
+        super().__init__()
+        self.table, self.norm, self.head = nn.Embedding(64, 48), nn.LayerNorm(48), nn.Linear(48, 64)
+        self.up, self.down = nn.Linear(48, 96), nn.Linear(96, 48)
+        self.dtype, self.mixes, self.is_explicit = dtype, mixes, is_explicit
+
+    def forward(self, words, labels):
+        with torch.autocast(words.device.type, dtype=self.dtype):
+            rows = self.table(words)
+            if self.is_explicit:
+                rows = rows.to(self.dtype)  # autocast has a part in it: weights are wide
+            rows = rows + self.down(functional.gelu(self.up(rows)))
+            scores = self.head(self.norm(self.mixes(rows)))
+        return functional.cross_entropy(scores.float().flatten(0, 1), labels.flatten())
+
+
+def over_samples(rows):
+    return functional.batch_norm(rows.flatten(1), None, None, training=True).view_as(rows)
+
+
+def centred(rows):
+    return rows - rows.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("is_explicit", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_roundings_of_16_bits_are_not_taken_for_samples_that_meet(dtype, is_explicit):
+    """A GPT under bfloat16 was refused: its gradients were "0% away"."""
+    torch.manual_seed(0)
+    words = torch.randint(64, (8, 32))
+    found = samples_apart(Rounded(dtype, is_explicit=is_explicit), (words, words))
+    assert found.is_apart, found.told
+    for mixes in (over_samples, centred):
+        model = Rounded(dtype, mixes, is_explicit=is_explicit)
+        found = samples_apart(model, (words, words))
+        assert found.is_apart is False, found.told
+        # The figure and what is allowed, not both "0%".
+        figures = re.findall(r"([\d.]+) %", found.told)
+        assert len(figures) == 2
+        assert float(figures[0]) > float(figures[1]) > 0
+
+
+def test_what_autocast_would_round_away_is_still_seen():
+    """A part of the loss for all samples at once, as mixtures of experts have it, is less than
+    what bfloat16 rounds."""
+
+    def with_balance(model, batch):
+        rows = model.table(batch[0])
+        return model(*batch) + 3e-2 * rows.mean((0, 1)).square().sum()
+
+    torch.manual_seed(0)
+    words = torch.randint(64, (8, 32))
+    found = samples_apart(Rounded(torch.bfloat16), (words, words), forward=with_balance)
+    assert found.is_apart is False, found.told
 
 
 def test_labels_that_do_not_count_and_models_without_memory_are_tried():

@@ -13,6 +13,7 @@ import hocket
 from hocket.api.memory import BudgetWarning, largest_that_fits
 from hocket.base.errors import HocketError, UsageError
 from hocket.base.units import format_bytes, format_percent, format_seconds, typed_bytes
+from hocket.cli import fit
 from hocket.cli.root import root
 from hocket.graph.files import write_graph
 from hocket.graph.graph import DTYPES
@@ -392,3 +393,61 @@ def test_max_captures_each_size_once_and_tells_what_it_found(tmp_path):
 def test_what_does_not_grow_is_told():
     with pytest.raises(UsageError, match="stays as it is"):
         largest_that_fits(lambda _: chain_step(3), "1xh200", 2**36, start=1, most=64)
+
+
+def test_the_largest_size_and_that_no_larger_one_is_tried_are_said_before_planning(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def build(layers=1):\n"
+        "    layers = [torch.nn.Linear(8, 8) for _ in range(layers)]\n"
+        "    return torch.nn.Sequential(*layers), torch.randn(2, 8)\n"
+    )
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(fit.MOST, "layers", 6)
+    monkeypatch.setattr("hocket.api.memory.fit_problem", interrupt)
+    result = run("fit", f"{tmp_path}/own.py:build", "--on", "1xh200", "--memory", "1GiB",
+                 "--loss", "mean", "--max", "layers")  # fmt: skip
+    assert "the largest layers that fits is 6, and no larger one is tried" in result.stderr
+
+
+def test_where_not_even_the_smallest_size_fits_what_would_do_is_told(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def build(batch=8):\n"
+        "    return torch.nn.Linear(256, 256), torch.randn(batch, 256)\n"
+    )
+    told = ("fit", f"{tmp_path}/own.py:build", "--on", "1xh200", "--loss", "mean", "--max", "batch")
+    result = run(*told, "--memory", "100KiB", "--json")
+    assert result.exit_code == 4
+    answer = json.loads(result.stdout)
+    enough = answer["smallest_budget_bytes"]
+    assert answer["feasible"] is False
+    assert answer["budget_bytes"] == 100 * 2**10
+    assert f"batch 1 does not fit: {format_bytes(enough)}" in result.stderr
+    for part in (format_bytes(enough), "not even batch 1 fits into 100.0 KiB"):
+        assert part in answer["error"]["message"]
+    assert typed_bytes(enough) in answer["error"]["hint"]
+    found = json.loads(run(*told, "--memory", f"{enough}B", "--json").stdout)
+    assert found["max_batch"] >= 1
+
+
+def test_a_host_that_has_no_room_is_named_where_it_is_why_nothing_fits(graph_file):
+    told = ("fit", graph_file, "--on", "1xh200", "--memory", "300MiB", "--json")
+    assert json.loads(run(*told).stdout)["host_budget_bytes"] is None
+    result = run(*told, "--host-memory", "1KiB")
+    assert result.exit_code == 4
+    answer = json.loads(result.stdout)
+    assert "does not fit into 300.0 MiB with 1.0 KiB on the host" in answer["error"]["message"]
+    assert answer["host_budget_bytes"] == 2**10
+    enough = typed_bytes(answer["smallest_host_bytes"])
+    assert f"let {enough} wait on the host" in answer["error"]["hint"]
+    assert run(*told, "--host-memory", enough).exception is None
+    # What fits nowhere is not the host's fault.
+    nowhere = ("fit", graph_file, "--on", "1xh200", "--memory", "1MiB", "--host-memory", "1KiB")
+    told = json.loads(run(*nowhere, "--json").stdout)
+    assert "host" not in told["error"]["message"] + told["error"]["hint"]

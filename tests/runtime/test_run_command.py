@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,8 @@ from hocket.plan.plan import Plan
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import rebuild
+from hocket.runtime.record import StepRecord
+from hocket.runtime.result import middle_step
 from hocket.runtime.session import run_plan
 from hocket.simulate import simulate
 
@@ -46,6 +49,15 @@ class Double(nn.Module):
         return self.layer(x).square().mean()
 def time_first(batch=2):
     return Double(), {"x": torch.randn(7, batch, 4).double()}
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+    def forward(self, x):
+        chosen = (x[:, 0] > 0).nonzero()[:, 0]
+        return self.layer(x[chosen]).square().mean()
+def sparse(batch=4):
+    return Sparse(), {"x": torch.ones(batch, 8)}
 def bad(batch=4):
     model, batch = make(batch)
     batch["y"].fill_(float("nan"))
@@ -84,7 +96,7 @@ def test_run_prints_losses_and_writes_both_timelines(plan_file, capsys):
     assert result["step_s"]["measured"] > 0
     assert [device["name"] for device in result["devices"]] == ["gpu0", "gpu1"]
     for device in result["devices"]:
-        assert device["busy_s"]["measured"] > 0
+        assert 0 < device["busy_s"]["measured"] <= result["step_s"]["measured"]
         peak = device["peak_bytes"]
         assert peak["measured"] == pytest.approx(peak["predicted"], rel=0.1)
     assert err.count("loss") == 3
@@ -132,6 +144,23 @@ def test_a_loss_that_is_no_number_is_not_passed_over(tmp_path, monkeypatch, caps
     assert "warning: the loss is not finite" in err
 
 
+def test_the_step_that_is_shown_is_not_the_first_and_no_longer_than_the_one_told():
+    """Of two steps the first was shown: busy for 2.76 s in a step of 12 ms."""
+
+    def record(seconds):
+        return StepRecord(start_s=5.0, end_s=5.0 + seconds)
+
+    for times in ((4.0, 1.0), (0.5, 1.0, 3.0), (9.0, 2.0, 4.0, 8.0, 6.0), (3.0,)):
+        records = [record(seconds) for seconds in times]
+        median_s = statistics.median(times[1:] or times)
+        for shown in (records, records[-3:]):
+            found = middle_step(shown, times)
+            assert found is not records[0] or len(times) == 1
+            assert found.step_s <= median_s
+    slower_s = (1.0, 1.0, 1.0, 1.0, 3.0, 2.0)
+    assert middle_step([record(3.0), record(2.0)], slower_s).step_s == 2.0
+
+
 def test_another_model_is_refused(plan_file):
     graph = read_plan(plan_file).problem.graph
     assert rebuild(graph).program.names
@@ -151,6 +180,18 @@ def test_a_graph_without_a_model_is_refused(plan_file):
     ):
         with pytest.raises(UsageError, match=message):
             rebuild(replace(saved.problem.graph, meta=meta))
+
+
+@pytest.mark.filterwarnings("ignore::hocket.capture.CaptureWarning")
+def test_a_model_that_could_not_be_traced_is_refused_with_the_line_and_the_cause(plan_file):
+    """Whoever named package.module:function was told to name one."""
+    model, batch = load_model("mine.py:sparse")
+    graph = capture(model, batch, name="mine.py:sparse")
+    with pytest.raises(UsageError, match=r"mine\.py:\d+: cannot trace .*nonzero") as caught:
+        rebuild(graph)
+    assert "keep the step independent of data values" in caught.value.hint
+    assert "hocket.prepare(memory=)" in caught.value.hint
+    assert "plan a model of the zoo" not in caught.value.hint
 
 
 def test_a_function_is_called_with_what_it_knows(plan_file):

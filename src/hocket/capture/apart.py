@@ -3,13 +3,16 @@
 What shares out a batch takes this for granted. It holds for a loss that is a mean over samples, and
 not for one that sums over them or compares them with each other. It is tried at toy size: on a few
 samples, with lists of equal layers cut short, gradients of the whole are compared with those of its
-halves. Batch norm and dropout are left out of it: they are known to look at the samples that are
-there and to draw anew, and who plans says what becomes of them.
+halves. That is done in single precision, with autocast off where the model can do without: what is
+rounded to 16 bits hides what samples have to do with each other. Batch norm and dropout are left
+out of it: they are known to look at the samples that are there and to draw anew, and who plans says
+what becomes of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from hocket.base.errors import one_line
-from hocket.base.units import format_rate
+from hocket.base.units import format_percent, format_rate
 from hocket.capture.fake import (
     batch_tensors,
     fake_copy,
@@ -33,6 +36,9 @@ from hocket.capture.step import Forward, apply_model
 
 TOLERANCE = 1e-3
 """Of gradients in single precision, by their norm."""
+NUM_ROUNDINGS = 2
+"""That gradients in narrower types may differ by beyond that: those of the whole and those of its
+parts are each rounded once."""
 NUM_SAMPLES = 4
 _KEPT_LAYERS = 2
 _PIXELS = 64
@@ -75,14 +81,16 @@ def samples_apart(
             torch.manual_seed(0)
             tried = partial(_attempted, model, batch, ChosenLoss(loss), forward or apply_model,
                             flops_per_byte)  # fmt: skip
-            try:
-                return tried(is_cut=True)
-            except Exception:
+            for is_wide in (True, False):
                 # What follows may count on the number of its layers, as of tables of embeddings.
-                return tried(is_cut=False)
-    # Whatever a stranger's model raises on a smaller batch says nothing about the real one.
-    except Exception as error:
-        return Apart(None, f"not tried at toy size: {one_line(error)}")
+                for is_cut in (True, False):
+                    try:
+                        return tried(is_cut=is_cut, is_wide=is_wide)
+                    # Whatever a stranger's model raises on a smaller batch says nothing about the
+                    # real one.
+                    except Exception as error:
+                        failed = one_line(error)
+        return Apart(None, f"not tried at toy size: {failed}")
     finally:
         torch.set_num_threads(num_threads)
 
@@ -95,8 +103,9 @@ def _attempted(
     flops_per_byte: float,
     *,
     is_cut: bool,
+    is_wide: bool,
 ) -> Apart:
-    """The try itself, with lists of layers cut or whole."""
+    """The try itself, with lists of layers cut or whole, with autocast as it is or off."""
     toy, origin = _shortened(model, is_cut=is_cut)
     rows = _fewest(batch, flops_per_byte * _kept_part(model, toy))
     if reason := _too_much(toy, rows, flops_per_byte * _kept_part(model, toy)):
@@ -105,12 +114,12 @@ def _attempted(
         id(t): _real(origin.get(id(t), t), t) for _, _, t in model_tensors(toy)
     })  # fmt: skip
     _quieten(toy)
-    return _tried(toy, _filled_batch(rows), loss, forward)
+    return _tried(toy, _filled_batch(rows), loss, forward, _Calm(is_wide=is_wide))
 
 
-def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward) -> Apart:
+def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward, calm: _Calm) -> Apart:
     def loss_of(part: Any) -> torch.Tensor:
-        with _WithoutDropout():
+        with calm:
             return loss(forward(toy, part))
 
     whole = loss_of(batch)
@@ -128,10 +137,12 @@ def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward) -> Ap
         parts = torch.autograd.grad(loss_of(half) / len(halves), parameters, allow_unused=True)
         found = [_sum(a, b) for a, b in zip(found, parts, strict=True)]
     error = _distance(found, expected)
-    if error > TOLERANCE:
+    tolerance = TOLERANCE + NUM_ROUNDINGS * calm.eps
+    if error > tolerance:
         if whole.item() != loss_of(batch).item():
             return Apart(None, "not tried at toy size: its loss is not the same twice")
-        return Apart(False, f"gradients of parts are {error:.0%} away from that of the whole")
+        seen = f"gradients of parts are {_percent(error)} away from that of the whole"
+        return Apart(False, f"{seen}, and roundings explain {_percent(tolerance)}")
     return Apart(True, f"tried at toy size: gradients of parts add up within {error:.0e}")
 
 
@@ -274,8 +285,14 @@ def _quieten(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-class _WithoutDropout(TorchFunctionMode):
-    """Inside of it nothing is dropped."""
+class _Calm(TorchFunctionMode):
+    """Inside of it nothing is dropped; if it is wide, autocast has no say either."""
+
+    def __init__(self, *, is_wide: bool) -> None:
+        super().__init__()
+        self.is_wide = is_wide
+        self.eps = 0.0
+        """Of the narrowest type below single precision that was seen."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -286,7 +303,17 @@ class _WithoutDropout(TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if func is functional.scaled_dot_product_attention and len(args) < 5:
             kwargs["dropout_p"] = 0.0
-        return func(*args, **kwargs)
+        # The toy is on the processor, whatever device the model's own code names.
+        with torch.autocast("cpu", enabled=False) if self.is_wide else nullcontext():
+            result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and result.is_floating_point() and result.itemsize < 4:
+            self.eps = max(self.eps, torch.finfo(result.dtype).eps)
+        return result
+
+
+def _percent(part: float) -> str:
+    """Finer where it is small: what is refused is not to read like what is allowed."""
+    return format_percent(part) if part >= 0.1 else f"{100 * part:.3g} %"
 
 
 def _distance(found: list[torch.Tensor | None], expected: tuple[torch.Tensor | None, ...]) -> float:

@@ -204,6 +204,7 @@ def _capture_modules(
         "loss": chosen.name or None,
         "level": "module",
         "why": f"{error.where}: {error.message}",
+        "mend": error.hint,
         "recorded_ops": graph.num_ops,
         "stamped_ops": 0,
     }

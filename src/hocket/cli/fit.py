@@ -102,23 +102,26 @@ def command(
     found: dict[str, Any] = {}
     graph_file: Path | None = None
     if grows is not None:
-        size, graph = _largest(source, on, memory_bytes, grows, options, profile, calibration)
+        size, graph, least = _largest(
+            source, on, memory_bytes, grows, options, profile, calibration
+        )
+        if graph is None:
+            raise SystemExit(_none_fits(grows, memory_bytes, least, as_json=as_json))
         found = {f"max_{grows}": size}
+        # At once: planning a step of so many ops may take minutes.
+        beyond = ", and no larger one is tried" if size == MOST[grows] else ""
+        say(f"the largest {grows} that fits is {size}{beyond}")
     else:
         device = _recorded_for(on)
         graph, graph_file = load_graph(source, options, device=device, at_sizes=False)
     problem = make_problem(graph, on, "shared", profile, calibration)
-    with working("planning"):
+    with working(f"planning {graph.num_ops:,} ops"):
         fitted = fit_problem(
             problem, memory_bytes, host_bytes=float("inf") if host_bytes is None else host_bytes
         )
     if not as_json:
         if note := unusable_note(problem, fitted.budget_bytes):
             say(f"warning: {note}")
-        if grows is not None:
-            size = found[f"max_{grows}"]
-            beyond = ", and no larger one is tried" if size == MOST[grows] else ""
-            say(f"the largest {grows} that fits is {size}{beyond}")
         console().print(view.fit_table(fitted))
     try:
         fitted.plan()
@@ -154,11 +157,13 @@ def _recorded_for(on: str) -> str:
 def _largest(
     source: str, on: str, memory_bytes: int | None, grows: str, options: ModelOptions,
     profile: Path | None, calibration: Path | None,
-) -> tuple[int, Graph]:  # fmt: skip
+) -> tuple[int, Graph | None, int]:  # fmt: skip
+    """The largest size that fits and its step, or 0 and None; and the bytes that the least size
+    needs of those that were tried."""
     from hocket.api.costs import read_calibration, read_profile
     from hocket.api.memory import largest_that_fits
     from hocket.api.models import require_depth
-    from hocket.base.errors import NoFeasiblePlanError, UsageError
+    from hocket.base.errors import UsageError
     from hocket.base.units import format_bytes
 
     if is_graph_file(source):
@@ -175,7 +180,10 @@ def _largest(
         sized = options.having(grows, size)
         return load_graph(source, sized, device=device, at_sizes=False)[0]
 
+    needs: dict[int, int] = {}
+
     def tell(size: int, num_bytes: int, fits: bool) -> None:
+        needs[size] = num_bytes
         say(f"{grows} {size} {'fits' if fits else 'does not fit'}: {format_bytes(num_bytes)}")
 
     size, graph = largest_that_fits(
@@ -183,11 +191,23 @@ def _largest(
         profile=read_profile(profile) if profile else None,
         calibration=read_calibration(calibration) if calibration else None, tell=tell,
     )  # fmt: skip
-    if graph is None:
-        raise NoFeasiblePlanError(
-            f"not even {grows} 1 fits into this budget", hint="give it more memory"
-        )
-    return size, graph
+    return size, graph, needs[min(needs)]
+
+
+def _none_fits(grows: str, memory_bytes: int | None, least_bytes: int, *, as_json: bool) -> int:
+    """Say that not even the smallest size fits, and what would do; the exit code."""
+    from hocket.base.errors import NoFeasiblePlanError
+    from hocket.base.units import format_bytes, typed_bytes
+
+    budget = "this device" if memory_bytes is None else format_bytes(memory_bytes)
+    error = NoFeasiblePlanError(
+        f"not even {grows} 1 fits into {budget}: its leanest plan needs "
+        f"{format_bytes(least_bytes)}",
+        hint=f"give it {typed_bytes(least_bytes)}",
+    )
+    extra = {"feasible": False, "budget_bytes": memory_bytes,
+             "smallest_budget_bytes": least_bytes, f"max_{grows}": 0}  # fmt: skip
+    return fail(error, as_json=as_json, extra=extra)
 
 
 def _write(fitted: BudgetFit, output: Path, graph_file: Path | None) -> list[Path]:

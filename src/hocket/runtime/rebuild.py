@@ -148,6 +148,12 @@ def rebuild(
 def _name_of(graph: Graph, model: str | None) -> str:
     """The model's name, given or noted."""
     name = model or str(graph.meta.get("model") or "")
+    if graph.meta.get("level") == "module" and (why := graph.meta.get("why")):
+        mend = graph.meta.get("mend") or "keep the step independent of data values"
+        raise UsageError(
+            f"graph {graph.name!r} was not captured op by op, so it cannot be run: {why}",
+            hint=f"{mend}; a training script can train it as it is, by hocket.prepare(memory=)",
+        )
     if graph.meta.get("level") != "op" or not name:
         raise UsageError(
             f"graph {graph.name!r} was not captured op by op from a model, so it cannot be run",

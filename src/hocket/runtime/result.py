@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
     from hocket.runtime.parallel.check import Agreement
+    from hocket.runtime.record import StepRecord
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,9 +46,24 @@ class RunResult:
     @property
     def median_step_s(self) -> float:
         """Middle time of all steps but the first, which warms up, where there are more."""
-        return statistics.median(self.step_s[1:] or self.step_s)
+        return _median(self.step_s)
 
     @property
     def is_finite(self) -> bool:
         """Whether every loss is a number."""
         return all(loss is None or math.isfinite(loss) for loss in self.losses)
+
+
+def middle_step(records: Sequence[StepRecord], step_s: Sequence[float]) -> StepRecord:
+    """The step that stands for the others: not the first, and the one nearest to the middle time of
+    all that takes no longer. ``records`` are those of the last of the steps."""
+    shown = records[1:] if 1 < len(records) == len(step_s) else records
+    median_s = _median(step_s)
+    within = [record for record in shown if record.step_s <= median_s]
+    if within:
+        return max(within, key=lambda record: record.step_s)
+    return min(shown, key=lambda record: record.step_s)
+
+
+def _median(step_s: Sequence[float]) -> float:
+    return statistics.median(step_s[1:] or step_s)

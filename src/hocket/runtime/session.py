@@ -17,7 +17,7 @@ from hocket.runtime.executors.executor import PlacedProgram
 from hocket.runtime.options import Onlookers, OnProgress, OnStart, OnStep, RunOptions
 from hocket.runtime.rebuild import ModelSource, rebuild
 from hocket.runtime.record import StepRecord, measured_timeline
-from hocket.runtime.result import RunResult
+from hocket.runtime.result import RunResult, middle_step
 from hocket.runtime.room import require_room
 from hocket.runtime.setup import Setup
 from hocket.runtime.smaller import with_graph
@@ -120,7 +120,7 @@ def _run_placement(
     names = problem.cluster.device_names
     work = PlacedProgram(setup, rebuilt.values, names, places)
     executor.run(work, options, replace(watch, on_step=note))
-    middle = sorted(seen, key=lambda record: record.step_s)[len(seen) // 2]
+    middle = middle_step(seen, step_s)
     return RunResult(
         backend=backend,
         runs_on={names[device]: places[device] for device in parts.used_devices},

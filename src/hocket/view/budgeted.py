@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from hocket.base.arrays import IntArray
 from hocket.base.units import format_bytes, format_percent
 from hocket.graph.graph import Graph, Role
 from hocket.plan.sections import Memory
@@ -36,7 +39,11 @@ class WithinBudget:
     @property
     def streamed_bytes(self) -> int:
         """Parameters that are at home on the host and come for each pass."""
-        return parameter_bytes(self.whole) - parameter_bytes(self.step)
+        # By name: copies of what the host updates are on the device rounded, or in whole pages.
+        there = {self.step.tensor_names[tensor] for tensor in _parameters(self.step)}
+        whole = self.whole
+        away = [t for t in _parameters(whole) if whole.tensor_names[t] not in there]
+        return int(whole.held_bytes[away].sum())
 
     @property
     def again_flops(self) -> float:
@@ -54,8 +61,12 @@ class WithinBudget:
 
 def parameter_bytes(graph: Graph) -> int:
     """Bytes of parameters that are on the device at all times."""
+    return int(graph.held_bytes[_parameters(graph)].sum())
+
+
+def _parameters(graph: Graph) -> IntArray:
     there = (graph.tensor_role == Role.PARAMETER) & (graph.tensor_producer < 0)
-    return int(graph.held_bytes[there].sum())
+    return np.flatnonzero(there).astype(np.int32)
 
 
 def decided(within: WithinBudget) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isinf
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -66,6 +67,8 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "device_bytes": fit.frontier.problem.cluster.devices[0].memory_bytes,
         "usable_bytes": int(fit.frontier.problem.memory_bytes[0]),
         "smallest_budget_bytes": fit.smallest_bytes,
+        "host_budget_bytes": None if isinf(on_host := fit.frontier.host_bytes) else int(on_host),
+        "smallest_host_bytes": fit.enough_on_host_bytes,
         "lower_bound_bytes": fit.lower_bound_bytes,
         "lower_bound_s": fit.bound_s,
         "gap": fit.gap,
@@ -188,6 +191,6 @@ def _decision(fit: BudgetFit) -> str:
         return f"{name}: {does}."
     also = "" if name == LEANEST else f", {name},"
     return (
-        f"Nothing fits into {format_bytes(fit.budget_bytes)}. The leanest plan{also} would need "
+        f"Nothing fits into {fit.limits}. The leanest plan{also} would need "
         f"{format_bytes(fit.smallest_bytes)}: {does}."
     )

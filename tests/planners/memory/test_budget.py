@@ -212,3 +212,18 @@ def test_a_module_that_runs_twice_gives_two_blocks_with_two_names():
     names = cut_step(folded).names
     assert "net.0" in names
     assert "net.0:1" in names
+
+
+def test_what_was_fitted_is_told_in_a_line_and_its_name_tells_chunks_once(frontier):
+    """Printing a plan printed hundreds of lines of arrays."""
+    fit = BudgetFit(frontier, frontier.smallest.peak_bytes)
+    for value in (fit, fit.chosen, frontier, BudgetFit(frontier, 0)):
+        told = repr(value)
+        assert len(told) < 160
+        assert "\n" not in told
+    assert fit.chosen.name in repr(fit)
+    for fitted in frontier.plans:
+        assert fitted.name.count("chunk") <= 1, fitted.name
+        if "chunk" in fitted.name and fitted.memory is not None:
+            count = fitted.memory.loss_chunks
+            assert f"{count} chunk" in fitted.name

@@ -30,12 +30,16 @@ MOST_OPS, NUM_ROUNDS = 1000, 2
 """What a step of more ops would take in seconds is not worth a number that is only told."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BudgetFit:
     """What fits into a budget, and how far from the best possible it is."""
 
     frontier: Frontier
     budget_bytes: int
+
+    def __repr__(self) -> str:
+        name, within = self.frontier.problem.graph.name, format_bytes(self.budget_bytes)
+        return f"BudgetFit({name!r}, within {within}, chosen {self.chosen!r})"
 
     @cached_property
     def chosen(self) -> Fitted | None:
@@ -99,15 +103,29 @@ class BudgetFit:
         """The smallest budget that would do."""
         return self.frontier.smallest.peak_bytes
 
+    @property
+    def enough_on_host_bytes(self) -> int | None:
+        """What would do on the host where its limit is why nothing fits; None where it is not."""
+        return None if self.chosen else self.frontier.enough_on_host(self.budget_bytes)
+
+    @property
+    def limits(self) -> str:
+        """The budget, and what may wait on the host where that has a part in it."""
+        budget = format_bytes(self.budget_bytes)
+        if self.enough_on_host_bytes is None:
+            return budget
+        return f"{budget} with {format_bytes(int(self.frontier.host_bytes))} on the host"
+
     def plan(self) -> Plan:
         """The plan with its memory section; raises `NoFeasiblePlanError` where nothing fits."""
         chosen = self.chosen
         if chosen is None:
+            on_host = self.enough_on_host_bytes
+            host = "" if on_host is None else f", or let {typed_bytes(on_host)} wait on the host"
             raise NoFeasiblePlanError(
-                f"{self.frontier.problem.graph.name} does not fit into "
-                f"{format_bytes(self.budget_bytes)}: the leanest plan needs "
-                f"{format_bytes(self.smallest_bytes)}",
-                hint=f"give it {typed_bytes(self.smallest_bytes)}, or make batch or sequence "
+                f"{self.frontier.problem.graph.name} does not fit into {self.limits}: the leanest "
+                f"plan needs {format_bytes(self.smallest_bytes)}",
+                hint=f"give it {typed_bytes(self.smallest_bytes)}{host}, or make batch or sequence "
                 "smaller",
             )
         plan = self.frontier.plan

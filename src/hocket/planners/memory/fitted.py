@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from hocket.base.units import format_bytes, format_seconds
 from hocket.plan.sections import Memory
 from hocket.planners.memory.update_order import UpdateOrders, host_update_orders
 from hocket.simulate.rewriting.blocks import StepBlocks
@@ -14,7 +15,7 @@ from hocket.simulate.rewriting.uses import Uses
 from hocket.simulate.timeline import Timeline
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Fitted:
     """A memory section and what the simulator says of it."""
 
@@ -28,6 +29,10 @@ class Fitted:
     """What its step is not claimed to go below: the plain one, and what the host takes to ask for
     all of it."""
 
+    def __repr__(self) -> str:
+        step, peak = format_seconds(self.step_s), format_bytes(self.peak_bytes)
+        return f"Fitted({self.name!r}, step {step}, peak {peak})"
+
     @property
     def blocks(self) -> StepBlocks:
         """The cut of the step."""
@@ -37,6 +42,14 @@ class Fitted:
     def peak_bytes(self) -> int:
         """The most that any device holds."""
         return int(self.timeline.peak_bytes.max())
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that wait on the host: offloaded activations, and what is at home there."""
+        if self.memory is None:
+            return 0
+        done = self.step.rewritten
+        return int(done.moved_bytes[done.is_offload].sum()) + self.step.at_home_bytes
 
     @property
     def moved_bytes(self) -> int:

@@ -40,6 +40,9 @@ NUM_LEVELS = 32
 FEWEST_LEVELS = 12
 NUM_ALL_LEVELS_OPS = 6000
 """Steps of more ops get fewer levels, because each is written down op by op."""
+NUM_FEW_LEVELS_OPS, NUM_KEEPING_OF_MANY = 40_000, 4
+"""Steps of more ops get half as many levels still, and fewer plans that keep a number of blocks are
+looked at: of a thousand layers each takes seconds."""
 NOT_OFFLOADED = (KEPT, RECOMPUTED, FROM_HOST)
 """Without offloading what is saved: copies do not always hide as well as the program has them do,
 and where the link is busy a plan without them may be faster."""
@@ -66,7 +69,7 @@ NUM_KEEPING = 8
 """Of the plans that keep a number of blocks about so many are looked at in any case."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Frontier:
     """Every plan of a step that was tried."""
 
@@ -79,7 +82,14 @@ class Frontier:
     """The same of the step with smaller blocks, or with experts in groups, where that was tried."""
     keeping: tuple[KeepingPlans, ...]
     """Plans that move nothing."""
+    host_bytes: float
+    """What may wait on the host."""
+    crowded: tuple[Fitted, ...]
+    """Plans that the host has no room for."""
     plan_seconds: float
+
+    def __repr__(self) -> str:
+        return f"Frontier({self.problem.graph.name!r}, {len(self.plans)} plans)"
 
     def best(self, budget_bytes: float) -> Fitted | None:
         """The fastest plan within a budget, the smallest of these; None where none keeps it."""
@@ -94,6 +104,12 @@ class Frontier:
         """Plans that are the best for some budget, from the largest to the smallest; of those that
         keep so many blocks a few."""
         return _best_of(self.plans)[::-1]
+
+    def enough_on_host(self, budget_bytes: float) -> int | None:
+        """What it would do for a plan within a budget to have on the host, where what may wait
+        there is why none was found; None where no plan keeps the budget whatever waits there."""
+        fits = (plan.host_bytes for plan in self.crowded if plan.peak_bytes <= budget_bytes)
+        return min(fits, default=None)
 
     @property
     def smallest(self) -> Fitted:
@@ -119,14 +135,17 @@ def find_frontier(
     says whether its loss may be made in chunks, where it can. ``replayed`` is the problem with the
     times of ops in a CUDA graph, where steps that move nothing are launched as one."""
     started = time.perf_counter()
+    num_ops, num_keeping = problem.graph.num_ops, NUM_KEEPING
     if num_levels is None:
-        fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(problem.graph.num_ops, 1)
+        fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(num_ops, 1)
         num_levels = min(NUM_LEVELS, max(FEWEST_LEVELS, fewer))
+        if num_ops > NUM_FEW_LEVELS_OPS:
+            num_levels, num_keeping = FEWEST_LEVELS // 2, NUM_KEEPING_OF_MANY
     maker = PlanMaker(problem, plan, host_bytes, in_chunks=in_chunks, replayed=replayed)
     found, keeping = _FoundPlans(maker.usual()), tuple(maker.keeping())
     for family in keeping:
-        for step in range(1, NUM_KEEPING):
-            found.add(family[step * (len(family) - 1) // NUM_KEEPING])
+        for step in range(1, num_keeping):
+            found.add(family[step * (len(family) - 1) // num_keeping])
     _levels(found, maker, num_levels)
     finer = _in_groups(maker, found.least_bytes)
     _finer_levels(found, finer, 2 * maker.largest_bytes / SMALL_SLOTS, num_levels)
@@ -134,10 +153,13 @@ def find_frontier(
     for fitted in _best_of(found.plans.values()):
         for eased in maker.eased(fitted, found.seen) if fitted.uses is maker.uses else ():
             found.add(eased)
-    kept = [fitted for fitted in found.plans.values() if maker.fits_host(fitted)]
+    plans = found.plans.values()
     return Frontier(
-        problem, plan, tuple(kept), maker.uses, maker.numbers,
-        tuple(each.numbers for each in finer), keeping, time.perf_counter() - started,
+        problem=problem, plan=plan, uses=maker.uses, numbers=maker.numbers,
+        plans=tuple(fitted for fitted in plans if fitted.host_bytes <= host_bytes),
+        finer=tuple(each.numbers for each in finer), keeping=keeping, host_bytes=host_bytes,
+        crowded=tuple(fitted for fitted in plans if fitted.host_bytes > host_bytes),
+        plan_seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 

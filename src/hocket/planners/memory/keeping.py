@@ -55,5 +55,8 @@ class KeepingPlans:
 
     def best(self, budget_bytes: float) -> Fitted | None:
         """The fastest that keeps a budget; None where none does."""
+        # Most that do not fit are told by the smallest alone.
+        if self[0].peak_bytes > budget_bytes:
+            return None
         found = bisect_right(range(len(self)), budget_bytes, key=lambda k: self[k].peak_bytes)
         return self[found - 1] if found else None

@@ -136,7 +136,7 @@ class PlanMaker:
     def leanest(self) -> Iterator[Fitted]:
         """Everything away that can be away."""
         for chunks in dict.fromkeys((1, self.chunks[-1])):
-            yield self._judged(f"leanest, {chunks} chunks{self.how}", self._all(
+            yield self._judged(f"leanest, {_in_chunks(chunks)}{self.how}", self._all(
                 chunks, activations="recomputed", checkpoint="offloaded", parameters="streamed",
                 update="host"))  # fmt: skip
 
@@ -151,7 +151,7 @@ class PlanMaker:
             replace(block, activations="kept") if kept else block
             for block, kept in zip(recomputed.blocks, is_kept.tolist(), strict=True)
         )
-        in_chunks = f", {loss_chunks} chunks" if loss_chunks > 1 else ""
+        in_chunks = f", {_in_chunks(loss_chunks)}" if loss_chunks > 1 else ""
         return self._judged(name + in_chunks, replace(recomputed, blocks=blocks))
 
     def _all(self, loss_chunks: int, *, num_kept: int = 1, **policy: str) -> Memory:
@@ -235,14 +235,16 @@ class PlanMaker:
         inputs_bytes = float(self.numbers.moved[is_moved, FROM_HOST].sum())
         fewer = max(FEW_CHUNKS, 2 * self._chunks(self.enough_bytes))
         # What would take far more than the plan does is another plan's business.
-        for how, memory, more_bytes in (
-            ("inputs kept", replace(fitted.memory, blocks=kept), inputs_bytes),
-            ("1 chunk", replace(fitted.memory, loss_chunks=1), self._tail(1)[0]),
-            (f"{fewer} chunks", replace(fitted.memory, loss_chunks=fewer), self._tail(fewer)[0]),
-        ):
+        # A name that tells chunks already tells those that there are now.
+        name = fitted.name.removesuffix(f", {_in_chunks(fitted.memory.loss_chunks)}")
+        for called, memory, more_bytes in (
+            (f"{fitted.name}, inputs kept", replace(fitted.memory, blocks=kept), inputs_bytes),
+            *((f"{name}, {_in_chunks(n)}", replace(fitted.memory, loss_chunks=n), self._tail(n)[0])
+              for n in (1, fewer)),
+        ):  # fmt: skip
             is_eased = memory.loss_chunks <= fitted.memory.loss_chunks and memory not in seen
             if is_eased and more_bytes <= peak_bytes:
-                yield self._judged(f"{fitted.name}, {how}", memory)
+                yield self._judged(called, memory)
 
     @cached_property
     def enough_bytes(self) -> float:
@@ -264,14 +266,6 @@ class PlanMaker:
         held = float((numbers.tail_held - saved).max(initial=0.0))
         return held, float(op_s.sum()) + again_s
 
-    def fits_host(self, fitted: Fitted) -> bool:
-        """Whether what waits on the host has room there."""
-        return _host_bytes(fitted) <= self.host_bytes
 
-
-def _host_bytes(fitted: Fitted) -> int:
-    """Bytes that a plan keeps on the host: offloaded activations, and what is at home there."""
-    if fitted.memory is None:
-        return 0
-    done = fitted.step.rewritten
-    return int(done.moved_bytes[done.is_offload].sum()) + fitted.step.at_home_bytes
+def _in_chunks(count: int) -> str:
+    return f"{count} chunk{'s' if count > 1 else ''}"

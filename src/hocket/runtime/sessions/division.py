@@ -19,7 +19,7 @@ from hocket.runtime.parallel.jobs import TRAINED_DTYPES, make_job
 from hocket.runtime.parallel.refusals import refuse_plan
 from hocket.runtime.parallel.spawn import losses_of
 from hocket.runtime.record import StepRecord
-from hocket.runtime.result import RunResult
+from hocket.runtime.result import RunResult, middle_step
 from hocket.simulate import Timeline, simulate
 
 
@@ -44,13 +44,14 @@ def run_division(problem: Problem, plan: Plan, options: RunOptions, watch: Onloo
 
     job = make_job(divided.model, divided.division, divided.schedule, dtype=dtype)
     EXECUTORS["division"][backend].run(DividedModel(job, names), options, watch.keeping(records))
-    middle = sorted(records, key=lambda record: record.step_s)[len(records) // 2]
+    step_s = tuple(record.step_s for record in records)
+    middle = middle_step(records, step_s)
     return RunResult(
         backend=backend,
         dtype=dtype,
         runs_on=dict(zip(names, places, strict=True)),
         losses=losses_of(records),
-        step_s=tuple(record.step_s for record in records),
+        step_s=step_s,
         predicted_step_s=divided.step_s,
         predicted=predicted,
         measured=_measured(predicted, middle),

@@ -25,8 +25,9 @@ DRIFT = 0.2
 NUM_DRIFTING = 10
 _REFINE = "train.refine() plans again with the times of this step"
 UNTIMED = (
-    "no op of such a step is timed by itself: hocket profile times them, and hocket plan and "
-    "hocket fit take the times with --profile"
+    "no op of such a step is timed by itself: unless another program is on the device or the host, "
+    "plan with measured times: hocket profile MODEL -o times.json, then hocket fit (for memory=) "
+    "or hocket plan with --profile times.json, and prepare(plan=) takes the file that it writes"
 )
 """Where nothing but the whole step is known."""
 _NUM_SHOWN = 20
