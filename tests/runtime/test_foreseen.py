@@ -35,7 +35,8 @@ from hocket.simulate.rewriting.visits import find_visits
 
 NAMES = (
     "sums outside", "called twice", "activations outside", "parts outside", "skips", "saves more",
-    "hf gpt2", "own tied", "tied", "residual", "residual in place", "rounded",
+    "hf gpt2", "own tied", "tied", "residual", "residual in place", "changed rows",
+    "rounded",
 )  # fmt: skip
 NUM_REHEARSED = 10
 """Plans of each model, from the leanest on; ``benchmarks/memory/foreseen.py`` has all."""
@@ -151,6 +152,9 @@ def _from_the_host(frontier):
         ("unrolled", _ways_by_turns),
         ("residual in place", _ways_by_turns),
         ("residual in place", _from_the_host),
+        ("changed rows", _from_the_host),
+        ("changed ends", _ways_by_turns),
+        ("changed ends", _from_the_host),
     ],
 )
 def test_layers_that_are_called_again_or_write_in_place_train_to_the_same_bits(name, memory_of):

@@ -39,6 +39,8 @@ class Visit:
     number: int
     saved: SavedStorages | None = None
     """None where nothing is offloaded."""
+    began: int = field(default_factory=torch._C._autograd._get_sequence_nr)
+    """The number of the first autograd node that may be its own."""
 
 
 @dataclass(eq=False)
@@ -248,7 +250,8 @@ class Visits:
             self._shares[visit.number] = visit.saved.num_offered_bytes
         if torch.is_grad_enabled() and (traced := [t for t in tensors if t.requires_grad]):
             block.num_open += 1
-            register_multi_grad_hook(traced, lambda _: self._enter(visit), mode="any")
+            results = _with_bases(traced, visit.began)
+            register_multi_grad_hook(results, lambda _: self._enter(visit), mode="any")
         self._look_ahead(waits=True)
 
     def _put_back(self, block: Block) -> None:
@@ -321,6 +324,21 @@ class Visits:
         for visit in self._forward:
             visit.block.num_open = 0
         self._forward = []
+
+
+def _with_bases(results: Sequence[torch.Tensor], began: int) -> list[torch.Tensor]:
+    """Results, and what they look at where the visit made it: a view that is changed in place
+    afterwards, as what a linear layer makes of rows of rows, has another node from then on, and the
+    one that it had never runs."""
+    found = list(results)
+    for result in results:
+        # A view that was changed has its new node made by this; PyTorch 2.11 crashes where such a
+        # one gets a hook without.
+        result.grad_fn  # noqa: B018
+        node = None if result._base is None else result._base.grad_fn
+        if result._base is not None and node is not None and node._sequence_nr() >= began:
+            found.append(result._base)
+    return found
 
 
 def _hooked(hooks: Hooks | None) -> AbstractContextManager[None]:
