@@ -328,3 +328,23 @@ def test_offloading_does_not_ask_which_number_a_device_has():
             rehearsed_peak(model, optimizer, batches[0], recipe, section, device).num_bytes
         )
     assert peaks[0] == peaks[1]
+
+
+def test_parts_that_keep_what_generation_needs_by_configs_of_their_own_are_computed_again():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.T5Config(num_layers=1, d_model=32, d_kv=8, d_ff=64, num_heads=4,
+                                   vocab_size=64, decoder_start_token_id=0)  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).train()
+    words = torch.randint(2, 64, (2, 8))
+    names = ("encoder.block.0", "decoder.block.0")
+    blocks = tuple(MemoryBlock(name=name, activations="recomputed") for name in names)
+    section = Memory(budget_bytes=(0,), blocks=blocks)
+    batch = {"input_ids": words, "labels": words}
+    twin = copy.deepcopy(model)
+    train = loop_of(model, adamw(model), section, batch)
+    torch.manual_seed(1)
+    loss = train.step(batch).item()
+    assert model.decoder.config.use_cache
+    torch.manual_seed(1)
+    assert loss == twin(**batch).loss.item()

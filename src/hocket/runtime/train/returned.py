@@ -13,15 +13,18 @@ from torch import nn
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[None]:
     """Keys and values that Hugging Face's models keep for generation are no part of training."""
-    config: Any = getattr(model, "config", None)
-    before = getattr(config, "use_cache", None)
-    if before:
+    configs = {id(config): config for module in model.modules()
+               if (config := getattr(module, "config", None)) is not None}  # fmt: skip
+    # Parts that read and parts that write have configs of their own.
+    caching: list[Any] = [c for c in configs.values() if getattr(c, "use_cache", None)]
+    before = [config.use_cache for config in caching]
+    for config in caching:
         config.use_cache = False
     try:
         yield
     finally:
-        if before:
-            config.use_cache = before
+        for config, use_cache in zip(caching, before, strict=True):
+            config.use_cache = use_cache
 
 
 def single_number(value: Any) -> Any:
