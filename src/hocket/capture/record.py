@@ -342,10 +342,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note the autograd node of what a call has made or changed: others may have been made
         between the two, where autograd clones what is about to be changed, or finds that a view
         was. A view is not asked, for it may have a new node made then."""
-        if self.phase == Phase.FORWARD and tensor.requires_grad and not tensor._is_view():
-            if (node := tensor.grad_fn) is not None:
-                made = self._changed_by.get(storage, self.recording.producer[value])
-                self._makers.setdefault(node._sequence_nr(), made)
+        if self.phase != Phase.FORWARD or not tensor.requires_grad or tensor._is_view():
+            return
+        if (node := tensor.grad_fn) is not None:
+            made = self._changed_by.get(storage, self.recording.producer[value])
+            self._makers.setdefault(node._sequence_nr(), made)
 
     def _node_number(self) -> int:
         """Of the autograd node that runs now; -1 where none does."""
