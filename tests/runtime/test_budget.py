@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket.capture import CaptureWarning
@@ -348,3 +349,35 @@ def test_parts_that_keep_what_generation_needs_by_configs_of_their_own_are_compu
     assert model.decoder.config.use_cache
     torch.manual_seed(1)
     assert loss == twin(**batch).loss.item()
+
+
+class _Checkpointed(nn.Module):
+    """Calls its layers again in the backward pass, the last one first."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True).tanh()
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("update", ["host", "device"])
+@pytest.mark.parametrize("streamed", range(4))
+def test_layers_that_the_model_itself_computes_again_are_not_fetched_while_they_change(
+    streamed, update
+):
+    torch.manual_seed(0)
+    model, batch = _Checkpointed(), torch.randn(8, 16)
+    twin = copy.deepcopy(model)
+    homes = ["streamed" if number == streamed else "resident" for number in range(4)]
+    blocks = tuple(
+        MemoryBlock(name=f"layers.{n}", parameters=home, update=update)
+        for n, home in enumerate(homes)
+    )
+    train = loop_of(model, adamw(model), Memory(budget_bytes=(0,), blocks=blocks), batch)
+    ours = [train.step(batch).item() for _ in range(5)]
+    assert ours == plain_steps(twin, adamw(twin), [batch] * 5)

@@ -280,10 +280,14 @@ class Visits:
         if visit.saved is not None:
             visit.saved.fetch()
         for earlier in reversed(self._forward[max(0, visit.number - self.prefetch) : visit.number]):
+            if not earlier.block.num_open:
+                # A checkpoint of the model's own has called it in the backward pass: that is over,
+                # and the host may be changing what would be fetched.
+                continue
             is_brought = earlier.block.is_streamed and earlier.block.brought_bytes
             if is_brought and earlier.block not in self._in_use:
                 self.slots.fetch(earlier.block, self._in_use)
-            if earlier.saved is not None and earlier.block.num_open:
+            if earlier.saved is not None:
                 earlier.saved.fetch()
         if visit.block.num_open == 1:
             self.begin_block(visit.block)
