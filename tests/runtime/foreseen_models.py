@@ -268,6 +268,22 @@ class ChangedRows(nn.Module):
         return self.head(x.mean(1))
 
 
+def _seen_otherwise(width):
+    """Modules that only look at what others made, which is changed in place then."""
+    return nn.Sequential(
+        nn.Flatten(0, 1),
+        *(
+            module
+            for _ in range(3)
+            for module in (
+                nn.Linear(width, width), nn.Unflatten(1, (4, -1)), nn.ReLU(inplace=True),
+                nn.Flatten(1), nn.Linear(width, width), nn.ELU(inplace=True),
+            )
+        ),
+        nn.Linear(width, 10), nn.Unflatten(0, (4, -1)), nn.Flatten(1),
+    )  # fmt: skip
+
+
 class _ChangedEnds(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -379,6 +395,7 @@ FORESEEN = {
     "residual": lambda: _labelled(Residual(in_place=False), (8, 3, 32, 32)),
     "residual in place": lambda: _labelled(Residual(in_place=True), (8, 3, 32, 32)),
     "changed rows": lambda: _labelled(ChangedRows(), (4, 16, 32)),
+    "seen otherwise": lambda: _labelled(_seen_otherwise(32), (4, 16, 32)),
     "changed ends": lambda: _labelled(ChangedRows(own=(_ChangedEnds, _Tanh)), (4, 16, 32)),
     "rounded": lambda: (Rounded(), torch.randint(256, (8, 65)), _guessed_rounded),
     "hf gpt2": _gpt2,

@@ -381,3 +381,38 @@ def test_layers_that_the_model_itself_computes_again_are_not_fetched_while_they_
     train = loop_of(model, adamw(model), Memory(budget_bytes=(0,), blocks=blocks), batch)
     ours = [train.step(batch).item() for _ in range(5)]
     assert ours == plain_steps(twin, adamw(twin), [batch] * 5)
+
+
+class _Beside(nn.Module):
+    """Returns what it was given, and leaves a part of the loss where the model finds it."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.layer, self.found = nn.Linear(width, width), None
+
+    def forward(self, x):
+        self.found = self.layer(x).square().mean()
+        return x.view(-1, x.shape[-1])
+
+
+class _LossBeside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter, self.beside, self.leave = nn.Linear(16, 16), _Beside(), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.leave(self.beside(self.enter(x))).square().mean() + self.beside.found
+
+
+@pytest.mark.parametrize("home", ["resident", "streamed"])
+@pytest.mark.parametrize("update", ["host", "device"])
+def test_gradients_that_come_by_no_result_of_a_module_are_used(home, update):
+    torch.manual_seed(0)
+    model, batch = _LossBeside(), torch.randn(2, 4, 16)
+    twin = copy.deepcopy(model)
+    policy = {"activations": "recomputed", "parameters": home, "update": update}
+    blocks = tuple(MemoryBlock(name=name, **policy) for name in ("enter", "leave"))
+    blocks += (MemoryBlock(name="beside", **{**policy, "activations": "kept"}),)
+    train = loop_of(model, adamw(model), Memory(budget_bytes=(0,), blocks=blocks), batch)
+    ours = [train.step(batch).item() for _ in range(5)]
+    assert ours == plain_steps(twin, adamw(twin), [batch] * 5)

@@ -36,7 +36,7 @@ from hocket.simulate.rewriting.visits import find_visits
 NAMES = (
     "sums outside", "called twice", "activations outside", "parts outside", "skips", "saves more",
     "hf gpt2", "own tied", "tied", "residual", "residual in place", "changed rows",
-    "rounded",
+    "seen otherwise", "rounded",
 )  # fmt: skip
 NUM_REHEARSED = 10
 """Plans of each model, from the leanest on; ``benchmarks/memory/foreseen.py`` has all."""
@@ -153,6 +153,7 @@ def _from_the_host(frontier):
         ("residual in place", _ways_by_turns),
         ("residual in place", _from_the_host),
         ("changed rows", _from_the_host),
+        ("seen otherwise", _ways_by_turns),
         ("changed ends", _ways_by_turns),
         ("changed ends", _from_the_host),
     ],
