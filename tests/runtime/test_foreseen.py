@@ -31,6 +31,7 @@ from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
+from hocket.simulate.rewriting.given import held_by_calls
 from hocket.simulate.rewriting.visits import find_visits
 
 NAMES = (
@@ -127,6 +128,16 @@ def test_each_call_of_a_layer_goes_the_way_of_the_block_that_it_is_in():
     memory = next(plan.memory for plan in frontier.plans if plan.name == FULL_RECOMPUTE)
     carried = blocks_by_module(model_blocks(model, memory, graph))["cell"]
     assert [block.index for block in carried] == calls
+
+
+def test_calls_hold_what_they_were_given_and_lists_of_modules_are_not_called():
+    _, _, frontier, visits = _visited("rounded")
+    uses = frontier.uses
+    graph, num_forward = uses.graph, int(uses.blocks.start[-1])
+    given = held_by_calls(graph, uses.visits, num_forward, uses.is_forward).tolist()
+    last = next(visit for visit in visits if visit.module == "layers.3")
+    held = {graph.tensor_names[graph.root_of[t]] for op, t in given if op == last.stop - 1}
+    assert held == {"layers.2/add"}
 
 
 def _ways_by_turns(frontier):
