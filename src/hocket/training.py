@@ -32,6 +32,7 @@ from torch import nn
 
 from hocket.api.carried import Training
 from hocket.api.carriers import budgeted_carrier, placed_carrier
+from hocket.capture.fake import model_tensors
 from hocket.capture.loss import Loss
 from hocket.capture.step import Forward
 from hocket.priority import wrap
@@ -132,6 +133,7 @@ def prepare(
                     else carried_plan(task, saved.problem, saved.plan)
                 )
             else:
+                _require_memory(model)
                 if is_ranked:
                     require_same_everywhere(model, rank_device(variables))
                     share_weights(model, rank_device(variables))
@@ -166,6 +168,17 @@ def _divided_task(
         seed=options.seed, count=count, max_shapes=options.max_shapes, weights=weights,
         sums_by=None if propagates else _sums_by(saved, device), propagates=propagates,
     )  # fmt: skip
+
+
+def _require_memory(model: nn.Module) -> None:
+    """Only ranks that share a model fill in weights without memory."""
+    hollow = [name for name, _, tensor in model_tensors(model) if tensor.is_meta]
+    if hollow:
+        raise UsageError(
+            f"{hollow[0]} is on the meta device and has no memory",
+            hint="build the model outside of torch.device('meta'), or model.to_empty(device='cpu') "
+            "and load its weights",
+        )
 
 
 def _require_alone(saved: object, memory: object, is_ranked: bool) -> None:

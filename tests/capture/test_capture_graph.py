@@ -175,6 +175,23 @@ def test_capture_pairs_every_backward_product_with_its_module(gpt2):
     assert partners == {"aten.mm", "aten.addmm"}
 
 
+def test_capture_pairs_what_is_changed_in_place_with_the_module_that_changes_it():
+    """Autograd makes the node of such a module first, and then others for copies and views."""
+    model = nn.Sequential(
+        nn.LayerNorm(4), nn.SiLU(inplace=True), Function(_halved), nn.Sigmoid(), nn.Linear(4, 1)
+    )
+    graph = capture(model, torch.randn(2, 3, 4))
+    for kind, path in (("silu_backward", "1"), ("sigmoid_backward", "3")):
+        (op,) = ops_of(graph, f"aten.{kind}")
+        assert graph.module_of(op) == graph.module_of(int(graph.partner[op])) == path
+
+
+def _halved(x, w):
+    y = (x @ w).view(3, 2, 4)
+    y[:, 1:].mul_(0.5)
+    return y
+
+
 def test_capture_groups_updates_with_the_first_use_of_a_parameter():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2, bias=False))
     graph = capture(model, torch.randn(3, 4))

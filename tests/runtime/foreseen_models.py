@@ -248,6 +248,62 @@ class _ResidualBlock(nn.Module):
         return self.relu(y)
 
 
+class ChangedRows(nn.Module):
+    """Layers that look at what they make as rows of rows, which modules right behind them change in
+    place; some change parts of it themselves."""
+
+    def __init__(self, width=32, num_layers=3, *, own=()):
+        super().__init__()
+        self.layers = nn.ModuleList()
+        for _ in range(num_layers):
+            self.layers.extend([
+                *(module(width) for module in own), nn.Linear(width, width), nn.ReLU(inplace=True),
+                nn.LayerNorm(width), nn.Dropout(0.2), nn.Hardtanh(inplace=True),
+            ])  # fmt: skip
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+def _seen_otherwise(width):
+    """Modules that only look at what others made, which is changed in place then."""
+    return nn.Sequential(
+        nn.Flatten(0, 1),
+        *(
+            module
+            for _ in range(3)
+            for module in (
+                nn.Linear(width, width), nn.Unflatten(1, (4, -1)), nn.ReLU(inplace=True),
+                nn.Flatten(1), nn.Linear(width, width), nn.ELU(inplace=True),
+            )
+        ),
+        nn.Linear(width, 10), nn.Unflatten(0, (4, -1)), nn.Flatten(1),
+    )  # fmt: skip
+
+
+class _ChangedEnds(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        y = self.linear(x)
+        y[:, ::2].mul_(2.0)
+        y[:, -1, :8] += 1
+        return y
+
+
+class _Tanh(nn.Module):
+    def __init__(self, _):
+        super().__init__()
+
+    def forward(self, x):
+        return torch.tanh(x)
+
+
 class Rounded(nn.Module):
     """A transformer's layers without attention, whose words are told by a layer of its own."""
 
@@ -338,6 +394,9 @@ FORESEEN = {
     "sequence": lambda: _labelled(_sequence(), (512, 32)),
     "residual": lambda: _labelled(Residual(in_place=False), (8, 3, 32, 32)),
     "residual in place": lambda: _labelled(Residual(in_place=True), (8, 3, 32, 32)),
+    "changed rows": lambda: _labelled(ChangedRows(), (4, 16, 32)),
+    "seen otherwise": lambda: _labelled(_seen_otherwise(32), (4, 16, 32)),
+    "changed ends": lambda: _labelled(ChangedRows(own=(_ChangedEnds, _Tanh)), (4, 16, 32)),
     "rounded": lambda: (Rounded(), torch.randint(256, (8, 65)), _guessed_rounded),
     "hf gpt2": _gpt2,
     "hf bert": _bert,

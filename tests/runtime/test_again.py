@@ -1,6 +1,7 @@
 """Modules that are computed again: the same arguments, numbers and buffers as if computed once."""
 
 import copy
+import warnings
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from hocket.base.errors import RunError
+from hocket.capture import CaptureWarning
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.again import computed_again
 from hocket.runtime.memory.ledger import Ledger
@@ -195,3 +197,30 @@ def test_what_the_backward_pass_is_called_under_does_not_matter(is_first):
             each.backward(torch.ones_like(each, device="cpu"))
     for ours, expected in zip(layer.parameters(), twin.parameters(), strict=True):
         assert torch.equal(ours.grad, expected.grad)
+
+
+class _Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+        self.moves = False
+
+    def forward(self, x):
+        if self.moves:
+            self.scale.mul_(0.5)
+        return (x * self.scale.clone()).tanh()
+
+
+def test_a_buffer_that_first_moves_in_a_later_step_is_told_once():
+    module, rows = _Scaled(), torch.randn(3, 4, requires_grad=True)
+    buffers = Unmoved([module])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        computed_again(buffers, module, [rows], {}).sum().backward()
+    module.moves = True
+    with pytest.warns(CaptureWarning, match="scale of a _Scaled has first moved"):
+        computed_again(buffers, module, [rows], {}).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        computed_again(buffers, module, [rows], {}).sum().backward()
+    assert module.scale.tolist() == [0.25] * 4

@@ -293,3 +293,11 @@ def test_a_training_goes_on_after_another_budget_for_its_model_was_refused(share
                                accumulate=2)  # fmt: skip
     train.state_dict()
     assert_same_state(model, twin)
+
+
+@pytest.mark.parametrize("memory", [None, "1MiB"])
+def test_a_model_without_memory_is_refused(memory):
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with pytest.raises(UsageError, match=r"0\.weight is on the meta device"):
+        hocket.prepare(model, adamw(model), torch.randn(2, 8), memory=memory, loss=torch.sum)

@@ -31,11 +31,13 @@ from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
+from hocket.simulate.rewriting.given import held_by_calls
 from hocket.simulate.rewriting.visits import find_visits
 
 NAMES = (
     "sums outside", "called twice", "activations outside", "parts outside", "skips", "saves more",
-    "hf gpt2", "own tied", "tied", "residual", "residual in place", "rounded",
+    "hf gpt2", "own tied", "tied", "residual", "residual in place", "changed rows",
+    "seen otherwise", "rounded",
 )  # fmt: skip
 NUM_REHEARSED = 10
 """Plans of each model, from the leanest on; ``benchmarks/memory/foreseen.py`` has all."""
@@ -128,6 +130,16 @@ def test_each_call_of_a_layer_goes_the_way_of_the_block_that_it_is_in():
     assert [block.index for block in carried] == calls
 
 
+def test_calls_hold_what_they_were_given_and_lists_of_modules_are_not_called():
+    _, _, frontier, visits = _visited("rounded")
+    uses = frontier.uses
+    graph, num_forward = uses.graph, int(uses.blocks.start[-1])
+    given = held_by_calls(graph, uses.visits, num_forward, uses.is_forward).tolist()
+    last = next(visit for visit in visits if visit.module == "layers.3")
+    held = {graph.tensor_names[graph.root_of[t]] for op, t in given if op == last.stop - 1}
+    assert held == {"layers.2/add"}
+
+
 def _ways_by_turns(frontier):
     """Calls of a layer have ways of their own."""
     ways = cycle(({"activations": "recomputed"}, {"activations": "offloaded"}, {}))
@@ -151,6 +163,10 @@ def _from_the_host(frontier):
         ("unrolled", _ways_by_turns),
         ("residual in place", _ways_by_turns),
         ("residual in place", _from_the_host),
+        ("changed rows", _from_the_host),
+        ("seen otherwise", _ways_by_turns),
+        ("changed ends", _ways_by_turns),
+        ("changed ends", _from_the_host),
     ],
 )
 def test_layers_that_are_called_again_or_write_in_place_train_to_the_same_bits(name, memory_of):

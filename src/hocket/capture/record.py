@@ -95,6 +95,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._value_of: list[dict[TensorLayout, int]] = []
         self._forward_numbers: list[int] = []
         self._forward_calls: list[int] = []
+        self._makers: dict[int, int] = {}
+        """Autograd nodes by number to the calls that made or changed what comes out of them."""
+        self._changed_by: dict[int, int] = {}
+        """Storages to the last calls that wrote into them."""
         self.calls_of: dict[int, list[int]] = {}
         """Of the backward pass: autograd nodes by number to the calls of each, but for views and
         sums: gradients of several uses are added up when a node has let go of what it saved."""
@@ -201,6 +205,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = self._value_of[storage].get(layout)
         if number is None:
             number = self._insert_view(storage, layout)
+        self._remember_maker(leaf, storage, number)
         reads.append(number)
         return Ref(number)
 
@@ -321,6 +326,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._remember_autograd_number(partner if partner >= 0 else len(calls))
         call = RawCall(function, args, kwargs, reads, outputs, writes, self.phase, module, partner,
                        is_drawing, is_view, cost)  # fmt: skip
+        self._changed_by.update((self.recording.values[n].storage, len(calls)) for n in writes)
         calls.append(call)
 
     # ── pairing ──────────────────────────────────────────────────────────────────────────────
@@ -331,6 +337,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._forward_numbers or number > self._forward_numbers[-1]:
             self._forward_numbers.append(number)
             self._forward_calls.append(call)
+
+    def _remember_maker(self, tensor: torch.Tensor, storage: int, value: int) -> None:
+        """Note the autograd node of what a call has made or changed: others may have been made
+        between the two, where autograd clones what is about to be changed, or finds that a view
+        was. A view is not asked, for it may have a new node made then."""
+        if self.phase != Phase.FORWARD or not tensor.requires_grad or tensor._is_view():
+            return
+        if (node := tensor.grad_fn) is not None:
+            made = self._changed_by.get(storage, self.recording.producer[value])
+            self._makers.setdefault(node._sequence_nr(), made)
 
     def _node_number(self) -> int:
         """Of the autograd node that runs now; -1 where none does."""
@@ -350,7 +366,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Some nodes are made after the op that they belong to (writes through views), hence the
         # nearest earlier call rather than an exact match.
         position = bisect_right(self._forward_numbers, number) - 1
-        return self._forward_calls[position] if position >= 0 else -1
+        if position < 0 or self._forward_numbers[position] != number:
+            nearest = self._forward_calls[position] if position >= 0 else -1
+            return self._makers.get(number, nearest)
+        return self._forward_calls[position]
 
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:

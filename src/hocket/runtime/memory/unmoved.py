@@ -4,11 +4,12 @@ In place of the running statistics of batch norms, whose training results do not
 second call writes to others, which nobody reads. Whatever else the first call was seen to write to
 is for the second call what it was for the first, and put back after it. All that may be written to
 is copied for the very first call, and what was, for later ones: a buffer that first moves in a
-later step is only put back then.
+later step is only put back then, which is told.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from hocket.capture.model import CaptureWarning
 
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _STATISTICS = _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
@@ -73,6 +76,13 @@ class Unmoved:
             or seen.buffer._version != seen.version
             or (seen.module, seen.name) in self._unseen
         ]
+        for seen in found:
+            if seen.value is None and seen.buffer._version != seen.version:
+                warnings.warn(
+                    f"{seen.name} of a {type(seen.module).__name__} has first moved in this step; "
+                    "what is computed again finds it moved, from the next step on as it was",
+                    CaptureWarning, 2,
+                )  # fmt: skip
         places = {(seen.module, seen.name) for seen in found}
         self._moved = places if self._moved is None else self._moved | places
         return found

@@ -39,6 +39,11 @@ class Visit:
     number: int
     saved: SavedStorages | None = None
     """None where nothing is offloaded."""
+    began: int = field(default_factory=torch._C._autograd._get_sequence_nr)
+    """The number of the first autograd node that may be its own."""
+    computes: bool = False
+    """Whether gradients come to what it computes; others may change its results in place so that
+    they never do, where these are but views of what was there before."""
 
 
 @dataclass(eq=False)
@@ -247,8 +252,10 @@ class Visits:
         if visit.saved is not None:
             self._shares[visit.number] = visit.saved.num_offered_bytes
         if torch.is_grad_enabled() and (traced := [t for t in tensors if t.requires_grad]):
-            block.num_open += 1
-            register_multi_grad_hook(traced, lambda _: self._enter(visit), mode="any")
+            visit.computes = any(_is_own(tensor, visit.began) for tensor in traced)
+            block.num_open += visit.computes
+            results = _with_bases(traced, visit.began)
+            register_multi_grad_hook(results, lambda _: self._enter(visit), mode="any")
         self._look_ahead(waits=True)
 
     def _put_back(self, block: Block) -> None:
@@ -277,12 +284,16 @@ class Visits:
         if visit.saved is not None:
             visit.saved.fetch()
         for earlier in reversed(self._forward[max(0, visit.number - self.prefetch) : visit.number]):
+            if not earlier.block.num_open:
+                # A checkpoint of the model's own has called it in the backward pass: that is over,
+                # and the host may be changing what would be fetched.
+                continue
             is_brought = earlier.block.is_streamed and earlier.block.brought_bytes
             if is_brought and earlier.block not in self._in_use:
                 self.slots.fetch(earlier.block, self._in_use)
-            if earlier.saved is not None and earlier.block.num_open:
+            if earlier.saved is not None:
                 earlier.saved.fetch()
-        if visit.block.num_open == 1:
+        if visit.computes and visit.block.num_open == 1:
             self.begin_block(visit.block)
 
     def end_forward(self) -> None:
@@ -301,6 +312,8 @@ class Visits:
         """The backward pass of a visit is over."""
         block = visit.block
         self._put_back(block)
+        if not visit.computes:
+            return
         # A graph that is kept has a second backward pass, of which no forward pass was counted.
         block.num_open = max(0, block.num_open - 1)
         if not block.num_open:
@@ -310,8 +323,10 @@ class Visits:
         for visit in self._backward:
             self._leave(visit)
         self._backward = []
-        # Of visits that the loss does not depend on no backward pass comes.
-        for block in dict.fromkeys(each.block for each in self._forward if each.block.num_open):
+        # Of visits that the loss does not depend on no backward pass comes, and of some gradients
+        # come another way than by their results.
+        open_ones = (v.block for v in self._forward if v.block.num_open or not v.computes)
+        for block in dict.fromkeys(open_ones):
             self.finish_block(block)
         self._forget_forward()
         self.finish_step()
@@ -321,6 +336,24 @@ class Visits:
         for visit in self._forward:
             visit.block.num_open = 0
         self._forward = []
+
+
+def _with_bases(results: Sequence[torch.Tensor], began: int) -> list[torch.Tensor]:
+    """Results, and what they look at where the visit made it: a view that is changed in place
+    afterwards, as what a linear layer makes of rows of rows, has another node from then on, and the
+    one that it had never runs."""
+    bases = [result._base for result in results if _is_own(result, began)]
+    return [*results, *(base for base in bases if base is not None and base.grad_fn is not None)]
+
+
+def _is_own(result: torch.Tensor, began: int) -> bool:
+    """Whether a visit made a result, or what the result looks at."""
+    # A view that was changed has its new node made by this; PyTorch 2.11 crashes where such a one
+    # gets a hook without.
+    node = result.grad_fn
+    if result._base is not None:
+        node = result._base.grad_fn
+    return node is None or node._sequence_nr() >= began
 
 
 def _hooked(hooks: Hooks | None) -> AbstractContextManager[None]:
