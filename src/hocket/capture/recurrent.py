@@ -10,14 +10,14 @@ tried with numbers of the same shapes, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_impls import op_implementations_dict, register_op_impl
 from torch.utils._python_dispatch import _disable_current_modes
 
 _KEPT = {2: 6, 3: 5}
@@ -39,14 +39,20 @@ def stand_in_recurrence() -> Iterator[None]:
         _stands_in.reset(before)
 
 
+def know(op: Any, results: Callable[..., Any]) -> None:
+    """Have fake tensors know the results of an op, unless this version of PyTorch says them."""
+    if op not in op_implementations_dict:
+        register_op_impl(op)(results)
+
+
 @cache
 def know_recurrent_layers() -> None:
     """Have fake tensors know their ops."""
     aten: Any = torch.ops.aten
-    register_op_impl(aten.mkldnn_rnn_layer.default)(_processor_forward)
-    register_op_impl(aten.mkldnn_rnn_layer_backward.default)(_processor_backward)
-    register_op_impl(aten._cudnn_rnn.default)(_forward)
-    register_op_impl(aten._cudnn_rnn_backward.default)(_backward)
+    know(aten.mkldnn_rnn_layer.default, _processor_forward)
+    know(aten.mkldnn_rnn_layer_backward.default, _processor_backward)
+    know(aten._cudnn_rnn.default, _forward)
+    know(aten._cudnn_rnn_backward.default, _backward)
 
 
 def _forward(

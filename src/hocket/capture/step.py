@@ -31,7 +31,6 @@ from hocket.capture.fake import (
     hollow_twins,
     map_batch,
 )
-from hocket.capture.generation import without_cache
 from hocket.capture.held import find_saved, note_held
 from hocket.capture.loss import Loss, tensors_of
 from hocket.capture.record import Recorder
@@ -136,7 +135,7 @@ def _record(
     held = held_tensors(model)
     single = torch.autograd.set_multithreading_enabled(False)
     with _one_at_a_time, _module_hooks(recorder), noting_seeds(recorder), single, recorder:
-        with without_cache(model) if training else torch.no_grad():
+        with nullcontext() if training else torch.no_grad():
             output = (forward or apply_model)(model, batch)
             kept = [loss(output)] if training else tensors_of(output)
         if training:

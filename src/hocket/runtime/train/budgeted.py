@@ -20,7 +20,6 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from hocket.capture.fake import model_tensors
-from hocket.capture.generation import without_cache
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.model import CaptureWarning
 from hocket.capture.step import apply_model
@@ -43,6 +42,7 @@ from hocket.runtime.train.batches import on_device, signature_of, strayed, unfor
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.forwards import carried_later, carry, put_forward, take_away
+from hocket.runtime.train.generation import without_cache
 from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.repeats import AS_ASKED
 from hocket.runtime.train.replayed_budget import ReplayedBudget
