@@ -74,7 +74,8 @@ def test_no_plan_that_fits_beats_the_bound(problem, memory_bytes):
 @given(data=st.data(), problem=problems(max_ops=10))
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_the_busiest_device_works_at_least_the_load_bound(data, problem):
-    device_of = data.draw(placements(problem))
+    # Ops that change a tensor in place are with those that read it, in every legal plan.
+    device_of = data.draw(placements(problem))[find_units(problem.graph).of_op]
     rows = problem.costs.device_row[device_of]
     seconds = problem.costs.op_s[rows, np.arange(len(device_of))]
     load_s = np.bincount(device_of, seconds, problem.cluster.num_devices)
