@@ -307,7 +307,7 @@ class _Tanh(nn.Module):
 class Rounded(nn.Module):
     """A transformer's layers without attention, whose words are told by a layer of its own."""
 
-    def __init__(self, width=64, num_layers=4, num_words=256):
+    def __init__(self, width=64, num_layers=4, num_words=1024):
         super().__init__()
         self.words = nn.Embedding(num_words, width)
         self.layers = nn.ModuleList(_TiedLayer(width) for _ in range(num_layers))

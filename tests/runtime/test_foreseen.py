@@ -4,13 +4,14 @@ from dataclasses import replace
 from itertools import cycle
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from runtime.budget_loops import CPU
 from runtime.foreseen_models import FORESEEN
 
 from hocket.api.planned import make_problem
-from hocket.graph.graph import Graph
+from hocket.graph.graph import Graph, Role
 from hocket.hardware.detect import detect_processor
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.frontier import Frontier, find_frontier
@@ -31,7 +32,9 @@ from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
+from hocket.simulate.rewriting.casts import CAST
 from hocket.simulate.rewriting.given import held_by_calls
+from hocket.simulate.rewriting.step import budgeted
 from hocket.simulate.rewriting.visits import find_visits
 
 NAMES = (
@@ -83,6 +86,48 @@ def test_peaks_of_plans_are_foreseen(name):
         assert 0.98 * held_bytes <= foreseen_bytes <= 1.03 * held_bytes, memory
         kinds |= {block.activations for block in memory.blocks}
     assert kinds == {"kept", "offloaded", "recomputed"}
+
+
+def _rewritten(name, **policy):
+    """A model's graph, and its step with all blocks but the last under one policy."""
+    torch.manual_seed(0)
+    planned = _planned(*FORESEEN[name]())
+    frontier = planned.frontier
+    full = frontier.find(FULL_RECOMPUTE).memory
+    blocks = [replace(block, **policy) for block in full.blocks[:-1]]
+    memory = replace(full, blocks=(*blocks, full.blocks[-1]))
+    return planned.graph, budgeted(frontier.problem, frontier.plan, memory).rewritten
+
+
+def test_parameters_that_come_rounded_are_neither_rounded_nor_sent_again():
+    away = {"parameters": "streamed", "update": "host"}
+    graph, done = _rewritten("rounded", activations="offloaded", checkpoint="kept", **away)
+    known = {graph.tensor_names[t]: t for t in range(graph.num_tensors)}
+    rounding = {
+        user
+        for tensor in np.flatnonzero(graph.tensor_role == Role.PARAMETER).tolist()
+        for user in graph.users_of(tensor).tolist()
+        if graph.kind_of(user) == CAST and graph.module_of(user).startswith("layers.")
+    }
+    assert len(rounding) == 4 * 4
+    # Their ops are written, and take no time.
+    assert not done.share[np.isin(done.origin, sorted(rounding))].any()
+    sent = [name.removesuffix("@offload") for name in done.graph.op_names if "@offload" in name]
+    assert len(sent) > 4
+    makers = {int(graph.tensor_producer[known[name]]) for name in sent}
+    assert makers.isdisjoint(rounding)
+
+
+def test_what_runs_again_does_not_read_what_was_sent_away():
+    """A call that is over holds nothing of what it was given."""
+    _, done = _rewritten("residual", activations="recomputed", checkpoint="offloaded")
+    graph = done.graph
+    sent = {name.removesuffix("@offload") for name in graph.op_names if "@offload" in name}
+    assert sent
+    again = [op for op, name in enumerate(graph.op_names) if name.endswith("@again")]
+    assert again
+    read = {graph.tensor_names[t] for op in again for t in graph.reads_of(op).tolist()}
+    assert read.isdisjoint(sent)
 
 
 def _visited(name):
