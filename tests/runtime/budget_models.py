@@ -102,9 +102,14 @@ def classified(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def _labelled(model, shape, num_classes, count=3):
+def rounded(model, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        return classified(model, batch)
+
+
+def _labelled(model, shape, num_classes, count=3, forward=classified):
     pairs = [(torch.randn(shape), torch.randint(num_classes, shape[:1])) for _ in range(count)]
-    return model.train(), pairs, classified
+    return model.train(), pairs, forward
 
 
 def _words():
@@ -116,6 +121,7 @@ MODELS = {
     "blocks": lambda: _labelled(Chain(), (32, 8), 3),
     "tied": _words,
     "picture": lambda: _labelled(Picture(), (4, 1, 8, 8), 10),
+    "rounded": lambda: _labelled(Picture(), (4, 1, 8, 8), 10, forward=rounded),
     "again": lambda: _labelled(Again(), (8, WIDTH), 3),
     "recurrent": lambda: _labelled(Recurrent(), (4, 6, WIDTH), 3),
 }

@@ -30,6 +30,7 @@ from hocket.hardware.allocation import ALIGNMENT_BYTES, aligned
 from hocket.plan.sections.memory import Memory
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.one_pass import is_one_pass, tried_beside
+from hocket.runtime.memory.statistics import WideStatistics
 from hocket.runtime.memory.updates import part_of, wait_for_all, without_parameters
 from hocket.runtime.memory.workspaces import workspaces_on
 from hocket.runtime.train.budgeted import Budgeted
@@ -81,6 +82,7 @@ def rehearsed_peak(
         torch.random.fork_rng(),
         torch.autograd.set_multithreading_enabled(False),
         mode,
+        WideStatistics(),  # type: ignore[no-untyped-call]
         ledger,
     ):
         carrier = Budgeted(
