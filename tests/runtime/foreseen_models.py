@@ -4,6 +4,7 @@
 """
 
 import torch
+from runtime import hf_models
 from runtime.budget_models import MODELS, classified
 from torch import nn
 from torch.nn import functional
@@ -335,48 +336,6 @@ def _labelled(model, shape):
     return model.train(), (torch.randn(shape), torch.randint(10, shape[:1])), classified
 
 
-def _of_words(model, num_words=500):
-    words = torch.randint(num_words, (4, 64))
-    return model.train(), {"input_ids": words, "labels": words}, None
-
-
-def _of_images(model):
-    return model.train(), {"pixel_values": torch.randn(4, 3, 64, 64),
-                           "labels": torch.randint(10, (4,))}, None  # fmt: skip
-
-
-def _gpt2():
-    import transformers as hf
-
-    config = hf.GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=500, n_positions=64,
-                           bos_token_id=0, eos_token_id=0)  # fmt: skip
-    return _of_words(hf.GPT2LMHeadModel(config))
-
-
-def _bert():
-    import transformers as hf
-
-    config = hf.BertConfig(num_hidden_layers=3, hidden_size=64, num_attention_heads=4,
-                           intermediate_size=128, vocab_size=500)  # fmt: skip
-    return _of_words(hf.BertForMaskedLM(config))
-
-
-def _vit():
-    import transformers as hf
-
-    config = hf.ViTConfig(num_hidden_layers=3, hidden_size=64, num_attention_heads=4, num_labels=10,
-                          intermediate_size=128, image_size=64, patch_size=8)  # fmt: skip
-    return _of_images(hf.ViTForImageClassification(config))
-
-
-def _resnet():
-    import transformers as hf
-
-    config = hf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 64, 64],
-                             depths=[2, 2, 2, 2], num_labels=10)  # fmt: skip
-    return _of_images(hf.ResNetForImageClassification(config))
-
-
 def _own(build):
     model, batches, forward = build()
     return model, batches[0], forward
@@ -398,9 +357,9 @@ FORESEEN = {
     "seen otherwise": lambda: _labelled(_seen_otherwise(32), (4, 16, 32)),
     "changed ends": lambda: _labelled(ChangedRows(own=(_ChangedEnds, _Tanh)), (4, 16, 32)),
     "rounded": lambda: (Rounded(), torch.randint(256, (8, 65)), _guessed_rounded),
-    "hf gpt2": _gpt2,
-    "hf bert": _bert,
-    "hf vit": _vit,
-    "hf resnet": _resnet,
+    "hf gpt2": hf_models.gpt2,
+    "hf bert": hf_models.bert,
+    "hf vit": hf_models.vit,
+    "hf resnet": hf_models.resnet,
     **{f"own {name}": lambda build=build: _own(build) for name, build in MODELS.items()},
 }

@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket.capture import CaptureWarning
@@ -329,90 +328,3 @@ def test_offloading_does_not_ask_which_number_a_device_has():
             rehearsed_peak(model, optimizer, batches[0], recipe, section, device).num_bytes
         )
     assert peaks[0] == peaks[1]
-
-
-def test_parts_that_keep_what_generation_needs_by_configs_of_their_own_are_computed_again():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.T5Config(num_layers=1, d_model=32, d_kv=8, d_ff=64, num_heads=4,
-                                   vocab_size=64, decoder_start_token_id=0)  # fmt: skip
-    model = transformers.T5ForConditionalGeneration(config).train()
-    words = torch.randint(2, 64, (2, 8))
-    names = ("encoder.block.0", "decoder.block.0")
-    blocks = tuple(MemoryBlock(name=name, activations="recomputed") for name in names)
-    section = Memory(budget_bytes=(0,), blocks=blocks)
-    batch = {"input_ids": words, "labels": words}
-    twin = copy.deepcopy(model)
-    train = loop_of(model, adamw(model), section, batch)
-    torch.manual_seed(1)
-    loss = train.step(batch).item()
-    assert model.decoder.config.use_cache
-    torch.manual_seed(1)
-    assert loss == twin(**batch).loss.item()
-
-
-class _Checkpointed(nn.Module):
-    """Calls its layers again in the backward pass, the last one first."""
-
-    def __init__(self, width=16):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
-
-    def forward(self, x):
-        x = x.requires_grad_()
-        for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=True).tanh()
-        return x.square().mean()
-
-
-@pytest.mark.parametrize("update", ["host", "device"])
-@pytest.mark.parametrize("streamed", range(4))
-def test_layers_that_the_model_itself_computes_again_are_not_fetched_while_they_change(
-    streamed, update
-):
-    torch.manual_seed(0)
-    model, batch = _Checkpointed(), torch.randn(8, 16)
-    twin = copy.deepcopy(model)
-    homes = ["streamed" if number == streamed else "resident" for number in range(4)]
-    blocks = tuple(
-        MemoryBlock(name=f"layers.{n}", parameters=home, update=update)
-        for n, home in enumerate(homes)
-    )
-    train = loop_of(model, adamw(model), Memory(budget_bytes=(0,), blocks=blocks), batch)
-    ours = [train.step(batch).item() for _ in range(5)]
-    assert ours == plain_steps(twin, adamw(twin), [batch] * 5)
-
-
-class _Beside(nn.Module):
-    """Returns what it was given, and leaves a part of the loss where the model finds it."""
-
-    def __init__(self, width=16):
-        super().__init__()
-        self.layer, self.found = nn.Linear(width, width), None
-
-    def forward(self, x):
-        self.found = self.layer(x).square().mean()
-        return x.view(-1, x.shape[-1])
-
-
-class _LossBeside(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.enter, self.beside, self.leave = nn.Linear(16, 16), _Beside(), nn.Linear(16, 1)
-
-    def forward(self, x):
-        return self.leave(self.beside(self.enter(x))).square().mean() + self.beside.found
-
-
-@pytest.mark.parametrize("home", ["resident", "streamed"])
-@pytest.mark.parametrize("update", ["host", "device"])
-def test_gradients_that_come_by_no_result_of_a_module_are_used(home, update):
-    torch.manual_seed(0)
-    model, batch = _LossBeside(), torch.randn(2, 4, 16)
-    twin = copy.deepcopy(model)
-    policy = {"activations": "recomputed", "parameters": home, "update": update}
-    blocks = tuple(MemoryBlock(name=name, **policy) for name in ("enter", "leave"))
-    blocks += (MemoryBlock(name="beside", **{**policy, "activations": "kept"}),)
-    train = loop_of(model, adamw(model), Memory(budget_bytes=(0,), blocks=blocks), batch)
-    ours = [train.step(batch).item() for _ in range(5)]
-    assert ours == plain_steps(twin, adamw(twin), [batch] * 5)

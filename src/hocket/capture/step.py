@@ -82,19 +82,18 @@ def record_fake_step(
     fake_model = fake_copy(model, hollow_twins([t for _, _, t in unused]) | twins)
     fake_batch = map_batch(batch, twins)
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
-    attention = FusedAttention() if stands_in else nullcontext()
-    autocast = stand_in_autocast() if stands_in else nullcontext()
-    recurrence = stand_in_recurrence() if stands_in else nullcontext()
-    with (
-        mode,
-        attention,
-        autocast,
-        recurrence,
-        _quiet(logging.getLogger("torch._subclasses.fake_tensor")),
-    ):
+    quiet = _quiet(logging.getLogger("torch._subclasses.fake_tensor"))
+    with mode, _standing_in() if stands_in else nullcontext(), quiet:
         recording = _record(fake_model, fake_batch, sources, loss, training, runs, forward)
     note_hooked(recording, named)
     return recording
+
+
+@contextmanager
+def _standing_in() -> Iterator[None]:
+    """What a processor computes otherwise than an accelerator is recorded as the latter does it."""
+    with FusedAttention(), stand_in_autocast(), stand_in_recurrence():
+        yield
 
 
 @contextmanager

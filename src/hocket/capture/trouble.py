@@ -31,7 +31,7 @@ def user_line(error: BaseException) -> str:
     return ""
 
 
-def one_line(error: BaseException) -> str:
+def as_shown(error: BaseException) -> str:
     """An error as Python shows it last; what cannot be found says so without its class."""
     text = " ".join(str(error).split())
     if isinstance(error, ImportError | OSError) or not text:
@@ -41,7 +41,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def own_code(
-    failure: str, hint: str, tell: Callable[[BaseException], str] = one_line
+    failure: str, hint: str, tell: Callable[[BaseException], str] = as_shown
 ) -> Iterator[None]:
     """Where a person's own code runs: what it raises becomes a `UsageError` with their line."""
     try:

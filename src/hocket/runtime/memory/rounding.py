@@ -10,8 +10,7 @@ import torch
 
 from hocket.capture.program import Program
 from hocket.graph.graph import Phase
-
-_CAST = "aten._to_copy"
+from hocket.simulate.rewriting.casts import CAST
 
 
 def rounded_parameters(program: Program) -> dict[str, torch.dtype]:
@@ -20,7 +19,7 @@ def rounded_parameters(program: Program) -> dict[str, torch.dtype]:
     for call in program.calls:
         if call.phase == Phase.OPTIMIZER:
             continue
-        dtype = call.kwargs.get("dtype") if str(call.function).startswith(_CAST) else None
+        dtype = call.kwargs.get("dtype") if str(call.function).startswith(CAST) else None
         for tensor in call.reads:
             if tensor in found:
                 found[tensor].add(dtype)

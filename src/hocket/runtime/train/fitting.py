@@ -30,6 +30,7 @@ _SLACK = 1.25
 MANY_OPS = 5000
 """Of a step, from which on rehearsals are few."""
 _MOST_UNLIKE = 4
+"""Plans of a kind that are tried where all others were refused: a rehearsal takes seconds."""
 _PARTS_OF_ROOM = (1.0, 0.99, 0.95)
 """Of a budget, for which plans that keep some blocks are looked at: rehearsals find a little more
 than the simulator."""
