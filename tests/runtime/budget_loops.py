@@ -1,4 +1,4 @@
-"""Loops within a budget of bytes, of a model and a memory plan, on the processor."""
+"""Loops within a budget of bytes, of a model and a memory plan."""
 
 import torch
 
@@ -30,7 +30,8 @@ def mixed(model, seed, **options):
     return Memory(budget_bytes=(0,), blocks=tuple(blocks), **options)
 
 
-def loop_of(model, optimizer, section, batch, forward=None, rounded=None, **options):
-    recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    carrier = Budgeted(model, batch, recipe, KeptBudget(section, 0), CPU, rounded=rounded)
+def loop_of(model, optimizer, section, batch, forward=None, rounded=None, device=CPU, **options):
+    update = planned_update(optimizer, model)
+    recipe = Recipe(update=update, device=device.type, forward=forward)
+    carrier = Budgeted(model, batch, recipe, KeptBudget(section, 0), device, rounded=rounded)
     return TrainingLoop(model, optimizer, carrier, LoopOptions(**options))

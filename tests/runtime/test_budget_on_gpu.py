@@ -1,0 +1,73 @@
+"""Training within a budget on CUDA streams is plain training on that device.
+
+In float64, so that what is updated by the host, whose last bits are not the device's, stays near,
+and anything that was read too early, twice or not at all does not.
+"""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from runtime.budget_loops import loop_of, mixed
+from runtime.budget_models import MODELS
+from runtime.foreseen_models import FORESEEN
+from runtime.train_loops import adamw, plain_steps
+from torch.utils._pytree import tree_map
+
+GPU = torch.device("cuda", 0)
+NUM_STEPS = 8
+CHANGED = ("changed rows", "changed ends")
+"""What their modules were given is changed afterwards, so that they cannot be computed again."""
+OTHERS = (
+    "sums outside", "called twice", "unrolled", "parts outside", "skips", "saves more",
+    "residual in place", "seen otherwise", "hf gpt2", "hf resnet",
+)  # fmt: skip
+BUILDS = {
+    **{name: build for name, build in MODELS.items() if name != "rounded"},
+    **{name: FORESEEN[name] for name in OTHERS + CHANGED},
+}
+
+
+def in_double(value):
+    return value.double() if value.is_floating_point() else value
+
+
+def built(name):
+    """A model in float64, its batches, and how one becomes a loss."""
+    model, batches, forward = BUILDS[name]()
+    batches = batches if name in MODELS else [batches]
+    return model.double(), tree_map(in_double, batches), forward
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("accumulate", "clip_norm"), [(1, None), (2, 0.3)], ids=["", "clipped"])
+def test_any_policies_train_as_plain_pytorch_does_there(name, seed, accumulate, clip_norm):
+    torch.manual_seed(seed)
+    model, batches, forward = built(name)
+    batches = [batches[number % len(batches)] for number in range(NUM_STEPS)]
+    twin = copy.deepcopy(model).to(GPU)
+    optimizer, plain = adamw(model), adamw(twin)
+    section = mixed(model, seed)
+    if name in CHANGED:
+        blocks = [replace(b, activations="offloaded", checkpoint="kept") for b in section.blocks]
+        section = replace(section, blocks=tuple(blocks))
+    train = loop_of(
+        model, optimizer, section, batches[0], forward, device=GPU,
+        accumulate=accumulate, clip_norm=clip_norm,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    ours = [train.step(batch).item() for batch in batches]
+    torch.manual_seed(seed)
+    there = tree_map(lambda tensor: tensor.to(GPU), batches)
+    theirs = plain_steps(
+        twin, plain, there, forward=forward, clip_norm=clip_norm, accumulate=accumulate
+    )
+    # One model rounds its scores to float32.
+    near = 1e-5 if name == "tied" else 1e-9
+    assert ours == pytest.approx(theirs, rel=near)
+    state = train.state_dict()["model"]
+    for key, expected in twin.state_dict().items():
+        assert torch.allclose(state[key].to(GPU), expected, rtol=near, atol=near), key
