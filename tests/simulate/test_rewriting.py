@@ -17,6 +17,7 @@ from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.homes import NUM_BERTHS
 from hocket.simulate.rewriting.rewrite import rewrite
 from hocket.simulate.rewriting.step import budgeted, carried_out, moved_bytes
+from hocket.simulate.rewriting.uses import can_run_twice
 from hocket.simulate.verify import verify
 
 GRAPH = chain_step(5, logits=64 * MIB)
@@ -230,6 +231,40 @@ def test_streamed_parameters_updated_on_the_device_take_their_state_along():
     assert not (done.graph.op_stream == Stream.HOST).any()
     berths = done.graph.tensor_names.index("berths")
     assert done.graph.tensor_bytes[berths] == NUM_BERTHS * 12 * MIB
+
+
+def test_parameters_of_one_storage_visit_the_device_in_one_piece():
+    """Of a layer of cuDNN all weights lie in one piece, and each has an update of its own."""
+    b = GraphBuilder("one piece")
+    batch = b.tensor("batch", 64, role=Role.INPUT)
+    first = b.tensor("w", 800, role=Role.PARAMETER)
+    second = b.tensor("v", 400, role=Role.PARAMETER, alias_of=first)
+    f = b.op("f", "aten._cudnn_rnn", reads=[batch, first, second], module="net.0.words")
+    loss = b.tensor("loss", 4, producer=f, role=Role.OUTPUT)
+    g = b.op("g", "aten._cudnn_rnn_backward", reads=[loss, batch, first, second],
+             phase=Phase.BACKWARD, partner=f, module="net.0.words")  # fmt: skip
+    for name, weight in (("w", first), ("v", second)):
+        gradient = b.tensor(f"{name}.grad", 400, producer=g, role=Role.GRADIENT)
+        state = b.tensor(f"{name}.m", 400, role=Role.OPTIMIZER_STATE)
+        update = b.op(f"{name}.u", "optimizer.adamw", reads=[weight, gradient, state],
+                      phase=Phase.OPTIMIZER, module="net.0.words")  # fmt: skip
+        b.tensor(f"{name}.new", 400, producer=update, role=Role.PARAMETER, alias_of=weight)
+    graph = b.build()
+    done = rewrite(graph, _all(graph, parameters="streamed", update="device"))
+    fetched = [name for name in done.graph.op_names if name.endswith("u@fetch")]
+    assert fetched == ["w.u@fetch"]
+
+
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_what_cudnn_drops_is_not_dropped_again(is_drawn):
+    """It draws from a state of its own, which nobody sets back."""
+    b = GraphBuilder("drops")
+    batch = b.tensor("batch", 64, role=Role.INPUT)
+    draws = {"rng_order": 0} if is_drawn else {}
+    f = b.op("f", "aten._cudnn_rnn", reads=[batch], module="net.0.words", **draws)
+    b.tensor("out", 64, producer=f, role=Role.OUTPUT)
+    graph = b.build()
+    assert can_run_twice(graph, 0, 1) is not is_drawn
 
 
 @pytest.mark.parametrize("chunks", [1, 4])

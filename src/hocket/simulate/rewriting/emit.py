@@ -263,7 +263,8 @@ class Emitter:
         ``room`` that was made. Returns what it made."""
         given = np.array(tensors, dtype=np.int64)
         new = self._copy(name, Stream.COPY_IN, int(sizes[given].sum()), reads, beside, phase)
-        roots = self.graph.root_of[given].astype(np.int64)
+        # Parameters of one storage, such as those of a layer of cuDNN, come in one.
+        roots = np.array(list(dict.fromkeys(self.graph.root_of[given].tolist())), dtype=np.int64)
         role = np.full(len(roots), int(Role.ACTIVATION))
         self._fetched[roots] = self.columns.add_tensors(
             self._names(roots),

@@ -30,6 +30,9 @@ from hocket.simulate.rewriting.nodes import (
 from hocket.simulate.rewriting.updates import Update, find_updates
 from hocket.simulate.rewriting.visits import OUTSIDE, StepVisits, find_visits
 
+_RECURRENT = "aten._cudnn_rnn"
+"""Draws what it drops from a state of cuDNN's own."""
+
 
 @dataclass(frozen=True, eq=False)
 class Uses:
@@ -274,8 +277,16 @@ def _from_start(graph: Graph, start: int, stop: int, tensors: Iterable[int]) -> 
 
 
 def can_run_twice(graph: Graph, start: int, stop: int) -> bool:
-    """Whether a visit leaves what it was given as it was."""
-    return not any(_changes_foreign(graph, op, start) for op in range(start, stop))
+    """Whether a visit leaves what it was given as it was, and would do the same again."""
+    return not any(
+        _changes_foreign(graph, op, start) or _draws_by_itself(graph, op)
+        for op in range(start, stop)
+    )
+
+
+def _draws_by_itself(graph: Graph, op: int) -> bool:
+    """Whether an op draws numbers that no generator of PyTorch's can be set back to."""
+    return bool(graph.rng_order[op] >= 0) and graph.kind_of(op) == _RECURRENT
 
 
 def _changes_foreign(graph: Graph, op: int, start: int) -> bool:
