@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hocket.capture.fake import fake_mode, fake_twins, flat_weights
+from hocket.capture.fake import fake_mode, fake_twins, flat_weights, lay_apart
 from hocket.capture.model import capture, capture_program
 from hocket.capture.recurrent import know_recurrent_layers, stand_in_recurrence
 from hocket.graph.graph import Phase
@@ -146,3 +146,16 @@ def test_weights_of_a_recurrent_layer_lie_in_one_piece_where_asked_for():
     with FakeTensorMode():
         tied = fake_twins([*net.parameters()], "cpu", flat_weights(net))
     assert len({tied[id(t)].untyped_storage()._cdata for t in layer}) == len(layer) - 1
+
+
+def test_weights_that_are_laid_apart_share_no_storage_and_keep_their_numbers():
+    net = torch.nn.ModuleList([torch.nn.LSTM(5, 7), torch.nn.Linear(7, 3)])
+    row = list(net[0].parameters())
+    flat = torch.cat([weight.detach().reshape(-1) for weight in row])
+    for weight, part in zip(row, flat.split([weight.numel() for weight in row]), strict=True):
+        weight.data = part.view(weight.shape)
+    before, other = [weight.clone() for weight in row], net[1].weight.data_ptr()
+    lay_apart(net)
+    assert len({weight.untyped_storage()._cdata for weight in row}) == len(row)
+    assert all(map(torch.equal, before, row))
+    assert net[1].weight.data_ptr() == other

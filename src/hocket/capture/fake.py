@@ -2,12 +2,14 @@
 
 Only shapes, strides and dtypes are read, so the original may be real, on the meta device or fake.
 Tensors that share a storage share one in the copy: tied weights stay tied. So do weights of a
-recurrent layer where the copy is of a CUDA device: there the layer has them in one piece.
+recurrent layer where the copy is of a CUDA device: there the layer has them in one piece, unless
+they are laid apart.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -79,6 +81,16 @@ def flat_weights(model: nn.Module) -> list[list[torch.Tensor]]:
         for layer in model.modules()
         if isinstance(layer, nn.RNNBase)
     ]
+
+
+def lay_apart(model: nn.Module) -> None:
+    """Have weights of recurrent layers that lie in one piece in storages of their own, as they are
+    where they come and go one by one; cuDNN then makes a piece of them for every call."""
+    for row in flat_weights(model):
+        sharing = Counter(weight.untyped_storage()._cdata for weight in row)
+        for weight in row:
+            if sharing[weight.untyped_storage()._cdata] > 1:
+                weight.data = weight.data.clone()
 
 
 def fake_twins(

@@ -95,8 +95,10 @@ def capture_program(
     repeat: bool = True,
     device: str = "cpu",
     forward: Forward | None = None,
+    in_one_piece: bool = True,
 ) -> tuple[Graph, Program]:
-    """As `capture`, with the Program that can be run op by op; refuses what cannot be traced."""
+    """As `capture`, with the Program that can be run op by op; refuses what cannot be traced. See
+    `record_fake_step` for what is ``in_one_piece``."""
     batch = plain_batch(batch)
     _require_model(model, batch)
     _require_device(device)
@@ -106,6 +108,7 @@ def capture_program(
     chosen = ChosenLoss(loss)
     options: dict[str, Any] = {
         "loss": chosen, "training": update is not None, "device": device, "forward": forward,
+        "in_one_piece": in_one_piece,
     }  # fmt: skip
     name = name or type(model).__name__
     traced = _trace_repeated(model, batch, options, update, name) if repeat else None

@@ -29,13 +29,14 @@ from hocket.capture.fake import (
     fake_twins,
     flat_weights,
     hollow_twins,
+    lay_apart,
     map_batch,
 )
 from hocket.capture.held import find_saved, note_held
 from hocket.capture.loss import Loss, tensors_of
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
-from hocket.capture.recurrent import stand_in_recurrence
+from hocket.capture.recurrent import accept_weights_apart, stand_in_recurrence
 from hocket.capture.standin import put_stand_ins
 from hocket.capture.unseen import (
     held_tensors,
@@ -61,9 +62,11 @@ def record_fake_step(
     device: str,
     runs: Sequence[BlockRun] = (),
     forward: Forward | None = None,
+    in_one_piece: bool = True,
 ) -> Recording:
     """Record a step on fake tensors of ``device``.
 
+    Weights of recurrent layers are ``in_one_piece`` on a GPU, as plain PyTorch has them, or apart.
     Of each run of blocks, stand-ins take the places of those that are left out, and the calls
     inside each block are noted as spans.
     """
@@ -76,10 +79,14 @@ def record_fake_step(
     mode = fake_mode(model)
     stands_in = device == ACCELERATOR
     place = "cpu" if stands_in else device
-    flat = flat_weights(model) if torch.device(place).type == "cuda" else []
+    flat = flat_weights(model) if in_one_piece and torch.device(place).type == "cuda" else []
     with mode:
         twins = fake_twins([t for _, _, t in named], place, flat)
     fake_model = fake_copy(model, hollow_twins([t for _, _, t in unused]) | twins)
+    if not in_one_piece and flat_weights(model):
+        accept_weights_apart()
+        with mode:
+            lay_apart(fake_model)
     fake_batch = map_batch(batch, twins)
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
     quiet = _quiet(logging.getLogger("torch._subclasses.fake_tensor"))

@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 from hocket.base.errors import UsageError
+from hocket.capture.fake import flat_weights, lay_apart
+from hocket.capture.recurrent import accept_weights_apart
 from hocket.hardware.allocation import aligned
 from hocket.plan.sections.memory import MemoryBlock
 from hocket.runtime.memory.copies import (
@@ -280,6 +282,9 @@ def settle_parameters(
 
     ``rounded`` are parameters that every op reads in another type only, by name.
     """
+    if flat_weights(model):
+        lay_apart(model)
+        accept_weights_apart()
     names = {id(p): name for name, p in model.named_parameters()}
     types = {number: rounded[name] for number, name in names.items() if name in rounded}
     for block in blocks:

@@ -42,8 +42,9 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
         own = [visit for visit in visits if visit.block == index]
         paths = _own_module(policy.name, known) if graph is None else [v.module for v in own]
         modules = {path: known[path] for path in paths}
-        once = [v.module for v in own if policy.activations == "recomputed" and graph is not None
-                and not can_run_twice(graph, v.start, v.stop)]  # fmt: skip
+        once = [path for path in paths if graph is None and _drops_by_itself(known[path])]
+        once += [v.module for v in own if policy.activations == "recomputed" and graph is not None
+                 and not can_run_twice(graph, v.start, v.stop)]  # fmt: skip
         draws = _draws(policy, graph)
         blocks.append(Block(policy, index, modules, paths, draws=draws, once=frozenset(once)))
     owners: Counter[nn.Parameter] = Counter()
@@ -63,6 +64,11 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
     shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
     # The forward pass begins with them.
     return [*blocks, Block(shared, -1, {}, parameters=rest)]
+
+
+def _drops_by_itself(module: nn.Module) -> bool:
+    """Whether cuDNN may draw what a module drops, which cannot be drawn again."""
+    return any(isinstance(each, nn.RNNBase) and each.dropout for each in module.modules())
 
 
 def _draws(policy: MemoryBlock, graph: Graph | None) -> bool:

@@ -11,6 +11,7 @@ allocator's peak is reset. One call for each kind.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -27,6 +28,8 @@ _MIN_BYTES = 2**20
 _ATTENTION = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_",
               "_cudnn_attention_")  # fmt: skip
 """Beginnings of names: such ops may draw random numbers, and are given seeds."""
+_RECURRENT = "_cudnn_rnn"
+"""Likewise; its reserve is numbers in bytes."""
 _EMBEDDING_GRADIENT = "embedding_dense_backward"
 """Is given numbers of rows, of which 0 is one."""
 
@@ -56,7 +59,7 @@ class Workspaces:
     def _can_be_made(self, func: Any, tensors: list[torch.Tensor]) -> bool:
         here = [t for t in tensors if t.device.type == self._device.type]
         # Other whole numbers may be places, or sizes, that zeros are not.
-        takes_zeros = _name(func).startswith((*_ATTENTION, _EMBEDDING_GRADIENT))
+        takes_zeros = _name(func).startswith((*_ATTENTION, _RECURRENT, _EMBEDDING_GRADIENT))
         if not takes_zeros and not all(t.is_floating_point() for t in here):
             return False
         return sum(t.untyped_storage().nbytes() for t in here) >= _MIN_BYTES
@@ -79,7 +82,10 @@ def workspaces_on(device: torch.device) -> Workspaces:
 
     def measure(call: KernelCall) -> int:
         torch.cuda.reset_peak_memory_stats(device)
-        result = call()
+        with warnings.catch_warnings():
+            # Weights of recurrent layers are not in one piece, as they will not be.
+            warnings.simplefilter("ignore")
+            result = call()
         held = torch.cuda.memory_allocated(device)
         del result
         return max(0, torch.cuda.max_memory_allocated(device) - held)
@@ -95,7 +101,7 @@ def _is_worth_a_call(func: Any) -> bool:
     if func.is_view or func._schema.is_mutable:
         return False
     draws = torch.Tag.nondeterministic_seeded in func.tags
-    draws = draws and not _name(func).startswith(_ATTENTION)
+    draws = draws and not _name(func).startswith((*_ATTENTION, _RECURRENT))
     gives = any(isinstance(each.type, torch.TensorType) for each in func._schema.returns)
     return gives and not draws and torch.Tag.pointwise not in func.tags
 

@@ -72,7 +72,8 @@ class Recipe:
         """The step on a batch as it is settled; neither model nor batch nor draws are changed.
 
         Where the program ``is_run`` in place of the model, its calls must be all that it does, and
-        each is recorded; else identical blocks are stamped out of a few.
+        each is recorded; else identical blocks are stamped out of a few, and parameters lie apart,
+        because they come and go one by one.
         """
         forward, update = self.forward, self.update if kind == "train" else None
         if kind == "evaluate":
@@ -80,7 +81,7 @@ class Recipe:
         with in_mode(model, is_training=None if kind == "train" else False):
             graph, program = capture_program(
                 model, batch, loss=self.loss, optimizer=update, repeat=not is_run,
-                device=self.device, forward=forward, name=self.name,
+                device=self.device, forward=forward, name=self.name, in_one_piece=is_run,
             )  # fmt: skip
         if is_run and kind == "train" and program.unseen:
             raise UntraceableError(f"a recorded step does not show all: {program.unseen}")
