@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.memory.ledger import Ledger, is_product
 
 
 def test_what_other_threads_let_go_is_counted_once():
@@ -22,3 +22,16 @@ def test_what_other_threads_let_go_is_counted_once():
             torch.ones(1)
         thread.join()
     assert ledger.held_bytes == 0
+
+
+def test_products_of_matrices_are_noted_and_convolutions_are_none():
+    ledger = Ledger()
+    rows = torch.ones(2, 3, 4)
+    with ledger:
+        torch.conv1d(rows, torch.ones(5, 3, 3)).relu().sum()
+    assert not ledger.has_products
+    with ledger:
+        torch.nn.functional.linear(rows, torch.ones(6, 4))
+    assert ledger.has_products
+    assert is_product("aten.addmm_.default")
+    assert not is_product("aten.add.Tensor")

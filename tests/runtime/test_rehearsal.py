@@ -5,7 +5,6 @@ import gc
 import threading
 import weakref
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from hocket.api import find_cluster
 from hocket.api.memory import BudgetWarning
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.runtime.memory.uniform import uniform
-from hocket.runtime.train.rehearsal import _counters_bytes, _others_bytes
+from hocket.runtime.train.rehearsal import _beside_bytes, _small_bytes
 
 GPU = torch.device("cuda:0")
 WORKSPACE, LT_WORKSPACE = 32 * 2**20, 2**20
@@ -40,7 +39,10 @@ def test_what_others_hold_is_counted_before_and_after_workspaces_are_made(monkey
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: others + sum(made))
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    assert _others_bytes(GPU, []) == others
+    step = 2 * (WORKSPACE + LT_WORKSPACE)
+    assert _beside_bytes(GPU, [], has_products=True) == step + others
+    # A step that multiplies nothing makes none; those of others stay.
+    assert _beside_bytes(GPU, [], has_products=False) == others + sum(made)
 
 
 @pytest.fixture
@@ -73,7 +75,11 @@ def test_a_training_that_nobody_has_any_more_is_no_other(allocator):
     allocator.update(lasting)
     dropped.state_dict()
     del dropped, lasting
-    assert _others_bytes(GPU, []) == sum(t.nbytes for t in kept._carrier.lasting) > 0
+    assert (
+        _beside_bytes(GPU, [], has_products=False)
+        == sum(t.nbytes for t in kept._carrier.lasting)
+        > 0
+    )
 
 
 def test_one_whose_updates_are_under_way_is_none_either(allocator):
@@ -92,7 +98,7 @@ def test_one_whose_updates_are_under_way_is_none_either(allocator):
     gc.collect()
     assert allocator, "the update under way holds its training"
     threading.Timer(0.05, gate.set).start()
-    assert _others_bytes(GPU, []) == 0
+    assert _beside_bytes(GPU, [], has_products=False) == 0
 
 
 def test_a_step_that_no_device_has_room_for_is_planned_within_a_budget():
@@ -108,13 +114,10 @@ def test_a_step_that_no_device_has_room_for_is_planned_within_a_budget():
     assert plain // 2 < kept.peak_bytes <= 0.8 * plain
 
 
-def test_parameters_that_are_updated_on_a_gpu_have_a_counter_there():
-    at_home, visiting, streamed = (
-        SimpleNamespace(parameters=[0] * count, home=home, is_updated_here=is_here)
-        for count, home, is_here in ((2, None, True), (3, "host", True), (4, "host", False))
-    )
-    carrier = SimpleNamespace(blocks=[at_home, visiting, streamed])
-    assert _counters_bytes(GPU, carrier) == (2 + 3) * 512
+def test_every_parameter_and_buffer_of_a_gpu_has_a_small_tensor_beside_it():
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4))
+    assert _small_bytes(GPU, net) == (2 + 2 + 3) * 512
+    assert _small_bytes(torch.device("cpu"), net) == 0
 
 
 @pytest.mark.parametrize("update", ["host", "device"])

@@ -29,6 +29,11 @@ from hocket.runtime.memory.sums import (
 
 TakesBeside = Callable[[Any, tuple[Any, ...], Mapping[str, Any] | None], int]
 """Tells what an op with these arguments takes for a moment beside its results, in bytes."""
+PRODUCTS = frozenset((
+    "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "matmul",
+    "_addmm_activation", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm",
+))  # fmt: skip
+"""Names of ops that multiply matrices by a library which keeps a workspace."""
 _host_depth = threading.local()
 
 
@@ -43,6 +48,11 @@ def on_host() -> Iterator[None]:
         _host_depth.value = before
 
 
+def is_product(kind: str) -> bool:
+    """Whether an op, such as ``aten.mm.default``, multiplies matrices by such a library."""
+    return kind.removeprefix("aten.").partition(".")[0].rstrip("_") in PRODUCTS
+
+
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages that ops make while it is entered, and of those it was told."""
 
@@ -53,6 +63,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alone = held_by_engine_alone()
         self.held_bytes = 0
         self.peak_bytes = 0
+        self.has_products = False
+        """Whether there was a product of matrices, for which libraries keep workspaces."""
         self.peak_at = ""
         """The op of the peak, and before it the node of the backward pass that wanted it."""
         self._refs: dict[int, weakref.ref[Any]] = {}
@@ -88,6 +100,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for storage in unknown:
                 if storage._cdata not in given:
                     self._add(storage)
+        self.has_products = self.has_products or is_product(str(func))
         if not in_place:
             beside = 0 if self._beside is None else self._beside(func, args, kwargs)
             self._note_peak(self.held_bytes + beside, func)

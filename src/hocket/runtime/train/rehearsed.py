@@ -66,7 +66,9 @@ class Rehearsals:
 
     def fastest_that_keeps(self, budget_bytes: int, frontier: Frontier) -> KeptBudget:
         """The plan of a budget; raises `NoFeasiblePlanError` where none keeps it."""
-        beside_bytes = least_beside_bytes(self.model, self.optimizer, self.batch, self.device)
+        beside_bytes = least_beside_bytes(
+            self.model, self.optimizer, self.batch, self.device, self.graph
+        )
         return fastest_that_keeps(budget_bytes, frontier, self.peak_bytes, beside_bytes)
 
     def carrier(self, kept: KeptBudget, model: nn.Module | None = None) -> Budgeted:
