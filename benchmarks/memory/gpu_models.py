@@ -178,6 +178,22 @@ class LongRnn(nn.Module):
         return functional.cross_entropy(torch.cat(seen, 1).flatten(0, 1), labels.flatten())
 
 
+class Listener(nn.Module):
+    """Recurrent layers of cuDNN, each after a norm."""
+
+    def __init__(self, width: int, num_layers: int = 4) -> None:
+        super().__init__()
+        kinds = (nn.LSTM, nn.GRU) * (num_layers // 2)
+        self.layers = nn.ModuleList(kind(width, width, batch_first=True) for kind in kinds)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in kinds)
+        self.classify = nn.Linear(width, 29)
+
+    def forward(self, sound: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            sound = sound + layer(norm(sound))[0]
+        return functional.cross_entropy(self.classify(sound).flatten(0, 1), labels.flatten())
+
+
 def drawn(model: nn.Module, home: str) -> nn.Module:
     """A model made on the meta device, with weights of one seed, kept on ``home``."""
     draws = torch.Generator(DEVICE).manual_seed(0)

@@ -11,6 +11,7 @@ from budget_case import Case
 from gpu_models import (
     DEVICE,
     DeepResNet,
+    Listener,
     LongRnn,
     drawn,
     forward,
@@ -43,6 +44,7 @@ from gpu_systems import (
     plain,
     saved_on_cpu,
 )
+from skips import net as u_net
 from torch import nn
 
 from hocket.api import find_cluster
@@ -250,8 +252,14 @@ def pairs(run: Run, name: str) -> None:
     width, layers, sizes = run.small
     few_words = replace(sizes, vocabulary=min(2048, sizes.vocabulary))
     words = lambda: word_batch(sizes)  # noqa: E731
+    rows, side, length = min(8, run.replays.rows), min(56, run.replays.image), sizes.sequence // 8
     images = lambda: (  # noqa: E731
-        torch.randn(8, 3, 56, 56, device=DEVICE), torch.randint(1000, (8,), device=DEVICE),
+        torch.randn(rows, 3, side, side, device=DEVICE),
+        torch.randint(1000, (rows,), device=DEVICE),
+    )  # fmt: skip
+    sounds = lambda: (  # noqa: E731
+        torch.randn(4 * rows, length, 2 * width, device=DEVICE),
+        torch.randint(29, (4 * rows, length), device=DEVICE),
     )  # fmt: skip
     models: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
         "gpt": lambda: (gpt(width, layers, sizes, "cpu"), words(), forward),
@@ -265,8 +273,10 @@ def pairs(run: Run, name: str) -> None:
             word_batch(few_words), forward,
         ),
         "resnet": lambda: (
-            drawn(DeepResNet(81, 56, run.replays.channels), "cpu"), images(), plain_forward,
+            drawn(DeepResNet(81, side, run.replays.channels), "cpu"), images(), plain_forward,
         ),
+        "recurrent": lambda: (drawn(Listener(2 * width), "cpu"), sounds(), plain_forward),
+        "u-net": lambda: (u_net()[0], (images()[0],), plain_forward),
     }  # fmt: skip
     case = Case(*models[name](), on="auto", device=torch.device(DEVICE))
     for budget in case.budgets(5):

@@ -52,7 +52,7 @@ from gpu_table import write_table
 
 Part = Callable[[Run], None]
 REPLAYS = ("resnet batch 16", "resnet batch 32", "rnn", "experts")
-PAIRS = ("gpt", "wide gpt", "experts", "expert groups", "resnet")
+PAIRS = ("gpt", "wide gpt", "experts", "expert groups", "resnet", "recurrent", "u-net")
 
 
 def phases(run: Run) -> Iterator[tuple[float, dict[str, Part]]]:
