@@ -235,6 +235,11 @@ class Graph:
 
     # ── derived facts ────────────────────────────────────────────────────────────────────────
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it notes that its ops were recorded from a model, one by one."""
+        return bool(self.meta.get("level") == "op")
+
     @cached_property
     def held_bytes(self) -> LongArray:
         """Bytes of storage that each tensor brings into being: 0 for aliases."""
