@@ -20,11 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.api.planned import make_problem
 from hocket.plan.sections import Memory
-from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import FULL_RECOMPUTE
-from hocket.planners.placement.one_device import one_device
-from hocket.planners.registry import ONE_DEVICE
+from hocket.planners.placement.one_device import on_one_device
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.workspaces import workspaces_on
@@ -68,7 +66,7 @@ class Case:
     def plan(self, on: Any) -> None:
         """Make plans for a machine."""
         problem = make_problem(self.graph, on)
-        alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
+        alone = on_one_device(problem)
         self.frontier: Frontier = find_frontier(problem, alone, in_chunks=self.in_chunks)
 
     def rehearse(self, section: Memory) -> int:

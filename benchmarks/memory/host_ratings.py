@@ -22,10 +22,8 @@ from hocket.api import find_cluster
 from hocket.api.planned import make_problem
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.host_route import HostRoute, with_host_route
-from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.maker import Fitted
-from hocket.planners.placement.one_device import one_device
-from hocket.planners.registry import ONE_DEVICE
+from hocket.planners.placement.one_device import on_one_device
 from hocket.simulate.rewriting.following import period_s
 from hocket.simulate.rewriting.step import budgeted
 
@@ -45,7 +43,7 @@ def step_s(case: Case, chosen: Fitted, update_gbps: float) -> float:
     """A step of a plan at another rate."""
     assert chosen.memory is not None
     problem = make_problem(case.graph, rated(update_gbps))
-    alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
+    alone = on_one_device(problem)
     return period_s(budgeted(problem, alone, chosen.memory, uses=chosen.uses), chosen.uses)
 
 

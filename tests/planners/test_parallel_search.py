@@ -18,7 +18,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.sections import PlacedDivision
 from hocket.planners import find_planner
 from hocket.planners.parallelism.limits import fixed_limits
-from hocket.planners.parallelism.outlook import even_layers
+from hocket.planners.parallelism.outlook import most_in_the_middle
 from hocket.planners.parallelism.recheck import AS_SHORT, RecheckEffort
 from hocket.planners.parallelism.scan import scan
 from hocket.planners.parallelism.search import compare_divisions, default_limits, plan_of
@@ -122,7 +122,7 @@ def test_heavy_output_layer_gets_fewer_layers():
 @pytest.mark.parametrize("layers", [7, 12, 13, 96])
 @pytest.mark.parametrize("stages", [1, 2, 5, 7])
 def test_even_shares_differ_by_one_and_ends_are_never_larger(layers, stages):
-    shares = even_layers(layers, stages)
+    shares = most_in_the_middle(layers, stages)
     assert sum(shares) == layers
     assert max(shares) - min(shares) <= 1
     if stages > 2:

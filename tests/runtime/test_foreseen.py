@@ -13,15 +13,13 @@ from runtime.foreseen_models import FORESEEN
 from hocket.api.planned import make_problem
 from hocket.graph.graph import Graph, Role
 from hocket.hardware.detect import detect_processor
-from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import (
     FULL_RECOMPUTE,
     OFFLOADED_ACTIVATIONS,
     RECOMPUTED_FROM_HOST,
 )
-from hocket.planners.placement.one_device import one_device
-from hocket.planners.registry import ONE_DEVICE
+from hocket.planners.placement.one_device import on_one_device
 from hocket.runtime.memory.blocks import blocks_by_module
 from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.parts import model_blocks
@@ -63,7 +61,7 @@ def _planned(model, batch, forward):
     recipe = Recipe(update=planned_update(adamw(model), model), device="cpu", forward=forward)
     graph, program = recipe.trace(model, batch, "train")
     problem = make_problem(graph, detect_processor())
-    alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
+    alone = on_one_device(problem)
     frontier = find_frontier(problem, alone, num_levels=6, in_chunks=can_be_in_chunks(model, graph))
     return Planned(recipe, graph, frontier, rounded_parameters(program))
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from hocket.api.planned import Planned
 from hocket.api.refined import planned_again
 from hocket.base.config import rank_profile, rank_variables
-from hocket.base.errors import UsageError
+from hocket.base.errors import UsageError, system_reason
 from hocket.cost.profile import Profile, write_profile
 from hocket.cost.spans import profile_of_spans
 from hocket.plan.files import SavedPlan
@@ -119,7 +119,7 @@ class Training(TrainingLoop):
         try:
             return self._save(folder, extra or {}, sharded=sharded)
         except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+            reason = system_reason(error)
             raise UsageError(
                 f"cannot write a checkpoint: {reason}",
                 hint="name a folder that you may write to, with room for the model and its state",

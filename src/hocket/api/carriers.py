@@ -44,10 +44,8 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.frontier import find_frontier
-from hocket.planners.placement.one_device import one_device
-from hocket.planners.registry import ONE_DEVICE
+from hocket.planners.placement.one_device import ONE_DEVICE, on_one_device
 from hocket.runtime.executors import choose
 from hocket.runtime.memory.host_rates import rated_here
 from hocket.runtime.memory.logits import can_be_in_chunks
@@ -137,7 +135,7 @@ def budgeted_carrier(
     problem = make_problem(graph, cluster, calibration=host)
     is_replayed = not launches.refusal and options.clip_norm is None and options.accumulate == 1
     # The plain step may hold more than any device has: memory plans are for that.
-    alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
+    alone = on_one_device(problem)
     _require_room(problem, alone, budget_bytes)
     frontier = find_frontier(
         problem, alone, in_chunks=can_be_in_chunks(model, graph),

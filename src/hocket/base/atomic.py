@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hocket.base.errors import UsageError
+from hocket.base.errors import UsageError, system_reason
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
@@ -111,7 +111,7 @@ def _told(path: str | Path) -> Iterator[None]:
         # The reader went away, as `| head` does: for the caller no wrong path, but the end.
         raise
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = system_reason(error)
         raise UsageError(
             f"cannot write {str(path)!r}: {reason}",
             hint="name a file in an existing folder that you may write to",

@@ -128,3 +128,8 @@ def one_line(error: BaseException) -> str:
     """An error of somebody else as one line: its class, and the first line of what it says."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}"[:_LONGEST_LINE]
+
+
+def system_reason(error: BaseException) -> str:
+    """Why the system refused something, without the file that it names."""
+    return getattr(error, "strerror", None) or str(error)

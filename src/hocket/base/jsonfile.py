@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from hocket.base.errors import InputFileError
+from hocket.base.errors import InputFileError, system_reason
 from hocket.base.regular import open_regular
 
 MAX_DEPTH = 64
@@ -75,7 +75,7 @@ def read_bounded(
             where=where,
         ) from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = system_reason(error)
         raise InputFileError(
             f"cannot be read: {reason}", hint="check the path and its permissions", where=where
         ) from None

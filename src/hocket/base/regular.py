@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import IO
 
-from hocket.base.errors import InputFileError
+from hocket.base.errors import InputFileError, system_reason
 
 
 def is_file(path: str | Path) -> bool:
@@ -42,7 +42,7 @@ def read_regular(path: str | Path, max_bytes: int) -> bytes:
             is_large = os.fstat(file.fileno()).st_size > max_bytes
             content = b"" if is_large else file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = system_reason(error)
         raise InputFileError(f"cannot be read: {reason}", where=str(path)) from None
     if is_large or len(content) > max_bytes:
         raise InputFileError(f"is larger than {max_bytes // 10**6} MB", where=str(path))

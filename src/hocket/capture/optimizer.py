@@ -82,6 +82,14 @@ def optimizer_of_meta(meta: Mapping[str, Any]) -> Optimizer | None:
     return Optimizer(name, dict(settings), None if only is None else frozenset(only))
 
 
+def required_optimizer(meta: Mapping[str, Any]) -> Optimizer:
+    """The same of a step that is to train something."""
+    found = optimizer_of_meta(meta)
+    if found is None:
+        raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
+    return found
+
+
 def as_optimizer(given: Any, model: nn.Module | None) -> Optimizer | None:
     """The optimizer that a name or one of ``torch.optim`` means; None is inference."""
     if given is None or isinstance(given, Optimizer):

@@ -55,7 +55,7 @@ def trying_samples(graph: Graph, model: nn.Module, batch: Any, **options: Any) -
 def knowing_sizes(graph: Graph, captured: Callable[[int], Graph]) -> Graph:
     """The graph with its columns at another size; ``captured`` captures the step at a size."""
     num_samples = graph.meta.get("batch")
-    if graph.meta.get("level") != "op" or not isinstance(num_samples, int) or num_samples < 2:
+    if not graph.is_recorded or not isinstance(num_samples, int) or num_samples < 2:
         return graph
     size, proof = _other_sizes(num_samples)
     try:

@@ -14,6 +14,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import UsageError
+from hocket.base.parts import even_parts
 
 Groups = tuple[tuple[int, ...], ...]
 _ROUNDS = 300
@@ -27,8 +28,7 @@ def even_sizes(num_classes: int, num_parts: int) -> tuple[int, ...]:
             f"{num_classes} classes cannot be put into {num_parts} parts",
             hint=f"ask for 1 to {num_classes} parts",
         )
-    least, more = divmod(num_classes, num_parts)
-    return tuple(least + (part < more) for part in range(num_parts))
+    return even_parts(num_classes, num_parts)
 
 
 def balanced_groups(embeddings: FloatArray, sizes: tuple[int, ...], seed: int = 0) -> Groups:

@@ -63,8 +63,6 @@ class SplitVerdict:
     """Whether a split pays, in one sentence, and what it costs."""
 
     pays: bool
-    speedup: float
-    """Of the answer over the whole net in the same runtime."""
     total_work: float
     """Multiplications of all parts, in those of the whole net."""
     why: str
@@ -84,7 +82,7 @@ def verdict(
         else f"the one part does {work:.2f} of the work of the whole net"
     )
     if speedup > 1.1:
-        return SplitVerdict(True, speedup, work, f"an answer comes {speedup:.1f}x sooner; {told}")
+        return SplitVerdict(True, work, f"an answer comes {speedup:.1f}x sooner; {told}")
     if whole_s <= overhead_s:
         reason = (
             f"the net is too small: it takes {format_seconds(whole_s)}, and to reach {count} "
@@ -95,5 +93,5 @@ def verdict(
     else:
         reason = "parts are not small enough for what it costs to reach their workers"
     return SplitVerdict(
-        False, speedup, work, f"splitting does not pay here ({speedup:.2f}x): {reason}; {told}"
+        False, work, f"splitting does not pay here ({speedup:.2f}x): {reason}; {told}"
     )

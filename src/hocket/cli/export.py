@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hocket.cli.output import emit, json_option, say
+from hocket.cli.written import write_folder
 
 if TYPE_CHECKING:
     from hocket.base.errors import UsageError
@@ -43,7 +44,7 @@ def command(plan_file: Path, target: str, output: Path | None, as_json: bool) ->
         files, extra = found.files, {"elsewhere_share": found.elsewhere_share}
     else:
         files = _parallel(plan_file, target)
-    written = {} if output is None else _write(output, files)
+    written = {} if output is None else write_folder(output, files)
     if as_json:
         emit({"target": target, "files": files, "written": list(written.values()), **extra})
         return
@@ -105,18 +106,3 @@ def _only_run(plan_file: Path) -> UsageError:
         hint="hocket run carries it out; to export, plan with --planner auto (for accelerate) or "
         "with hocket parallel (for the others)",
     )
-
-
-def _write(folder: Path, files: dict[str, str]) -> dict[str, str]:
-    from hocket.base.atomic import write_atomically
-    from hocket.base.errors import UsageError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the folder {str(folder)!r}: {error.strerror}", hint="write elsewhere"
-        ) from None
-    for name, text in files.items():
-        write_atomically(folder / name, text.encode())
-    return {name: str(folder / name) for name in files}

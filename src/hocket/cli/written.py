@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -48,6 +48,23 @@ def require_folder(output: Path) -> None:
             f"nothing can be written into the folder of {str(output)!r}",
             hint="write elsewhere with -o",
         )
+
+
+def write_folder(folder: Path, files: Mapping[str, str]) -> dict[str, str]:
+    """Write files by their names into a folder, which is made where it is not there; their
+    paths."""
+    from hocket.base.atomic import write_atomically
+    from hocket.base.errors import UsageError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make the folder {str(folder)!r}: {error.strerror}", hint="write elsewhere"
+        ) from None
+    for name, text in files.items():
+        write_atomically(folder / name, text.encode())
+    return {name: str(folder / name) for name in files}
 
 
 def overwrite_option(command: F) -> F:

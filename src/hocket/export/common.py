@@ -1,4 +1,4 @@
-"""What the exports share: refusals, layers of stages, and how ranks lie on machines."""
+"""What the exports share: refusals, and how ranks lie on machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 
 from hocket.base.errors import UsageError
 from hocket.plan.divided import DividedTraining
-from hocket.runtime.parallel.jobs import TRAINED_DTYPES, even_layers
+from hocket.runtime.parallel.jobs import TRAINED_DTYPES
 from hocket.runtime.parallel.refusals import str_of
 
 _LONGEST_NAME = 80
@@ -37,11 +37,6 @@ def shard_ranks(plan: DividedTraining) -> int:
 def plain(name: str) -> str:
     """A name that ends neither a comment nor a text: plan files may come from anyone."""
     return re.sub(r"[^A-Za-z0-9 ._+:/,()-]", "_", name)[:_LONGEST_NAME]
-
-
-def stage_layers(plan: DividedTraining) -> tuple[int, ...]:
-    """Layers of each virtual stage."""
-    return plan.division.layers or even_layers(plan.model.layers, plan.division.num_stages)
 
 
 def is_even(layers: tuple[int, ...]) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hocket.export.common import cannot, is_even, plain, stage_layers
+from hocket.export.common import cannot, is_even, plain
 from hocket.plan.divided import DividedTraining
+from hocket.transformer.stages import stage_layers
 
 _NAME = "DeepSpeed"
 _DTYPES: dict[str, dict[str, Any]] = {
@@ -51,7 +52,7 @@ def _refuse(plan: DividedTraining) -> None:
             "plan again with --fix zero=1",
         ),
         (
-            division.pipeline > 1 and not is_even(stage_layers(plan)),
+            division.pipeline > 1 and not is_even(stage_layers(plan.model, plan.division)),
             "takes no list of layers per stage",
             "plan with layers that divide evenly, or export --to megatron",
         ),
@@ -113,7 +114,7 @@ def _pipeline_module(plan: DividedTraining) -> str:
 from deepspeed.pipe import PipelineModule
 
 NUM_STAGES = {plan.division.pipeline}
-LAYERS_PER_STAGE = {stage_layers(plan)[0]}
+LAYERS_PER_STAGE = {stage_layers(plan.model, plan.division)[0]}
 ACTIVATION_CHECKPOINT_INTERVAL = {interval}
 
 

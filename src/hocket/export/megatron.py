@@ -10,9 +10,10 @@ from __future__ import annotations
 import shlex
 from itertools import groupby
 
-from hocket.export.common import cannot, is_even, is_looped, launch, plain, stage_layers
+from hocket.export.common import cannot, is_even, is_looped, launch, plain
 from hocket.plan.divided import DividedTraining
 from hocket.transformer import Transformer
+from hocket.transformer.stages import stage_layers
 
 _NAME = "Megatron-LM"
 _OWN_SCHEDULES = ("1f1b", "interleaved")
@@ -167,7 +168,7 @@ def _degree_flags(plan: DividedTraining) -> Flags:
 
 def _stage_flags(plan: DividedTraining) -> Flags:
     """How layers lie on stages."""
-    division, layers = plan.division, stage_layers(plan)
+    division, layers = plan.division, stage_layers(plan.model, plan.division)
     if division.pipeline == 1:
         return {}
     if is_even(layers):

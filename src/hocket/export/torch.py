@@ -10,10 +10,11 @@ import ast
 from collections.abc import Collection, Iterator
 from importlib.resources import files
 
-from hocket.export.common import launch, plain, refuse_dtype, stage_layers
+from hocket.export.common import launch, plain, refuse_dtype
 from hocket.plan.divided import DividedTraining
 from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
 from hocket.runtime.parallel.refusals import data_program, refuse_plan
+from hocket.transformer.stages import stage_layers
 
 Imports = dict[str, set[str]]
 """Names by the module that they come from; whole modules under the empty name."""
@@ -122,7 +123,7 @@ def _start(plan: DividedTraining) -> str:
         TrainingJob(
             model={plan.model!r},
             division={plan.division!r},
-            layers={stage_layers(plan)!r},
+            layers={stage_layers(plan.model, plan.division)!r},
             actions=read_actions(Path(__file__).with_name("{CSV}")),
             device_of_stage={tuple(plan.schedule.device_of_stage.tolist())!r},
             data={data!r},

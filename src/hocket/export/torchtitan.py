@@ -15,11 +15,11 @@ from hocket.export.common import (
     plain,
     refuse_dtype,
     shard_ranks,
-    stage_layers,
 )
 from hocket.plan.divided import DividedTraining
 from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
 from hocket.runtime.parallel.refusals import refuse
+from hocket.transformer.stages import stage_layers
 
 _NAME = "torchtitan"
 _KNOWN = {"llama3-8b": "llama3_8b", "llama3-70b": "llama3_70b", "llama3-405b": "llama3_405b"}
@@ -103,7 +103,7 @@ def _placement(plan: DividedTraining) -> str:
 
 def _module_names(plan: DividedTraining) -> list[list[str]]:
     names, first = [], 0
-    for count in stage_layers(plan):
+    for count in stage_layers(plan.model, plan.division):
         names.append([f"layers.{number}" for number in range(first, first + count)])
         first += count
     names[0].insert(0, "tok_embeddings")

@@ -197,6 +197,11 @@ class Graph:
         return _frozen(found.astype(np.int64))
 
     @cached_property
+    def reader(self) -> LongArray:
+        """The op that each entry of ``reads`` is of."""
+        return _frozen(np.repeat(np.arange(self.num_ops), np.diff(self.read_ptr)))
+
+    @cached_property
     def user_ptr(self) -> LongArray:
         """Tensor t is read by ops ``users[user_ptr[t]:user_ptr[t + 1]]``, ascending."""
         counts = np.bincount(self.reads, minlength=self.num_tensors)
@@ -205,16 +210,14 @@ class Graph:
     @cached_property
     def users(self) -> IntArray:
         """See `user_ptr`."""
-        reader = np.repeat(np.arange(self.num_ops, dtype=np.int32), np.diff(self.read_ptr))
-        return _frozen(reader[np.argsort(self.reads, kind="stable")])
+        return _frozen(self.reader[np.argsort(self.reads, kind="stable")].astype(np.int32))
 
     @cached_property
     def edges(self) -> tuple[IntArray, IntArray]:
         """Distinct (producer, reader) pairs of ops, in order of reader then producer."""
-        reader = np.repeat(np.arange(self.num_ops, dtype=np.int64), np.diff(self.read_ptr))
         producer = self.tensor_producer[self.reads].astype(np.int64)
         inner = producer >= 0
-        key = distinct(reader[inner] * max(self.num_ops, 1) + producer[inner])
+        key = distinct(self.reader[inner] * max(self.num_ops, 1) + producer[inner])
         src, dst = key % max(self.num_ops, 1), key // max(self.num_ops, 1)
         return _frozen(src.astype(np.int32)), _frozen(dst.astype(np.int32))
 
@@ -231,6 +234,11 @@ class Graph:
         return self.users[self.user_ptr[tensor] : self.user_ptr[tensor + 1]]
 
     # ── derived facts ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it notes that its ops were recorded from a model, one by one."""
+        return bool(self.meta.get("level") == "op")
 
     @cached_property
     def held_bytes(self) -> LongArray:

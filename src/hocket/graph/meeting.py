@@ -42,9 +42,8 @@ class Dependence(IntEnum):
 
 
 class GrowingShape(NamedTuple):
-    """Extents of a tensor in a signature, and which of them grow with the batch."""
+    """Which extents of a tensor in a signature grow with the batch."""
 
-    extents: tuple[int, ...]
     grows: tuple[bool, ...]
 
     def along(self, dim: int) -> bool:
@@ -279,7 +278,7 @@ def _op_text(own: str, away: str) -> OpText | None:
     if len(shapes) != len(shapes_away):
         return None
     tensors = tuple(
-        GrowingShape(a, tuple(x != y for x, y in zip(a, b, strict=False)))
+        GrowingShape(tuple(x != y for x, y in zip(a, b, strict=False)))
         for a, b in zip(shapes, shapes_away, strict=True)
     )
     plain = tuple(arg for arg in args if not re.match(r"\w+=", arg))

@@ -48,9 +48,8 @@ def verify_graph(graph: Graph) -> None:
     _verify_indices(graph)
     _verify_values(graph)
     _verify_roles(graph)
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
-    _verify_order(graph, reader)
-    _verify_aliases(graph, reader)
+    _verify_order(graph)
+    _verify_aliases(graph)
     _verify_stated(graph)
 
 
@@ -207,8 +206,8 @@ def _verify_roles(graph: Graph) -> None:
             )
 
 
-def _verify_order(graph: Graph, reader: Any) -> None:
-    names, producer = graph.tensor_names, graph.tensor_producer
+def _verify_order(graph: Graph) -> None:
+    names, producer, reader = graph.tensor_names, graph.tensor_producer, graph.reader
     wrong = _first(np.diff(producer) < 0)
     if wrong is not None:
         raise InputFileError(
@@ -232,7 +231,7 @@ def _verify_order(graph: Graph, reader: Any) -> None:
         )
 
 
-def _verify_aliases(graph: Graph, reader: Any) -> None:
+def _verify_aliases(graph: Graph) -> None:
     alias = np.flatnonzero(graph.alias_of >= 0)
     if not len(alias):
         return
@@ -241,7 +240,7 @@ def _verify_aliases(graph: Graph, reader: Any) -> None:
     # An alias lives where its base is: its producer must read the base, or both of them exist
     # before the step.
     wanted = graph.tensor_producer[alias].astype(np.int64) * count + base
-    present = np.append(reader.astype(np.int64) * count + graph.reads, np.iinfo(np.int64).max)
+    present = np.append(graph.reader * count + graph.reads, np.iinfo(np.int64).max)
     read_by_producer = present[np.searchsorted(present, wanted)] == wanted
     before = (graph.tensor_producer[alias] < 0) & (graph.tensor_producer[base] < 0)
     wrong = _first(~(read_by_producer | before))

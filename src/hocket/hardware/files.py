@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.base.errors import InputFileError, did_you_mean
+from hocket.base.errors import InputFileError, did_you_mean, system_reason
 from hocket.base.fields import located
 from hocket.base.toml import parse_toml
 from hocket.hardware.cluster import UNSTATED_HOST_UPDATE_BPS, Cluster, Device
@@ -91,7 +91,7 @@ def read_machine(path: str | Path) -> Machine:
                 hint="use count = … and patterns such as 'gpu*' instead of listing devices",
             )
     except OSError as error:
-        raise InputFileError(f"cannot be read: {error.strerror or error}", where=where) from None
+        raise InputFileError(f"cannot be read: {system_reason(error)}", where=where) from None
     with located(where):
         hint = 'texts and quantities need quotes: bandwidth = "25GB/s"'
         data = parse_toml(content, hint)

@@ -20,7 +20,7 @@ from hocket.planners.placement.m_etf import m_etf
 from hocket.planners.placement.m_sct import m_sct
 from hocket.planners.placement.m_topo import m_topo
 from hocket.planners.placement.memory import memory_split, spread_memory
-from hocket.planners.placement.one_device import one_device
+from hocket.planners.placement.one_device import ONE_DEVICE, one_device
 from hocket.planners.placement.pardnn import pardnn
 from hocket.planners.placement.structural import by_structure
 
@@ -38,7 +38,7 @@ def _from_contrib(module: str, name: str, told: str) -> Planner:
 
 PLACERS: dict[str, Planner] = {
     # splits that people get without a planner
-    "one-device": one_device,
+    ONE_DEVICE: one_device,
     "layer-blocks": layer_blocks,
     "device-map-auto": device_map_auto,
     # which op on which device
@@ -106,8 +106,6 @@ shown as it is."""
 RELIEF = "memory-order"
 """What is tried first where a placement lacks memory: its own devices in another order."""
 
-ONE_DEVICE = "one-device"
-"""All there is to plan on a single device."""
 LAST_RESORT = "memory-split"
 """What fits where little fits."""
 

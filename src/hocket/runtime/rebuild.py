@@ -154,7 +154,7 @@ def _name_of(graph: Graph, model: str | None) -> str:
             f"graph {graph.name!r} was not captured op by op, so it cannot be run: {why}",
             hint=f"{mend}; a training script can train it as it is, by hocket.prepare(memory=)",
         )
-    if graph.meta.get("level") != "op" or not name:
+    if not graph.is_recorded or not name:
         raise UsageError(
             f"graph {graph.name!r} was not captured op by op from a model, so it cannot be run",
             hint="plan a model of the zoo or package.module:function",

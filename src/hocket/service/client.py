@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from hocket.base.config import fleet_token
-from hocket.base.errors import HocketError, RunError, UsageError
+from hocket.base.errors import HocketError, RunError, UsageError, system_reason
 from hocket.service.endpoint import read_endpoint
 from hocket.service.local_door import ask_at_the_door
 
@@ -243,7 +243,7 @@ class _Exchange:
 
 
 def _unreachable(url: str, error: Exception) -> UnreachableError:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    reason = system_reason(error) or type(error).__name__
     hint = "start it with hocket fleet serve; accepted jobs are not lost while it is away"
     return UnreachableError(f"no fleet service answers at {url}: {reason}", hint=hint)
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from hocket.base.errors import InputFileError, RunError
+from hocket.base.errors import InputFileError, RunError, system_reason
 from hocket.service.executors.isolation import is_part_of_a_job
 
 NAME = "door"
@@ -41,7 +41,7 @@ class LocalDoor:
             os.chmod(self._path, 0o600)
             self._socket.listen(64)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = system_reason(error)
             raise InputFileError(f"cannot listen here: {reason}", where=str(self._path)) from None
         threading.Thread(target=self._open, name="fleet-door", daemon=True).start()
 

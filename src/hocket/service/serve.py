@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
-from hocket.base.errors import InputFileError, UsageError
+from hocket.base.errors import InputFileError, UsageError, system_reason
 from hocket.fleet.rounds.state import FleetDevice, Rules
 from hocket.service.daemon import Daemon
 from hocket.service.endpoint import read_endpoint, write_endpoint
@@ -231,7 +231,7 @@ def _bound(host: str, port: int, last_port: int) -> socket.socket:
         try:
             return listening_socket(host, wanted)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = system_reason(error)
             if wanted == 0 or port:
                 hint = (
                     "leave out --port for a free one" if port else "--host is one of this machine"

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hocket.base.errors import InputFileError, UsageError
+from hocket.base.errors import InputFileError, UsageError, system_reason
 from hocket.base.jsonfile import parse_json
 from hocket.service.errors import NotFoundError
 from hocket.service.plain_file import open_plain
@@ -265,5 +265,5 @@ def _write(path: Path, entries: list[Entry]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = system_reason(error)
         raise InputFileError(f"cannot be written: {reason}", where=str(path)) from None

@@ -36,7 +36,7 @@ def held_at_peak(problem: Problem, timeline: Timeline) -> list[HeldStorage]:
     made = producer >= 0
     begin = np.where(made, timeline.op_start_s[np.maximum(producer, 0)], -np.inf)
     end = np.where(made, timeline.op_end_s[np.maximum(producer, 0)], -np.inf)
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     root = graph.root_of
     np.maximum.at(end, root[graph.reads], timeline.op_end_s[reader])
     np.maximum.at(end, root, np.where(graph.is_held, np.inf, end))

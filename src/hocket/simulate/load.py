@@ -89,7 +89,7 @@ def _crossings(
     """(tensor, home, other device) of every tensor that another device reads, each once."""
     graph, num_devices = problem.graph, max(problem.cluster.num_devices, 1)
     home = home_devices(graph, device_of)
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     where = device_of[reader]
     away = (where != home[graph.reads]) & ~links.is_free[graph.reads]
     key = np.unique(graph.reads[away].astype(np.int64) * num_devices + where[away])

@@ -149,7 +149,7 @@ class _Causes:
 def _read_from(timeline: Timeline, problem: Problem) -> NDArray[np.int64]:
     """For each entry of the graph's reads the item that brought the tensor; -1 for none."""
     graph = problem.graph
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     source = graph.tensor_producer[graph.reads].astype(np.int64)
     if not len(timeline.transfer_tensor):
         return source

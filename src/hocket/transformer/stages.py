@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hocket.base.parts import even_parts
 from hocket.transformer.division import Division
 from hocket.transformer.shape import Transformer
 
@@ -10,10 +11,7 @@ _V_SHAPED = ("zb-v", "v-half", "dualpipe-v")
 
 def stage_layers(model: Transformer, division: Division) -> tuple[int, ...]:
     """Layers of each virtual stage; where they do not divide, the first stages have one more."""
-    if division.layers is not None:
-        return division.layers
-    even, rest = divmod(model.layers, division.num_stages)
-    return tuple(even + (stage < rest) for stage in range(division.num_stages))
+    return division.layers or even_parts(model.layers, division.num_stages)
 
 
 def stage_ranks(division: Division) -> tuple[int, ...]:

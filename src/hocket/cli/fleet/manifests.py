@@ -9,6 +9,7 @@ import click
 
 from hocket.base.errors import UsageError, did_you_mean
 from hocket.cli.output import emit, json_option
+from hocket.cli.written import write_folder
 
 if TYPE_CHECKING:
     from hocket.contrib.kubernetes.manifests import KubernetesJob, KubernetesKind
@@ -72,7 +73,7 @@ def command(
                     f"two jobs are called {spec.name!r}", hint="give each a name of its own"
                 )
             files[name] = to_yaml([job_set(job, kind, queue=queue, namespace=namespace)])
-    _write(output, files)
+    write_folder(output, files)
     left_out = {spec.name: _left_out(spec) for spec in specs}
     if as_json:
         emit({"folder": str(output), "files": sorted(files), "left_out": left_out})
@@ -128,16 +129,3 @@ def _left_out(spec: JobSpec) -> list[str]:
     """What a job says and no manifest can."""
     defaults = type(spec).model_fields
     return [name for name in _NOT_CARRIED if getattr(spec, name) != defaults[name].default]
-
-
-def _write(folder: Path, files: dict[str, str]) -> None:
-    from hocket.base.atomic import write_atomically
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the folder {str(folder)!r}: {error.strerror}", hint="write elsewhere"
-        ) from None
-    for name, text in files.items():
-        write_atomically(folder / name, text.encode())

@@ -100,7 +100,7 @@ def longest_step_s(tasks: TaskTable, units: BoundUnits, problem: Problem) -> flo
 
 def _reads(problem: Problem, units: BoundUnits) -> list[Read]:
     graph = problem.graph
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr)).tolist()
+    reader = graph.reader.tolist()
     reads = []
     for op, tensor in zip(reader, graph.reads.tolist(), strict=True):
         source = int(graph.tensor_producer[tensor])

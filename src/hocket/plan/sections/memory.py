@@ -89,6 +89,11 @@ class MemoryBlock:
     expert_groups: int = 1
     """Groups in which batched parameters of experts are streamed and differentiated."""
 
+    @property
+    def is_at_home(self) -> bool:
+        """Whether its parameters, or the state of their optimizer, are at home on the host."""
+        return self.parameters == "streamed" or self.update == "host"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Section):
@@ -106,9 +111,7 @@ class Memory(Section):
     def replay_hindrance(self, graph: Graph) -> str:
         """Why steps cannot be launched as a whole, as one CUDA graph; empty where they can."""
         for block in self.blocks:
-            moves = (block.activations == "offloaded", block.checkpoint == "offloaded",
-                     block.parameters == "streamed", block.update == "host")  # fmt: skip
-            if any(moves):
+            if "offloaded" in (block.activations, block.checkpoint) or block.is_at_home:
                 return "the plan moves bytes between the device and its host"
             of_block = graph.rng_order[block.start : block.stop]
             if block.activations == "recomputed" and (of_block >= 0).any():

@@ -86,7 +86,7 @@ def windows_s(
 
 def _before(graph: Graph) -> tuple[LongArray, LongArray, LongArray]:
     """Per op, ascending: itself, what it reads, and the ops that make that."""
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     producer = graph.tensor_producer[graph.reads]
     made = producer >= 0
     return reader[made], graph.reads[made].astype(np.int64), producer[made].astype(np.int64)

@@ -66,7 +66,7 @@ def _offsets(counts: LongArray) -> LongArray:
 def _edge_s(problem: Problem) -> FloatArray:
     """Per edge of the graph: seconds to send every tensor that it carries."""
     graph = problem.graph
-    reader = np.repeat(np.arange(graph.num_ops, dtype=np.int64), np.diff(graph.read_ptr))
+    reader = graph.reader
     producer = graph.tensor_producer[graph.reads].astype(np.int64)
     # Reads of one op ascend, and so do the producers of ascending tensors: edges come in order.
     is_first = np.diff(producer, prepend=-1) != 0

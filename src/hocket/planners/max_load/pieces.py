@@ -172,7 +172,7 @@ def staying_bytes(graph: Graph, home: IntArray) -> LongArray:
     live, and activations that an op of a later phase reads.
     """
     made = graph.tensor_producer >= 0
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     phase = np.where(made, graph.op_phase[graph.tensor_producer], Phase.OPTIMIZER)
     stays = graph.is_held.copy()
     np.logical_or.at(stays, graph.reads, graph.op_phase[reader] > phase[graph.reads])
@@ -226,7 +226,7 @@ def _nets(
     graph: Graph, piece_of: IntArray, home: IntArray, links: LinkTimes
 ) -> tuple[LongArray, IntArray, NDArray[np.int64]]:
     """Nets of the tensors that more than one piece makes or reads, and which tensors they are."""
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     read = ~links.is_free[graph.reads]
     made = np.flatnonzero((home >= 0) & ~links.is_free)
     tensor = np.concatenate((made, graph.reads[read].astype(np.int64)))

@@ -41,8 +41,7 @@ class Asking:
         at_home = sum(
             len(update.roots)
             for update in uses.updates.values()
-            if policies[update.block].update == "host"
-            or policies[update.block].parameters == "streamed"
+            if policies[update.block].is_at_home
         )
         others = COMPUTED_AGAIN * again + MOVED * moved + AT_HOME * at_home
         return asked_s + self._work.mean_host_s * others

@@ -175,7 +175,7 @@ def _made_and_crossing(graph: Graph, num_forward: int) -> tuple[LongArray, LongA
     made_here = (producer >= 0) & (producer < num_forward) & (size > 0)
     made = np.zeros(num_forward + 1, dtype=np.int64)
     np.add.at(made, producer[made_here] + 1, size[made_here])
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     is_forward = reader < num_forward
     last = np.full(graph.num_tensors, -1)
     np.maximum.at(last, root[graph.reads[is_forward]], reader[is_forward])

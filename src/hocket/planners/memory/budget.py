@@ -25,6 +25,7 @@ from hocket.planners.memory.recompute import schedule_graph
 from hocket.planners.memory.step_ops import step_ops
 from hocket.planners.memory.time_bound import bound_s
 from hocket.planners.memory.update_order import UpdateOrders
+from hocket.planners.order.levels import placement_of
 
 MOST_OPS, NUM_ROUNDS = 1000, 2
 """What a step of more ops would take in seconds is not worth a number that is only told."""
@@ -85,7 +86,7 @@ class BudgetFit:
     def _graph_s(self) -> float | None:
         """With each op made again by itself."""
         problem, plan = self.frontier.problem, self.frontier.plan
-        device = int(plan.device_of[0]) if plan.device_of is not None else 0
+        device = int(placement_of(plan)[0])
         ops = step_ops(problem.graph, problem.costs.op_s[problem.costs.device_row[device]])
         if ops.num_ops > MOST_OPS:
             return None

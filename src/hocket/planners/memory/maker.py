@@ -33,6 +33,7 @@ from hocket.planners.memory.numbers import (
     measure,
 )
 from hocket.planners.memory.rounding import chosen, offloaded_share, section_of
+from hocket.planners.order.levels import placement_of
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.blocks import StepBlocks
 from hocket.simulate.rewriting.chunks import has_large_logits
@@ -72,7 +73,7 @@ class PlanMaker:
         self.uses: Uses = find_uses(problem.graph, blocks or cut_step(problem.graph))
         self.in_chunks = in_chunks and has_large_logits(problem.graph, self.uses.blocks)
         self.chunks = CHUNKS if self.in_chunks else CHUNKS[:1]
-        device = int(plan.device_of[0]) if plan.device_of is not None else 0
+        device = int(placement_of(plan)[0])
         self.numbers: BlockNumbers = measure(
             problem, self.uses, device, expert_groups=expert_groups
         )
@@ -234,7 +235,6 @@ class PlanMaker:
         is_moved = [block.checkpoint == "offloaded" for block in blocks]
         inputs_bytes = float(self.numbers.moved[is_moved, FROM_HOST].sum())
         fewer = max(FEW_CHUNKS, 2 * self._chunks(self.enough_bytes))
-        # What would take far more than the plan does is another plan's business.
         # A name that tells chunks already tells those that there are now.
         name = fitted.name.removesuffix(f", {_in_chunks(fitted.memory.loss_chunks)}")
         for called, memory, more_bytes in (
@@ -242,6 +242,7 @@ class PlanMaker:
             *((f"{name}, {_in_chunks(n)}", replace(fitted.memory, loss_chunks=n), self._tail(n)[0])
               for n in (1, fewer)),
         ):  # fmt: skip
+            # What would take far more than the plan does is another plan's business.
             is_eased = memory.loss_chunks <= fitted.memory.loss_chunks and memory not in seen
             if is_eased and more_bytes <= peak_bytes:
                 yield self._judged(called, memory)

@@ -17,7 +17,7 @@ from hocket.graph.graph import Graph, Phase, Role
 
 def release_gradients(graph: Graph) -> Graph:
     """The same step, holding each gradient that an update reads until its last reader only."""
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     is_updating = graph.op_phase[reader] == Phase.OPTIMIZER
     is_used = np.zeros(graph.num_tensors, dtype=np.bool_)
     is_used[graph.root_of[graph.reads[is_updating]]] = True

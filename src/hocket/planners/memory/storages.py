@@ -135,13 +135,12 @@ def storages_of(graph: Graph) -> Storages:
     root = graph.root_of.astype(np.int64)
     is_kept = np.zeros(graph.num_tensors, dtype=np.bool_)
     is_kept[root[graph.is_held]] = True
-    reader = np.repeat(np.arange(graph.num_ops, dtype=np.int64), np.diff(graph.read_ptr))
     return gathered(
         num_ops=graph.num_ops,
         bytes_of=graph.held_bytes,
         producer=graph.tensor_producer.astype(np.int64),
         is_kept=is_kept,
-        read=(root[graph.reads], reader),
+        read=(root[graph.reads], graph.reader),
         workspace_bytes=graph.workspace_bytes,
         precedence=_precedence(graph),
     )

@@ -90,7 +90,7 @@ def _last_reads(uses: Uses, num_step: int) -> LongArray:
     """Per storage: the op of the step after which it is free; a gradient goes with its update,
     which follows the backward pass of the block."""
     graph, block_of = uses.graph, uses.blocks.block_of
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     ends = np.zeros(uses.blocks.num_blocks, dtype=np.int64)
     np.maximum.at(ends, block_of[:num_step], np.arange(num_step))
     until = np.where(reader < num_step, reader, ends[block_of[reader]])

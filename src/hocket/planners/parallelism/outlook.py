@@ -223,7 +223,7 @@ class DivisionOutlook:
     def _even_costs(self) -> StageCosts:
         """What stages with equal shares take: of a division that was never simulated."""
         training, division = self.problem.training, self.division
-        layers = division.layers or even_layers(training.model.layers, division.num_stages)
+        layers = division.layers or most_in_the_middle(training.model.layers, division.num_stages)
         return stage_costs(
             training.model, replace(division, layers=layers), self.cluster, training.software,
             training.coefficients, kinds=self.kinds,
@@ -263,7 +263,7 @@ def _stages(problem: Problem, placed: PlacedDivision) -> PoolStages:
     return PoolStages.of_ranks(pool_of[names[0]] for names in placed.devices)
 
 
-def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+def most_in_the_middle(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Shares that differ by at most one; the stages in the middle get the larger ones.
 
     The first and the last stage have the embedding and the output layer besides.

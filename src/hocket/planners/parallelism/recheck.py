@@ -15,7 +15,7 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.stages import stage_costs
 from hocket.plan.sections.schedule import Schedule
-from hocket.planners.parallelism.outlook import SYNTHESISED, DivisionOutlook, even_layers
+from hocket.planners.parallelism.outlook import SYNTHESISED, DivisionOutlook, most_in_the_middle
 from hocket.planners.parallelism.schedules import make_schedule, synthesise
 from hocket.planners.parallelism.uneven import best_layers, best_order
 from hocket.simulate.pipeline import simulate_pipeline
@@ -94,7 +94,7 @@ def simulated(candidate: DivisionOutlook) -> DivisionOutlook:
     if len(candidate.stages.pools) > 1:
         return _with_best_layers(candidate)
     if division.layers is None and model.layers % division.num_stages:
-        division = replace(division, layers=even_layers(model.layers, division.num_stages))
+        division = replace(division, layers=most_in_the_middle(model.layers, division.num_stages))
     return run(candidate, division)
 
 

@@ -110,7 +110,7 @@ def _turn_of_ops(graph: Graph, device_of_block: dict[str, int]) -> IntArray:
     of_module = [device_of_block.get(block_path(module), -1) for module in graph.modules]
     turns = np.array([*of_module, -1], dtype=np.int32)[graph.op_module]
     read = turn_of_weight[graph.reads]
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))[read >= 0]
+    reader = graph.reader[read >= 0]
     reader, first = np.unique(reader, return_index=True)
     turns[reader] = read[read >= 0][first]
     forward = np.flatnonzero(graph.op_phase == Phase.FORWARD)

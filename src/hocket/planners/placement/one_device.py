@@ -12,7 +12,16 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
+from hocket.planners.candidates import empty_plan
 from hocket.simulate.engine import simulate
+
+ONE_DEVICE = "one-device"
+"""The name of this planner."""
+
+
+def on_one_device(problem: Problem) -> Plan:
+    """A plan of this planner alone."""
+    return one_device(problem, empty_plan(problem, ONE_DEVICE))
 
 
 def one_device(problem: Problem, plan: Plan) -> Plan:

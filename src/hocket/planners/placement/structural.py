@@ -120,7 +120,7 @@ def _keeps_homes(graph: Graph, there: Renumbered) -> bool:
 
 def _homes_first(graph: Graph, rank: LongArray) -> LongArray:
     """The topological order nearest to ``rank`` in which first readers stay the first."""
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     home = graph.home_op[graph.reads]
     shared = np.flatnonzero(
         (graph.tensor_producer[graph.reads] < 0) & (home >= 0) & (home < reader)
@@ -234,7 +234,7 @@ def _labels(
     )  # fmt: skip
     work = costs.tensor_bytes if costs.tensor_s is None else costs.tensor_s
     tensor = _mixed(graph.tensor_bytes, graph.tensor_role, work, graph.is_held)
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     made = np.flatnonzero(graph.tensor_producer >= 0)
     for _ in range(_ROUNDS):
         seen = _sums(_mixed(tensor[graph.reads]), reader, graph.num_ops)

@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from hocket.base.errors import NoFeasiblePlanError, UsageError
+from hocket.base.parts import even_parts
 from hocket.base.units import format_bytes, typed_bytes
 from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
@@ -232,13 +233,12 @@ def even_shares(problem: Problem, num_waves: int) -> Shares:
             f"{len(devices)} devices take",
             hint=f"give a batch of {parts} or more",
         )
-    each, rest = divmod(other.num_samples, parts)
-    sizes = [each + (part < rest) for part in range(parts)]
+    sizes = even_parts(other.num_samples, parts)
     return Shares(
         replicas=tuple(
             Replica(
                 devices=(names[device],),
-                microbatches=tuple(sizes[i * num_waves : (i + 1) * num_waves]),
+                microbatches=sizes[i * num_waves : (i + 1) * num_waves],
             )
             for i, device in enumerate(devices)
         )

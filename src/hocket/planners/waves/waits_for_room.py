@@ -57,7 +57,7 @@ def wave_lives(graph: Graph) -> WaveLives:
     start = position[graph.tensor_producer[owners]]
     number = np.full(graph.num_tensors, -1)
     number[owners] = np.arange(len(owners))
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     used = number[graph.root_of[graph.reads]]
     counts = (used >= 0) & (graph.op_phase[reader] != Phase.OPTIMIZER)
     end = start.copy()

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
+from hocket.base.parts import even_parts
 from hocket.plan.sections import Replica
 from hocket.planners.whole.pipelines import StageCut, best_cut
 from hocket.planners.whole.tables import Relief, Tables, host_update_s, largest_size
@@ -54,9 +55,7 @@ class DeviceGroup:
 
 def even_sizes(num_samples: int, largest: int) -> tuple[int, ...]:
     """As few microbatches of at most a size as it takes, alike but for one sample."""
-    count = -(-num_samples // largest)
-    share, rest = divmod(num_samples, count)
-    return (share + 1,) * rest + (share,) * (count - rest)
+    return even_parts(num_samples, -(-num_samples // largest))
 
 
 @lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.parts import even_parts
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Replica, Shares
 from hocket.plan.sections.shares import SHARE_SCHEDULES
@@ -279,8 +280,7 @@ def _resized(replica: Replica, change: int) -> Replica:
     """The replica with more or fewer samples in as many microbatches."""
     number = replica.num_samples + change
     count = min(len(replica.microbatches), number)
-    share, rest = divmod(number, count)
-    return replace(replica, microbatches=(share + 1,) * rest + (share,) * (count - rest))
+    return replace(replica, microbatches=even_parts(number, count))
 
 
 def _other_schedules(tables: Tables, shares: Shares) -> Iterator[Shares]:

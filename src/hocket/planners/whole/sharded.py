@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hocket.base.parts import even_parts
 from hocket.plan.sections import Replica, Shares
 from hocket.plan.sections.memory import Update
 from hocket.planners.candidates import Candidate
@@ -61,15 +62,10 @@ def _fewest(
         if count > min(samples) or not budget.is_left:
             break
         replicas = tuple(
-            Replica(devices=(names[device],), microbatches=_split(number, count), update=update)
+            Replica(devices=(names[device],), microbatches=even_parts(number, count), update=update)
             for device, number in zip(devices, samples, strict=True)
         )
         found = budget.simulated(Shares(replicas=replicas, sharded=True))
         if found.feasible:
             break
     return found
-
-
-def _split(number: int, count: int) -> tuple[int, ...]:
-    share, rest = divmod(number, count)
-    return (share + 1,) * rest + (share,) * (count - rest)

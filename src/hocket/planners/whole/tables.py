@@ -224,7 +224,7 @@ def _crossing_bytes(graph: Graph, place: IntArray) -> FloatArray:
     """Bytes of forward tensors that are made before a place and read at or after it."""
     maker = graph.tensor_producer
     is_forward = (maker >= 0) & (graph.op_phase[np.maximum(maker, 0)] == Phase.FORWARD)
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     counted = (graph.op_phase[reader] == Phase.FORWARD) & is_forward[graph.reads]
     last = np.full(graph.num_tensors, -1, dtype=np.int64)
     # Views of a storage are read instead of it: what crosses is the storage, once.

@@ -288,10 +288,9 @@ def settle_parameters(
     names = {id(p): name for name, p in model.named_parameters()}
     types = {number: rounded[name] for number, name in names.items() if name in rounded}
     for block in blocks:
-        is_streamed = block.policy.parameters == "streamed"
-        if block.parameters and (is_streamed or block.policy.update == "host"):
+        if block.parameters and block.policy.is_at_home:
             block.settle_on_host(types, pinned=engines.is_real)
-            if not is_streamed:
+            if block.policy.parameters == "resident":
                 num_bytes = block.copied_layout.num_bytes
                 block.resident = torch.empty(num_bytes, dtype=torch.uint8, device=engines.device)
                 # The computation may still be at work in memory that it has given back.

@@ -59,8 +59,7 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
         block.parameters = [p for p in _parameters(block) if owners[p] == 1]
     rest = [p for p in model.parameters() if owners[p] != 1]
     policies = [b.policy for b in blocks if any(p in set(rest) for p in _parameters(b))]
-    at_home = (p.update == "host" or p.parameters == "streamed" for p in policies)
-    is_hosted = bool(policies) and all(at_home)
+    is_hosted = bool(policies) and all(policy.is_at_home for policy in policies)
     shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
     # The forward pass begins with them.
     return [*blocks, Block(shared, -1, {}, parameters=rest)]

@@ -9,6 +9,7 @@ from hocket.runtime.parallel.job import Actions, TrainingJob
 from hocket.runtime.parallel.refusals import DataProgram, data_program
 from hocket.simulate.pipeline import WORK_LETTERS
 from hocket.transformer import Division, Transformer
+from hocket.transformer.stages import stage_layers
 
 TRAINED_DTYPES = ("bfloat16", "float32")
 """Types in which our trainer holds weights; others need losses or products that are scaled."""
@@ -29,18 +30,12 @@ def make_job(
     return TrainingJob(
         model=model,
         division=division,
-        layers=division.layers or even_layers(model.layers, division.num_stages),
+        layers=stage_layers(model, division),
         actions=actions_of(schedule),
         device_of_stage=tuple(schedule.device_of_stage.tolist()),
         data=data or data_program(division, splits_backward=schedule.splits_backward),
         **options,
     )
-
-
-def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of each stage, where they are divided evenly; earlier stages get what remains."""
-    least, extra = divmod(num_layers, num_stages)
-    return tuple(least + (stage < extra) for stage in range(num_stages))
 
 
 def actions_of(schedule: Schedule) -> Actions:

@@ -6,7 +6,7 @@ import torch
 
 from hocket.base.errors import UsageError
 from hocket.capture.fake import batch_tensors
-from hocket.capture.optimizer import optimizer_of_meta
+from hocket.capture.optimizer import required_optimizer
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import require_structure
@@ -16,7 +16,7 @@ from hocket.runtime.options import Onlookers, RunOptions
 from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
-from hocket.runtime.shared.trainer import torch_optimizer
+from hocket.runtime.shared.trainer import torch_optimizer, trained_parameters
 from hocket.runtime.train.kept import planned_budget_carrier
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.predicted import claimed_step_s
@@ -44,15 +44,8 @@ def run_budget(
     backend, (place,) = choose("budget", options.backend, [device])
     watch.on_progress(f"building {problem.graph.name}")
     built = build(problem.graph, model=options.model, source=source, seed=options.seed)
-    update = optimizer_of_meta(problem.graph.meta)
-    if update is None:
-        raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
-    parameters = [
-        parameter
-        for name, parameter in built.module.named_parameters()
-        if parameter.requires_grad and (update.only is None or name in update.only)
-    ]
-    optimizer = torch_optimizer(update, parameters)
+    update = required_optimizer(problem.graph.meta)
+    optimizer = torch_optimizer(update, trained_parameters(update, built.module))
     # Recorded as it was planned, whatever it is carried out on.
     kernels = str(problem.graph.meta.get("device") or place)
     name = built.name or problem.graph.name

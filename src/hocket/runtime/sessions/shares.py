@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from hocket.base.errors import UsageError
-from hocket.capture.optimizer import optimizer_of_meta
+from hocket.capture.optimizer import required_optimizer
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Shares
@@ -37,9 +37,7 @@ def run_shares(
     options.require_meaning("shares")
     require_structure(plan, problem)
     shares = plan[Shares]
-    update = optimizer_of_meta(problem.graph.meta)
-    if update is None:
-        raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
+    update = required_optimizer(problem.graph.meta)
     planned_samples = shares.num_samples
     if options.scale < 1:
         problem, shares = smaller_shares(problem, shares, options.scale)

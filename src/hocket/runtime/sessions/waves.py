@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hocket.base.errors import UsageError
-from hocket.capture.optimizer import optimizer_of_meta
+from hocket.capture.optimizer import required_optimizer
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Shares
@@ -22,7 +22,7 @@ from hocket.runtime.options import Onlookers, RunOptions
 from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
-from hocket.runtime.shared.trainer import torch_optimizer
+from hocket.runtime.shared.trainer import torch_optimizer, trained_parameters
 from hocket.runtime.smaller import with_graph
 from hocket.runtime.train.divided.accumulated import AccumulatedAlone
 from hocket.runtime.train.divided.shares import microbatches
@@ -50,9 +50,7 @@ def run_waves(
             f"waves of {len(shares.replicas)} devices take a process for each",
             hint="hocket launch carries them out in your own loop; plan one device to run it here",
         )
-    update = optimizer_of_meta(problem.graph.meta)
-    if update is None:
-        raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
+    update = required_optimizer(problem.graph.meta)
     (name,) = shares.devices
     device = next(each for each in problem.cluster.devices if each.name == name)
     backend, (place,) = choose("waves", options.backend, [device])
@@ -113,9 +111,5 @@ def waved_loop(
     )  # fmt: skip
     waves = make_waves(inner, wave_order(problem, shares, plan[Lanes]), device)
     carrier = AccumulatedAlone(inner, sizes, count=None, device=device, waves=waves)
-    parameters = [
-        parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and (recipe.update.only is None or name in recipe.update.only)
-    ]
+    parameters = trained_parameters(recipe.update, model)
     return TrainingLoop(model, torch_optimizer(recipe.update, parameters), carrier, options)

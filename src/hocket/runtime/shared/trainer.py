@@ -51,12 +51,7 @@ class ReplicaTrainer:
         self._loss = ChosenLoss(loss)
         self._microbatches = microbatches
         self._parts = [_rows_of(batch, rows, num_samples, device) for rows in microbatches]
-        names = update.only
-        self._parameters = [
-            parameter
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad and (names is None or name in names)
-        ]
+        self._parameters = trained_parameters(update, self.model)
         self._optimizer = torch_optimizer(update, self._parameters)
         self._marks = _Marks(self.model, self._parameters)
 
@@ -152,6 +147,15 @@ def _sum_bucket(tensors: Sequence[torch.Tensor]) -> None:
     dist.all_reduce(flat)
     for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
+
+
+def trained_parameters(update: Optimizer, model: nn.Module) -> list[nn.Parameter]:
+    """Parameters of a model that a captured update changes."""
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (update.only is None or name in update.only)
+    ]
 
 
 def torch_optimizer(update: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

@@ -13,10 +13,8 @@ from hocket.base.units import format_apart, format_bytes, typed_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections.memory import Memory
-from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.frontier import find_frontier
-from hocket.planners.placement.one_device import one_device
-from hocket.planners.registry import ONE_DEVICE
+from hocket.planners.placement.one_device import on_one_device
 from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.train.budgeted import Budgeted
@@ -58,7 +56,7 @@ def planned_budget_carrier(
 def _leanest_bytes(rehearsals: Rehearsals, problem: Problem, section: Memory) -> int | None:
     """What the leanest plan of this step holds when it is rehearsed; None where the model cannot be
     carried out by it."""
-    alone = one_device(problem, empty_plan(problem, ONE_DEVICE))
+    alone = on_one_device(problem)
     in_chunks = can_be_in_chunks(rehearsals.model, rehearsals.graph)
     leanest = find_frontier(problem, alone, in_chunks=in_chunks).smallest.memory
     blocks = Memory(budget_bytes=(), blocks=()) if leanest is None else leanest

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hocket.base.errors import RunError
+from hocket.base.errors import RunError, system_reason
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import DAMAGED, Result
 from hocket.service.executors.executor import (
@@ -139,7 +139,7 @@ def looked_at(name: AttemptName, folder: Path, look: Callable[[], Status]) -> St
         if not folder.exists():
             return None
         # Not knowing is no reason to give its devices away.
-        return Status(name=name, phase=RUNNING, detail=error.strerror or str(error))
+        return Status(name=name, phase=RUNNING, detail=system_reason(error))
     except DAMAGED:
         phase: Phase = RUNNING if is_locked(folder) else LOST
         return Status(name=name, phase=phase, detail="its files are damaged")

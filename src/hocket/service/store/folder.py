@@ -8,7 +8,7 @@ import stat
 import time
 from pathlib import Path
 
-from hocket.base.errors import InputFileError
+from hocket.base.errors import InputFileError, system_reason
 from hocket.service.plain_file import whose_trouble
 from hocket.service.store import lock, witness
 
@@ -68,7 +68,7 @@ def synced(folder: Path) -> None:
 def unusable(folder: Path, error: OSError) -> InputFileError:
     """For a folder that cannot be written."""
     return InputFileError(
-        f"the state folder cannot be used: {error.strerror or error}",
+        f"the state folder cannot be used: {system_reason(error)}",
         hint="name a folder on a disk with room that you may write to",
         where=str(folder),
     )

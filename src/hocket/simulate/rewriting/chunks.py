@@ -106,7 +106,7 @@ def has_logits(graph: Graph, blocks: StepBlocks) -> bool:
     """Whether the loss can be made in chunks: in the last block a linear layer makes logits, whose
     cross-entropy is the loss. Of graphs that were not recorded from a model nothing is known, and
     nobody carries them out."""
-    if graph.meta.get("level") != "op":
+    if not graph.is_recorded:
         return True
     first, last = blocks.start[-2:].tolist()
     return find_logits(graph, first, last) is not None
@@ -116,7 +116,7 @@ def has_large_logits(graph: Graph, blocks: StepBlocks) -> bool:
     """Whether the loss can be made in chunks, and holds less so: scores, their logarithms and
     gradients are more than the second gradient of the weight, to which those of chunks are
     added."""
-    if graph.meta.get("level") != "op":
+    if not graph.is_recorded:
         return True
     logits = find_logits(graph, *blocks.start[-2:].tolist())
     if logits is None:

@@ -64,7 +64,7 @@ class BatchedExperts:
 def find_experts(graph: Graph, blocks: StepBlocks) -> dict[int, BatchedExperts]:
     """All such parameters, by their numbers."""
     readers: dict[int, list[int]] = {}
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     is_parameter = graph.tensor_role[graph.root_of[graph.reads]] == Role.PARAMETER
     for op, tensor in zip(reader[is_parameter].tolist(), graph.reads[is_parameter].tolist(),
                           strict=True):  # fmt: skip

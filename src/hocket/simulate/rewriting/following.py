@@ -123,7 +123,7 @@ def _grouped(key: LongArray, value: LongArray, count: int) -> tuple[LongArray, L
 
 def _dependences(graph: Graph) -> tuple[LongArray, LongArray]:
     """Pairs of ops, of which one reads what the other makes."""
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     maker = graph.tensor_producer[graph.reads].astype(np.int64)
     return reader[maker >= 0], maker[maker >= 0]
 

@@ -24,7 +24,7 @@ def as_held(graph: Graph) -> Graph:
         return graph
     op_of = {name: op for op, name in enumerate(graph.op_names)}
     tensor_of = {name: tensor for tensor, name in enumerate(graph.tensor_names)}
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     # A graph that was made of another has its note and may lack some of its ops.
     pairs = {
         (op_of[op], tensor_of[name])

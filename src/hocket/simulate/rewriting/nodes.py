@@ -58,7 +58,7 @@ def find_nodes(graph: Graph, given: LongArray, apart: Collection[int] = ()) -> B
     np.maximum.at(last, node[is_own], ops[is_own])
     end = np.arange(graph.num_ops)
     end[ops[is_own]] = last[node[is_own]]
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     is_held = (end[reader] != reader) & ~np.isin(reader, list(apart))
     of_nodes = np.stack([end[reader[is_held]], graph.reads[is_held]], axis=1)
     pairs = np.unique(np.concatenate([given, of_nodes]), axis=0)

@@ -109,7 +109,7 @@ class Uses:
     def reads_saved(self) -> BoolArray:
         """Per op: whether it reads anything that was there before the backward pass."""
         graph = self.graph
-        reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+        reader = graph.reader
         found = np.zeros(graph.num_ops, dtype=np.bool_)
         found[reader[graph.tensor_producer[graph.reads] < self.blocks.start[-1]]] = True
         return found
@@ -125,7 +125,7 @@ class Uses:
     def parameter_reads(self) -> list[tuple[int, int]]:
         """Ops of both passes and the storages of parameters that they read."""
         graph = self.graph
-        reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+        reader = graph.reader
         roots = graph.root_of[graph.reads]
         chosen = (graph.tensor_role[roots] == Role.PARAMETER) & (
             graph.op_phase[reader] != Phase.OPTIMIZER
@@ -247,7 +247,7 @@ def find_uses(graph: Graph, blocks: StepBlocks) -> Uses:
     visits = find_visits(graph, blocks.start, blocks.block_of)
     reads: list[set[tuple[int, int]]] = [set() for _ in visits.visits]
     outside: list[set[int]] = [set() for _ in blocks.names]
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     chosen = (graph.op_phase[reader] == Phase.BACKWARD) & is_forward[graph.reads]
     ops, tensors = reader[chosen], graph.reads[chosen]
     for visit, block, partner, tensor, root in zip(

@@ -92,7 +92,7 @@ def find_visits(graph: Graph, start: IntArray, block_of: IntArray) -> StepVisits
     """The visits of a step; a backward op is in that of the forward op that it belongs to. Of
     graphs that were not recorded from a model nothing is known: each block is one visit."""
     num_forward = int(start[-1])
-    if graph.meta.get("level") != "op":
+    if not graph.is_recorded:
         visits = [
             StepVisit("", block, *span) for block, span in enumerate(pairwise(start.tolist()))
         ]

@@ -96,7 +96,7 @@ def lane_blocks(given: Graph, unfolded: Unfolded, timeline: Timeline) -> LaneBlo
     owners = np.flatnonzero((producer >= 0) & (graph.held_bytes > 0) & is_here[producer])
     number = np.full(graph.num_tensors, -1)
     number[owners] = np.arange(len(owners))
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     user = np.concatenate((producer[owners], reader))
     used = np.concatenate((np.arange(len(owners)), number[root[graph.reads]]))
     user, used = user[used >= 0], used[used >= 0]

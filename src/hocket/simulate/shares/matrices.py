@@ -237,7 +237,7 @@ def _kept(graph: Graph, regions: Regions, degree: int) -> FloatArray:
     """Per op: which share of the bytes that it touches a part touches."""
     size = graph.tensor_bytes.astype(np.float64)
     own = np.where(regions.is_part, size / degree, size)
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     sums = np.zeros((2, graph.num_ops))
     made = graph.tensor_producer >= 0
     for row, values in enumerate((size, own)):

@@ -149,7 +149,7 @@ def made_again(
     )
     aliased = tensors[graph.alias_of[tensors] >= 0]
     sheet.set_alias(made[aliased], found.bases(graph, aliased, tensor, made))
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     chosen = op_of[reader] >= 0
     reads, reader = graph.reads[chosen], reader[chosen]
     maker = np.maximum(producer[reads], 0)
@@ -218,7 +218,7 @@ def copies_in(
     ops = _copies(problem, own, sheet, sent, Stream.COPY_IN)
     bucket_of = np.full(graph.num_tensors, -1, dtype=np.int64)
     bucket_of[np.concatenate([copied for copied, _ in sent])] = _of_buckets(sent)
-    reader = np.repeat(np.arange(graph.num_ops, dtype=np.int64), np.diff(graph.read_ptr))
+    reader = graph.reader
     bucket = bucket_of[graph.reads]
     is_update = (bucket >= 0) & (op_of[reader] >= 0)
     pairs = np.unique(bucket[is_update] * graph.num_ops + reader[is_update])

@@ -51,7 +51,7 @@ def priced_at(problem: Problem, num_samples: int) -> Problem:
 def gradients_of(graph: Graph) -> IntArray:
     """The gradients that the optimizer reads, in the order in which they are made."""
     is_update = graph.op_phase == Phase.OPTIMIZER
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     read = np.unique(graph.reads[is_update[reader]])
     made = graph.tensor_producer[read] >= 0
     is_update_made = is_update[np.maximum(graph.tensor_producer[read], 0)]

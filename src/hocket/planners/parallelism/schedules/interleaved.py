@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.base.parts import even_parts
 from hocket.plan.sections.schedule import Schedule
 from hocket.planners.parallelism.schedules.rows import rounds
 
@@ -31,9 +32,7 @@ def microbatch_groups(num_devices: int, num_microbatches: int) -> list[int]:
     A smaller group would leave devices waiting for its next chunk. Where p does not divide m, some
     groups are larger; where m is less than p, there is one.
     """
-    num_groups = max(1, num_microbatches // num_devices)
-    size, rest = divmod(num_microbatches, num_groups)
-    return [size + (index < rest) for index in range(num_groups)]
+    return list(even_parts(num_microbatches, max(1, num_microbatches // num_devices)))
 
 
 def warm_up_forwards(

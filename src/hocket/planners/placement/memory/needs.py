@@ -45,7 +45,7 @@ def _op_bytes(graph: Graph, tie_of: IntArray, home_of_storage: IntArray) -> Long
     Of several views of one storage only the largest is sure to take bytes of its own.
     """
     size = _least_bytes(graph)
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     home = home_of_storage[graph.reads]
     lives_here = (home >= 0) & (tie_of[home] == tie_of[reader])
     reader, tensor = reader[~lives_here], graph.reads[~lives_here]

@@ -53,7 +53,7 @@ class SizeLevel:
             [np.bincount(unit_of, weights=seconds, minlength=self.num_units)
              for seconds in problem.costs.op_s]
         )[problem.costs.device_row]  # fmt: skip
-        reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+        reader = graph.reader
         maker = graph.home_op[graph.reads]
         seconds = mean_transfer_s(problem)[graph.reads]
         counts = (unit_of[reader] != unit_of[maker]) & (seconds > 0)
@@ -87,7 +87,7 @@ def _work(graph: Graph, unit_of: IntArray) -> LongArray:
     entries = np.zeros(graph.num_tensors, dtype=np.int64)
     np.add.at(entries, graph.root_of, 1 + np.diff(graph.user_ptr))
     entries = entries[graph.root_of]
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     made = graph.tensor_producer >= 0
     work = np.bincount(unit_of[reader], entries[graph.reads], int(unit_of.max(initial=0)) + 1)
     np.add.at(work, unit_of[graph.tensor_producer[made]], entries[made])

@@ -7,8 +7,6 @@ plan must keep together (`bound_ops`). O(ops + reads).
 
 from __future__ import annotations
 
-import numpy as np
-
 from hocket.base.arrays import IntArray
 from hocket.graph.coarsen.ties import Ties, followers, hard_ties, optimizers, partners, views
 from hocket.graph.coarsen.units import joined
@@ -35,7 +33,7 @@ def layers(graph: Graph, unit_of: IntArray) -> IntArray:
     """The layer of each op: units that read the same parameters or state are in one."""
     root, home = graph.root_of[graph.reads], home_ops(graph)
     is_shared = (home >= 0) & (graph.tensor_role != Role.INPUT) & (graph.tensor_bytes > 0)
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    reader = graph.reader
     kept = is_shared[root]
     num_units = int(unit_of.max(initial=-1)) + 1
     same = Ties(unit_of[reader[kept]], unit_of[home[root[kept]]])

@@ -111,7 +111,7 @@ def _edge_seconds(problem: Problem, tensor_s: FloatArray) -> FloatArray:
     graph = problem.graph
     src, dst = graph.edges
     width = max(graph.num_ops, 1)
-    reader = np.repeat(np.arange(graph.num_ops, dtype=np.int64), np.diff(graph.read_ptr))
+    reader = graph.reader
     producer = graph.tensor_producer[graph.reads]
     inner = producer >= 0
     key = dst.astype(np.int64) * width + src

@@ -11,6 +11,7 @@ import re
 from torch import nn
 
 from hocket.base.errors import UsageError
+from hocket.base.parts import even_parts
 
 _NUMBERED = re.compile(r"[0-9]+")
 
@@ -62,8 +63,7 @@ def stage_layers(num_layers: int, layers: tuple[int, ...] | None, num_stages: in
                 f"{num_stages} stages are more than the {num_layers} layers of the model",
                 hint="use fewer stages",
             )
-        least, extra = divmod(num_layers, num_stages)
-        layers = tuple(least + (stage < extra) for stage in range(num_stages))
+        layers = even_parts(num_layers, num_stages)
     if sum(layers) != num_layers or len(layers) != num_stages:
         raise UsageError(
             f"the plan has {len(layers)} stages with {sum(layers)} layers, the model has "
