@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -29,6 +30,21 @@ def test_the_largest_size_fits_and_the_next_does_not():
     assert graph.content_hash == wide(found).content_hash
     assert hocket.fit(wide(found), "1xh200", "200MiB").chosen is not None
     assert hocket.fit(wide(found + 1), "1xh200", 200 * MIB).chosen is None
+
+
+@pytest.mark.parametrize("host_bytes", [0, 10 * MIB])
+def test_the_largest_size_keeps_to_what_may_wait_on_the_host(host_bytes):
+    def wide(size):
+        return chain_step(3, activation=size * MIB, weight=4 * MIB)
+
+    fit = partial(hocket.fit, on="1xh200", memory=200 * MIB, host_bytes=host_bytes)
+    found, _ = largest_that_fits(
+        wide, "1xh200", 200 * MIB, start=4, most=4096, host_bytes=host_bytes
+    )
+    anywhere, _ = largest_that_fits(wide, "1xh200", 200 * MIB, start=4, most=4096)
+    assert found < anywhere
+    assert fit(wide(found)).chosen is not None
+    assert fit(wide(found + 1)).chosen is None
 
 
 def test_max_captures_each_size_once_and_tells_what_it_found(tmp_path):

@@ -155,6 +155,7 @@ def largest_that_fits(
     *,
     start: int,
     most: int,
+    host_bytes: float = float("inf"),
     profile: Profile | None = None,
     calibration: Calibration | None = None,
     tell: Tell = lambda size, num_bytes, fits: None,
@@ -176,7 +177,7 @@ def largest_that_fits(
         seen.add(graph.content_hash)
         problem = make_problem(graph, place, profile=profile, calibration=calibration)
         budget_bytes = _budget_on_one(problem, memory_bytes)
-        num_bytes = leanest_bytes(problem, _on_one(problem))
+        num_bytes = leanest_bytes(problem, _on_one(problem), host_bytes)
         fits = num_bytes <= budget_bytes
         tell(size, num_bytes, fits)
         if fits and size > best.size:

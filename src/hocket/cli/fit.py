@@ -99,11 +99,12 @@ def command(
         if memory_bytes is not None:
             require_memory(cluster.devices[0], memory_bytes)
     announce_compilation()
+    on_host = float("inf") if host_bytes is None else host_bytes
     found: dict[str, Any] = {}
     graph_file: Path | None = None
     if grows is not None:
         size, graph, least = _largest(
-            source, on, memory_bytes, grows, options, profile, calibration
+            source, on, memory_bytes, on_host, grows, options, profile, calibration
         )
         if graph is None:
             raise SystemExit(_none_fits(grows, memory_bytes, least, as_json=as_json))
@@ -116,9 +117,7 @@ def command(
         graph, graph_file = load_graph(source, options, device=device, at_sizes=False)
     problem = make_problem(graph, on, "shared", profile, calibration)
     with working(f"planning {graph.num_ops:,} ops"):
-        fitted = fit_problem(
-            problem, memory_bytes, host_bytes=float("inf") if host_bytes is None else host_bytes
-        )
+        fitted = fit_problem(problem, memory_bytes, host_bytes=on_host)
     if not as_json:
         if note := unusable_note(problem, fitted.budget_bytes):
             say(f"warning: {note}")
@@ -155,8 +154,8 @@ def _recorded_for(on: str) -> str:
 
 
 def _largest(
-    source: str, on: str, memory_bytes: int | None, grows: str, options: ModelOptions,
-    profile: Path | None, calibration: Path | None,
+    source: str, on: str, memory_bytes: int | None, host_bytes: float, grows: str,
+    options: ModelOptions, profile: Path | None, calibration: Path | None,
 ) -> tuple[int, Graph | None, int]:  # fmt: skip
     """The largest size that fits and its step, or 0 and None; and the bytes that the least size
     needs of those that were tried."""
@@ -187,7 +186,7 @@ def _largest(
         say(f"{grows} {size} {'fits' if fits else 'does not fit'}: {format_bytes(num_bytes)}")
 
     size, graph = largest_that_fits(
-        capture, on, memory_bytes, start=START[grows], most=MOST[grows],
+        capture, on, memory_bytes, start=START[grows], most=MOST[grows], host_bytes=host_bytes,
         profile=read_profile(profile) if profile else None,
         calibration=read_calibration(calibration) if calibration else None, tell=tell,
     )  # fmt: skip

@@ -274,8 +274,12 @@ def _steepest(plans: Iterable[Fitted], tried: Sequence[float]) -> float | None:
     return max(gaps)[-1] if gaps else None
 
 
-def leanest_bytes(problem: Problem, plan: Plan) -> int:
+def leanest_bytes(problem: Problem, plan: Plan, host_bytes: float = float("inf")) -> int:
     """The fewest bytes that a plan of this step is known to need, without looking at its time."""
+    if np.isfinite(host_bytes):
+        # The leanest plan has everything on the host; what is leanest within a limit, plans of all
+        # kinds tell.
+        return find_frontier(problem, plan, host_bytes=host_bytes).smallest.peak_bytes
     maker = PlanMaker(problem, plan, float("inf"))
     least = min(fitted.peak_bytes for fitted in maker.leanest())
     finer = (fitted for each in _in_groups(maker, least) for fitted in each.leanest())
