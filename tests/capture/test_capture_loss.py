@@ -71,7 +71,7 @@ def test_commands_say_the_loss_warn_about_logits_and_run_what_was_planned(tmp_pa
     plan = ["--on", "1xcpu-core", "--planner", "one-device"]
     said = hocket("plan", "m.py:logits", *plan, cwd=tmp_path).stderr
     assert "the mean of the model's output" in said
-    assert "--loss" in said
+    assert "takes more memory; name yours with --loss" in said
     assert "loss" not in hocket("plan", "m.py:own", *plan, "-o", "o.json", cwd=tmp_path).stderr
     said = hocket(
         "plan", "m.py:logits", *plan, "--loss", "m.py:halved", "-o", "h.json", cwd=tmp_path

@@ -103,3 +103,31 @@ def test_an_optimizer_that_looks_at_numbers_updates_on_the_host():
         theirs.step()
         theirs.zero_grad()
         assert train.step(BATCH).item() == loss.item()
+
+
+class WithToken(nn.Module):
+    """Its own code reads a parameter that no layer has."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 8))
+        self.layers = net()
+
+    def forward(self, x):
+        return self.layers(torch.cat([x, self.token.expand(len(x), -1)]))[: len(x)]
+
+
+def test_parameters_of_no_layer_are_updated_on_the_host_with_all_others():
+    """One that stayed on the device had optimizers that look at numbers refused at any budget."""
+    plain = WithToken()
+    model = copy.deepcopy(plain)
+    theirs, ours = (torch.optim.Adafactor(each.parameters(), lr=0.01) for each in (plain, model))
+    train = hocket.prepare(model, ours, BATCH, memory="1MiB", forward=classified)
+    for _ in range(3):
+        loss = classified(plain, BATCH)
+        loss.backward()
+        theirs.step()
+        theirs.zero_grad()
+        assert train.step(BATCH).item() == loss.item()
+    train.state_dict()
+    assert torch.equal(model.token, plain.token)

@@ -6,6 +6,7 @@ import pytest
 from planners.memory.steps import chain_step, placed
 
 from hocket.base.errors import NoFeasiblePlanError, RunError
+from hocket.base.units import parse_bytes
 from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.memory.maker import PLAIN
 from hocket.runtime.train import fitting
@@ -113,6 +114,20 @@ def test_what_does_not_fit_names_the_least_that_was_rehearsed(frontier):
     budget = frontier.smallest.peak_bytes
     with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
         fastest_that_keeps(budget, frontier, rehearsals)
+
+
+def test_plans_far_beyond_a_budget_are_rehearsed_where_lean_ones_hold_more(frontier):
+    """As those do that move or make again what the model makes again by itself."""
+    plain = frontier.find(PLAIN).peak_bytes
+    exact = Rehearsals(frontier, 1.0)
+
+    def rehearse(section):
+        is_kept = all(block.activations == "kept" for block in section.blocks)
+        return exact(section) if is_kept else 3 * plain
+
+    with pytest.raises(NoFeasiblePlanError) as refused:
+        fastest_that_keeps(frontier.smallest.peak_bytes // 3, frontier, rehearse)
+    assert parse_bytes(refused.value.hint.split('"')[1]) <= 1.01 * plain
 
 
 def test_plans_that_the_model_cannot_be_carried_out_by_are_passed_over(frontier):

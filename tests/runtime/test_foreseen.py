@@ -9,6 +9,7 @@ import pytest
 import torch
 from runtime.budget_loops import CPU
 from runtime.foreseen_models import FORESEEN
+from torch import nn
 
 from hocket.api.planned import make_problem
 from hocket.graph.graph import Graph, Role
@@ -30,6 +31,7 @@ from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
+from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.casts import CAST
 from hocket.simulate.rewriting.given import held_by_calls
 from hocket.simulate.rewriting.step import budgeted
@@ -84,6 +86,35 @@ def test_peaks_of_plans_are_foreseen(name):
         assert 0.98 * held_bytes <= foreseen_bytes <= 1.03 * held_bytes, memory
         kinds |= {block.activations for block in memory.blocks}
     assert kinds == {"kept", "offloaded", "recomputed"}
+
+
+class PlacesOutside(nn.Module):
+    """Its own code alone reads a parameter that is larger than all layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = nn.Parameter(torch.randn(256, 64))
+        self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+
+    def forward(self, x):
+        return self.layers(x + self.places)
+
+
+def test_a_parameter_of_no_block_has_its_state_where_all_blocks_have_theirs():
+    torch.manual_seed(0)
+    model, batch = PlacesOutside(), torch.randn(2, 256, 64)
+    planned = _planned(model, batch, lambda model, batch: model(batch).square().mean())
+    frontier, peaks = planned.frontier, {}
+    full = frontier.find(FULL_RECOMPUTE).memory
+    for update in ("device", "host"):
+        memory = replace(full, blocks=tuple(replace(b, update=update) for b in full.blocks))
+        peaks[update] = rehearsed_peak(
+            model, adamw(model), batch, planned.recipe, memory, CPU, graph=planned.graph
+        ).num_bytes
+        step = budgeted(frontier.problem, frontier.plan, memory)
+        foreseen_bytes = int(simulate(step.problem, step.plan).peak_bytes.max())
+        assert foreseen_bytes == pytest.approx(peaks[update], rel=0.02)
+    assert peaks["device"] - peaks["host"] > 2 * model.places.nbytes
 
 
 def _rewritten(name, **policy):

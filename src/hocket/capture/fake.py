@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.capture.assemble import unique_names
+from hocket.capture.grouped import know_grouped_products
 from hocket.capture.recurrent import know_recurrent_layers
 from hocket.graph import Role
 
@@ -27,6 +28,7 @@ NamedTensor = tuple[str, Role, torch.Tensor]
 def fake_mode(model: nn.Module) -> FakeTensorMode:
     """In which ops of a model make tensors without memory."""
     know_recurrent_layers()
+    know_grouped_products()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     # What it remembers of an op forgets that two results are one tensor, and whether a layer stands
     # in for an accelerator's: a second pass of recurrent layers would be another one.

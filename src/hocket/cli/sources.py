@@ -257,8 +257,8 @@ def say_loss(graph: Graph) -> None:
     loss = graph.meta.get("loss")
     if loss == MEAN:
         say(
-            f"warning: the step minimises {told(loss)}: times and memory are right, losses mean "
-            "nothing; name one with --loss"
+            f"warning: the step minimises {told(loss)}: losses mean nothing, and one that keeps "
+            "more, as cross-entropy does, takes more memory; name yours with --loss"
         )
     elif isinstance(loss, str) and loss != OWN:
         say(f"minimised: {told(loss)}")

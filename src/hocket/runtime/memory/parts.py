@@ -29,9 +29,9 @@ SHARED = "(shared)"
 def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Block]:
     """The blocks, and last one for parameters that are no block's own.
 
-    Parameters that several blocks share stay on the device; they are updated on the host, with
-    their state, where all of these blocks are or have their own parameters at home there. A block
-    that is a run of modules has each of them.
+    Parameters that several blocks share, or none has, stay on the device; they are updated on the
+    host, with their state, where all of these blocks (all there are, where none shares any) are or
+    have their own parameters at home there. A block that is a run of modules has each of them.
     """
     _require_apart(model)
     known = dict(model.named_modules())
@@ -59,6 +59,8 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
         block.parameters = [p for p in _parameters(block) if owners[p] == 1]
     rest = [p for p in model.parameters() if owners[p] != 1]
     policies = [b.policy for b in blocks if any(p in set(rest) for p in _parameters(b))]
+    # Of what the model's own code alone reads, such as a token of a class, all blocks decide.
+    policies = policies or list(memory.blocks)
     is_hosted = bool(policies) and all(policy.is_at_home for policy in policies)
     shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
     # The forward pass begins with them.

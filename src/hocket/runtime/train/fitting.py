@@ -9,7 +9,8 @@ they hold is beside what was simulated as that of the others was, those passed o
 what was found, and of those beyond the budget none that moves nothing, because no copy of it ends
 earlier than simulated. A plan that the model cannot be carried out by, as its rehearsal tells, is
 passed over; where all are, some are tried that compute nothing again or update nothing on the
-device.
+device. Before a budget is refused, the leanest plan of each kind is rehearsed (of a deep model one
+that seems leaner than what was found), so that what is told is the least.
 """
 
 from __future__ import annotations
@@ -96,6 +97,11 @@ def fastest_that_keeps(
     if found is None:
         if not peaks:
             raise next(iter(refused.values()))
+        kinds = _leanest_of_kinds(frontier)
+        if is_deep:
+            kinds = [plan for plan in kinds if plan.peak_bytes < min(peaks.values())]
+        found = next((plan for plan in kinds if is_worth(plan) and keeps(plan)), None)
+    if found is None:
         raise too_large(min(peaks.values()), budget_bytes)
     return KeptBudget(_section(found, budget_bytes), peaks[found.name], found.step_s)
 
@@ -138,6 +144,16 @@ def _unlike(frontier: Frontier, budget_bytes: int) -> list[Fitted]:
         leanest = sorted(without, key=lambda plan: plan.peak_bytes)[:1]
         found += sorted(near, key=lambda plan: plan.rank)[:_MOST_UNLIKE] + leanest
     return sorted({plan.name: plan for plan in found}.values(), key=lambda plan: plan.rank)
+
+
+def _leanest_of_kinds(frontier: Frontier) -> list[Fitted]:
+    """Of the plans that treat activations in the same ways the leanest, the plain step among them:
+    where a model makes activations again by itself, others may hold more than it."""
+    kinds: dict[frozenset[str], Fitted] = {}
+    for plan in sorted(frontier.plans, key=lambda plan: plan.peak_bytes):
+        blocks = () if plan.memory is None else plan.memory.blocks
+        kinds.setdefault(frozenset(block.activations for block in blocks), plan)
+    return list(kinds.values())
 
 
 def too_large(peak_bytes: int, budget_bytes: int) -> NoFeasiblePlanError:

@@ -114,13 +114,14 @@ def find_homes(
     graph: Graph, memory: Memory, uses: Uses, again: tuple[tuple[int, ...], ...]
 ) -> ParameterHomes:
     """A parameter that several blocks read, or the model's own code, stays on the device; such ones
-    are updated on the host where all of these blocks are at home there."""
+    are updated on the host where all of these blocks are at home there, or all blocks where such
+    parameters are read by the model's own code alone."""
     policies = memory.blocks
     is_streamed = [policy.parameters == "streamed" for policy in policies]
     is_hosted = [policy.update == "host" for policy in policies]
     streamed = {root for root, of in uses.readers.items()
                 if root not in uses.shared and is_streamed[min(of)]}  # fmt: skip
-    sharing = uses.sharing
+    sharing = uses.sharing or range(len(policies))
     is_shared_home = bool(sharing) and all(policies[b].is_at_home for b in sharing)
     is_on_host = np.zeros(graph.num_tensors, dtype=np.bool_)
     is_on_host[list(streamed)] = True
