@@ -21,6 +21,15 @@ def gpt2():
     return _of_words(hf.GPT2LMHeadModel(config))
 
 
+def llama():
+    import transformers as hf
+
+    config = hf.LlamaConfig(num_hidden_layers=3, hidden_size=64, num_attention_heads=4,
+                            num_key_value_heads=2, intermediate_size=128, vocab_size=500,
+                            max_position_embeddings=64)  # fmt: skip
+    return _of_words(hf.LlamaForCausalLM(config))
+
+
 def bert():
     import transformers as hf
 

@@ -32,6 +32,7 @@ from hocket.capture.fake import (
     map_batch,
     model_tensors,
 )
+from hocket.capture.packed import rows_are_whole
 from hocket.graph.graph import Graph, Role
 from hocket.hardware.allocation import ALIGNMENT_BYTES, aligned
 from hocket.plan.sections.memory import Memory
@@ -86,6 +87,7 @@ def rehearsed_peak(
     is_compiled = bool(rounded) and _may_be_one_pass(optimizer, memory, device)
     with (
         tried_beside() if is_compiled else nullcontext(),
+        nullcontext() if recipe.forward else rows_are_whole(batch),
         torch.random.fork_rng(),
         torch.autograd.set_multithreading_enabled(False),
         mode,

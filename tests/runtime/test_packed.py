@@ -1,0 +1,41 @@
+"""Rows of several sequences: a step is rehearsed with the masks that it makes, and no others."""
+
+import pytest
+import torch
+from runtime import hf_models
+from runtime.train_loops import adamw
+
+import hocket
+from hocket.capture.packed import rows_are_whole
+from hocket.runtime.memory.ledger import Ledger
+
+PACKED = torch.tensor(4 * [16 * [0, 1, 2, 3]])
+
+
+@pytest.mark.parametrize("more", [{}, {"position_ids": PACKED}], ids=["whole", "packed"])
+def test_steps_hold_what_was_rehearsed_whatever_the_rows_are(more):
+    """Keys that heads share are repeated beside a mask, and only there."""
+    torch.manual_seed(0)
+    model, batch, _ = hf_models.llama()
+    batch = {**batch, **more}
+    train = hocket.prepare(model, adamw(model), batch, memory="3MiB")
+    ledger = Ledger()
+    with ledger:
+        ledger.hold(train._carrier.lasting)
+        ledger.hold(batch.values())
+        for _ in range(2):
+            train.step(batch)
+        train.state_dict()
+    assert ledger.peak_bytes == train.memory.peak_bytes
+
+
+def test_what_models_look_for_is_as_it_was_afterwards():
+    from transformers import masking_utils
+
+    before = masking_utils.find_packed_sequence_indices
+    with rows_are_whole({}):
+        assert masking_utils.find_packed_sequence_indices is not before
+        # Where there are numbers they tell.
+        assert masking_utils.find_packed_sequence_indices(PACKED) is not None
+        assert masking_utils.find_packed_sequence_indices(PACKED[:, :4]) is None
+    assert masking_utils.find_packed_sequence_indices is before
