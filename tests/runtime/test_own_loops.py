@@ -313,3 +313,16 @@ def test_gradients_of_a_clipped_update_that_failed_are_in_no_later_one(monkeypat
         torch.nn.utils.clip_grad_norm_(twin.parameters(), 1e9)
         plain.step()
         assert loss == expected.item()
+
+
+@pytest.mark.filterwarnings("ignore:.*do not visit the same modules")
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}])
+def test_parameters_that_came_after_the_model_was_prepared_are_refused(options):
+    model, batches, forward = MODELS["blocks"]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train = loop_of(model, optimizer, uniform(model, 0), batches[0], forward, **options)
+    train.step(batches[0])
+    model.layers[1] = Layer()
+    optimizer.add_param_group({"params": list(model.layers[1].parameters())})
+    with pytest.raises(UsageError, match="did not have when it was prepared"):
+        train.step(batches[0])
