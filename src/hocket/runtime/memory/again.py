@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -44,12 +44,36 @@ def computed_again(
     given, nothing can be made again out of that; what it saves from there on is kept, by hooks of
     autograd where there are any.
     """
-    call = _Call(buffers, function, args, kwargs, keeping or (_alone, _itself),
+    call = _Call(buffers, function, args, kwargs, keeping or (kept_as_is, KeptAsIs.unchanged),
                  repeats_draws=repeats_draws)  # fmt: skip
     with saved_tensors_hooks(call.pack, call.unpack):
         result = function(*args, **kwargs)
     call.seen = buffers.moved(call.seen)
     return result
+
+
+class KeptAsIs(NamedTuple):
+    """A tensor that autograd saves, and how often it had been changed by then: PyTorch looks for
+    changes of what it saves itself, and not of what hooks have packed."""
+
+    tensor: torch.Tensor
+    version: int
+
+    def unchanged(self) -> torch.Tensor:
+        """The tensor; raises where it is not what was saved."""
+        if self.tensor._version != self.version:
+            raise RunError(
+                f"a tensor {list(self.tensor.shape)} that the backward pass needs was changed in "
+                "place after it was saved",
+                hint="write y = y + 1 for y += 1 where an op before it needs y",
+            )
+        return self.tensor
+
+
+def kept_as_is(tensor: torch.Tensor) -> KeptAsIs:
+    """Without the op that made it: a result that knows the op which saves it would keep that op,
+    and all that the step saved, alive until a backward pass comes."""
+    return KeptAsIs(tensor.detach() if tensor.grad_fn is not None else tensor, tensor._version)
 
 
 class _AllThere(BaseException):
@@ -128,13 +152,13 @@ class _Call:
                 hint="write x = x + part(x) for x += part(x), or keep more memory so that it runs "
                 "once",
             )
-        shapes, made = self._shapes, list[torch.Tensor | None]()
+        shapes, made = self._shapes, list[KeptAsIs]()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.shape != shapes[len(made)]:
                 raise _different(f"{tuple(shapes[len(made)])} first and {tuple(tensor.shape)} then")
             tensor = tensor.detach() if tensor.requires_grad else tensor
-            made.append(tensor)
+            made.append(KeptAsIs(tensor, tensor._version))
             if len(made) == len(shapes):
                 raise _AllThere
             return tensor
@@ -144,14 +168,16 @@ class _Call:
         leaves = [saved[at] if at >= 0 else other
                   for at, other in zip(self._place, self._others, strict=True)]  # fmt: skip
         args, kwargs = tree_unflatten(leaves, self._structure)
-        try:
-            with self._as_before(), torch.enable_grad(), saved_tensors_hooks(pack, _itself):
-                self._function(*args, **kwargs)
-        except _AllThere:
-            pass
+        with self._as_before():
+            try:
+                with torch.enable_grad(), saved_tensors_hooks(pack, _itself):
+                    self._function(*args, **kwargs)
+            except _AllThere:
+                pass
+            # Before buffers are put back, which is a change of them, too.
+            self._made = [each.unchanged() for each in made]
         if len(made) < len(shapes):
             raise _different(f"{len(shapes)} tensors first and {len(made)} then")
-        self._made = made
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
@@ -194,11 +220,6 @@ def _count_of(tensor: torch.Tensor) -> torch.Tensor:
     count = tensor.detach()
     count.data = count.new_empty(0)
     return count
-
-
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """Without the op that made it: a result that knows the op which saves it keeps that alive."""
-    return tensor.detach() if tensor.grad_fn is not None else tensor
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:
