@@ -5,8 +5,8 @@ them, the function is called again, and what autograd would save then is what th
 all is there the call is broken off. That is how checkpoints of PyTorch work that are not reentrant.
 These take less of the host's time for each saved tensor: where ops are small, a step takes 1.9 to
 2.1 plain ones with these and 2.5 to 3.1 with PyTorch's (`benchmarks/memory/host_time.py`). Buffers
-are as they were, and move once (`unmoved`), random numbers are drawn again where asked for, and
-autocast is as it was.
+are as they were, and move once (`unmoved`), as do numbers of Python that modules have
+(`own_numbers`), random numbers are drawn again where asked for, and autocast is as it was.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def computed_again(
     with saved_tensors_hooks(call.pack, call.unpack):
         result = function(*args, **kwargs)
     call.seen = buffers.moved(call.seen)
+    call.numbers = buffers.numbers.moved(call.numbers)
     return result
 
 
@@ -118,6 +119,7 @@ class _Call:
         self._given = [(_count_of(tensor), tensor._version) for tensor in given]
         """How often what it was given is changed, now and before the first call."""
         self.seen = buffers.before()
+        self.numbers = buffers.numbers.before()
         self._shapes: list[torch.Size] = []
         """Of what autograd saved the first time."""
         self._made: list[torch.Tensor | None] = []
@@ -193,6 +195,7 @@ class _Call:
             if self._device != torch.get_default_device():
                 stack.enter_context(self._device)
             stack.enter_context(self._buffers.held(self.seen))
+            stack.enter_context(self._buffers.numbers.held(self.numbers))
             yield
 
 
