@@ -1,10 +1,12 @@
 """Modules that are computed again: the same arguments, numbers and buffers as if computed once."""
 
 import copy
+import random
 import warnings
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from runtime.budget_loops import WAYS, loop_of
@@ -224,6 +226,36 @@ def test_a_buffer_that_first_moves_in_a_later_step_is_told_once():
         warnings.simplefilter("error")
         computed_again(buffers, module, [rows], {}).sum().backward()
     assert module.scale.tolist() == [0.25] * 4
+
+
+class _Noisy(nn.Linear):
+    """Draws by other libraries."""
+
+    def forward(self, x):
+        noise = torch.from_numpy(np.random.rand(*x.shape).astype("float32")) * random.random()
+        return torch.tanh(super().forward(x) * noise)
+
+
+def test_draws_of_python_and_numpy_are_repeated_where_a_module_is_computed_again():
+    torch.manual_seed(0)
+    ours = nn.Sequential(*(_Noisy(8, 8) for _ in range(3)), nn.Linear(8, 1))
+    plain, batch = copy.deepcopy(ours), torch.randn(4, 8)
+    blocks = tuple(MemoryBlock(name=str(at), activations="recomputed") for at in range(4))
+    optimizer, other = (torch.optim.SGD(model.parameters(), 0.1) for model in (ours, plain))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        train = loop_of(ours, optimizer, Memory(budget_bytes=(0,), blocks=blocks), batch)
+        random.seed(1)
+        np.random.seed(1)
+        losses = [train.step(batch).item() for _ in range(4)]
+    random.seed(1)
+    np.random.seed(1)
+    for loss in losses:
+        other.zero_grad()
+        expected = plain(batch).mean()
+        expected.backward()
+        other.step()
+        assert loss == expected.item()
 
 
 class _Counting(nn.Module):
