@@ -366,3 +366,27 @@ def test_a_host_that_has_no_room_is_named_where_it_is_why_nothing_fits(graph_fil
     nowhere = ("fit", graph_file, "--on", "1xh200", "--memory", "1MiB", "--host-memory", "1KiB")
     told = json.loads(run(*nowhere, "--json").stdout)
     assert "host" not in told["error"]["message"] + told["error"]["hint"]
+
+
+@pytest.mark.parametrize("command", ["show", "explain", "simulate"])
+def test_a_damaged_plan_is_refused_with_what_is_wrong(graph_file, tmp_path, command):
+    path = tmp_path / "plan.json"
+    run("fit", graph_file, "--on", "1xh200", "--memory", "500MiB", "-o", path)
+    plan = json.loads(path.read_text())
+    noted = plan["problem"]["work"]["graph"]["inline"].setdefault("meta", {})
+    for lists in (3, [[]], {"a": 1}):
+        noted["lists"] = lists
+        path.write_text(json.dumps(plan))
+        told = run(command, path)
+        assert told.exception is None or isinstance(told.exception, HocketError)
+    del noted["lists"]
+    last = plan["sections"]["memory"]["blocks"][-1]
+    first, last["ops"][0] = last["ops"][0], 0
+    path.write_text(json.dumps(plan))
+    with pytest.raises(HocketError, match="blocks follow each other"):
+        raise run(command, path).exception
+    last["ops"][0] = first
+    del plan["sections"]["placement"]
+    path.write_text(json.dumps(plan))
+    with pytest.raises(HocketError, match="places no op"):
+        raise run(command, path).exception

@@ -1,10 +1,12 @@
 """Modules that are computed again: the same arguments, numbers and buffers as if computed once."""
 
 import copy
+import random
 import warnings
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from runtime.budget_loops import WAYS, loop_of
@@ -224,3 +226,69 @@ def test_a_buffer_that_first_moves_in_a_later_step_is_told_once():
         warnings.simplefilter("error")
         computed_again(buffers, module, [rows], {}).sum().backward()
     assert module.scale.tolist() == [0.25] * 4
+
+
+class _Noisy(nn.Linear):
+    """Draws by other libraries."""
+
+    def forward(self, x):
+        noise = torch.from_numpy(np.random.rand(*x.shape).astype("float32")) * random.random()
+        return torch.tanh(super().forward(x) * noise)
+
+
+def test_draws_of_python_and_numpy_are_repeated_where_a_module_is_computed_again():
+    torch.manual_seed(0)
+    ours = nn.Sequential(*(_Noisy(8, 8) for _ in range(3)), nn.Linear(8, 1))
+    plain, batch = copy.deepcopy(ours), torch.randn(4, 8)
+    blocks = tuple(MemoryBlock(name=str(at), activations="recomputed") for at in range(4))
+    optimizer, other = (torch.optim.SGD(model.parameters(), 0.1) for model in (ours, plain))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        train = loop_of(ours, optimizer, Memory(budget_bytes=(0,), blocks=blocks), batch)
+        random.seed(1)
+        np.random.seed(1)
+        losses = [train.step(batch).item() for _ in range(4)]
+    random.seed(1)
+    np.random.seed(1)
+    for loss in losses:
+        other.zero_grad()
+        expected = plain(batch).mean()
+        expected.backward()
+        other.step()
+        assert loss == expected.item()
+
+
+class _Counting(nn.Module):
+    """Keeps numbers and a generator of its own, which it makes when it first needs it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.num_calls, self.generator = nn.Linear(8, 8), 0, None
+
+    def forward(self, x):
+        if self.generator is None:
+            self.generator = torch.Generator().manual_seed(3)
+        self.num_calls += 1
+        mask = torch.rand(x.shape, generator=self.generator) > 0.3
+        return torch.tanh(self.linear(x * self.num_calls) * mask)
+
+
+def test_numbers_and_generators_of_a_module_are_as_they_were_and_move_once():
+    torch.manual_seed(0)
+    ours = nn.Sequential(*(_Counting() for _ in range(3)), nn.Linear(8, 1))
+    plain, batch = copy.deepcopy(ours), torch.randn(4, 8)
+    blocks = tuple(MemoryBlock(name=str(at), activations="recomputed") for at in range(4))
+    optimizer, other = (torch.optim.SGD(model.parameters(), 0.1) for model in (ours, plain))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        train = loop_of(ours, optimizer, Memory(budget_bytes=(0,), blocks=blocks), batch)
+        losses = [train.step(batch).item() for _ in range(4)]
+    for loss in losses:
+        other.zero_grad()
+        expected = plain(batch).mean()
+        expected.backward()
+        other.step()
+        assert loss == expected.item()
+    for one, twin in zip(ours[:3], plain[:3], strict=True):
+        assert one.num_calls == twin.num_calls == 4
+        assert torch.equal(one.generator.get_state(), twin.generator.get_state())

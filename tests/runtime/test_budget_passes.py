@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
-from runtime.budget_loops import loop_of
+from runtime.budget_loops import WAYS, loop_of
 from runtime.train_loops import adamw, plain_steps
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from hocket.base.errors import RunError
 from hocket.plan.sections import Memory, MemoryBlock
+from hocket.runtime.memory.uniform import uniform
 
 
 def test_parts_that_keep_what_generation_needs_by_configs_of_their_own_are_computed_again():
@@ -97,3 +99,69 @@ def test_gradients_that_come_by_no_result_of_a_module_are_used(home, update):
     train = loop_of(model, adamw(model), Memory(budget_bytes=(0,), blocks=blocks), batch)
     ours = [train.step(batch).item() for _ in range(5)]
     assert ours == plain_steps(twin, adamw(twin), [batch] * 5)
+
+
+class _Penalised(nn.Module):
+    """Differentiates itself by its input, and that is a part of its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)) for _ in range(4)
+        )
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        y = x
+        for layer in self.layers:
+            y = layer(y)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y.square().mean() + slope.square().mean()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_gradients_of_gradients_are_of_the_parameters_that_were(way):
+    torch.manual_seed(0)
+    model, batch = _Penalised(), torch.randn(8, 16)
+    twin = copy.deepcopy(model)
+    train = loop_of(model, adamw(model), uniform(model, 0, **way), batch)
+    ours = [train.step(batch).item() for _ in range(5)]
+    assert ours == plain_steps(twin, adamw(twin), [batch] * 5)
+
+
+class _Overwriting(nn.Module):
+    """Changes in place what its backward pass needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        self.is_outside = False
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        grown = x.exp()
+        if self.is_outside:
+            grown += 1
+        return grown.square().mean()
+
+
+class _OverwritingLayer(nn.Linear):
+    def forward(self, x):
+        grown = super().forward(x).exp()
+        grown += 1
+        return grown.square()
+
+
+@pytest.mark.parametrize("activations", ["kept", "recomputed"])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_what_was_changed_in_place_after_it_was_saved_is_refused(activations, is_inside):
+    """As PyTorch does: a gradient would be of other numbers than the loss."""
+    model, batch = _Overwriting(), torch.randn(8, 16)
+    model.is_outside = not is_inside
+    if is_inside:
+        model.layers[2] = _OverwritingLayer(16, 16)
+    section = uniform(model, 0, activations=activations, parameters="streamed", update="host")
+    train = loop_of(model, adamw(model), section, batch)
+    with pytest.raises(RunError, match="was changed in place after it was saved"):
+        train.step(batch)

@@ -1,13 +1,14 @@
 """Loops that a person writes around a model within a budget: the bits of plain PyTorch."""
 
 import copy
+import threading
 from itertools import pairwise
 
 import pytest
 import torch
 from runtime.budget_loops import WAYS, loop_of, mixed
 from runtime.budget_models import MODELS, Layer, classified
-from runtime.train_loops import adamw, assert_same_state
+from runtime.train_loops import adamw, assert_same_state, plain_steps
 from torch import nn
 
 from hocket.base.errors import UsageError
@@ -313,3 +314,44 @@ def test_gradients_of_a_clipped_update_that_failed_are_in_no_later_one(monkeypat
         torch.nn.utils.clip_grad_norm_(twin.parameters(), 1e9)
         plain.step()
         assert loss == expected.item()
+
+
+@pytest.mark.filterwarnings("ignore:.*do not visit the same modules")
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}])
+def test_parameters_that_came_after_the_model_was_prepared_are_refused(options):
+    model, batches, forward = MODELS["blocks"]()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train = loop_of(model, optimizer, uniform(model, 0), batches[0], forward, **options)
+    train.step(batches[0])
+    model.layers[1] = Layer()
+    optimizer.add_param_group({"params": list(model.layers[1].parameters())})
+    with pytest.raises(UsageError, match="did not have when it was prepared"):
+        train.step(batches[0])
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2], WAYS[10]], ids=str)
+def test_evaluations_of_another_thread_take_turns_with_steps(way):
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    # Generators of random numbers are of the process: what one thread draws another misses.
+    model.eval()
+    twin, is_over, failed = copy.deepcopy(model), threading.Event(), []
+    optimizer, plain = adamw(model), adamw(twin)
+    train = loop_of(model, optimizer, uniform(model, 0, **way), batches[0], forward)
+
+    def evaluate():
+        try:
+            while not is_over.is_set():
+                train.evaluate(batches[1])
+        except BaseException as error:
+            failed.append(error)
+
+    other = threading.Thread(target=evaluate)
+    other.start()
+    try:
+        ours = [train.step(batch).item() for batch in batches * 5]
+    finally:
+        is_over.set()
+        other.join()
+    assert not failed
+    assert ours == plain_steps(twin, plain, batches * 5, forward=forward)

@@ -1,6 +1,8 @@
 """Updates on the host: in which order they are done, and how their threads end."""
 
 import gc
+import os
+import signal
 import threading
 import weakref
 from functools import partial
@@ -168,3 +170,42 @@ def test_where_no_thread_can_be_started_nobody_waits_for_one(monkeypatch):
     updates.ask(block, partial(done.append, 2))
     updates.wait(block)
     assert done == [2]
+
+
+def told_in_a_fork(what):
+    """What a function gives in a forked process, which is not waited for longer than one would."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        signal.alarm(int(PATIENCE_S))
+        try:
+            told = what()
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        os.write(write, told.encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        told = pipe.read().decode()
+    os.waitpid(child, 0)
+    return told
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+def test_a_forked_process_updates_by_a_thread_of_its_own_and_waits_for_none_that_is_gone():
+    policy = MemoryBlock(name="layers.1", parameters="streamed", update="host")
+    block, updates, gate = Block(policy, 0, {}), HostUpdates(is_idle=False), threading.Event()
+    updates.ask(block, lambda: None)
+    updates.wait(block)
+
+    def update():
+        done = []
+        updates.ask(block, partial(done.append, "updated"))
+        updates.wait(block)
+        return done[0]
+
+    assert told_in_a_fork(update) == "updated"
+    updates.ask(block, gate.wait)
+    told = told_in_a_fork(partial(updates.wait, block))
+    gate.set()
+    updates.wait(block)
+    assert told.startswith("RunError: an update of 'layers.1' was under way on the host when")

@@ -5,15 +5,15 @@ them, the function is called again, and what autograd would save then is what th
 all is there the call is broken off. That is how checkpoints of PyTorch work that are not reentrant.
 These take less of the host's time for each saved tensor: where ops are small, a step takes 1.9 to
 2.1 plain ones with these and 2.5 to 3.1 with PyTorch's (`benchmarks/memory/host_time.py`). Buffers
-are as they were, and move once (`unmoved`), random numbers are drawn again where asked for, and
-autocast is as it was.
+are as they were, and move once (`unmoved`), as do numbers of Python that modules have
+(`own_numbers`), random numbers are drawn again where asked for, and autocast is as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -44,12 +44,37 @@ def computed_again(
     given, nothing can be made again out of that; what it saves from there on is kept, by hooks of
     autograd where there are any.
     """
-    call = _Call(buffers, function, args, kwargs, keeping or (_alone, _itself),
+    call = _Call(buffers, function, args, kwargs, keeping or (kept_as_is, KeptAsIs.unchanged),
                  repeats_draws=repeats_draws)  # fmt: skip
     with saved_tensors_hooks(call.pack, call.unpack):
         result = function(*args, **kwargs)
     call.seen = buffers.moved(call.seen)
+    call.numbers = buffers.numbers.moved(call.numbers)
     return result
+
+
+class KeptAsIs(NamedTuple):
+    """A tensor that autograd saves, and how often it had been changed by then: PyTorch looks for
+    changes of what it saves itself, and not of what hooks have packed."""
+
+    tensor: torch.Tensor
+    version: int
+
+    def unchanged(self) -> torch.Tensor:
+        """The tensor; raises where it is not what was saved."""
+        if self.tensor._version != self.version:
+            raise RunError(
+                f"a tensor {list(self.tensor.shape)} that the backward pass needs was changed in "
+                "place after it was saved",
+                hint="write y = y + 1 for y += 1 where an op before it needs y",
+            )
+        return self.tensor
+
+
+def kept_as_is(tensor: torch.Tensor) -> KeptAsIs:
+    """Without the op that made it: a result that knows the op which saves it would keep that op,
+    and all that the step saved, alive until a backward pass comes."""
+    return KeptAsIs(tensor.detach() if tensor.grad_fn is not None else tensor, tensor._version)
 
 
 class _AllThere(BaseException):
@@ -94,6 +119,7 @@ class _Call:
         self._given = [(_count_of(tensor), tensor._version) for tensor in given]
         """How often what it was given is changed, now and before the first call."""
         self.seen = buffers.before()
+        self.numbers = buffers.numbers.before()
         self._shapes: list[torch.Size] = []
         """Of what autograd saved the first time."""
         self._made: list[torch.Tensor | None] = []
@@ -128,13 +154,13 @@ class _Call:
                 hint="write x = x + part(x) for x += part(x), or keep more memory so that it runs "
                 "once",
             )
-        shapes, made = self._shapes, list[torch.Tensor | None]()
+        shapes, made = self._shapes, list[KeptAsIs]()
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.shape != shapes[len(made)]:
                 raise _different(f"{tuple(shapes[len(made)])} first and {tuple(tensor.shape)} then")
             tensor = tensor.detach() if tensor.requires_grad else tensor
-            made.append(tensor)
+            made.append(KeptAsIs(tensor, tensor._version))
             if len(made) == len(shapes):
                 raise _AllThere
             return tensor
@@ -144,14 +170,16 @@ class _Call:
         leaves = [saved[at] if at >= 0 else other
                   for at, other in zip(self._place, self._others, strict=True)]  # fmt: skip
         args, kwargs = tree_unflatten(leaves, self._structure)
-        try:
-            with self._as_before(), torch.enable_grad(), saved_tensors_hooks(pack, _itself):
-                self._function(*args, **kwargs)
-        except _AllThere:
-            pass
+        with self._as_before():
+            try:
+                with torch.enable_grad(), saved_tensors_hooks(pack, _itself):
+                    self._function(*args, **kwargs)
+            except _AllThere:
+                pass
+            # Before buffers are put back, which is a change of them, too.
+            self._made = [each.unchanged() for each in made]
         if len(made) < len(shapes):
             raise _different(f"{len(shapes)} tensors first and {len(made)} then")
-        self._made = made
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
@@ -167,6 +195,7 @@ class _Call:
             if self._device != torch.get_default_device():
                 stack.enter_context(self._device)
             stack.enter_context(self._buffers.held(self.seen))
+            stack.enter_context(self._buffers.numbers.held(self.numbers))
             yield
 
 
@@ -194,11 +223,6 @@ def _count_of(tensor: torch.Tensor) -> torch.Tensor:
     count = tensor.detach()
     count.data = count.new_empty(0)
     return count
-
-
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """Without the op that made it: a result that knows the op which saves it keeps that alive."""
-    return tensor.detach() if tensor.grad_fn is not None else tensor
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

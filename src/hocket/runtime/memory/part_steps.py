@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from hocket.base.errors import UsageError
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.ledger import on_host
 from hocket.runtime.memory.updates import (
@@ -25,6 +26,26 @@ class PartSteps:
 
     def __init__(self, device: torch.device, *, is_real: bool, is_rehearsal: bool) -> None:
         self._device, self._is_real, self._is_rehearsal = device, is_real, is_rehearsal
+        self._looked: list[tuple[int, int]] = []
+        """Lists of parameters that blocks were last found for, and how many each had."""
+
+    def require_blocks(
+        self, optimizer: torch.optim.Optimizer | None, blocks: Iterable[Block]
+    ) -> None:
+        """Refuse parameters that a model got after it was prepared: no block would update them."""
+        groups = [] if optimizer is None else [group["params"] for group in optimizer.param_groups]
+        lists = [(id(parameters), len(parameters)) for parameters in groups]
+        if not lists or lists == self._looked:
+            return
+        known = {parameter for block in blocks for parameter in block.parameters}
+        for parameter in (p for parameters in groups for p in parameters):
+            if parameter not in known:
+                raise UsageError(
+                    f"the optimizer has a parameter {list(parameter.shape)} that the model did not "
+                    "have when it was prepared",
+                    hint="call hocket.prepare again after the model was changed",
+                )
+        self._looked = lists
 
     def at_home(self, optimizer: torch.optim.Optimizer, block: Block) -> torch.optim.Optimizer:
         """The part that updates a block on the host."""

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hocket.capture.model import CaptureWarning
+from hocket.runtime.memory.own_numbers import OwnNumbers
 
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _STATISTICS = _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
@@ -48,6 +49,7 @@ class Unmoved:
         self._unseen = {place for place in self._watched if isinstance(place[0], _NormBase)}
         self._moved: set[tuple[nn.Module, str]] | None = None
         """None before the first call."""
+        self.numbers = OwnNumbers(inner)
         self._spare: dict[tuple[torch.Size, torch.dtype, torch.device], torch.Tensor] = {}
 
     def spares(self) -> list[torch.Tensor]:

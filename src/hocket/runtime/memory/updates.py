@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hocket.base.errors import RunError
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import DONE, Ticket
 from hocket.runtime.threads import torch_threads
@@ -165,7 +166,8 @@ class HostUpdates:
         if self._is_idle:
             return
         self.wait(block)
-        if self._thread is None:
+        # A process that was forked has none of the threads that there were.
+        if self._thread is None or not self._thread.is_alive():
             self._start()
         # From here on somebody may wait for it: nothing that can fail comes before it is asked.
         block.updated.clear()
@@ -173,11 +175,19 @@ class HostUpdates:
 
     def wait(self, block: Block) -> None:
         """Until nothing is under way for a block; raises what went wrong with it in the thread."""
-        block.updated.wait()
+        while not block.updated.wait(_PATIENCE_S):
+            is_over = self._thread is None or not self._thread.is_alive()
+            if is_over and not block.updated.is_set():
+                raise RunError(
+                    f"an update of {block.policy.name!r} was under way on the host when this "
+                    "process was forked, and does not go on here",
+                    hint="call train.state_dict(), which waits for updates, before the fork",
+                )
         if block.index in self._failures:
             raise self._failures.pop(block.index)
 
     def _start(self) -> None:
+        self._jobs = queue.SimpleQueue()
         before, is_ready = torch.get_num_threads(), threading.Event()
         thread = threading.Thread(
             target=_work, args=(self._jobs, self._failures, is_ready), daemon=True,

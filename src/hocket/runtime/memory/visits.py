@@ -21,7 +21,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from hocket.runtime.memory.again import Hooks, computed_again
+from hocket.runtime.memory.again import Hooks, KeptAsIs, computed_again, kept_as_is
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import CopyEngines, HostPool
 from hocket.runtime.memory.saved import KnownStorages, SavedStorages, SavedView
@@ -213,8 +213,9 @@ class Visits:
         return SavedStorages(self.engines, self.pool, lasting, self._known, limit)
 
     def outside(self) -> AbstractContextManager[None]:
-        """Around what the model does outside of visits, which keeps what it saves."""
-        return _hooked(self._hooks(None) if self.sends else None)
+        """Around what the model does outside of visits, which keeps what it saves; a model that
+        differentiates itself saves parameters there that come and go."""
+        return _hooked(self._hooks(None))
 
     def _hooks(self, offloaded: SavedStorages | None) -> Hooks | None:
         """What autograd saves goes where the policy says; hooks take time for each tensor, and are
@@ -228,11 +229,7 @@ class Visits:
             if offloaded is None and self.sends:
                 self._known.keep(tensor)
             packed = tensor if offloaded is None else offloaded.pack(tensor)
-            if packed is tensor and tensor.grad_fn is not None:
-                # A result that knows the op which saves it would keep that op, and all that the
-                # step saved, alive until a backward pass comes.
-                return tensor.detach()
-            return packed
+            return kept_as_is(tensor) if packed is tensor else packed
 
         def unpack(packed: Any) -> torch.Tensor:
             if isinstance(packed, SlotView):
@@ -240,8 +237,8 @@ class Visits:
             if isinstance(packed, SavedView):
                 assert offloaded is not None
                 return offloaded.unpack(packed)
-            found: torch.Tensor = packed
-            return found
+            kept: KeptAsIs = packed
+            return kept.unchanged()
 
         return pack, unpack
 

@@ -7,6 +7,7 @@ stay theirs: after a step ``model.parameters()`` have the new values.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ class TrainingLoop:
         self._parameters = list(model.parameters())
         self._is_updated = False
         """Whether the gradients that are there were used."""
+        self._turn = threading.RLock()
+        """Of the thread that steps or evaluates: one at a time, or both would have the model."""
 
     def __repr__(self) -> str:
         name, told = type(self.model).__name__, self.watch.line(self.num_steps)
@@ -104,31 +107,32 @@ class TrainingLoop:
         loop updates every `LoopOptions.accumulate` steps. ``weight`` is what the loss counts, by
         default its share of an update. With ``timed`` every op is timed, for a report.
         """
-        require_free(self.model, self._carrier)
-        # What was returned before is not held beside a step, which may fill its budget.
-        self.outputs = None
-        if self._wants_cause:
-            self.watch.enter()
-        if accumulate is None:
-            accumulate = (self.num_steps + 1) % self.options.accumulate != 0
-        if self._is_updated:
-            self._drop_gradients()
-        share = 1.0 / self.options.accumulate if weight is None else weight
-        batch = self._padded(batch)
-        is_alone = not accumulate and self.options.clip_norm is None
-        self._carrier.expect(self.optimizer if is_alone else None)
-        # Ops that are timed one by one need memory of their own beside that of a graph.
-        if timed or (self._wants_cause and not self.replays.startswith(REPLAYED)):
-            carried, self.timings = self._carrier.timed(batch, self.num_steps + 1, share)
-        else:
-            with unsearched():
-                carried = self._carrier.train(batch, self.num_steps + 1, share)
-        loss, self.outputs = carried
-        self.num_steps += 1
-        if not accumulate:
-            self._update()
-        self._watch_over(loss, batch)
-        return loss
+        with self._turn:
+            require_free(self.model, self._carrier)
+            # What was returned before is not held beside a step, which may fill its budget.
+            self.outputs = None
+            if self._wants_cause:
+                self.watch.enter()
+            if accumulate is None:
+                accumulate = (self.num_steps + 1) % self.options.accumulate != 0
+            if self._is_updated:
+                self._drop_gradients()
+            share = 1.0 / self.options.accumulate if weight is None else weight
+            batch = self._padded(batch)
+            is_alone = not accumulate and self.options.clip_norm is None
+            self._carrier.expect(self.optimizer if is_alone else None)
+            # Ops that are timed one by one need memory of their own beside that of a graph.
+            if timed or (self._wants_cause and not self.replays.startswith(REPLAYED)):
+                carried, self.timings = self._carrier.timed(batch, self.num_steps + 1, share)
+            else:
+                with unsearched():
+                    carried = self._carrier.train(batch, self.num_steps + 1, share)
+            loss, self.outputs = carried
+            self.num_steps += 1
+            if not accumulate:
+                self._update()
+            self._watch_over(loss, batch)
+            return loss
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
@@ -141,14 +145,16 @@ class TrainingLoop:
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The loss of a batch in evaluation mode; nothing is trained."""
-        require_free(self.model, self._carrier)
-        loss, self.outputs = self._carrier.evaluate(self._padded(batch))
-        return loss
+        with self._turn:
+            require_free(self.model, self._carrier)
+            loss, self.outputs = self._carrier.evaluate(self._padded(batch))
+            return loss
 
     def predict(self, batch: Any) -> Any:
         """What the model returns in evaluation mode."""
-        require_free(self.model, self._carrier)
-        return self._carrier.predict(self._padded(batch))
+        with self._turn:
+            require_free(self.model, self._carrier)
+            return self._carrier.predict(self._padded(batch))
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────
 
@@ -157,7 +163,8 @@ class TrainingLoop:
 
         ``model`` and ``optimizer`` are the state dicts that they give themselves.
         """
-        return {**self._whole_state(pending=not self._is_updated), **self._progress_state()}
+        with self._turn:
+            return {**self._whole_state(pending=not self._is_updated), **self._progress_state()}
 
     def parts(self) -> State | None:
         """What this rank keeps of the state that ranks write together; None where it has all."""

@@ -16,6 +16,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.base.errors import RunError
 from hocket.capture.fake import (
+    NamedTensor,
     all_tensors,
     fake_copy,
     fake_mode,
@@ -82,7 +84,7 @@ def rehearsed_peak(
         fakes = _fake_states(optimizer, str(device))
     fake_model = fake_copy(model, twins)
     fake_batch = map_batch(batch, twins)
-    own = _fake_optimizer(optimizer, twins, fakes)
+    first, own = (_fake_optimizer(optimizer, twins, fakes) for _ in range(2))
     ledger = _ledger(device)
     is_compiled = bool(rounded) and _may_be_one_pass(optimizer, memory, device)
     with (
@@ -105,22 +107,26 @@ def rehearsed_peak(
             is_rehearsal=True,
         )
         ledger.hold(carrier.lasting)
-        ledger.hold(twins[id(tensor)] for _, role, tensor in named if role == Role.INPUT)
-        with _readable(optimizer):
-            carrier.make_states(own)
-        if any(block.share < 1 for block in memory.blocks):
-            # Shares are of what an earlier step saved.
-            with unsearched():
-                carrier.forward(fake_batch, 0)
+        ledger.hold(twins[id(tensor)] for tensor in _there_besides(named, device))
+        ledger.hold(_states_here(carrier, own))
+        # What a step puts in the place of an attribute is there instead of it.
+        del twins
         last_loss = torch.zeros((), device=device)
+        step = partial(_step, carrier, fake_batch, clips=clips, num_parts=min(accumulate, 2))
         ledger.peak_bytes = ledger.held_bytes
-        # Gradients of earlier parts of a step are there in the later ones.
-        for part in range(min(accumulate, 2)):
-            carrier.expect(None if clips or accumulate > 1 else own)
-            with unsearched(), _readable(optimizer):
-                carrier.train(fake_batch, part + 1, 1.0)
         with _readable(optimizer):
-            carrier.update(own)
+            if any(block.share < 1 for block in memory.blocks):
+                # Shares are of what an earlier step saved: the first one sends everything.
+                step(first)
+            del first
+            peak_bytes, peak_at = ledger.peak_bytes, ledger.peak_at
+            carrier.make_states(own)
+            before_bytes = ledger.held_bytes
+            ledger.peak_bytes, ledger.peak_at = max(peak_bytes, before_bytes), peak_at
+            step(own)
+            if ledger.held_bytes > before_bytes:
+                # What the model itself keeps of a step is there in the next one.
+                step(own)
         del last_loss
     own_tensors = _own_tensors(model, optimizer, batch)
     if device.type == "cuda":
@@ -129,6 +135,44 @@ def rehearsed_peak(
     beside = _beside_bytes(device, own_tensors, has_products=ledger.has_products)
     beside += _small_bytes(device, fake_model)
     return RehearsedPeak(ledger.peak_bytes + beside, ledger.peak_at)
+
+
+def _step(
+    carrier: Budgeted, batch: Any, optimizer: torch.optim.Optimizer, *, clips: bool, num_parts: int
+) -> None:
+    """An update as the loop makes it, of gradients that come in so many parts: those of earlier
+    parts are there in the later ones."""
+    for part in range(num_parts):
+        carrier.expect(None if clips or num_parts > 1 else optimizer)
+        with unsearched():
+            carried = carrier.train(batch, part + 1, 1.0)
+    if clips:
+        carrier.clip(1.0)
+    carrier.update(optimizer)
+    # The loss is there beside the update; gradients are dropped before the next step.
+    del carried
+    carrier.expect(None)
+    for block in carrier.blocks:
+        for parameter in block.parameters:
+            parameter.grad = None
+
+
+def _there_besides(named: Iterable[NamedTensor], device: torch.device) -> Iterator[torch.Tensor]:
+    """The batch, and tensors that the model has as plain attributes: where they are they stay."""
+    for _, role, tensor in named:
+        if role == Role.INPUT or (role == Role.BUFFER and tensor.device.type == device.type):
+            yield tensor
+
+
+def _states_here(carrier: Budgeted, own: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """What an optimizer that has made steps before keeps on the device."""
+    for parameter in (
+        p for block in carrier.blocks if block.home is None for p in block.parameters
+    ):
+        for value in own.state.get(parameter, {}).values():
+            # Counters of steps are the host's.
+            if isinstance(value, torch.Tensor) and value.dim():
+                yield value
 
 
 @contextmanager

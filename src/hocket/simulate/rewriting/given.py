@@ -12,7 +12,7 @@ import numpy as np
 from hocket.base.arrays import BoolArray, LongArray, spans
 from hocket.graph.graph import Graph
 from hocket.simulate.rewriting.calls import Span, calls_of, outer_modules
-from hocket.simulate.rewriting.visits import LISTS, StepVisits
+from hocket.simulate.rewriting.visits import StepVisits, uncalled_lists
 
 
 def held_by_calls(
@@ -31,7 +31,7 @@ def held_by_calls(
 def _calls(graph: Graph, visits: StepVisits, num_forward: int) -> list[Span]:
     """Of visited modules and of those around them that are called."""
     modules = dict.fromkeys(visit.module for visit in visits.visits if visit.module)
-    uncalled = set(graph.meta.get(LISTS, ()))
+    uncalled = uncalled_lists(graph)
     around = dict.fromkeys(outer for path in modules for outer in outer_modules(path))
     return [(visit.start, visit.stop) for visit in visits.visits] + [
         call

@@ -17,6 +17,7 @@ from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Memory
+from hocket.plan.verify import require_structure
 from hocket.simulate.rewriting.rewrite import Rewritten, rewrite
 from hocket.simulate.rewriting.uses import Uses
 
@@ -66,6 +67,8 @@ def carried_out(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     memory = plan.get(Memory)
     if memory is None:
         return problem, plan
+    # A file is shown and simulated without being verified first.
+    require_structure(plan, problem)
     step = budgeted(problem, plan.without(Memory), memory)
     return step.problem, replace(step.plan, claims=plan.claims, notes=plan.notes)
 

@@ -21,7 +21,7 @@ from hocket.graph.graph import Graph, Phase
 from hocket.simulate.rewriting.calls import calls_of, num_calls, outer_modules
 from hocket.simulate.rewriting.chunks import logits_module
 
-LISTS = "lists"
+_LISTS = "lists"
 """Note of a graph: paths of modules that are never called, only their members."""
 OUTSIDE = -1
 """Of ops that are in no visit."""
@@ -48,12 +48,17 @@ class StepVisits:
         return len(self.visits)
 
 
+def uncalled_lists(graph: Graph) -> set[str]:
+    """Paths of modules that are never called, by a note that anybody may have written."""
+    noted = graph.meta.get(_LISTS)
+    return {path for path in noted if isinstance(path, str)} if isinstance(noted, list) else set()
+
+
 def visited_modules(graph: Graph, start: IntArray) -> list[list[str]]:
     """Per block, of which ``start`` are the first forward ops and the end of the last: the largest
     modules of which it has whole calls alone, in the order of their first ops."""
-    noted = graph.meta.get(LISTS, ())
     head = logits_module(graph, *start[-2:].tolist())
-    uncalled = {*noted, *outer_modules(head)}
+    uncalled = {*uncalled_lists(graph), *outer_modules(head)}
     blocks_under: dict[str, set[int]] = {}
     for block, path in _block_paths(graph, start):
         while path and block not in blocks_under.setdefault(path, set()):
