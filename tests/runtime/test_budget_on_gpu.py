@@ -71,3 +71,24 @@ def test_any_policies_train_as_plain_pytorch_does_there(name, seed, accumulate, 
     state = train.state_dict()["model"]
     for key, expected in twin.state_dict().items():
         assert torch.allclose(state[key].to(GPU), expected, rtol=near, atol=near), key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["blocks", "picture", "recurrent"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_training_that_was_begun_there_goes_on_within_a_budget(name, seed):
+    """Its parameters and the states of its optimizer are on the device."""
+    torch.manual_seed(seed)
+    model, batches, forward = built(name)
+    model = model.to(GPU)
+    there = tree_map(lambda tensor: tensor.to(GPU), batches)
+    optimizer = adamw(model)
+    plain_steps(model, optimizer, there, forward=forward)
+    twin = copy.deepcopy(model)
+    plain = adamw(twin)
+    plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train = loop_of(model, optimizer, mixed(model, seed), there[0], forward, device=GPU)
+    torch.manual_seed(seed)
+    ours = [train.step(batch).item() for batch in there]
+    torch.manual_seed(seed)
+    assert ours == pytest.approx(plain_steps(twin, plain, there, forward=forward), rel=1e-9)
