@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -29,10 +29,9 @@ class PartSteps:
         self._looked: list[tuple[int, int]] = []
         """Lists of parameters that blocks were last found for, and how many each had."""
 
-    def require_blocks(
-        self, optimizer: torch.optim.Optimizer | None, blocks: Iterable[Block]
-    ) -> None:
-        """Refuse parameters that a model got after it was prepared: no block would update them."""
+    def settle(self, optimizer: torch.optim.Optimizer | None, blocks: Sequence[Block]) -> None:
+        """Have the states of an optimizer that was used before where the blocks are updated; refuse
+        parameters that the model got after it was prepared, which no block would update."""
         groups = [] if optimizer is None else [group["params"] for group in optimizer.param_groups]
         lists = [(id(parameters), len(parameters)) for parameters in groups]
         if not lists or lists == self._looked:
@@ -46,6 +45,11 @@ class PartSteps:
                     hint="call hocket.prepare again after the model was changed",
                 )
         self._looked = lists
+        assert optimizer is not None
+        for block in blocks:
+            place = self._device if block.home is None else torch.device("cpu")
+            for parameter in block.parameters:
+                _bring(optimizer.state.get(parameter, {}), place)
 
     def at_home(self, optimizer: torch.optim.Optimizer, block: Block) -> torch.optim.Optimizer:
         """The part that updates a block on the host."""
@@ -115,3 +119,13 @@ class PartSteps:
         # Counters of steps are the host's.
         with on_host(), unset_fake_temporarily() if self._is_rehearsal else nullcontext():
             return state.clone()
+
+
+def _bring(states: MutableMapping[str, Any], place: torch.device) -> None:
+    """The states of one parameter, to where it is updated."""
+    for key, value in states.items():
+        # Counters of steps are the host's, until fused kernels of the device want them.
+        is_counter = isinstance(value, torch.Tensor) and not value.dim()
+        if isinstance(value, torch.Tensor) and not (is_counter and place.type == "cuda"):
+            with on_host() if place.type == "cpu" else nullcontext():
+                states[key] = value.to(place)

@@ -116,7 +116,7 @@ class Budgeted:
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Blocks are updated as their gradients come."""
-        self._steps.require_blocks(optimizer, self.blocks)
+        self._steps.settle(optimizer, self.blocks)
         self._optimizer = optimizer
 
     @property
@@ -174,7 +174,7 @@ class Budgeted:
         self._states.of(optimizer)
         if self._optimizer is not None:
             return
-        self._steps.require_blocks(optimizer, self.blocks)
+        self._steps.settle(optimizer, self.blocks)
         here: list[nn.Parameter] = []
         for block in self.blocks:
             if block.home is None:
