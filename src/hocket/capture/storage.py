@@ -26,7 +26,8 @@ def look_at(data: torch.Tensor, layout: TensorLayout) -> torch.Tensor:
     """The tensor that looks at the bytes of a storage as ``layout`` says."""
     size = layout.dtype.itemsize
     flat = data[: data.numel() // size * size].view(layout.dtype)
-    tensor = torch.as_strided(flat, layout.shape, layout.stride, layout.offset)
+    offset = flat.storage_offset() + layout.offset
+    tensor = torch.as_strided(flat, layout.shape, layout.stride, offset)
     is_conjugated, is_negated = layout.lazy
     tensor = tensor.conj() if is_conjugated else tensor
     return torch._neg_view(tensor) if is_negated else tensor

@@ -63,8 +63,9 @@ class Emitter:
         self._role: LongArray = graph.tensor_role.astype(np.int64)
         # The update of a gradient follows at once, and nobody else asks for it.
         updating = graph.reads[reader == Phase.OPTIMIZER]
-        is_passing = self._role[updating] == Role.GRADIENT
-        self._role[updating[is_passing]] = Role.ACTIVATION
+        passing = graph.root_of[updating[self._role[updating] == Role.GRADIENT]]
+        is_passing = np.isin(graph.root_of, passing) & (self._role == Role.GRADIENT)
+        self._role[is_passing] = Role.ACTIVATION
 
     # ── what stands for a tensor ─────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,106 @@
+"""Rewritten steps call by call: the bits of the recorded step, the bytes that were simulated."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+from runtime.budget_loops import WAYS
+from runtime.budget_models import MODELS
+
+from hocket.api import make_problem
+from hocket.base.errors import UsageError
+from hocket.capture.execute import execute, named_tensors
+from hocket.capture.model import capture_program
+from hocket.cli.root import root
+from hocket.plan.sections import Memory, MemoryBlock
+from hocket.planners.memory.blocks import cut_step
+from hocket.planners.placement.one_device import on_one_device
+from hocket.runtime.rewritten import RewrittenSteps
+from hocket.simulate import simulate
+from hocket.simulate.rewriting.step import budgeted
+
+WHOLE = [way for way in WAYS if (way["parameters"], way["update"]) != ("streamed", "device")]
+"""State that visits the device comes in pieces."""
+
+
+def drawn_plan(graph, draws, ways, prefetch):
+    """A memory plan with a way of its own for each block."""
+    blocks = cut_step(graph)
+    return Memory(
+        budget_bytes=(2**40,),
+        prefetch=prefetch,
+        blocks=tuple(
+            MemoryBlock(name=name, start=int(start), stop=int(stop),
+                        **ways[int(torch.randint(len(ways), (), generator=draws))])
+            for name, start, stop in zip(
+                blocks.names, blocks.start, blocks.start[1:], strict=False
+            )
+        ),
+    )  # fmt: skip
+
+
+def steps_of(name, memory_of):
+    """Steps under a plan, with what was recorded, the simulated peak and the first values."""
+    torch.manual_seed(0)
+    model, batches, forward = MODELS[name]()
+    graph, program = capture_program(
+        model, batches[0], forward=forward, optimizer="adamw", repeat=False, device="cpu"
+    )
+    problem, values = make_problem(graph, "1xh200"), named_tensors(model, batches[0])
+    memory = memory_of(graph)
+    step = budgeted(problem, on_one_device(problem), memory)
+    timeline = simulate(step.problem, step.plan)
+    steps = RewrittenSteps(graph, program, memory, step, timeline, values, seed=3)
+    return steps, program, int(timeline.peak_bytes[0]), values
+
+
+@pytest.mark.parametrize("name", ["blocks", "tied", "picture", "again"])
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_are_the_recorded_ones_and_hold_what_was_simulated(name, seed):
+    draws = torch.Generator().manual_seed(seed)
+    steps, program, peak_bytes, values = steps_of(
+        name, lambda graph: drawn_plan(graph, draws, WHOLE, seed % 3)
+    )
+    done = [steps.step() for _ in range(3)]
+    assert [each.peak_bytes for each in done] == [peak_bytes] * 3
+    given = dict(values)
+    for number, each in enumerate(done, 1):
+        recorded = execute(program, given, step=number, seed=3)
+        assert each.loss == recorded.outputs[0].item()
+        given |= recorded.state
+    state = steps.state
+    assert state.keys() == recorded.state.keys()
+    for key, expected in recorded.state.items():
+        assert torch.equal(state[key], expected), key
+
+
+def test_what_comes_in_pieces_is_refused():
+    away = [{"parameters": "streamed", "update": "device"}]
+    with pytest.raises(UsageError, match="not carried out call by call"):
+        steps_of("blocks", lambda graph: drawn_plan(graph, torch.Generator(), away, 1))
+
+
+def test_a_fitted_plan_runs_call_by_call_as_it_is_typed(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "def build():\n"
+        "    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh())\n"
+        "              for _ in range(6)]\n"
+        "    return torch.nn.Sequential(*layers), torch.randn(1024, 64)\n"
+    )
+    plan = tmp_path / "fit.json"
+
+    def hocket(*arguments):
+        result = CliRunner().invoke(root, [*map(str, arguments), "--json"])
+        assert result.exception is None, result.output
+        return json.loads(result.stdout)
+
+    fitted = hocket("fit", f"{tmp_path}/own.py:build", "--on", "1xh200", "--memory", "2MiB",
+                    "--loss", "mean", "-o", plan)  # fmt: skip
+    assert fitted["offloaded_bytes"] or fitted["recomputed_flops"]
+    told = hocket("run", plan, "--backend", "recorded", "--steps", 2)
+    peak = told["devices"][0]["peak_bytes"]
+    assert peak["measured"] == peak["predicted"] <= 2 * 2**20
+    # The model itself, block by block, computes the same.
+    assert hocket("run", plan, "--steps", 2)["losses"] == told["losses"]
