@@ -20,19 +20,16 @@ from hocket.runtime.rewritten import RewrittenSteps
 from hocket.simulate import simulate
 from hocket.simulate.rewriting.step import budgeted
 
-WHOLE = [way for way in WAYS if (way["parameters"], way["update"]) != ("streamed", "device")]
-"""State that visits the device comes in pieces."""
 
-
-def drawn_plan(graph, draws, ways, prefetch):
+def drawn_plan(graph, draws, **settings):
     """A memory plan with a way of its own for each block."""
     blocks = cut_step(graph)
     return Memory(
         budget_bytes=(2**40,),
-        prefetch=prefetch,
+        **settings,
         blocks=tuple(
             MemoryBlock(name=name, start=int(start), stop=int(stop),
-                        **ways[int(torch.randint(len(ways), (), generator=draws))])
+                        **WAYS[int(torch.randint(len(WAYS), (), generator=draws))])
             for name, start, stop in zip(
                 blocks.names, blocks.start, blocks.start[1:], strict=False
             )
@@ -60,7 +57,7 @@ def steps_of(name, memory_of):
 def test_steps_are_the_recorded_ones_and_hold_what_was_simulated(name, seed):
     draws = torch.Generator().manual_seed(seed)
     steps, program, peak_bytes, values = steps_of(
-        name, lambda graph: drawn_plan(graph, draws, WHOLE, seed % 3)
+        name, lambda graph: drawn_plan(graph, draws, prefetch=seed % 3)
     )
     done = [steps.step() for _ in range(3)]
     assert [each.peak_bytes for each in done] == [peak_bytes] * 3
@@ -75,10 +72,9 @@ def test_steps_are_the_recorded_ones_and_hold_what_was_simulated(name, seed):
         assert torch.equal(state[key], expected), key
 
 
-def test_what_comes_in_pieces_is_refused():
-    away = [{"parameters": "streamed", "update": "device"}]
+def test_a_loss_in_chunks_is_refused():
     with pytest.raises(UsageError, match="not carried out call by call"):
-        steps_of("blocks", lambda graph: drawn_plan(graph, torch.Generator(), away, 1))
+        steps_of("tied", lambda graph: drawn_plan(graph, torch.Generator(), loss_chunks=2))
 
 
 def test_a_fitted_plan_runs_call_by_call_as_it_is_typed(tmp_path):

@@ -24,6 +24,7 @@ from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
 from hocket.hardware.allocation import aligned
 from hocket.plan.sections import Memory
 from hocket.runtime.memory.ledger import Ledger, on_host
+from hocket.simulate.rewriting.homes import NUM_BERTHS
 from hocket.simulate.rewriting.step import BudgetedStep
 from hocket.simulate.timeline import Timeline
 
@@ -55,11 +56,14 @@ class RewrittenSteps:
         """``given`` and ``program`` are what was recorded, ``timeline`` is that of ``step``, the
         step under ``memory``; ``values`` are parameters, buffers and the batch by name, which stay
         as they are."""
-        _require_whole(memory, step)
+        _require_whole(step)
         self._given, self._program, self._graph = given, program, step.rewritten.graph
         self._origin, self._seed, self._num_steps = step.rewritten.origin, seed, 0
         self._turns = list(_turns(timeline))
-        self._num_slots = 1 + max(1, memory.prefetch)
+        self._turns_of = {"slots": 1 + max(1, memory.prefetch), "berths": NUM_BERTHS}
+        """In how many places each room has what comes and goes take turns."""
+        self._fetches: Counter[str] = Counter()
+        """How many have had their turn in each."""
         names = {
             name: tensor
             for tensor, name in enumerate(given.tensor_names)
@@ -77,8 +81,6 @@ class RewrittenSteps:
                 self._here[lies_in] = self._placed(lies_in)
             self._here[tensor] = self._here[lies_in]
         self._readers = Counter(self._graph.reads.tolist())
-        self._slot = 0
-        """Fetches of parameters so far, which take turns in the slots."""
         self._changed_at_home = self._updated_at_home()
 
     def _placed(self, tensor: int) -> torch.Tensor:
@@ -212,10 +214,13 @@ class RewrittenSteps:
     # ── copies and updates at home ───────────────────────────────────────────────────────────────
 
     def _send(self, op: int) -> None:
-        """Activations, or gradients, to the host."""
+        """Activations or gradients, or home what was changed in a berth."""
         for tensor in self._graph.reads_of(op).tolist():
             original = self._original[tensor]
             if original < 0:
+                continue
+            if self._is_fetched(tensor):
+                self._home[self._root(tensor)].copy_(self._known[tensor])
                 continue
             size = self._program.tensors[original].storage_bytes
             with on_host():
@@ -226,8 +231,10 @@ class RewrittenSteps:
                 self._landed[original] = data
 
     def _fetch(self, op: int) -> None:
-        """What was sent, into the room that was taken for it; or parameters, into a slot."""
-        start = 0
+        """What was sent, into the room that was taken for it; what is at home, into a slot or a
+        berth."""
+        start, names = 0, [self._graph.tensor_names[t] for t in self._graph.reads_of(op).tolist()]
+        room_name = next((name for name in self._turns_of if name in names), "")
         for tensor in map(int, self._graph.made_by(op)):
             root, room = self._root(tensor), int(self._graph.alias_of[tensor])
             if root < 0:
@@ -237,15 +244,15 @@ class RewrittenSteps:
                 self._known[tensor].copy_(self._landed.pop(root))
                 continue
             data = self._home[root]
-            self._known[tensor] = self._in_slot(start, len(data)).copy_(data)
+            self._known[tensor] = self._in_turn(room_name, start, len(data)).copy_(data)
             start += int(aligned(len(data)))
-        self._slot += start > 0
+        self._fetches[room_name] += 1
 
-    def _in_slot(self, start: int, num_bytes: int) -> torch.Tensor:
-        """A part of the slot whose turn it is."""
-        buffer = self._here[self._graph.tensor_names.index("slots")]
-        size = len(buffer) // self._num_slots
-        first = self._slot % self._num_slots * size + start
+    def _in_turn(self, room_name: str, start: int, num_bytes: int) -> torch.Tensor:
+        """A part of the place whose turn it is."""
+        buffer = self._here[self._graph.tensor_names.index(room_name)]
+        count = self._turns_of[room_name]
+        first = self._fetches[room_name] % count * (len(buffer) // count) + start
         return buffer[first : first + num_bytes]
 
     def _update_at_home(self, origin: int) -> None:
@@ -263,13 +270,12 @@ class RewrittenSteps:
             BoundCall(call).perform(known, self._num_steps)
 
 
-def _require_whole(memory: Memory, step: BudgetedStep) -> None:
+def _require_whole(step: BudgetedStep) -> None:
     """Refuse plans whose ops are done in parts or with other numbers than they were recorded."""
-    has_visits = any(b.parameters == "streamed" and b.update == "device" for b in memory.blocks)
-    if has_visits or (step.rewritten.share[step.rewritten.origin >= 0] < 1).any():
+    if (step.rewritten.share[step.rewritten.origin >= 0] < 1).any():
         raise UsageError(
-            "a plan with state that visits the device, or with chunks, groups or rounded "
-            "parameters, is not carried out call by call",
+            "a plan with a loss in chunks, with experts or large updates in parts or with rounded "
+            "parameters is not carried out call by call",
             hint="carry it out by the model itself: --backend single",
         )
 
