@@ -28,6 +28,8 @@ from hocket.planners.memory.maker import FULL_RECOMPUTE
 
 _SLACK = 1.25
 """A plan is rehearsed where the simulated peak is within this many budgets."""
+_FAR_OFF = 2
+"""Times what the leanest plan held: from there on no plan is taken to be leaner than simulated."""
 MANY_OPS = 5000
 """Of a step, from which on rehearsals are few."""
 _MOST_UNLIKE = 4
@@ -97,9 +99,8 @@ def fastest_that_keeps(
     if found is None:
         if not peaks:
             raise next(iter(refused.values()))
-        kinds = _leanest_of_kinds(frontier)
-        if is_deep:
-            kinds = [plan for plan in kinds if plan.peak_bytes < min(peaks.values())]
+        nearest = min(peaks.values()) * (1 if is_deep else _FAR_OFF)
+        kinds = [plan for plan in _leanest_of_kinds(frontier) if plan.peak_bytes < nearest]
         found = next((plan for plan in kinds if is_worth(plan) and keeps(plan)), None)
     if found is None:
         raise too_large(min(peaks.values()), budget_bytes)
