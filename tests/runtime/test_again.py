@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from runtime.budget_loops import WAYS, loop_of
+from runtime.train_loops import plain_steps
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -228,6 +229,10 @@ def test_a_buffer_that_first_moves_in_a_later_step_is_told_once():
     assert module.scale.tolist() == [0.25] * 4
 
 
+def mean_of(model, batch):
+    return model(batch).mean()
+
+
 class _Noisy(nn.Linear):
     """Draws by other libraries."""
 
@@ -250,12 +255,7 @@ def test_draws_of_python_and_numpy_are_repeated_where_a_module_is_computed_again
         losses = [train.step(batch).item() for _ in range(4)]
     random.seed(1)
     np.random.seed(1)
-    for loss in losses:
-        other.zero_grad()
-        expected = plain(batch).mean()
-        expected.backward()
-        other.step()
-        assert loss == expected.item()
+    assert losses == plain_steps(plain, other, [batch] * 4, forward=mean_of)
 
 
 class _Counting(nn.Module):
@@ -283,12 +283,7 @@ def test_numbers_and_generators_of_a_module_are_as_they_were_and_move_once():
         warnings.simplefilter("ignore", CaptureWarning)
         train = loop_of(ours, optimizer, Memory(budget_bytes=(0,), blocks=blocks), batch)
         losses = [train.step(batch).item() for _ in range(4)]
-    for loss in losses:
-        other.zero_grad()
-        expected = plain(batch).mean()
-        expected.backward()
-        other.step()
-        assert loss == expected.item()
+    assert losses == plain_steps(plain, other, [batch] * 4, forward=mean_of)
     for one, twin in zip(ours[:3], plain[:3], strict=True):
         assert one.num_calls == twin.num_calls == 4
         assert torch.equal(one.generator.get_state(), twin.generator.get_state())

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from runtime.budget_models import classified
+from runtime.train_loops import plain_steps
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -97,12 +98,8 @@ def test_an_optimizer_that_looks_at_numbers_updates_on_the_host():
     theirs, ours = (torch.optim.Adafactor(each.parameters(), lr=0.01) for each in (plain, model))
     train = hocket.prepare(model, ours, BATCH, memory="1MiB", forward=classified)
     assert all(block.update == "host" for block in train.memory.section.blocks)
-    for _ in range(3):
-        loss = classified(plain, BATCH)
-        loss.backward()
-        theirs.step()
-        theirs.zero_grad()
-        assert train.step(BATCH).item() == loss.item()
+    ours = [train.step(BATCH).item() for _ in range(3)]
+    assert ours == plain_steps(plain, theirs, [BATCH] * 3, forward=classified)
 
 
 class WithToken(nn.Module):
@@ -123,11 +120,7 @@ def test_parameters_of_no_layer_are_updated_on_the_host_with_all_others():
     model = copy.deepcopy(plain)
     theirs, ours = (torch.optim.Adafactor(each.parameters(), lr=0.01) for each in (plain, model))
     train = hocket.prepare(model, ours, BATCH, memory="1MiB", forward=classified)
-    for _ in range(3):
-        loss = classified(plain, BATCH)
-        loss.backward()
-        theirs.step()
-        theirs.zero_grad()
-        assert train.step(BATCH).item() == loss.item()
+    ours = [train.step(BATCH).item() for _ in range(3)]
+    assert ours == plain_steps(plain, theirs, [BATCH] * 3, forward=classified)
     train.state_dict()
     assert torch.equal(model.token, plain.token)

@@ -59,11 +59,16 @@ class RewrittenSteps:
         _require_whole(step)
         self._given, self._program, self._graph = given, program, step.rewritten.graph
         self._origin, self._seed, self._num_steps = step.rewritten.origin, seed, 0
-        self._turns = list(_turns(timeline))
-        self._turns_of = {"slots": 1 + max(1, memory.prefetch), "berths": NUM_BERTHS}
-        """In how many places each room has what comes and goes take turns."""
-        self._fetches: Counter[str] = Counter()
-        """How many have had their turn in each."""
+        self._events = list(_events(timeline))
+        places = {"slots": 1 + max(1, memory.prefetch), "berths": NUM_BERTHS}
+        self._num_places = {
+            self._graph.tensor_names.index(name): count
+            for name, count in places.items()
+            if name in self._graph.tensor_names
+        }
+        """In how many places of each room what comes and goes takes turns."""
+        self._num_fetches: Counter[int] = Counter()
+        """How many have had their turn in each room."""
         names = {
             name: tensor
             for tensor, name in enumerate(given.tensor_names)
@@ -105,7 +110,7 @@ class RewrittenSteps:
         ledger = Ledger()
         with ledger, torch.enable_grad():
             ledger.hold(self._here.values())
-            for op, begins in self._turns:
+            for op, begins in self._events:
                 if begins:
                     self._begin(op)
                     continue
@@ -233,8 +238,8 @@ class RewrittenSteps:
     def _fetch(self, op: int) -> None:
         """What was sent, into the room that was taken for it; what is at home, into a slot or a
         berth."""
-        start, names = 0, [self._graph.tensor_names[t] for t in self._graph.reads_of(op).tolist()]
-        room_name = next((name for name in self._turns_of if name in names), "")
+        reads, start = self._graph.reads_of(op).tolist(), 0
+        taking_turns = next((tensor for tensor in reads if tensor in self._num_places), -1)
         for tensor in map(int, self._graph.made_by(op)):
             root, room = self._root(tensor), int(self._graph.alias_of[tensor])
             if root < 0:
@@ -244,15 +249,14 @@ class RewrittenSteps:
                 self._known[tensor].copy_(self._landed.pop(root))
                 continue
             data = self._home[root]
-            self._known[tensor] = self._in_turn(room_name, start, len(data)).copy_(data)
+            self._known[tensor] = self._in_turn(taking_turns, start, len(data)).copy_(data)
             start += int(aligned(len(data)))
-        self._fetches[room_name] += 1
+        self._num_fetches[taking_turns] += 1
 
-    def _in_turn(self, room_name: str, start: int, num_bytes: int) -> torch.Tensor:
+    def _in_turn(self, room: int, start: int, num_bytes: int) -> torch.Tensor:
         """A part of the place whose turn it is."""
-        buffer = self._here[self._graph.tensor_names.index(room_name)]
-        count = self._turns_of[room_name]
-        first = self._fetches[room_name] % count * (len(buffer) // count) + start
+        buffer, count = self._here[room], self._num_places[room]
+        first = self._num_fetches[room] % count * (len(buffer) // count) + start
         return buffer[first : first + num_bytes]
 
     def _update_at_home(self, origin: int) -> None:
@@ -280,7 +284,7 @@ def _require_whole(step: BudgetedStep) -> None:
         )
 
 
-def _turns(timeline: Timeline) -> Iterator[tuple[int, bool]]:
+def _events(timeline: Timeline) -> Iterator[tuple[int, bool]]:
     """Ops as they begin (True) and end; at one instant ends come first."""
     start_s, end_s = timeline.op_start_s, timeline.op_end_s
     begins, ends = np.argsort(start_s, kind="stable"), np.argsort(end_s, kind="stable")
