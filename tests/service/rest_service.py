@@ -29,7 +29,7 @@ def tokens_of(token: str) -> Tokens:
     """Somebody who may do everything."""
     tokens = Tokens()
     tokens.take_over(token, "tester")
-    tokens._put(Holder(name="tester"), "cookie", COOKIE)
+    tokens._put(Holder(name="tester", role="admin"), "cookie", COOKIE)
     return tokens
 
 

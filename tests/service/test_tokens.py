@@ -27,8 +27,8 @@ class Time:
 def test_only_hashes_are_on_disk_and_they_outlive_a_restart(tmp_path):
     tokens = Tokens(tmp_path)
     secrets = {
-        "ann": tokens.add("ann", may_change=True),
-        "bob": tokens.add("bob", may_change=False),
+        "ann": tokens.add("ann", role="user"),
+        "bob": tokens.add("bob", role="read-only"),
         "cookie": tokens.make_cookie(Holder(name="ann")),
         "local": tokens.local_token,
         "link": tokens.make_link(Holder(name="ann")),
@@ -40,7 +40,7 @@ def test_only_hashes_are_on_disk_and_they_outlive_a_restart(tmp_path):
 
     again = Tokens(tmp_path)
     assert again.holder_of(secrets["ann"]) == Holder(name="ann")
-    assert again.holder_of(secrets["bob"]) == Holder(name="bob", may_change=False)
+    assert again.holder_of(secrets["bob"]) == Holder(name="bob", role="read-only")
     assert again.holder_of_cookie(secrets["cookie"]) == Holder(name="ann")
     # None of them is another kind of secret too.
     assert again.holder_of(secrets["cookie"]) is None
@@ -53,12 +53,12 @@ def test_only_hashes_are_on_disk_and_they_outlive_a_restart(tmp_path):
 
 def test_a_name_has_one_token_until_it_is_removed(tmp_path):
     tokens = Tokens(tmp_path, local=Holder(name="me"))
-    first = tokens.add("ann", may_change=True)
+    first = tokens.add("ann", role="user")
     cookie = tokens.make_cookie(Holder(name="ann"))
     link = tokens.make_link(Holder(name="ann"))
     for name in ("ann", "me", "", " ann", "a" * 61, "a\nb"):
         with pytest.raises(UsageError):
-            tokens.add(name, may_change=True)
+            tokens.add(name, role="user")
     tokens.remove("ann")
     with pytest.raises(NotFoundError):
         tokens.remove("ann")
@@ -66,7 +66,7 @@ def test_a_name_has_one_token_until_it_is_removed(tmp_path):
         assert found.holder_of(first) is None
         assert found.holder_of_cookie(cookie) is None
     assert tokens.use_link(link) is None
-    assert tokens.add("ann", may_change=True) != first
+    assert tokens.add("ann", role="user") != first
 
 
 def test_links_work_once_and_not_for_long():
@@ -83,7 +83,7 @@ def test_links_work_once_and_not_for_long():
 def test_cookies_grow_old_and_do_not_pile_up():
     time = Time()
     tokens = Tokens(now_s=time)
-    token = tokens.add("ann", may_change=True)
+    token = tokens.add("ann", role="user")
     old = tokens.make_cookie(Holder(name="ann"))
     cookies = []
     for _ in range(MAX_COOKIES):
@@ -109,7 +109,9 @@ def test_the_token_that_stood_in_clear_goes_on_working_and_its_file_goes(tmp_pat
     path.chmod(0o600)
     tokens = open_tokens(tmp_path, "me")
     assert not path.exists()
-    assert tokens.holder_of("a-token-of-an-older-version-0123") == Holder(name="owner")
+    assert tokens.holder_of("a-token-of-an-older-version-0123") == Holder(
+        name="owner", role="admin"
+    )
     assert open_tokens(tmp_path, "me").holder_of("a-token-of-an-older-version-0123") is not None
 
 
@@ -134,7 +136,7 @@ def test_a_token_that_reads_changes_nothing_and_jobs_carry_names(service):
         assert answer.status_code == 201
         return answer.json()["token"]
 
-    reader = service.bare(authorization=f"Bearer {token_of('eve', read_only=True)}")
+    reader = service.bare(authorization=f"Bearer {token_of('eve', role='read-only')}")
     writer = service.bare(authorization=f"Bearer {token_of('ann')}")
     is_problem(service.client.post("/v1/tokens", json={"name": "ann"}), 422)
     job = {"name": "job", "command": ["true"]}
@@ -153,8 +155,8 @@ def test_a_token_that_reads_changes_nothing_and_jobs_carry_names(service):
         assert "may look" in is_problem(reader.request(method, path, json=body), 403)["detail"]
     assert reader.post("/v1/simulate", json={}).status_code == 200
     people = reader.get("/v1/tokens").json()["tokens"]
-    assert [(one["name"], one["read_only"]) for one in people if one["name"] != "tester"] == [
-        ("ann", False), ("eve", True),
+    assert [(one["name"], one["role"]) for one in people if one["name"] != "tester"] == [
+        ("ann", "user"), ("eve", "read-only"),
     ]  # fmt: skip
 
     assert service.client.delete("/v1/tokens/ann").status_code == 204

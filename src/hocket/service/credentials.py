@@ -1,7 +1,7 @@
-"""Who may do what: the tokens of people, cookies in browsers, the token of an attempt.
+"""Who may do what: the tokens of users, cookies in browsers, the token of an attempt.
 
-* People send ``Authorization: Bearer <token>``; that opens everything but the routes of attempts,
-  and where the token only reads, nothing that changes anything.
+* Users send ``Authorization: Bearer <token>``; what that opens depends on the role of the token
+  (`hocket.service.tokens`). A route that changes something is for admins unless it is listed here.
 * A browser gets a cookie for a token (``POST /login``, form field ``token``) or for a link that
   logs in once (``GET /login?code=...``). It is a secret of its own, HttpOnly and SameSite=Strict; a
   request that changes something must also carry the header `PAGE_HEADER`, which no form and no
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Literal
 
-from hocket.service.tokens import Tokens
+from hocket.service.tokens import ROLES, Holder, Role, Tokens
 
 PAGE_HEADER = "x-hocket-page"
 FORM_FIELD = "form-token"
@@ -37,12 +37,25 @@ _ASKING_PATHS = frozenset({"/v1/simulate"})
 """Sent with a body, though they change nothing."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
+_USER_PATH = re.compile(r"/v1/jobs(/[^/:]+(:pause|:resume)?)?|/v1/login-links")
+"""Changes that users may ask for; the daemon checks whose job it is."""
+
 Access = Literal["open", "attempt", "form", "user"]
 
 
-def changes_something(method: str, path: str) -> bool:
-    """Whether a request needs more than the right to look."""
-    return method not in _SAFE and path not in _ASKING_PATHS
+def needed_role(method: str, path: str) -> Role:
+    """The least role that a request needs; what changes something and is not listed is for
+    admins."""
+    if method in _SAFE or path in _ASKING_PATHS:
+        return "read-only"
+    if _USER_PATH.fullmatch(path) or _FORM_PATH.fullmatch(path):
+        return "user"
+    return "admin"
+
+
+def has_role(holder: Holder, needed: Role) -> bool:
+    """True if the role of a caller is the needed one or a higher one."""
+    return ROLES.index(holder.role) <= ROLES.index(needed)
 
 
 def access_of(method: str, path: str) -> Access:

@@ -2,6 +2,7 @@
 
 UsageError
 ├── NotFoundError      404  there is no such job
+├── ForbiddenError     403  the job is another user's, or the token may not do that
 ├── ConflictError      409  the job has changed since, or has ended
 ├── StaleAttemptError  409  the attempt is not the one that holds the job, or proves nothing
 └── KeyReusedError     422  the idempotency key belongs to another job
@@ -19,6 +20,12 @@ class NotFoundError(UsageError):
     """There is no such job, attempt or log."""
 
     code = "not-found"
+
+
+class ForbiddenError(UsageError):
+    """The caller is known and may not do that."""
+
+    code = "forbidden"
 
 
 class ConflictError(UsageError):

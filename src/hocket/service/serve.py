@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -33,6 +33,7 @@ from hocket.service.outlook.process import ProcessOutlook
 from hocket.service.rest.app import make_app
 from hocket.service.rest.prompt import MAX_CONNECTIONS, PromptProtocol
 from hocket.service.rest.stream import Bell
+from hocket.service.server_config import ServerConfig
 from hocket.service.store import Store
 from hocket.service.tokens import Tokens, open_tokens
 
@@ -63,7 +64,7 @@ class ServeSettings:
     """Under which it may be reached beside the loopback ones."""
     is_remote_allowed: bool = False
     discards_state: bool = False
-    team_weights: Mapping[str, float] = field(default_factory=dict)
+    config: ServerConfig = field(default_factory=ServerConfig)
 
 
 def serve(settings: ServeSettings, on_ready: Callable[[str, str], None]) -> None:
@@ -103,7 +104,7 @@ def _run(
         executor,
         settings.rules,
         settings.kinds or tuple(sorted({device.kind for device in executor.poll().devices})),
-        team_weights=dict(settings.team_weights),
+        config=settings.config,
         endpoint_url=url,
         capacity=_capacity(settings),
     )

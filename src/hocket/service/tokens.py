@@ -2,9 +2,14 @@
 
 A token is a random text of 256 bits that was shown once, when it was made; a cookie is one that a
 browser keeps. What is stored (`tokens.json` in the state folder) is the SHA-256 of each with the
-name of the person and whether they may change anything: who reads the file learns no token. For the
-person whose service it is there is one more, which lives in the memory of the service alone; see
-`hocket.service.local_door`.
+name and the role of the user: who reads the file learns no token. For the user whose service it is
+there is one more, which lives in the memory of the service alone; see `hocket.service.local_door`.
+
+| role | may |
+|---|---|
+| admin | everything: also change jobs of others, manage tokens, drain machines |
+| user | see everything, submit jobs, change the jobs that carry the user's name |
+| read-only | see everything |
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hocket.base.errors import InputFileError, UsageError, system_reason
 from hocket.base.jsonfile import parse_json
@@ -39,6 +44,8 @@ _MAX_BYTES = 1_000_000
 _MAX_NAME = 60
 
 Kind = Literal["token", "cookie"]
+Role = Literal["admin", "user", "read-only"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +53,17 @@ class Holder:
     """Somebody who may use the service."""
 
     name: str
-    may_change: bool = True
-    """False for one who may look at everything and change nothing."""
+    role: Role = "user"
+
+    @property
+    def may_change(self) -> bool:
+        """False for a token that only reads."""
+        return self.role != "read-only"
+
+    @property
+    def limited_to(self) -> str | None:
+        """Owner of the jobs that this user may change; None for an admin, who may change all."""
+        return None if self.role == "admin" else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +71,7 @@ class Entry:
     """A secret as it is kept."""
 
     name: str
-    may_change: bool
+    role: Role
     kind: Kind
     sha256: str
     made_s: float
@@ -63,7 +79,7 @@ class Entry:
     @property
     def holder(self) -> Holder:
         """Whose it is."""
-        return Holder(name=self.name, may_change=self.may_change)
+        return Holder(name=self.name, role=self.role)
 
 
 class Tokens:
@@ -83,7 +99,7 @@ class Tokens:
         """Hashes of links that log in once, whom, and until when."""
         entries = () if folder is None else _read(folder / NAME)
         self._entries = {entry.sha256: entry for entry in entries}
-        self.local = local or Holder(name=OWNER)
+        self.local = local or Holder(name=OWNER, role="admin")
         self.local_token = secrets.token_urlsafe(32)
         """Opens the service for its own person; never on disk."""
 
@@ -102,7 +118,9 @@ class Tokens:
 
     def _found(self, secret: str, kind: Kind) -> Holder | None:
         entry = self._entries.get(_hash(secret))
-        return entry.holder if entry is not None and entry.kind == kind else None
+        if entry is None or entry.kind != kind or _is_old_cookie(entry, self._now_s()):
+            return None
+        return entry.holder
 
     # ── people ──
 
@@ -111,7 +129,7 @@ class Tokens:
         tokens = [entry for entry in self._entries.values() if entry.kind == "token"]
         return sorted(tokens, key=lambda entry: entry.name)
 
-    def add(self, name: str, *, may_change: bool) -> str:
+    def add(self, name: str, *, role: Role = "user") -> str:
         """A new token, which is shown to nobody again."""
         _check_name(name)
         with self._changing:
@@ -121,7 +139,7 @@ class Tokens:
             if len(self.people()) >= MAX_TOKENS:
                 raise UsageError(f"there are {MAX_TOKENS} tokens already")
             token = secrets.token_urlsafe(32)
-            self._put(Holder(name=name, may_change=may_change), "token", token)
+            self._put(Holder(name=name, role=role), "token", token)
         return token
 
     def remove(self, name: str) -> None:
@@ -136,7 +154,7 @@ class Tokens:
     def take_over(self, token: str, name: str = OWNER) -> None:
         """Let a token open the service that was made elsewhere."""
         with self._changing:
-            self._put(Holder(name=name), "token", token)
+            self._put(Holder(name=name, role="admin"), "token", token)
 
     # ── browsers ──
 
@@ -174,7 +192,7 @@ class Tokens:
     def _put(self, holder: Holder, kind: Kind, secret: str) -> None:
         entry = Entry(
             name=holder.name,
-            may_change=holder.may_change,
+            role=holder.role,
             kind=kind,
             sha256=_hash(secret),
             made_s=self._now_s(),
@@ -191,7 +209,7 @@ class Tokens:
 def open_tokens(folder: Path, local_name: str) -> Tokens:
     """The secrets of a state folder. The token that an older version kept there in clear goes on
     working, and its file is removed."""
-    tokens = Tokens(folder, local=Holder(name=local_name))
+    tokens = Tokens(folder, local=Holder(name=local_name, role="admin"))
     former = folder / FORMER
     check_private(former)
     try:
@@ -217,12 +235,16 @@ def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
+def _is_old_cookie(entry: Entry, now_s: float) -> bool:
+    return entry.kind == "cookie" and entry.made_s + COOKIE_AGE_S <= now_s
+
+
 def _without_old_cookies(entries: dict[str, Entry], now_s: float) -> dict[str, Entry]:
     cookies = sorted(
         (entry for entry in entries.values() if entry.kind == "cookie"),
         key=lambda entry: entry.made_s,
     )
-    gone = {one.sha256 for one in cookies if one.made_s + COOKIE_AGE_S < now_s}
+    gone = {one.sha256 for one in cookies if _is_old_cookie(one, now_s)}
     gone |= {one.sha256 for one in cookies[: max(len(cookies) - MAX_COOKIES, 0)]}
     return {key: entry for key, entry in entries.items() if key not in gone}
 
@@ -233,7 +255,7 @@ def _read(path: Path) -> list[Entry]:
         with open(open_plain(path), "rb") as file:
             content = parse_json(file.read(_MAX_BYTES), str(path))
         assert isinstance(content, dict)
-        return [_entry(one) for one in content["tokens"]]
+        return [_entry(one) for one in _with_roles(content["tokens"])]
     except FileNotFoundError:
         return []
     except (OSError, KeyError, TypeError, ValueError, AssertionError):
@@ -241,10 +263,28 @@ def _read(path: Path) -> list[Entry]:
         raise InputFileError("these are no tokens", hint=hint, where=str(path)) from None
 
 
+def _with_roles(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries with a role each. Files of earlier versions only say who may change something: the
+    oldest such token becomes the admin's, the others become users'."""
+    full = [one for one in entries if "role" not in one and one["may_change"] is True]
+    tokens = sorted((one for one in full if one["kind"] == "token"), key=lambda one: one["made_s"])
+    # A cookie whose name has no token is that of whoever runs the service.
+    users = {one["name"] for one in tokens[1:]}
+
+    def role(one: dict[str, Any]) -> str:
+        if one["may_change"] is not True:
+            return "read-only"
+        return "user" if one["name"] in users else "admin"
+
+    return [one if "role" in one else {**one, "role": role(one)} for one in entries]
+
+
 def _entry(content: dict[str, Any]) -> Entry:
+    if content["role"] not in ROLES:
+        raise ValueError("there is no such role")
     entry = Entry(
         name=str(content["name"]),
-        may_change=content["may_change"] is True,
+        role=content["role"],
         kind="cookie" if content["kind"] == "cookie" else "token",
         sha256=str(content["sha256"]),
         made_s=float(content["made_s"]),

@@ -92,11 +92,16 @@ if TYPE_CHECKING:
     help="Let --host be an address that other machines reach; the token is asked for as ever.",
 )
 @click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="TOML file that says what users and teams may ask for.",
+)
+@click.option(
     "--team",
     "teams",
     multiple=True,
     metavar="NAME=WEIGHT",
-    help="Weight of a team [default: 1]; may be given again.",
+    help="A team that every user may name, and its weight; may be given again.",
 )
 @click.option(
     "--discard-state",
@@ -118,6 +123,7 @@ def command(
     port: int,
     names: tuple[str, ...],
     allow_remote: bool,
+    config: Path | None,
     teams: tuple[str, ...],
     discard_state: bool,
     as_json: bool,
@@ -141,7 +147,7 @@ def command(
     if on == "local" and not devices:
         named, found = _found_here(named)
 
-    from hocket.api.daemon import ServeSettings, check_engine, serve
+    from hocket.api.daemon import ServeSettings, check_engine, read_server_config, serve
     from hocket.api.fleet import Rules
 
     folder = state_folder(state).absolute()
@@ -173,7 +179,7 @@ def command(
             names=names,
             is_remote_allowed=allow_remote,
             discards_state=discard_state,
-            team_weights=_weights(teams),
+            config=read_server_config(config).with_teams(_weights(teams)),
         ),
         tell,
     )

@@ -84,7 +84,7 @@ def tokens_table(tokens: Sequence[Mapping[str, Any]]) -> RenderableType:
     rows = [
         [
             Text(inert(token["name"])),
-            Text("look" if token["read_only"] else "look and change"),
+            Text(token["role"]),
             Text(time.strftime("%Y-%m-%d %H:%M", time.localtime(token["made_s"]))),
         ]
         for token in tokens

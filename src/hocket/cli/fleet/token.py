@@ -13,20 +13,26 @@ from hocket.cli.output import console, emit, json_option, say
 
 @click.group("token")
 def command() -> None:
-    """Tokens of people, whose jobs carry their names."""
+    """Tokens of users, whose jobs carry their names; admins make and remove them."""
 
 
 @command.command("add")
 @click.argument("name")
-@click.option("--read-only", is_flag=True, help="It may look at everything and change nothing.")
+@click.option(
+    "--role",
+    type=click.Choice(["admin", "user", "read-only"]),
+    default="user",
+    show_default=True,
+    help="admin: everything; user: see all jobs, submit, change own jobs; read-only: see.",
+)
 @service_options
 @json_option
-def add(name: str, read_only: bool, state: Path | None, url: str | None, as_json: bool) -> None:
+def add(name: str, role: str, state: Path | None, url: str | None, as_json: bool) -> None:
     """Make a token for NAME and print it; nobody can see it again.
 
     Its owner puts it into HOCKET_FLEET_TOKEN, or signs in on the page with it.
     """
-    found = connect(state, url).post("/v1/tokens", {"name": name, "read_only": read_only})
+    found = connect(state, url).post("/v1/tokens", {"name": name, "role": role})
     if as_json:
         emit(found)
     else:

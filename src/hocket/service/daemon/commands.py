@@ -33,6 +33,7 @@ from hocket.service.daemon.untried import with_untried_levelled
 from hocket.service.daemon.world import find, phase_of
 from hocket.service.errors import (
     ConflictError,
+    ForbiddenError,
     KeyReusedError,
     NotFoundError,
     StaleAttemptError,
@@ -136,9 +137,15 @@ def with_team(state: FleetState, team: str, weights: dict[str, float]) -> tuple[
     return state.but(teams=(*state.teams, team), team_weight=weight), len(state.teams)
 
 
-def cancel(draft: BatchDraft, number: int, version: int | None, find_job: FindJob) -> None:
+def cancel(
+    draft: BatchDraft,
+    number: int,
+    version: int | None,
+    find_job: FindJob,
+    only_of: str | None = None,
+) -> None:
     """End a job; nothing happens to one that was cancelled before."""
-    record = _record(draft, number, version, find_job)
+    record = _record(draft, number, version, find_job, only_of)
     if record.status == "cancelled" or phase_of(draft.state, number) == ENDED:
         return _refuse_ended(record)
     draft.happen(Cancel(time_s=draft.time_s, numbers=(number,)))
@@ -147,9 +154,15 @@ def cancel(draft: BatchDraft, number: int, version: int | None, find_job: FindJo
     return None
 
 
-def pause(draft: BatchDraft, number: int, version: int | None, find_job: FindJob) -> None:
+def pause(
+    draft: BatchDraft,
+    number: int,
+    version: int | None,
+    find_job: FindJob,
+    only_of: str | None = None,
+) -> None:
     """Let a job hold no devices until it is resumed."""
-    record = _record(draft, number, version, find_job)
+    record = _record(draft, number, version, find_job, only_of)
     phase = phase_of(draft.state, number)
     if phase == ENDED:
         raise ConflictError(f"job {number} has ended ({record.status})")
@@ -159,9 +172,15 @@ def pause(draft: BatchDraft, number: int, version: int | None, find_job: FindJob
         draft.note("paused", number)
 
 
-def resume(draft: BatchDraft, number: int, version: int | None, find_job: FindJob) -> None:
+def resume(
+    draft: BatchDraft,
+    number: int,
+    version: int | None,
+    find_job: FindJob,
+    only_of: str | None = None,
+) -> None:
     """Let a paused job have devices again."""
-    record = _record(draft, number, version, find_job)
+    record = _record(draft, number, version, find_job, only_of)
     phase = phase_of(draft.state, number)
     if phase == ENDED:
         raise ConflictError(f"job {number} has ended ({record.status})")
@@ -171,10 +190,20 @@ def resume(draft: BatchDraft, number: int, version: int | None, find_job: FindJo
         draft.note("resumed", number)
 
 
-def _record(draft: BatchDraft, number: int, version: int | None, find_job: FindJob) -> JobRecord:
+def _record(
+    draft: BatchDraft,
+    number: int,
+    version: int | None,
+    find_job: FindJob,
+    only_of: str | None,
+) -> JobRecord:
+    """The job to change; ``only_of`` names the user who asks, None where that is an admin."""
     record = draft.jobs.get(number) or find_job(number)
     if record is None:
         raise NotFoundError(f"there is no job {number}")
+    if only_of is not None and record.owner != only_of:
+        hint = f"ask {record.owner!r} or an admin" if record.owner else "ask an admin"
+        raise ForbiddenError(f"job {number} is not one of {only_of!r}", hint=hint)
     current = draft.version_of(record)
     if version is not None and version != current:
         raise ConflictError(

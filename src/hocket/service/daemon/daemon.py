@@ -31,6 +31,7 @@ from hocket.service.records import (
     JobStatus,
     LeaseAnswer,
 )
+from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec
 from hocket.service.store.store import Store
 
@@ -47,7 +48,7 @@ class Daemon:
         kinds: tuple[str, ...],
         *,
         poll_s: float = 0.2,
-        team_weights: Mapping[str, float] | None = None,
+        config: ServerConfig | None = None,
         endpoint_url: str = "",
         clock: Clock | None = None,
         capacity: Mapping[str, int] | None = None,
@@ -55,7 +56,9 @@ class Daemon:
         self._store = store
         self.endpoint_url = endpoint_url
         """Under which people and processes reach it."""
-        self._team_weights = dict(team_weights or {})
+        self.config = config or ServerConfig()
+        """What users and teams may ask for."""
+        self._team_weights = self.config.team_weights
         self._capacity = capacity
         """Devices of each kind, where no more can come: no larger gang is accepted."""
         world = recovered(store, rules, kinds, self._team_weights, time.time())
@@ -122,17 +125,24 @@ class Daemon:
         )
         return self.job(number)
 
-    def cancel(self, number: int, expected_version: int | None = None) -> JobRecord:
-        """End a job; raises `ConflictError` where it ended otherwise or has another version."""
-        return self._change(commands.cancel, number, expected_version)
+    def cancel(
+        self, number: int, expected_version: int | None = None, only_of: str | None = None
+    ) -> JobRecord:
+        """End a job; raises `ConflictError` where it ended otherwise or has another version, and
+        `ForbiddenError` where it is not one of the user ``only_of``; None for admins."""
+        return self._change(commands.cancel, number, expected_version, only_of)
 
-    def pause(self, number: int, expected_version: int | None = None) -> JobRecord:
+    def pause(
+        self, number: int, expected_version: int | None = None, only_of: str | None = None
+    ) -> JobRecord:
         """Take a job's devices until it is resumed."""
-        return self._change(commands.pause, number, expected_version)
+        return self._change(commands.pause, number, expected_version, only_of)
 
-    def resume(self, number: int, expected_version: int | None = None) -> JobRecord:
+    def resume(
+        self, number: int, expected_version: int | None = None, only_of: str | None = None
+    ) -> JobRecord:
         """Let a paused job wait for devices again."""
-        return self._change(commands.resume, number, expected_version)
+        return self._change(commands.resume, number, expected_version, only_of)
 
     def report(
         self,
@@ -237,8 +247,13 @@ class Daemon:
             raise NotFoundError(f"job {number} has no attempt {attempt}")
         return Log(self._store.folder, number, attempt)
 
-    def _change(self, command: Callable[..., None], number: int, version: int | None) -> JobRecord:
-        self._answer(partial(command, number=number, version=version, find_job=self._store.job))
+    def _change(
+        self, command: Callable[..., None], number: int, version: int | None, only_of: str | None
+    ) -> JobRecord:
+        find_job = self._store.job
+        self._answer(
+            partial(command, number=number, version=version, find_job=find_job, only_of=only_of)
+        )
         return self.job(number)
 
     def _hear(self, name: AttemptName) -> None:

@@ -22,7 +22,7 @@ from hocket.fleet.rounds.state import ENDED as STATE_ENDED
 from hocket.fleet.rounds.state import PAUSED, FleetState
 from hocket.service.credentials import Credentials, form_token
 from hocket.service.daemon.world import phase_of
-from hocket.service.errors import NotFoundError, UnavailableError
+from hocket.service.errors import ForbiddenError, NotFoundError, UnavailableError
 from hocket.service.outlook.outlook import FleetOutlook
 from hocket.service.page.foresight import Foresight
 from hocket.service.page.job import MAX_LOG_BYTES, JobPage, job_page
@@ -33,6 +33,7 @@ from hocket.service.page.shown import LivePage
 from hocket.service.page.templating import render, static_files
 from hocket.service.page.what_if import WhatIfForm, answer_of, is_asked, what_if_form
 from hocket.service.records import ENDED, JobRecord
+from hocket.service.tokens import Holder
 from hocket.view.names import inert
 from hocket.view.wording import sentence
 
@@ -79,18 +80,20 @@ def page_router(daemon: Daemon, outlook: FleetOutlook) -> APIRouter:
         credentials: Credentials = request.app.state.credentials
         cookie = credentials.cookie_in(request.headers.getlist("cookie"))
         try:
-            page = _job_now(daemon, outlook, _job_number(number))
+            holder: Holder = request.scope["hocket.holder"]
+            page = _job_now(daemon, outlook, _job_number(number), holder)
         except UsageError as error:
             return _refusal(error)
         return HTMLResponse(render("job.html", page=page, form_token=form_token(cookie)))
 
     @router.post("/jobs/{number}/{change}")
-    def change_job(number: str, change: str) -> Response:
+    def change_job(number: str, change: str, request: Request) -> Response:
         changes = {"cancel": daemon.cancel, "pause": daemon.pause, "resume": daemon.resume}
         try:
             if change not in changes:
                 raise NotFoundError(f"A job cannot be asked to {change}")
-            record = changes[change](_job_number(number))
+            holder: Holder = request.scope["hocket.holder"]
+            record = changes[change](_job_number(number), only_of=holder.limited_to)
         except (UsageError, UnavailableError) as error:
             return _refusal(error)
         # Loading the answer again must not change anything again.
@@ -111,7 +114,8 @@ def _refusal(error: HocketError) -> HTMLResponse:
     if isinstance(error, UnavailableError):
         status = 503
     else:
-        status = 404 if isinstance(error, NotFoundError) else 409
+        known: dict[type[HocketError], int] = {NotFoundError: 404, ForbiddenError: 403}
+        status = known.get(type(error), 409)
     page = render("error.html", message=sentence(inert(error.message)), hint=error.hint)
     return HTMLResponse(page, status_code=status)
 
@@ -136,7 +140,7 @@ def _job_number(text: str) -> int:
     return int(text)
 
 
-def _job_now(daemon: Daemon, outlook: FleetOutlook, number: int) -> JobPage:
+def _job_now(daemon: Daemon, outlook: FleetOutlook, number: int, holder: Holder) -> JobPage:
     record = daemon.job(number)
     state = _state_now(daemon)
     explanation, done_steps = _foreseen(state, record, outlook)
@@ -148,14 +152,15 @@ def _job_now(daemon: Daemon, outlook: FleetOutlook, number: int) -> JobPage:
         attempts=daemon.attempts(record.number),
         checkpoints=daemon.checkpoints(record.number),
         log=_last_output(daemon, record),
-        changes=_changes(state, record),
+        changes=_changes(state, record, holder),
     )
 
 
-def _changes(state: FleetState, record: JobRecord) -> tuple[str, ...]:
-    """What may be done to a job; nothing where it has ended, or will when its processes have."""
+def _changes(state: FleetState, record: JobRecord, holder: Holder) -> tuple[str, ...]:
+    """What a user may do to a job; nothing where it has ended, or will when its processes have."""
     phase = phase_of(state, record.number)
-    if record.status in ENDED or phase == STATE_ENDED:
+    is_allowed = holder.may_change and holder.limited_to in (None, record.owner)
+    if not is_allowed or record.status in ENDED or phase == STATE_ENDED:
         return ()
     return ("resume" if phase == PAUSED else "pause", "cancel")
 

@@ -15,7 +15,7 @@ from hocket.service.records import (
     JobStatus,
 )
 from hocket.service.spec import JobSpec, Name, Text
-from hocket.service.tokens import Entry
+from hocket.service.tokens import Entry, Role
 
 MAX_NUMBER = 2**53 - 1
 """Numbers of jobs and events that JSON and sqlite both hold exactly."""
@@ -292,20 +292,20 @@ class TokenRequest(_Body):
     """Who shall have a token."""
 
     name: Name
-    read_only: bool = False
+    role: Role = "user"
 
 
 class TokenBody(BaseModel):
     """Somebody who has a token."""
 
     name: str
-    read_only: bool
+    role: Role
     made_s: float
 
 
 def token_body(entry: Entry) -> TokenBody:
     """A token as people see it."""
-    return TokenBody(name=entry.name, read_only=not entry.may_change, made_s=entry.made_s)
+    return TokenBody(name=entry.name, role=entry.role, made_s=entry.made_s)
 
 
 class TokenList(BaseModel):
@@ -318,7 +318,7 @@ class NewTokenBody(BaseModel):
     """A token that is told this once."""
 
     name: str
-    read_only: bool
+    role: Role
     token: str
 
 

@@ -18,8 +18,9 @@ from hocket.service.credentials import (
     Credentials,
     access_of,
     bearer,
-    changes_something,
+    has_role,
     is_own_form,
+    needed_role,
 )
 from hocket.service.rest.gate import Gate, misleading
 from hocket.service.rest.problems import problem
@@ -49,10 +50,11 @@ class Guard(Gate):
         holder = None if access == "attempt" else self._holder(given, headers)
         if holder is not None:
             scope["hocket.holder"] = holder
-            if not changes_something(method, path):
+            needed = needed_role(method, path)
+            if needed == "read-only":
                 return None
-            if not holder.may_change:
-                return problem(403, f"the token of {holder.name!r} may look, not change anything")
+            if not has_role(holder, needed):
+                return _forbidden(holder)
             if given or PAGE_HEADER in headers or access == "form":
                 return None
             return problem(403, f"changes by cookie need the header {PAGE_HEADER}")
@@ -86,6 +88,13 @@ class Guard(Gate):
             return tokens.holder_of(token)
         cookie = self._credentials.cookie_in(headers.getlist("cookie"))
         return tokens.holder_of_cookie(cookie) if cookie else None
+
+
+def _forbidden(holder: Holder) -> Response:
+    if not holder.may_change:
+        return problem(403, f"the token of {holder.name!r} may look, not change anything")
+    hint = "ask an admin: hocket fleet token list shows who is one"
+    return problem(403, f"only admins may do this, and {holder.name!r} is none", hint=hint)
 
 
 def _wants_page(headers: Headers) -> bool:

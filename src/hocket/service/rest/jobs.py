@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
@@ -67,6 +68,7 @@ async def submit(
     idempotency_key: Key = None,
 ) -> JobBody:
     """Submit a job. Once this is answered, the job is never lost."""
+    daemon.config.check(spec, holder)
     record = await decisions.of(daemon.submit, spec, idempotency_key, owner=holder.name)
     response.headers["location"] = f"/v1/jobs/{record.number}"
     return _tagged(record, response)
@@ -144,12 +146,14 @@ async def _change(
     response: Response,
     daemon: TheDaemon,
     decisions: TheDecisions,
+    holder: TheHolder,
     if_match: IfMatch = None,
 ) -> _Decide:
     """How a request changes the job that it names."""
 
     async def decide(change: Callable[..., JobRecord]) -> JobBody:
-        return _tagged(await decisions.of(_changed, daemon, change, job, if_match), response)
+        ask = partial(change, only_of=holder.limited_to)
+        return _tagged(await decisions.of(_changed, daemon, ask, job, if_match), response)
 
     return decide
 

@@ -15,13 +15,14 @@ from starlette.responses import Response
 
 from hocket.base.errors import HocketError, InputFileError, RunError, UsageError
 from hocket.base.fields import shown
-from hocket.service.errors import ConflictError, NotFoundError, StaleAttemptError
+from hocket.service.errors import ConflictError, ForbiddenError, NotFoundError, StaleAttemptError
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_ERRORS = 10
 _RETRY_AFTER_S = "1"
 _STATUS: tuple[tuple[type[HocketError], int], ...] = (
     (NotFoundError, 404),
+    (ForbiddenError, 403),
     (ConflictError, 409),
     (StaleAttemptError, 409),
     (UsageError, 422),

@@ -30,8 +30,8 @@ def list_tokens(tokens: TheTokens) -> TokenList:
 @router.post("/tokens", status_code=201, responses=answers(409, 415))
 def add_token(body: TokenRequest, tokens: TheTokens) -> NewTokenBody:
     """A token for somebody; it is told this once."""
-    token = tokens.add(body.name, may_change=not body.read_only)
-    return NewTokenBody(name=body.name, read_only=body.read_only, token=token)
+    token = tokens.add(body.name, role=body.role)
+    return NewTokenBody(name=body.name, role=body.role, token=token)
 
 
 @router.delete("/tokens/{name}", status_code=204, responses=answers(404))

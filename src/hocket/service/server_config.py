@@ -1,0 +1,108 @@
+"""The server's config: what users and teams may ask for (``hocket fleet serve --config FILE``).
+
+[defaults]                 # users that are not named below
+max_weight = 1.0
+
+[users.ann]
+max_weight = 4.0           # the largest weight that her job files may name
+teams = ["vision"]         # teams that her job files may name
+
+[teams.vision]
+weight = 2.0               # share against other teams
+is_open = true             # every user may name it
+
+Admins may ask for everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hocket.base.checked import checked
+from hocket.base.fields import located
+from hocket.base.jsonfile import read_bounded
+from hocket.base.toml import parse_toml
+from hocket.service.errors import ForbiddenError
+from hocket.service.spec import JobSpec, Name
+from hocket.service.tokens import Holder
+
+MAX_FILE_BYTES = 1_000_000
+Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class UserLimits(_Table):
+    """What one user may ask for."""
+
+    max_weight: Weight = 1.0
+    teams: tuple[Name, ...] = ()
+
+
+class TeamConfig(_Table):
+    """One team."""
+
+    weight: Weight = 1.0
+    is_open: bool = False
+    """True where every user may name it."""
+
+
+class ServerConfig(_Table):
+    """The whole file; every table may be left out."""
+
+    defaults: UserLimits = UserLimits()
+    users: dict[Name, UserLimits] = {}
+    teams: dict[Name, TeamConfig] = {}
+
+    def limits_of(self, user: str) -> UserLimits:
+        """What a user may ask for."""
+        return self.users.get(user, self.defaults)
+
+    @property
+    def team_weights(self) -> dict[str, float]:
+        """Weight of each team that is named."""
+        return {name: team.weight for name, team in self.teams.items()}
+
+    def with_teams(self, weights: Mapping[str, float]) -> ServerConfig:
+        """The config with teams that every user may name, as ``--team NAME=WEIGHT`` gives them."""
+        more = {name: TeamConfig(weight=weight, is_open=True) for name, weight in weights.items()}
+        return self.model_copy(update={"teams": {**self.teams, **more}})
+
+    def check(self, spec: JobSpec, holder: Holder) -> None:
+        """Raise `ForbiddenError` where a job asks for more than its user may."""
+        if holder.role == "admin":
+            return
+        limits = self.limits_of(holder.name)
+        if spec.weight > limits.max_weight:
+            raise ForbiddenError(
+                f"{holder.name!r} may ask for a weight of at most {limits.max_weight:g}, "
+                f"not {spec.weight:g}",
+                hint="lower weight, or ask an admin to raise max_weight in the server's config",
+                where="weight",
+            )
+        team = self.teams.get(spec.team)
+        if spec.team and spec.team not in limits.teams and not (team and team.is_open):
+            named = [*limits.teams, *(name for name, one in self.teams.items() if one.is_open)]
+            hint = f"teams of {holder.name!r}: {', '.join(named[:20])}" if named else (
+                "leave out team, or ask an admin for it (teams in the server's config)"
+            )  # fmt: skip
+            raise ForbiddenError(
+                f"{holder.name!r} is in no team {spec.team!r}", hint=hint, where="team"
+            )
+
+
+def read_server_config(path: Path | None) -> ServerConfig:
+    """The config of a TOML file, the defaults where None; raises `InputFileError` otherwise."""
+    if path is None:
+        return ServerConfig()
+    data = read_bounded(path, MAX_FILE_BYTES, lambda head: b"\x00" not in head, "TOML")
+    with located(str(path)):
+        content = parse_toml(data)
+    hint = "docs/how-to/fleet_service.md shows the server's config"
+    return checked(ServerConfig, content, str(path), hint=hint)

@@ -1,0 +1,227 @@
+"""Roles: every route of the service for every role, on an own job and on another user's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from service.rest_service import Service, is_problem
+
+from hocket.base.errors import InputFileError
+from hocket.service.server_config import read_server_config
+from hocket.service.tokens import COOKIE_AGE_S, Holder, Tokens
+
+pytestmark = pytest.mark.usefixtures("nobody_left")
+
+JOB = {"name": "job", "command": ["sleep", "9"]}
+ALL, ADMIN, USER, OWN, ATTEMPT = "all", "admin", "user", "own", "attempt"
+# Who may use each route; a route that is missing here fails the test.
+TABLE = {
+    ("GET", "/"): ALL,
+    ("GET", "/healthz"): ALL,
+    ("GET", "/jobs/{number}"): ALL,
+    ("GET", "/live"): ALL,
+    ("GET", "/login"): ALL,
+    ("GET", "/metrics"): ALL,
+    ("GET", "/openapi.json"): ALL,
+    ("GET", "/readyz"): ALL,
+    ("GET", "/static/{name}"): ALL,
+    ("GET", "/v1/allocation"): ALL,
+    ("GET", "/v1/devices"): ALL,
+    ("GET", "/v1/events"): ALL,
+    ("GET", "/v1/jobs"): ALL,
+    ("GET", "/v1/jobs/{job}"): ALL,
+    ("GET", "/v1/jobs/{job}/attempts"): ALL,
+    ("GET", "/v1/jobs/{job}/checkpoints"): ALL,
+    ("GET", "/v1/jobs/{job}/explain"): ALL,
+    ("GET", "/v1/jobs/{job}/log"): ALL,
+    ("GET", "/v1/queues"): ALL,
+    ("GET", "/v1/rounds/{round}"): ALL,
+    ("GET", "/v1/tokens"): ALL,
+    ("GET", "/what-if"): ALL,
+    ("POST", "/login"): ALL,
+    ("POST", "/logout"): ALL,
+    ("POST", "/v1/simulate"): ALL,
+    ("POST", "/v1/jobs"): USER,
+    ("POST", "/v1/login-links"): USER,
+    ("DELETE", "/v1/jobs/{job}"): OWN,
+    ("POST", "/jobs/{number}/{change}"): OWN,
+    ("POST", "/v1/jobs/{job}:pause"): OWN,
+    ("POST", "/v1/jobs/{job}:resume"): OWN,
+    ("DELETE", "/v1/tokens/{name}"): ADMIN,
+    ("POST", "/v1/tokens"): ADMIN,
+    ("POST", "/v1/jobs/{job}/attempts/{attempt}/checkpoints"): ATTEMPT,
+    ("POST", "/v1/jobs/{job}/attempts/{attempt}/report"): ATTEMPT,
+}
+STREAMS = {("GET", "/v1/events")}
+"""Never end, so that the client of tests cannot ask for them."""
+BODIES = {
+    "/v1/jobs": JOB,
+    "/v1/simulate": {},
+    "/v1/tokens": {"name": "x"},
+    "/v1/jobs/{job}/attempts/{attempt}/report": {"done_steps": 1.0},
+    "/v1/jobs/{job}/attempts/{attempt}/checkpoints": {"step": 1.0, "path": "/p"},
+}
+
+
+def routes_of(service: Service) -> set[tuple[str, str]]:
+    found = set()
+    for route in service.client.app.routes:  # type: ignore[attr-defined]
+        inner = [route] if hasattr(route, "path") else route.original_router.routes
+        found |= {(method, one.path) for one in inner for method in one.methods - {"HEAD"}}
+    return found
+
+
+@pytest.fixture
+def people(service):
+    """A client of each role, by name."""
+    roles = {"root": "admin", "ann": "user", "bob": "user", "eve": "read-only"}
+    clients = {}
+    for name, role in roles.items():
+        answer = service.client.post("/v1/tokens", json={"name": name, "role": role})
+        clients[name] = service.bare(authorization=f"Bearer {answer.json()['token']}")
+    yield clients
+    for name in roles:
+        service.client.delete(f"/v1/tokens/{name}")
+
+
+def test_the_table_names_every_route(service):
+    assert routes_of(service) == set(TABLE)
+
+
+@pytest.mark.parametrize("route", sorted(TABLE.keys() - STREAMS), ids=" ".join)
+def test_a_route_is_open_to_its_roles_alone(service, people, route):
+    method, template = route
+    right = TABLE[route]
+    for name, client in people.items():
+        for owner in ("ann", "bob"):
+            number = people[owner].post("/v1/jobs", json=JOB).json()["id"]
+            path = template.format(
+                job=number, number=number, attempt=1, change="pause", name="nobody", round=0
+            )
+            body = BODIES.get(template)
+            status = client.request(method, path, json=body).status_code
+            allowed = {
+                ALL: True,
+                USER: name != "eve",
+                OWN: name in ("root", owner),
+                ADMIN: name == "root",
+                ATTEMPT: False,
+            }[right]
+            if right == ATTEMPT:
+                # A token of a user is no token of an attempt, whoever has it.
+                assert status == 409
+            elif allowed:
+                assert status not in (401, 403), (name, owner)
+            else:
+                assert status == 403, (name, owner)
+            if right == OWN and not allowed:
+                assert service.job(number)["status"] in ("queued", "starting", "running")
+            service.client.delete(f"/v1/jobs/{number}")
+            service.client.delete("/v1/tokens/x")
+
+
+def test_the_page_offers_changes_of_own_jobs_only(service, people):
+    number = people["ann"].post("/v1/jobs", json=JOB).json()["id"]
+    offered = {name: "cancel-button" in one.get(f"/jobs/{number}").text
+               for name, one in people.items()}  # fmt: skip
+    assert offered == {"root": True, "ann": True, "bob": False, "eve": False}
+
+
+# ── what users may ask for ──
+
+
+CONFIG = """
+[defaults]
+max_weight = 2.0
+[users.ann]
+max_weight = 8
+teams = ["vision"]
+[teams.vision]
+weight = 3
+[teams.all]
+is_open = true
+"""
+
+
+def test_weight_and_team_are_limited_by_the_config(service, people, tmp_path):
+    path = tmp_path / "fleet.toml"
+    path.write_text(CONFIG)
+    before, service.daemon.config = service.daemon.config, read_server_config(path)
+    try:
+        for name, spec, status in (
+            ("ann", {"weight": 8.0, "team": "vision"}, 201),
+            ("ann", {"weight": 8.5}, 403),
+            ("ann", {"team": "speech"}, 403),
+            ("bob", {"weight": 2.0, "team": "all"}, 201),
+            ("bob", {"weight": 2.5}, 403),
+            ("bob", {"team": "vision"}, 403),
+            ("root", {"weight": 1e6, "team": "speech"}, 201),
+        ):
+            answer = people[name].post("/v1/jobs", json=JOB | spec)
+            assert answer.status_code == status, (name, spec, answer.text)
+        assert "at most 2" in is_problem(
+            people["bob"].post("/v1/jobs", json=JOB | {"weight": 9.0}), 403
+        )["detail"]  # fmt: skip
+        assert service.daemon.config.with_teams({"x": 4.0}).team_weights == {
+            "vision": 3.0, "all": 1.0, "x": 4.0,
+        }  # fmt: skip
+    finally:
+        service.daemon.config = before
+    # Without a config a user has one share and no team.
+    assert people["bob"].post("/v1/jobs", json=JOB | {"weight": 1.5}).status_code == 403
+    assert people["bob"].post("/v1/jobs", json=JOB | {"team": "a"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[user.ann]", "[users.ann]\nweight = 3", "[defaults]\nmax_weight = -1", "x", "[[users]]"],
+)
+def test_a_config_that_says_something_else_is_refused(tmp_path, text):
+    path = tmp_path / "fleet.toml"
+    path.write_text(text)
+    with pytest.raises(InputFileError) as error:
+        read_server_config(path)
+    assert str(path) in str(error.value)
+
+
+# ── earlier versions, and time ──
+
+
+def test_tokens_of_earlier_versions_get_roles(tmp_path):
+    def entry(name, made_s, may_change=True, kind="token"):
+        return {
+            "name": name, "may_change": may_change, "kind": kind,
+            "sha256": f"{name}{kind}".ljust(64, "0"), "made_s": made_s,
+        }  # fmt: skip
+
+    path = tmp_path / "tokens.json"
+    path.write_text(json.dumps({"tokens": [
+        entry("second", 20.0), entry("looker", 1.0, may_change=False), entry("first", 10.0),
+        entry("first", 30.0, kind="cookie"), entry("second", 30.0, kind="cookie"),
+        entry("whoever serves", 30.0, kind="cookie"), entry("looker", 30.0, False, "cookie"),
+    ]}))  # fmt: skip
+    path.chmod(0o600)
+    tokens = Tokens(tmp_path, now_s=lambda: 40.0)
+    found = {(one.name, one.kind): one.role for one in tokens._entries.values()}
+    assert found == {
+        ("first", "token"): "admin", ("first", "cookie"): "admin",
+        ("second", "token"): "user", ("second", "cookie"): "user",
+        ("looker", "token"): "read-only", ("looker", "cookie"): "read-only",
+        ("whoever serves", "cookie"): "admin",
+    }  # fmt: skip
+    tokens.add("third")
+    again = Tokens(tmp_path, now_s=lambda: 40.0)
+    assert {one.name: one.role for one in again.people()}["second"] == "user"
+
+
+def test_a_cookie_expires_though_nothing_is_written():
+    now_s = 1e9
+    tokens = Tokens(now_s=lambda: now_s)
+    cookie = tokens.make_cookie(Holder(name="ann"))
+    token = tokens.add("ann")
+    now_s += COOKIE_AGE_S - 1.0
+    assert tokens.holder_of_cookie(cookie) == Holder(name="ann", role="user")
+    now_s += 1.0
+    assert tokens.holder_of_cookie(cookie) is None
+    assert tokens.holder_of(token) is not None, "tokens do not expire"
