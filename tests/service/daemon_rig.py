@@ -124,6 +124,7 @@ class Rig:
             key=key,
             team_weights=self._team_weights,
             find_key=self.store.key,
+            find_job=self.store.job,
         )
         return number
 

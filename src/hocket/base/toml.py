@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
@@ -10,9 +11,14 @@ from hocket.base.errors import InputFileError
 _MAX_SHOWN = 200
 """Characters that an error repeats of what the reader of the standard library says."""
 
+_MAX_KEYS = 64
+_TEXT = re.compile(rb"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
+_DEEP = re.compile(rb"(?:[A-Za-z0-9_-]+[ \t]*\.[ \t]*){%d}" % _MAX_KEYS)
+
 
 def parse_toml(data: bytes, hint: str = "texts need quotes") -> dict[str, Any]:
     """The tables of a TOML file; raises `InputFileError`, which `fields.located` gives the file."""
+    _refuse_deep_keys(data)
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -22,3 +28,11 @@ def parse_toml(data: bytes, hint: str = "texts need quotes") -> dict[str, Any]:
     except ValueError as error:  # tomllib's own error, and integers of over 4300 digits
         text = str(error)[:_MAX_SHOWN]
         raise InputFileError(f"is not TOML: {text[:1].lower()}{text[1:]}", hint=hint) from None
+
+
+def _refuse_deep_keys(data: bytes) -> None:
+    """Refuse dotted keys of many parts: the standard library keeps every prefix of one, which takes
+    gigabytes for a key of 100 KB."""
+    for line in data.splitlines():
+        if line.count(b".") >= _MAX_KEYS and _DEEP.search(_TEXT.sub(b"k", line)):
+            raise InputFileError(f"is nested too deeply: a key has more than {_MAX_KEYS} parts")

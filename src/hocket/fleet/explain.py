@@ -13,7 +13,7 @@ from hocket.base.jsonfile import finite_or_none
 from hocket.base.units import words_for_seconds
 from hocket.fleet.forecast import Forecast, earliest_start, first_start
 from hocket.fleet.rounds.reasons import reason
-from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, UNDECIDED, WAITING, FleetState
+from hocket.fleet.rounds.state import PHASES, RUNNING, UNDECIDED, WAITING, FleetState
 
 _MOST_NAMED = 3
 """Jobs named in a sentence."""
@@ -116,8 +116,8 @@ def _evidence(state: FleetState, row: int) -> dict[str, Any]:
     able = state.jobs.steps_per_s[row] > 0.0
     round_s = state.rules.round_s
     # A paused job earns nothing, whatever the last allocation gave it.
-    shares = state.jobs.shares[row] * (job["phase"] != PAUSED)
-    pair_share = float(job["pair_share"]) * (job["phase"] != PAUSED)
+    shares = state.jobs.shares[row] * (job["phase"] <= RUNNING)
+    pair_share = float(job["pair_share"]) * (job["phase"] <= RUNNING)
     return {
         "phase": PHASES[int(job["phase"])],
         "policy": state.rules.policy,

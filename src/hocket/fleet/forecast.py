@@ -21,7 +21,7 @@ from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds.actions import MOVED, Actions
 from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices, Tick
 from hocket.fleet.rounds.share import seen_steps_per_s
-from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, UNDECIDED, FleetDevice, FleetState
+from hocket.fleet.rounds.state import ENDED, RUNNING, UNDECIDED, FleetDevice, FleetState
 from hocket.fleet.rounds.step import step
 
 MAX_ADDED_DEVICES = 10_000
@@ -293,7 +293,7 @@ class _ForecastRun:
     def expect(self) -> None:
         """Count the starts and ends that can still happen."""
         rows = self.state.jobs.rows
-        able = (rows["phase"] != PAUSED) & (rows["phase"] != ENDED)
+        able = rows["phase"] <= RUNNING
         fits = self.state.num_devices >= rows["gang"][:, None]
         every = np.arange(len(rows))
         if len(rows):

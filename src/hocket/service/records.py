@@ -9,10 +9,19 @@ from typing import Any, Literal
 from hocket.service.spec import JobSpec
 
 JobStatus = Literal[
-    "queued", "starting", "running", "stopping", "paused", "succeeded", "failed", "cancelled"
+    "queued",
+    "blocked",
+    "starting",
+    "running",
+    "stopping",
+    "paused",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "timed out",
 ]
-LIVE: tuple[JobStatus, ...] = ("queued", "starting", "running", "stopping", "paused")
-ENDED: tuple[JobStatus, ...] = ("succeeded", "failed", "cancelled")
+LIVE: tuple[JobStatus, ...] = ("queued", "blocked", "starting", "running", "stopping", "paused")
+ENDED: tuple[JobStatus, ...] = ("succeeded", "failed", "cancelled", "timed out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +47,10 @@ class JobRecord:
     version: int = 1
     """Rises with every change but of ``done_steps``: an ETag."""
     owner: str = ""
-    """Whose token it was submitted with."""
+    """User whose token it was submitted with."""
+    array_first: int | None = None
+    """Number of the first job of its array; None for a job that is in none."""
+    array_index: int | None = None
 
 
 def ending_of(record: JobRecord) -> str:

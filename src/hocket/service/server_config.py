@@ -1,5 +1,7 @@
 """The server's config: what users and teams may ask for (``hocket fleet serve --config FILE``).
 
+time_limit_s = 86400       # of jobs whose files name none
+
 [defaults]                 # users that are not named below
 max_weight = 1.0
 
@@ -59,6 +61,8 @@ class ServerConfig(_Table):
     defaults: UserLimits = UserLimits()
     users: dict[Name, UserLimits] = {}
     teams: dict[Name, TeamConfig] = {}
+    time_limit_s: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
+    """Time that jobs may hold devices whose files name no limit; None for as long as they want."""
 
     def limits_of(self, user: str) -> UserLimits:
         """What a user may ask for."""

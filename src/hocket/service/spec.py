@@ -25,6 +25,7 @@ from hocket.base.errors import InputFileError
 from hocket.base.fields import located
 from hocket.base.jsonfile import read_bounded
 from hocket.base.toml import parse_toml
+from hocket.fleet.rounds.state import CONDITIONS
 
 MAX_FILE_BYTES = 1_000_000
 
@@ -37,6 +38,7 @@ Key = Annotated[
 Steps = Annotated[float, Field(gt=0.0, le=1e15, allow_inf_nan=False, strict=True)]
 Rate = Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False, strict=True)]
 Gang = Annotated[int, Field(ge=1, le=100_000, strict=True)]
+After = Annotated[str, StringConstraints(min_length=1, max_length=210, pattern=r"^[^\x00]+$")]
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False, strict=True)]
 
 
@@ -86,6 +88,19 @@ class JobSpec(BaseModel):
     """Whether it may be stopped for others and started again. None: where it has arguments to
     resume with, or once it has shown that it saves (a lease with ``save``, or a checkpoint that it
     committed). One that may not keeps its devices from its start to its end."""
+    time_limit_s: Annotated[float, Field(gt=0.0, le=1e9, strict=True)] | None = None
+    """Time that it may hold devices, over all attempts; then it is stopped and has timed out. None
+    for the server's default. Short jobs with a limit may fill gaps before reserved ones."""
+    after: Annotated[tuple[After, ...], Field(max_length=100)] = ()
+    """Jobs that must end first, by number or, for jobs that have not ended, by name: ``"12"`` or
+    ``"12:ok"`` for success, ``"12:any"`` for any end, ``"12:failed"`` for failure. The number of an
+    array means all of its jobs."""
+    array: Annotated[int, Field(ge=1, le=1000, strict=True)] | None = None
+    """Submit as many jobs, alike but for ``HOCKET_ARRAY_INDEX``, which counts from 0."""
+    retries: Annotated[int, Field(ge=0, le=1000, strict=True)] | None = None
+    """Times that it is started again after a failure; None for the server's limit."""
+    priority: Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")] = ""
+    """Name of a priority class of the server; empty for the default one."""
     silence_s: Annotated[float, Field(ge=1.0, le=1e9, strict=True)] | None = None
     """An attempt that reports nothing for so long is taken for stuck and stopped."""
 
@@ -93,6 +108,12 @@ class JobSpec(BaseModel):
 def on_gang(spec: JobSpec, gang: int, kind: str) -> str:
     """The name of so many devices of a kind in a job's ``throughputs`` and ``plans``."""
     return kind if spec.gangs is None else f"{gang}x{kind}"
+
+
+def parse_after(text: str) -> tuple[str, str]:
+    """Number or name of a job, and the condition on its end."""
+    reference, _, condition = text.rpartition(":")
+    return (reference, condition) if reference and condition in CONDITIONS else (text, "ok")
 
 
 def is_preemptible(spec: JobSpec) -> bool | None:

@@ -6,6 +6,7 @@ from hocket.fleet.rounds.actions import Actions, Start, Stop
 from hocket.fleet.rounds.events import (
     AddDevices,
     Cancel,
+    Drain,
     Event,
     Fail,
     Finish,
@@ -13,9 +14,11 @@ from hocket.fleet.rounds.events import (
     Pause,
     Progress,
     RemoveDevices,
+    Reopen,
     Resume,
     Submit,
     Tick,
+    TimeOut,
 )
 from hocket.fleet.rounds.state import FleetDevice, FleetState, Job, PairTable, Rules, new_state
 from hocket.fleet.rounds.step import step
@@ -24,6 +27,7 @@ __all__ = [
     "Actions",
     "AddDevices",
     "Cancel",
+    "Drain",
     "Event",
     "Fail",
     "Finish",
@@ -35,12 +39,14 @@ __all__ = [
     "Pause",
     "Progress",
     "RemoveDevices",
+    "Reopen",
     "Resume",
     "Rules",
     "Start",
     "Stop",
     "Submit",
     "Tick",
+    "TimeOut",
     "new_state",
     "step",
 ]

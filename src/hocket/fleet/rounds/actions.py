@@ -15,11 +15,11 @@ from hocket.base.arrays import LongArray
 
 STOP_REASONS = (
     "preempted", "moved", "cancelled", "paused", "device lost", "finished", "failed", "given up",
-    "resized",
+    "resized", "timed out", "dependency", "drained",
 )  # fmt: skip
 (
     PREEMPTED, MOVED, CANCELLED, PAUSED_BY_USER, DEVICE_LOST, FINISHED, FAILED, GIVEN_UP,
-    RESIZED,
+    RESIZED, TIMED_OUT, DEPENDENCY, DRAINED,
 ) = range(len(STOP_REASONS))  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.fleet.rounds.state import PHASES, RUNNING, FleetState
+from hocket.fleet.rounds.state import CONDITIONS, PHASES, RUNNING, FleetState
 
 
 def refuse_wrong_indices(state: FleetState) -> None:
@@ -18,6 +18,8 @@ def refuse_wrong_indices(state: FleetState) -> None:
     devices = (state.device_kind, state.device_server, state.is_up, state.holders)
     if any(len(column) != num_devices for column in devices):
         raise ValueError("tables of devices do not have one row per device")
+    if state.dependencies.shape[1:] != (3,):
+        raise ValueError("dependencies do not have three columns")
     numbers, is_running = rows["number"], rows["phase"] == RUNNING
     ranges = (
         (numbers[:1], 0, np.inf),
@@ -26,6 +28,8 @@ def refuse_wrong_indices(state: FleetState) -> None:
         (rows["kind"], -1, num_kinds - 1),
         (rows["kind"][is_running], 0, num_kinds - 1),
         (rows["team"], 0, len(state.teams) - 1),
+        (rows["user"], 0, len(state.users) - 1),
+        (state.dependencies[:, 2], 0, len(CONDITIONS) - 1),
         (state.device_kind, 0, num_kinds - 1),
         (state.device_server, 0, len(state.servers) - 1),
     )

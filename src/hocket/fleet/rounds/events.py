@@ -29,6 +29,33 @@ class Cancel:
 
     time_s: float
     numbers: tuple[int, ...]
+    is_failure: bool = False
+    """True if they cannot be run at all: jobs that come after their failure may start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeOut:
+    """Jobs have held devices for as long as they may."""
+
+    time_s: float
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    """Devices take no new jobs until they are reopened; jobs that save their work leave them, and
+    others stay until they end."""
+
+    time_s: float
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reopen:
+    """Drained devices take jobs again."""
+
+    time_s: float
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +154,9 @@ Event = (
     Submit
     | Finish
     | Cancel
+    | TimeOut
+    | Drain
+    | Reopen
     | Fail
     | Lose
     | Pause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.fleet.rounds.state import PAUSED, RUNNING, FleetState
+from hocket.fleet.rounds.state import BLOCKED, CONDITIONS, PAUSED, RUNNING, FleetState
 
 
 def reason(state: FleetState, number: int) -> str:
@@ -16,6 +16,8 @@ def reason(state: FleetState, number: int) -> str:
         return f"runs on {', '.join(state.devices_of(number))}{beside}"
     if job["phase"] == PAUSED:
         return "is paused until it is resumed"
+    if job["phase"] == BLOCKED:
+        return f"waits until {_needed(state, number)}"
     able = state.jobs.steps_per_s[row] > 0.0
     if not able.any():
         return "can run on no kind of device"
@@ -31,6 +33,13 @@ def reason(state: FleetState, number: int) -> str:
     if job["has_share"] == 0:
         return f"came after the last allocation; the next round begins {_soon(state)}"
     return _queued(state, row, fits)
+
+
+def _needed(state: FleetState, number: int) -> str:
+    """The jobs that must end before this one, with how."""
+    ends = {"ok": "has succeeded", "any": "has ended", "failed": "has failed"}
+    edges = state.dependencies[state.dependencies[:, 0] == number].tolist()
+    return " and ".join(f"job {needed} {ends[CONDITIONS[how]]}" for _, needed, how in edges)
 
 
 def _queued(state: FleetState, row: int, fits: np.ndarray) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hocket.fleet.gangs import ANY_KIND, Chosen, ElasticJob, GangSpeeds, choose_gangs
 from hocket.fleet.rounds.events import GangSize, Resize
-from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, WAITING, FleetState, Rows
+from hocket.fleet.rounds.state import RUNNING, WAITING, FleetState, Rows
 
 _DAY_S = 86_400.0
 """What a job counts with whose end nobody knows."""
@@ -53,7 +53,7 @@ class Sizes:
         """Jobs that have not ended and are not paused."""
         rows = state.jobs.rows
         found = []
-        for at in np.flatnonzero((rows["phase"] != ENDED) & (rows["phase"] != PAUSED)).tolist():
+        for at in np.flatnonzero(rows["phase"] <= RUNNING).tolist():
             row = rows[at]
             speeds = self._speeds.get(int(row["number"])) or GangSpeeds(
                 gangs=(int(row["gang"]),), steps_per_s=state.jobs.steps_per_s[at][None, :]

@@ -23,10 +23,13 @@ do not know."""
 
 _NONE = np.zeros(0, dtype=np.int64)
 
-WAITING, RUNNING, PAUSED, ENDED = range(4)
+WAITING, RUNNING, PAUSED, ENDED, BLOCKED = range(5)
+"""Phases of a job. A blocked one waits for other jobs, a waiting one for devices."""
 UNDECIDED = -1
 """In the column ``preemptible``, beside 0 and 1: nobody knows yet."""
-PHASES = ("waiting", "running", "paused", "ended")
+PHASES = ("waiting", "running", "paused", "ended", "blocked")
+CONDITIONS = ("ok", "any", "failed")
+"""How a job must end for one that comes after it."""
 MECHANISMS = ("improved", "gavel")
 
 
@@ -88,6 +91,16 @@ class Job:
     """Whether it saves its work when it is stopped. One that does not keeps its devices until it
     ends, once it was started, and shares them with nobody; so does one of which nobody knows
     (None), until it shows that it saves."""
+    user: int = 0
+    """Index into the state's users."""
+    priority: int = 0
+    """Level of its priority class: higher levels get devices first."""
+    time_limit_s: float = float("inf")
+    """Time that it may hold devices, over all attempts."""
+    max_failures: int = 0
+    """Failures after which it is given up; 0 for the limit of the rules."""
+    after: tuple[tuple[int, str], ...] = ()
+    """Jobs of the state that must end first, each with one of `CONDITIONS`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -108,12 +121,13 @@ class PairPlan:
 
 _WHOLE = (
     "number", "gang", "team", "profile", "phase", "kind", "partner", "attempt", "failures",
-    "has_share", "is_spread", "preemptible", "losses",
+    "has_share", "is_spread", "preemptible", "losses", "user", "priority", "max_failures",
 )  # fmt: skip
 _REAL = (
     "weight", "total_steps", "submitted_s", "deadline_s", "done_steps", "saved_steps", "counted_s",
     "ready_s", "started_s", "waiting_since_s", "rate", "isolated_s", "isolated_rate", "target_s",
     "held_s", "pair_share", "pair_credit_s", "measured_s", "measured_steps", "isolated_steps",
+    "time_limit_s",
 )  # fmt: skip
 JOB_RECORD = np.dtype(
     [(name, np.int64) for name in _WHOLE] + [(name, np.float64) for name in _REAL]
@@ -192,6 +206,12 @@ class FleetState:
     pair_plan: PairPlan | None = None
     teams: tuple[str, ...] = ("",)
     team_weight: FloatArray = field(default_factory=lambda: np.ones(1))
+    users: tuple[str, ...] = ("",)
+    user_weight: FloatArray = field(default_factory=lambda: np.ones(1))
+    dependencies: LongArray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
+    """``[edge, 3]``: a job, the job that must end before it, and the index of the condition."""
+    drained: tuple[str, ...] = ()
+    """Devices that take no new jobs, whether they are there or not."""
     servers: tuple[tuple[int, str], ...] = ()
     """Kind and name of each server that devices stood in, by its number in ``device_server``."""
     notes: dict[str, str] = field(default_factory=dict)
@@ -234,7 +254,13 @@ class FleetState:
         return tuple(self.device_names[device] for device in held)
 
 
-BLANK = {**dict.fromkeys(JOB_RECORD.names or (), 0), "kind": -1, "partner": -1, "preemptible": 1}
+BLANK = {
+    **dict.fromkeys(JOB_RECORD.names or (), 0),
+    "kind": -1,
+    "partner": -1,
+    "preemptible": 1,
+    "time_limit_s": np.inf,
+}
 """What a row says of a job that nothing is known of."""
 
 
@@ -248,6 +274,11 @@ def write_new_jobs(jobs: Jobs, first: int, fresh: tuple[Job, ...], time_s: float
             "team": job.team,
             "profile": job.profile if job.preemptible else -1,
             "preemptible": UNDECIDED if job.preemptible is None else job.preemptible,
+            "user": job.user,
+            "priority": job.priority,
+            "max_failures": job.max_failures,
+            "phase": BLOCKED if job.after else WAITING,
+            "time_limit_s": job.time_limit_s,
             "weight": job.weight,
             "total_steps": job.total_steps,
             "deadline_s": job.deadline_s,
@@ -340,16 +371,30 @@ def with_devices(state: FleetState, devices: tuple[FleetDevice, ...]) -> FleetSt
         if not is_up[at]:
             key = (its_kind, device.server or device.name)
             kind[at], server[at], is_up[at] = its_kind, servers.setdefault(key, len(servers)), True
+    names = (*state.device_names, *fresh)
     return state.but(
-        device_names=(*state.device_names, *fresh),
+        device_names=names,
         device_kind=kind,
         device_server=server,
         servers=tuple(servers),
         is_up=is_up,
         holders=np.concatenate([state.holders, np.full((len(fresh), 2), -1)]),
-        layout=lay_out(kind, server, is_up, state.num_kinds),
+        layout=lay_out(kind, server, is_up & ~_are(names, state.drained), state.num_kinds),
         is_dirty=True,
     )
+
+
+def is_usable(state: FleetState) -> BoolArray:
+    """Devices that work and take new jobs."""
+    return np.asarray(state.is_up & ~_are(state.device_names, state.drained))
+
+
+def _are(names: tuple[str, ...], among: tuple[str, ...]) -> BoolArray:
+    """Names that are among others."""
+    if not among:
+        return np.zeros(len(names), dtype=bool)
+    found = set(among)
+    return np.array([name in found for name in names], dtype=bool)
 
 
 def lay_out(kind: LongArray, server: LongArray, is_up: BoolArray, num_kinds: int) -> DeviceLayout:

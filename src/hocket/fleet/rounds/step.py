@@ -15,16 +15,18 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, LongArray
 from hocket.base.errors import UsageError
-from hocket.fleet.rounds import gavel, improved
+from hocket.fleet.rounds import dependencies, gavel, improved
 from hocket.fleet.rounds.actions import (
     CANCELLED,
     DEVICE_LOST,
+    DRAINED,
     FAILED,
     FINISHED,
     GIVEN_UP,
     NOTHING,
     PAUSED_BY_USER,
     RESIZED,
+    TIMED_OUT,
     Actions,
     only_stops,
 )
@@ -32,6 +34,7 @@ from hocket.fleet.rounds.assign import rows_of, speeds_of
 from hocket.fleet.rounds.events import (
     AddDevices,
     Cancel,
+    Drain,
     Event,
     Fail,
     Finish,
@@ -40,12 +43,16 @@ from hocket.fleet.rounds.events import (
     Pause,
     Progress,
     RemoveDevices,
+    Reopen,
     Resize,
     Resume,
     Submit,
     Tick,
+    TimeOut,
 )
 from hocket.fleet.rounds.state import (
+    BLOCKED,
+    CONDITIONS,
     ENDED,
     PAUSED,
     RUNNING,
@@ -53,6 +60,7 @@ from hocket.fleet.rounds.state import (
     FleetState,
     Job,
     Jobs,
+    is_usable,
     lay_out,
     room_for_jobs,
     with_devices,
@@ -100,7 +108,11 @@ def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
 def _tick(state: FleetState, jobs: Jobs, event: Tick) -> tuple[FleetState, Actions]:
     if state.time_s < state.next_tick_s:
         return state, NOTHING
-    return _begin_round(state, jobs)
+    if not state.drained:
+        return _begin_round(state, jobs)
+    state, stops = _leave_drained(state, jobs)
+    state, actions = _begin_round(state, jobs)
+    return state, _joined(stops, actions)
 
 
 def _begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
@@ -120,11 +132,15 @@ def _react(state: FleetState, jobs: Jobs, before: Actions = NOTHING) -> tuple[Fl
         return state, before
     else:
         state, after = improved.refill(state, jobs)
+    return state, _joined(before, after)
+
+
+def _joined(before: Actions, after: Actions) -> Actions:
     if not len(before.stopped):
-        return state, after
+        return after
     if after is NOTHING:
-        return state, before
-    return state, replace(
+        return before
+    return replace(
         after,
         stopped=np.concatenate([before.stopped, after.stopped]),
         stopped_attempt=np.concatenate([before.stopped_attempt, after.stopped_attempt]),
@@ -138,7 +154,11 @@ def _react(state: FleetState, jobs: Jobs, before: Actions = NOTHING) -> tuple[Fl
 def _submit(state: FleetState, jobs: Jobs, event: Submit) -> tuple[FleetState, Actions]:
     first = len(jobs.rows) - len(event.jobs)
     last = int(jobs.rows["number"][first - 1]) if first else -1
+    known = set(jobs.rows["number"][:first][jobs.rows["phase"][:first] != ENDED].tolist())
     for job in event.jobs:
+        known.add(job.number)
+        if not all(needed in known and needed != job.number for needed, _ in job.after):
+            raise UsageError(f"job {job.number} comes after a job that is not there")
         if job.number <= last:
             raise UsageError(f"job {job.number} comes after job {last}: numbers must rise")
         if not _fits(state, job):
@@ -152,8 +172,8 @@ def _submit(state: FleetState, jobs: Jobs, event: Submit) -> tuple[FleetState, A
         jobs.received_s[first:] = state.rules.round_s / 2.0
     names = state.names.copy()
     names.update((job.number, job.name) for job in event.jobs)
-    state = state.but(names=names, is_dirty=True)
-    return _react(state, jobs)
+    state = dependencies.with_new(state, event.jobs)
+    return _react(state.but(names=names, is_dirty=True), jobs)
 
 
 def _fits(state: FleetState, job: Job) -> bool:
@@ -170,6 +190,10 @@ def _fits(state: FleetState, job: Job) -> bool:
         and job.total_steps > 0.0
         and not math.isnan(job.deadline_s)
         and 0 <= job.team < len(state.teams)
+        and 0 <= job.user < len(state.users)
+        and job.time_limit_s > 0.0
+        and job.max_failures >= 0
+        and all(condition in CONDITIONS for _, condition in job.after)
     )
 
 
@@ -180,11 +204,17 @@ def _finish(state: FleetState, jobs: Jobs, event: Finish) -> tuple[FleetState, A
 
 
 def _cancel(state: FleetState, jobs: Jobs, event: Cancel) -> tuple[FleetState, Actions]:
-    return _end(state, jobs, _rows(state, event.numbers), CANCELLED)
+    reason = GIVEN_UP if event.is_failure else CANCELLED
+    return _end(state, jobs, _rows(state, event.numbers), reason)
+
+
+def _time_out(state: FleetState, jobs: Jobs, event: TimeOut) -> tuple[FleetState, Actions]:
+    return _end(state, jobs, _rows(state, event.numbers), TIMED_OUT)
 
 
 def _end(state: FleetState, jobs: Jobs, at: LongArray, reason: int) -> tuple[FleetState, Actions]:
     state, actions = _stop(state, jobs, at, reason, ENDED)
+    state, actions = dependencies.settle(state, jobs, at, reason, actions)
     return _react(state.but(is_dirty=True), jobs, actions)
 
 
@@ -197,7 +227,8 @@ def _fail(state: FleetState, jobs: Jobs, event: Fail) -> tuple[FleetState, Actio
     saved = np.minimum(saved, jobs.rows["total_steps"][at])
     jobs.rows["done_steps"][at] = jobs.rows["saved_steps"][at] = saved
     jobs.rows["failures"][at] += 1
-    if jobs.rows["failures"][at[0]] >= state.rules.max_failures:
+    max_failures = int(jobs.rows["max_failures"][at[0]]) or state.rules.max_failures
+    if jobs.rows["failures"][at[0]] >= max_failures:
         return _end(state, jobs, at, GIVEN_UP)
     state, actions = _stop(state, jobs, at, FAILED, WAITING)
     return _react(state, jobs, actions)
@@ -260,7 +291,8 @@ def _saves(jobs: Jobs, at: LongArray) -> BoolArray:
 def _resume(state: FleetState, jobs: Jobs, event: Resume) -> tuple[FleetState, Actions]:
     at = _rows(state, event.numbers)
     at = at[jobs.rows["phase"][at] == PAUSED]
-    jobs.rows["phase"][at] = WAITING
+    is_blocked = np.isin(jobs.rows["number"][at], state.dependencies[:, 0])
+    jobs.rows["phase"][at] = np.where(is_blocked, BLOCKED, WAITING)
     jobs.rows["waiting_since_s"][at] = state.time_s
     return _react(state.but(is_dirty=True), jobs)
 
@@ -342,18 +374,47 @@ def _remove_devices(
     gone = [index for index, name in enumerate(state.device_names) if name in event.names]
     is_up = state.is_up.copy()
     is_up[gone] = False
-    layout = lay_out(state.device_kind, state.device_server, is_up, state.num_kinds)
     numbers = np.unique(state.holders[gone])
     at = rows_of(jobs, numbers[numbers >= 0])
     jobs.rows["done_steps"][at] = jobs.rows["saved_steps"][at]
     state, actions = _stop(state, jobs, at, DEVICE_LOST, WAITING)
-    return _react(state.but(is_up=is_up, layout=layout, is_dirty=True), jobs, actions)
+    return _react(_laid_out(state.but(is_up=is_up)), jobs, actions)
+
+
+def _laid_out(state: FleetState) -> FleetState:
+    usable = is_usable(state)
+    layout = lay_out(state.device_kind, state.device_server, usable, state.num_kinds)
+    return state.but(layout=layout, is_dirty=True)
+
+
+def _drain(state: FleetState, jobs: Jobs, event: Drain) -> tuple[FleetState, Actions]:
+    state = state.but(drained=tuple(dict.fromkeys((*state.drained, *event.names))))
+    state, actions = _leave_drained(_laid_out(state), jobs)
+    return _react(state, jobs, actions)
+
+
+def _leave_drained(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
+    """Stop jobs on drained devices that save their work; others stay there until they end."""
+    drained = np.flatnonzero(np.isin(state.device_names, state.drained))
+    numbers = np.unique(state.holders[drained])
+    at = rows_of(jobs, numbers[numbers >= 0])
+    at = at[_saves(jobs, at)]
+    jobs.rows["saved_steps"][at] = jobs.rows["done_steps"][at]
+    return _stop(state, jobs, at, DRAINED, WAITING)
+
+
+def _reopen(state: FleetState, jobs: Jobs, event: Reopen) -> tuple[FleetState, Actions]:
+    drained = tuple(name for name in state.drained if name not in event.names)
+    return _react(_laid_out(state.but(drained=drained)), jobs)
 
 
 _HANDLERS: dict[type, Callable[[FleetState, Jobs, Any], tuple[FleetState, Actions]]] = {
     Submit: _submit,
     Finish: _finish,
     Cancel: _cancel,
+    TimeOut: _time_out,
+    Drain: _drain,
+    Reopen: _reopen,
     Fail: _fail,
     Lose: _lose,
     Pause: _pause,

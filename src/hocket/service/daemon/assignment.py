@@ -60,6 +60,9 @@ def _environment(
     plan = (spec.plans or {}).get(on_gang(spec, len(record.devices), record.kind))
     if plan is not None:
         environment[PLAN_VARIABLE] = plan
+    array_index = world.jobs[record.job].array_index
+    if array_index is not None:
+        environment["HOCKET_ARRAY_INDEX"] = str(array_index)
     checkpoint = world.checkpoints.get(record.job)
     if checkpoint is not None:
         environment["HOCKET_CHECKPOINT"] = checkpoint.path

@@ -16,14 +16,18 @@ import numpy as np
 
 from hocket.base.errors import UsageError, unknown_name
 from hocket.base.jsonfile import finite_or_none
+from hocket.fleet.rounds.dependencies import over_limit
 from hocket.fleet.rounds.events import (
     Cancel,
+    Drain,
     Finish,
     Pause,
     Progress,
+    Reopen,
     Resume,
     Submit,
     Tick,
+    TimeOut,
 )
 from hocket.fleet.rounds.state import ENDED, PAUSED, FleetState, Job
 from hocket.service.daemon.draft import BatchDraft
@@ -40,7 +44,7 @@ from hocket.service.errors import (
 )
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord, LeaseAnswer
-from hocket.service.spec import JobSpec, is_preemptible, on_gang
+from hocket.service.spec import JobSpec, is_preemptible, on_gang, parse_after
 from hocket.service.store.batch import KeyRecord
 
 FindKey = Callable[[str], KeyRecord | None]
@@ -58,8 +62,10 @@ def submit(
     find_key: FindKey,
     owner: str = "",
     capacity: Mapping[str, int] | None = None,
+    find_job: FindJob = lambda number: None,
+    default_time_limit_s: float = math.inf,
 ) -> int:
-    """A new job, or the one that the same key made before; its number."""
+    """A new job, or the one that the same key made before; its number, or the first of an array."""
     if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
         raise UsageError(f"an idempotency key is a short text, at most {_MAX_KEY} characters")
     body_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
@@ -77,8 +83,10 @@ def submit(
             where="model",
         )
     _refuse_where_it_runs_nowhere(spec, draft.state.kinds, capacity)
+    after = needed_jobs(draft, spec, owner, find_job)
     number = draft.last_number + 1
     state, team = with_team(draft.state, spec.team, team_weights)
+    state, user = with_user(state, owner)
     gang = first_gang(state, draft.jobs, number, spec)
     job = Job(
         number=number,
@@ -90,15 +98,70 @@ def submit(
         deadline_s=math.inf if spec.deadline_s is None else draft.time_s + spec.deadline_s,
         team=team,
         preemptible=is_preemptible(spec),
+        user=user,
+        time_limit_s=default_time_limit_s if spec.time_limit_s is None else spec.time_limit_s,
+        max_failures=0 if spec.retries is None else spec.retries + 1,
+        after=after,
     )
     rehearse_job(state, job)
     record = JobRecord(
         number=number, spec=spec, status="queued", submitted_s=draft.time_s, owner=owner
     )
-    draft.happen(Submit(time_s=draft.time_s, jobs=(job,)), state=state, new_job=record)
+    jobs, records = [job], [record]
+    if spec.array is not None:
+        numbers = range(number, number + spec.array)
+        jobs = [replace(job, number=one) for one in numbers]
+        records = [
+            replace(record, number=one, array_first=number, array_index=index)
+            for index, one in enumerate(numbers)
+        ]
+    draft.happen(Submit(time_s=draft.time_s, jobs=tuple(jobs)), state=state, new_jobs=records)
     if key is not None:
         draft.keys[key] = KeyRecord(key=key, body_hash=body_hash, job=number)
     return number
+
+
+def needed_jobs(
+    draft: BatchDraft, spec: JobSpec, owner: str, find_job: FindJob
+) -> tuple[tuple[int, str], ...]:
+    """Jobs that have not ended and that a new one comes after; raises `UsageError` where one is
+    unknown, or has ended otherwise than it must."""
+    needed: dict[int, str] = {}
+    for text in spec.after:
+        reference, condition = parse_after(text)
+        for record in _referred(draft, reference, owner, find_job):
+            if phase_of(draft.state, record.number) != ENDED:
+                needed[record.number] = condition
+            elif not _has_ended_so(record, condition):
+                raise UsageError(
+                    f"job {record.number} has ended ({record.status}), and this one comes after "
+                    f"{'its success' if condition == 'ok' else 'its failure'}",
+                    hint=f'write "{record.number}:any" to run it anyway',
+                    where="after",
+                )
+    return tuple(needed.items())
+
+
+def _has_ended_so(record: JobRecord, condition: str) -> bool:
+    statuses = {"ok": ("succeeded",), "failed": ("failed", "timed out")}
+    return condition == "any" or record.status in statuses[condition]
+
+
+def _referred(draft: BatchDraft, reference: str, owner: str, find_job: FindJob) -> list[JobRecord]:
+    """The job of a number, or the newest of a name that has not ended; all jobs of an array."""
+    if reference.isdecimal() and len(reference) < 16:
+        record = draft.jobs.get(int(reference)) or find_job(int(reference))
+    else:
+        named = [job for job in draft.jobs.values() if job.spec.name == reference]
+        # One's own jobs first: others may use the same names.
+        record = max(named, key=lambda job: (job.owner == owner, job.number), default=None)
+    if record is None:
+        hint = "name a job that has not ended, or give the number of one"
+        raise UsageError(f"there is no job {reference!r}", hint=hint, where="after")
+    if record.array_first is None:
+        return [record]
+    others = range(record.array_first, record.array_first + (record.spec.array or 1))
+    return [found for one in others if (found := draft.jobs.get(one) or find_job(one)) is not None]
 
 
 def _refuse_where_it_runs_nowhere(
@@ -135,6 +198,14 @@ def with_team(state: FleetState, team: str, weights: dict[str, float]) -> tuple[
         return state, state.teams.index(team)
     weight = np.append(state.team_weight, weights.get(team, 1.0))
     return state.but(teams=(*state.teams, team), team_weight=weight), len(state.teams)
+
+
+def with_user(state: FleetState, user: str) -> tuple[FleetState, int]:
+    """The state with a user in it, and the user's index."""
+    if user in state.users:
+        return state, state.users.index(user)
+    weight = np.append(state.user_weight, 1.0)
+    return state.but(users=(*state.users, user), user_weight=weight), len(state.users)
 
 
 def cancel(
@@ -214,7 +285,7 @@ def _record(
 
 
 def _refuse_ended(record: JobRecord) -> None:
-    if record.status in ("succeeded", "failed"):
+    if record.status in ("succeeded", "failed", "timed out"):
         raise ConflictError(f"job {record.number} has ended ({record.status})")
 
 
@@ -323,9 +394,37 @@ def _proven(draft: BatchDraft, name: AttemptName, token: str) -> AttemptRecord:
 
 
 def tick(draft: BatchDraft) -> None:
-    """Begin a round where one is due."""
+    """Stop jobs that have reached their time limits, and begin a round where one is due."""
+    expired = over_limit(draft.state, draft.time_s)
+    if expired:
+        draft.happen(TimeOut(time_s=draft.time_s, numbers=expired))
+    for number in expired:
+        limit_s = _time_limit_s(draft.state, number)
+        message = f"held its devices for {limit_s:.0f} s, its time limit"
+        draft.put_job(replace(draft.jobs[number], message=message))
+        draft.end(number, "timed out")
     if draft.time_s >= draft.state.next_tick_s:
         sizes = resized(draft.state, draft.jobs, draft.time_s)
         if sizes is not None:
             draft.happen(sizes)
         draft.happen(Tick(time_s=draft.time_s))
+
+
+def _time_limit_s(state: FleetState, number: int) -> float:
+    rows = state.jobs.rows
+    return float(rows["time_limit_s"][np.searchsorted(rows["number"], number)])
+
+
+# ── devices ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def drain(draft: BatchDraft, names: tuple[str, ...]) -> None:
+    """Let devices take no new jobs; those on them that save their work leave."""
+    draft.happen(Drain(time_s=draft.time_s, names=names))
+    draft.note("drained", devices=list(names))
+
+
+def reopen(draft: BatchDraft, names: tuple[str, ...]) -> None:
+    """Let drained devices take jobs again."""
+    draft.happen(Reopen(time_s=draft.time_s, names=names))
+    draft.note("reopened", devices=list(names))

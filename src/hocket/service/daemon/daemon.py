@@ -6,6 +6,7 @@ thread acts: it alone talks to the executor.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -120,6 +121,8 @@ class Daemon:
                 owner=owner,
                 team_weights=self._team_weights,
                 find_key=self._store.key,
+                find_job=self._store.job,
+                default_time_limit_s=self.config.time_limit_s or math.inf,
                 capacity=self._capacity,
             )
         )
@@ -143,6 +146,14 @@ class Daemon:
     ) -> JobRecord:
         """Let a paused job wait for devices again."""
         return self._change(commands.resume, number, expected_version, only_of)
+
+    def drain(self, names: tuple[str, ...]) -> None:
+        """Let devices take no new jobs until they are reopened."""
+        self._answer(partial(commands.drain, names=names))
+
+    def reopen(self, names: tuple[str, ...]) -> None:
+        """Let drained devices take jobs again."""
+        self._answer(partial(commands.reopen, names=names))
 
     def report(
         self,

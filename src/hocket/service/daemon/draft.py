@@ -6,14 +6,14 @@ the batch is committed, and where that fails the draft is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hocket.fleet.rounds.actions import Start, Stop
 from hocket.fleet.rounds.events import Event
+from hocket.fleet.rounds.state import BLOCKED, PAUSED, RUNNING, FleetState
 from hocket.fleet.rounds.state import ENDED as STATE_ENDED
-from hocket.fleet.rounds.state import PAUSED, RUNNING, FleetState
 from hocket.fleet.rounds.step import step
 from hocket.service.daemon.preemptible import with_preemptible
 from hocket.service.daemon.world import World, find, name_of, phase_of
@@ -32,6 +32,8 @@ _VERDICTS: dict[str, JobStatus] = {
     "finished": "succeeded",
     "cancelled": "cancelled",
     "given up": "failed",
+    "timed out": "timed out",
+    "dependency": "cancelled",
 }
 """What a job ends as, by why it was ended."""
 
@@ -68,7 +70,7 @@ class BatchDraft:
     # ── what commands do ──
 
     def happen(
-        self, event: Event, *, state: FleetState | None = None, new_job: JobRecord | None = None
+        self, event: Event, *, state: FleetState | None = None, new_jobs: Sequence[JobRecord] = ()
     ) -> None:
         """Let `step` decide about an event and note what is to be done; ``state`` is what it
         happens to where that is not simply the draft's."""
@@ -77,7 +79,7 @@ class BatchDraft:
         self.num_changes += 1
         if self.state.round_number != round_number:
             self.note("round", round=int(self.state.round_number))
-        if new_job is not None:
+        for new_job in new_jobs:
             self.last_number = new_job.number
             self.put_job(new_job)
             self.note("submitted", new_job.number, name=new_job.spec.name)
@@ -168,6 +170,9 @@ class BatchDraft:
     def _stop(self, stop: Stop) -> None:
         if stop.reason in _VERDICTS:
             self._ends[stop.number] = stop.reason
+        if stop.reason == "dependency":
+            message = "a job that it comes after did not end as it must"
+            self.put_job(replace(self.jobs[stop.number], message=message))
         self._touched[stop.number] = None
         name = AttemptName(stop.number, stop.attempt)
         record = find(self.attempts, name)
@@ -283,6 +288,8 @@ class BatchDraft:
             return "stopping"
         if phase == STATE_ENDED:
             return _VERDICTS[self._ends.get(record.number) or self._why_closed(record)]
+        if phase == BLOCKED:
+            return "blocked"
         return "paused" if phase == PAUSED else "queued"
 
     def _why_closed(self, record: JobRecord) -> str:

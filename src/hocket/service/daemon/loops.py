@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from hocket.fleet.rounds.dependencies import next_limit_s
 from hocket.service.daemon import commands
 from hocket.service.daemon.carry import ExecutorCarrier
 from hocket.service.daemon.clock import Clock
@@ -120,7 +121,8 @@ class Loops:
             self._next_tick_try_s = self._clock.now_s() + _RETRY_S
 
     def _next_tick_s(self) -> float:
-        return max(float(self._decider.world.state.next_tick_s), self._next_tick_try_s)
+        state = self._decider.world.state
+        return max(min(float(state.next_tick_s), next_limit_s(state)), self._next_tick_try_s)
 
     def _after_commit(self, world: World, batch: Batch) -> None:
         for record in batch.attempts:

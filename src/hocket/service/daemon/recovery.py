@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hocket.base.errors import InputFileError, UsageError
-from hocket.fleet.rounds.state import FleetState, Rules, lay_out, new_state
+from hocket.fleet.rounds.state import FleetState, Rules, is_usable, lay_out, new_state
 from hocket.service.daemon.commands import steps_per_s
 from hocket.service.daemon.rehearse import rehearse_day, rehearse_round
 from hocket.service.daemon.world import World, holder_index, violations
@@ -87,7 +87,7 @@ def _refitted(
         price_per_hour=np.append(state.price_per_hour, np.ones(len(new))),
         jobs=state.jobs._replace(**columns),
         layout=lay_out(
-            state.device_kind, state.device_server, state.is_up, state.num_kinds + len(new)
+            state.device_kind, state.device_server, is_usable(state), state.num_kinds + len(new)
         ),
         warm=None,
     )

@@ -21,7 +21,7 @@ from hocket.service.records import AttemptRecord
 
 NEVER_RAN = (126, 127)
 """Exit codes of a command that is not there or cannot be executed, as shells have it."""
-MADE_WAY = ("preempted", "moved")
+MADE_WAY = ("preempted", "moved", "drained")
 """Why rounds stop an attempt whose job goes on."""
 
 
@@ -90,7 +90,7 @@ def _count_loss(draft: BatchDraft, number: int, status: Status) -> None:
 def _give_up(draft: BatchDraft, number: int, message: str) -> None:
     """A job whose command cannot be run: trying again would not help."""
     job = draft.jobs[number]
-    draft.happen(Cancel(time_s=draft.time_s, numbers=(number,)))
+    draft.happen(Cancel(time_s=draft.time_s, numbers=(number,), is_failure=True))
     draft.put_job(replace(job, failures=job.failures + 1, message=message))
     draft.end(number, "given up")
 

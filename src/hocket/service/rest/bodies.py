@@ -46,7 +46,9 @@ class JobBody(BaseModel):
     devices: list[str]
     message: str = Field(description="Why it ended, or why its last attempt did")
     version: int = Field(description="Rises with every change; the ETag")
-    owner: str = Field(description="Whose token it was submitted with")
+    owner: str = Field(description="User whose token it was submitted with")
+    array_first: int | None = Field(description="First job of its array; null for none")
+    array_index: int | None
 
 
 def job_body(record: JobRecord) -> JobBody:
@@ -66,6 +68,8 @@ def job_body(record: JobRecord) -> JobBody:
         message=record.message,
         version=record.version,
         owner=record.owner,
+        array_first=record.array_first,
+        array_index=record.array_index,
     )
 
 

@@ -9,7 +9,7 @@ from hocket.fleet.rounds.kernels.rates import row_of
 from hocket.fleet.rounds.state import Jobs
 from hocket.kernels import kernel
 
-_RUNNING, _PAUSED, _ENDED = 1, 2, 3
+_RUNNING, _ENDED = 1, 3
 
 
 @kernel
@@ -48,7 +48,7 @@ def count(
             if worked_s > 0.0:
                 done = jobs.rows.done_steps[i] + jobs.rows.rate[i] * worked_s
                 jobs.rows.done_steps[i] = min(done, jobs.rows.total_steps[i])
-        if phase != _PAUSED:
+        if phase <= _RUNNING:
             target_s = jobs.rows.target_s[i]
             for j in range(jobs.shares.shape[1]):
                 target_s += jobs.shares[i, j] * since_s

@@ -1,0 +1,106 @@
+"""Dependencies, arrays, retries, time limits and drained devices of the daemon."""
+
+from __future__ import annotations
+
+import pytest
+
+from hocket.base.errors import UsageError
+from hocket.service.daemon import commands
+from hocket.service.executors.executor import AttemptName
+from hocket.service.spec import parse_after
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("12", ("12", "ok")),
+        ("12:failed", ("12", "failed")),
+        ("prep:any", ("prep", "any")),
+        ("a:b", ("a:b", "ok")),
+        (":any", (":any", "ok")),
+    ],
+)
+def test_after_is_a_job_and_a_condition(text, meaning):
+    assert parse_after(text) == meaning
+
+
+def test_a_job_starts_after_the_success_of_another(rig, engine):
+    rig.submit("prep")
+    rig.submit("train", after=("prep",))
+    rig.look(2)
+    assert (rig.status(1), rig.status(2)) == ("running", "blocked")
+    rig = rig.again()
+    rig.look()
+    assert rig.status(2) == "blocked"
+    engine.exit(AttemptName(1, 1), 0)
+    rig.look(3)
+    assert (rig.status(1), rig.status(2)) == ("succeeded", "running")
+    with pytest.raises(UsageError, match="there is no job 'prep'"):
+        rig.submit("late", after=("prep",))
+    assert rig.status(rig.submit("late", after=("1",))) != "blocked"
+    with pytest.raises(UsageError, match=r"job 1 has ended \(succeeded\).*its failure"):
+        rig.submit("never", after=("1:failed",))
+
+
+def test_a_command_that_cannot_run_ends_those_after_its_success(rig, engine):
+    rig.submit("prep")
+    rig.submit("train", after=("prep",))
+    rig.submit("repair", after=("prep:failed",))
+    rig.look(2)
+    engine.exit(AttemptName(1, 1), 127)
+    rig.look(3)
+    assert [rig.status(number) for number in (1, 2, 3)] == ["failed", "cancelled", "running"]
+    assert "did not end as it must" in rig.job(2).message
+
+
+def test_an_array_is_many_jobs_with_an_index(rig, engine):
+    first = rig.submit("sweep", array=3)
+    assert rig.submit("sweep", array=3) == first
+    assert [rig.job(number).array_index for number in (1, 2, 3)] == [0, 1, 2]
+    after = rig.submit("report", after=("1",))
+    for number in (1, 2, 3):
+        assert rig.status(after) == "blocked"
+        rig.look(2)
+        told = engine.processes[AttemptName(number, 1)].assignment
+        assert told.environment["HOCKET_ARRAY_INDEX"] == str(number - 1)
+        engine.exit(AttemptName(number, 1), 0)
+        rig.look(2)
+    assert rig.status(after) in ("starting", "running")
+
+
+def test_a_job_that_reaches_its_limit_has_timed_out(rig, engine):
+    rig.submit("long", time_limit_s=90.0)
+    rig.submit("sorry", after=("long:failed",))
+    rig.look(2)
+    rig.time.now_s += 89.0
+    rig.ask(commands.tick)
+    assert rig.status(1) == "running"
+    rig.time.now_s += 1.5
+    rig.ask(commands.tick)
+    assert rig.status(1) == "stopping"
+    rig.look(1)
+    engine.exit(AttemptName(1, 1), -15)
+    rig.look(2)
+    assert rig.status(1) == "timed out"
+    assert "90 s, its time limit" in rig.job(1).message
+    assert rig.status(2) in ("starting", "running")
+
+
+def test_retries_decide_how_often_a_job_is_started(rig, engine):
+    rig.submit("once", retries=0)
+    rig.look(2)
+    engine.exit(AttemptName(1, 1), 1)
+    rig.look(2)
+    assert rig.status(1) == "failed"
+
+
+def test_drained_devices_take_no_jobs_and_the_store_remembers(rig, engine):
+    rig.look(1)
+    names = rig.world.state.device_names
+    rig.ask(commands.drain, names=names)
+    rig.submit("waits")
+    assert rig.status(1) == "queued"
+    rig = rig.again()
+    assert rig.status(1) == "queued"
+    rig.ask(commands.reopen, names=names)
+    assert rig.status(1) == "starting"
