@@ -18,6 +18,7 @@ from hocket.loops import memory
 from hocket.loops.bounds import all_inside
 from hocket.loops.choice import TiledOption, choose, work_s
 from hocket.loops.compile import CompileOptions
+from hocket.loops.exits import Loop, comprehension_names, is_evaluable, not_compilable
 from hocket.loops.flow import exposed_names
 from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource, list_kernel, range_kernel, serial_kernel
@@ -60,6 +61,8 @@ class LoopDecider:
         self, source: LoopSource, site: LoopSite, settings: Settings, results: Sequence[str]
     ) -> None:
         self.source, self.site, self.settings, self.results = source, site, settings, results
+        node = site.nest.node
+        self.knows_emptiness = isinstance(node, ast.For) and is_evaluable(node.iter)
         self._verdicts: dict[Any, LoopVerdict] = {}
         self._sources: dict[Any, KernelSource] = {}
 
@@ -165,27 +168,40 @@ class LoopDecider:
         return self.settings.check_bounds and not all_inside(candidate.space)
 
     def _serial_source(self, values: Mapping[str, Any]) -> KernelSource | None:
+        """The loop as it stands, for the compiler; None where Python would do something else."""
         node = self.site.nest.node
-        if called_names(node) & local_names(self.source.node):
+        if not_compilable(node) is not None or called_names(node) & local_names(self.source.node):
             return None
-        if any(isinstance(values.get(name), np.ndarray) for name in _rebound(node, self.results)):
+        results = frozenset(self.results).union(*(leave.names for leave in self.site.exits))
+        if any(isinstance(values.get(name), np.ndarray) for name in _rebound(node, results)):
             return None  # compiled code gives back numbers, and arrays only in place
+        if comprehension_names(node) & results:
+            return None
         arguments = [name for name in self.site.inputs if name in values]
+        for leave in self.site.exits:
+            if any(name in self.site.inputs and name not in values for name in leave.names):
+                return None  # may be unbound where it is returned
         for name in self.results:
             if name in values and name not in arguments:
                 arguments.append(name)
-            elif name not in values:
-                read = ast.Expr(ast.Name(name, ast.Load()))
-                target = ast.Assign([node.target], ast.Constant(0))
-                if name in exposed_names([target, *node.body, read]):
-                    return None  # may stay unbound, which compiled code cannot say
+            elif name not in values and (not self.knows_emptiness or self._may_stay_unbound(name)):
+                return None
         scalars = [name for name in self.results if not isinstance(values.get(name), np.ndarray)]
         try:
-            source = serial_kernel(self.site.nest.levels[0], arguments, scalars, self.source.names)
+            source = serial_kernel(node, self.site.exits, arguments, scalars, self.source.names)
         except Refusal:
             return None
         # Compiled code draws from a generator of its own, which the program's seed does not reach.
         return None if "random." in source.text else source
+
+    def _may_stay_unbound(self, name: str) -> bool:
+        """True if a name may have no value after a loop that ran, which compiled code cannot say.
+
+        An empty loop is left to Python, see `SiteRunner`.
+        """
+        node = self.site.nest.node
+        read = ast.Expr(ast.Name(name, ast.Load()))
+        return name in exposed_names([node, read], lambda loop: loop is node)
 
     def _inner_pays(self, verdict: LoopVerdict, values: Mapping[str, Any], scope: Scope) -> bool:
         """Whether a loop inside is parallel and long enough to be started from Python each time."""
@@ -218,7 +234,7 @@ class LoopDecider:
         return {**values, self.site.nest.levels[0].name: middle}
 
 
-def _rebound(node: ast.For, names: Sequence[str]) -> frozenset[str]:
+def _rebound(node: Loop, names: frozenset[str]) -> frozenset[str]:
     """Of some names, those that a loop binds to something new rather than updates in place."""
     updated = {id(part.target) for part in ast.walk(node) if isinstance(part, ast.AugAssign)}
     return frozenset(

@@ -11,12 +11,13 @@ import copy
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from hocket.base.errors import UsageError, unknown_name
 from hocket.loops.decide import Decision
+from hocket.loops.exits import Exit, Loop, leaving_statements
 from hocket.loops.flow import stored_names
 from hocket.loops.job import LoopJob
 from hocket.loops.names import function_node, live_names, parsed
@@ -206,19 +207,43 @@ class _Handed(ast.NodeTransformer):
 
     def visit_For(self, node: ast.For) -> Any:
         """Ask for the result; without one the loop runs here, with or without its inner loops."""
+        return self._asked(node)
+
+    def visit_While(self, node: ast.While) -> Any:
+        """Ask for the result as of any loop."""
+        return self._asked(node)
+
+    def _asked(self, node: Loop) -> Any:
         site = self.sites.get(id(node))
         if site is None:
             self.generic_visit(node)
             return _as_written(node)
         plain = _AsWritten().visit(copy.deepcopy(node))
+        leaving = copy.deepcopy(leaving_statements(node))
         self.generic_visit(node)
         node = _as_written(node)
         ask = ast.parse(f"hocket_done_ = hocket_run_({site.number}, locals())").body[0]
-        results = self.runners[site.number].results
-        bind = ast.parse(f"({', '.join(results)},) = hocket_done_" if results else "pass").body[0]
-        inside = ast.If(parsed("hocket_done_ is False"), [plain], [bind])
+        bind = _bound(self.runners[site.number].results, site.exits, leaving)
+        inside = ast.If(parsed("hocket_done_ is False"), [plain], bind)
         chosen = ast.If(parsed("hocket_done_ is None"), [node], [inside])
         return [ast.copy_location(part, node) for part in (ask, chosen)]
+
+
+def _bound(
+    results: Sequence[str], exits: Sequence[Exit], leaving: Sequence[ast.stmt]
+) -> list[ast.stmt]:
+    """Bind what a compiled loop gave; where it left by an exit, execute that statement."""
+    if not exits:
+        return [_binding(results, "hocket_done_")]
+    chosen: list[ast.stmt] = [_binding(results, "hocket_done_[1]")]
+    for number, (leave, statement) in enumerate(zip(exits, leaving, strict=True), 1):
+        took = parsed(f"hocket_done_[0] == {number}")
+        chosen = [ast.If(took, [_binding(leave.names, "hocket_done_[1]"), statement], chosen)]
+    return chosen
+
+
+def _binding(names: Sequence[str], values: str) -> ast.stmt:
+    return ast.parse(f"({', '.join(names)},) = {values}" if names else "pass").body[0]
 
 
 class _AsWritten(ast.NodeTransformer):
@@ -230,7 +255,7 @@ class _AsWritten(ast.NodeTransformer):
         return _as_written(node)
 
 
-def _as_written(node: ast.For) -> ast.For:
+def _as_written(node: Loop) -> Loop:
     head: AsWritten | None = getattr(node, "as_written", None)
     if head is None:
         return node

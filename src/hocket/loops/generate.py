@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hocket.loops.body import LoopLevel
+from hocket.loops.exits import Exit, Loop, exit_value, with_codes
 from hocket.loops.flow import loaded_names
 from hocket.loops.form import Refusal
 from hocket.loops.names import Helper, Library, Names, Number
@@ -69,7 +70,7 @@ def range_kernel(
         ]
         lines += _indented(inner)
     clip = len(levels) == 2
-    return _module(lines, bounds, levels, arguments, results, names, lowered, clip=clip)
+    return _module(lines, bounds, levels[0].node, arguments, results, names, lowered, clip=clip)
 
 
 def list_kernel(
@@ -87,20 +88,31 @@ def list_kernel(
         lines.append(f"    {level.name} = {order}[place_]")
         lines += _indented(_source(part))
     bounds = [*orders, "low_0_", "high_0_"]
-    return _module(lines, bounds, levels, arguments, results, names, lowered)
+    return _module(lines, bounds, levels[0].node, arguments, results, names, lowered)
 
 
 def serial_kernel(
-    level: LoopLevel, arguments: Sequence[str], results: Sequence[str], names: Names
+    loop: Loop,
+    exits: Sequence[Exit],
+    arguments: Sequence[str],
+    results: Sequence[str],
+    names: Names,
 ) -> KernelSource:
-    """The loop as it is: ``kernel(*arguments)``."""
-    return _module(_source([level.node]), [], [level], arguments, results, names)
+    """The loop as it is: ``kernel(*arguments)``; with exits, the number of one comes first.
+
+    ``results`` are read after the loop; an exit also gives the names that it reads.
+    """
+    every = sorted({*results, *(name for leave in exits for name in leave.names)})
+    lines = _source([with_codes(loop, exits, every)])
+    if exits:
+        lines.append(f"return {ast.unparse(exit_value(0, results, every))}")
+    return _module(lines, [], loop, arguments, every if exits else results, names)
 
 
 def _module(
     lines: Sequence[str],
     bounds: Sequence[str],
-    levels: Sequence[LoopLevel],
+    loop: Loop,
     arguments: Sequence[str],
     results: Sequence[str],
     names: Names,
@@ -114,7 +126,7 @@ def _module(
     inside = [*setup, *lines, f"return {returned if results else 0}"]
     function = "\n".join([head, *_indented(inside)])
     defined: dict[str, str] = {}
-    _collect(levels[0].node, names, set(arguments), defined)
+    _collect(loop, names, set(arguments), defined)
     parts = ["from numba import njit", *defined.values()]
     if clip:
         parts.append(_CLIP)

@@ -56,13 +56,16 @@ class Reading:
 class Nest:
     """A loop of the user's function, outermost first, with the names that are read after it."""
 
-    node: ast.For
+    node: ast.For | ast.While
     live_after: frozenset[str]
     levels: tuple[LoopLevel, ...] = field(default=())
+    """Empty for a ``while`` loop, which has no iterations that are known before it runs."""
 
     @staticmethod
-    def of(node: ast.For, live_after: frozenset[str]) -> Nest:
+    def of(node: ast.For | ast.While, live_after: frozenset[str]) -> Nest:
         """Find the loops that follow each other with nothing but plain names assigned between."""
+        if isinstance(node, ast.While):
+            return Nest(node, live_after)
         levels = [LoopLevel(node)]
         while len(levels) < MAX_DEPTH:
             current = levels[-1].node

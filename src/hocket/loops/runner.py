@@ -5,9 +5,11 @@ What was decided for a call is remembered and used again while the next calls lo
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from hocket.loops.bounds import may_leave
 from hocket.loops.choice import TiledOption
 from hocket.loops.compile import compiled
 from hocket.loops.decide import Decision, LoopDecider
+from hocket.loops.exits import without_values
 from hocket.loops.flow import stored_names
 from hocket.loops.form import Refusal
 from hocket.loops.job import LoopJob
@@ -31,6 +34,8 @@ from hocket.loops.source import LoopSite, LoopSource
 from hocket.loops.verdict import LoopVerdict
 
 Results = tuple[Any, ...]
+"""Values of the names that are read after the loop; of a loop with exits, the exit's number and
+the names that it reads."""
 _NEUTRAL = {"sum": 0, "product": 1}
 
 
@@ -45,7 +50,7 @@ class SiteRunner:
 
     def __init__(self, source: LoopSource, site: LoopSite, settings: Settings) -> None:
         self.source, self.site, self.settings = source, site, settings
-        self._stored = stored_names([site.nest.node])
+        self._stored = stored_names([without_values(site.nest.node)])
         self.results = tuple(sorted(self._stored & site.nest.live_after))
         self.decider = LoopDecider(source, site, settings, self.results)
         self._called = called_names(site.nest.node)
@@ -78,6 +83,8 @@ class SiteRunner:
             return False
         try:
             if decision.way == "serial":
+                if self._leaves_unbound(values):
+                    return False
                 return self._run_serial(decision, values)
             return self._run_parallel(decision, values, owners)
         except _not_compiled() as error:
@@ -87,6 +94,21 @@ class SiteRunner:
             return False
         except IndexError as error:
             raise IndexError(f"{error}, {self._where_outside(decision)}") from error
+
+    def _leaves_unbound(self, values: Mapping[str, Any]) -> bool:
+        """True if the loop is empty and a name is read after it that nothing else binds."""
+        node = self.site.nest.node
+        if not isinstance(node, ast.For) or all(name in values for name in self.results):
+            return False
+        space = {"range": range, "len": len, "min": min, "max": max, "prange": range}
+        # The user's own range, which the function would evaluate next.
+        return not len(eval(self._head, space, dict(values)))  # noqa: S307
+
+    @functools.cached_property
+    def _head(self) -> CodeType:
+        node = self.site.nest.node
+        assert isinstance(node, ast.For)
+        return compile(ast.Expression(node.iter), self.source.place or "<loop>", "eval")
 
     def _where_outside(self, decision: Decision) -> str:
         """Where to look for an index that leaves its array; compiled code does not say."""
@@ -146,8 +168,12 @@ class SiteRunner:
         options = replace(decision.options, fastmath=self.settings.fastmath)
         kernel = compiled(decision.source.text, options)
         found = kernel(*(values[name] for name in decision.source.arguments))
-        given = dict(zip(decision.source.results, found if found else (), strict=True))
-        return tuple(given.get(name, values.get(name)) for name in self.results)
+        number, *parts = found if self.site.exits else (0, *(found or ()))
+        given = dict(zip(decision.source.results, parts, strict=True))
+        if number:
+            return number, tuple(given[name] for name in self.site.exits[number - 1].names)
+        results = tuple(given.get(name, values.get(name)) for name in self.results)
+        return (0, results) if self.site.exits else results
 
     def _run_parallel(
         self, decision: Decision, values: Mapping[str, Any], owners: Mapping[str, str]

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from hocket.base.errors import InputFileError, unknown_name
 from hocket.base.regular import read_regular
+from hocket.loops.exits import Exit, Loop, exits_of, reads_its_frame, without_values
 from hocket.loops.flow import exposed_names, loaded_names, stored_names
 from hocket.loops.names import (
     Library,
@@ -53,6 +54,8 @@ class LoopSite:
     nest: Nest
     inputs: tuple[str, ...]
     children: tuple[LoopSite, ...] = ()
+    exits: tuple[Exit, ...] = ()
+    """Every ``return`` and ``raise`` of the loop."""
 
     @property
     def line(self) -> int:
@@ -100,7 +103,8 @@ def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> LoopSourc
     plain = _PlainRanges(names, _num_loads(node)).visit(copy.deepcopy(node))
     ast.fix_missing_locations(plain)
     counter = iter(range(1_000_000))
-    sites = tuple(_sites(plain.body, outer_names(node), names, counter))
+    later = outer_names(node)
+    sites = () if reads_its_frame(node) else tuple(_sites(plain.body, later, names, counter))
     return LoopSource(node.name, plain, names, sites, place)
 
 
@@ -123,19 +127,36 @@ def _sites(
     for position, node in enumerate(statements):
         rest = statements[position + 1 :]
         after = exposed_names(rest) | (later - _surely_stored(rest))
-        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and not node.orelse:
-            again = after | exposed_names(node.body)
+        if isinstance(node, ast.While) or (isinstance(node, ast.For) and _is_plain(node)):
+            again = after | exposed_names([node])
             number = next(counter)
             children = tuple(_sites(node.body, again, names, counter))
-            yield LoopSite(number, Nest.of(node, after), _inputs(node, names), children)
-        elif isinstance(node, (ast.For, ast.While)):
+            if isinstance(node, ast.While) and (node.orelse or not children):
+                # Without a loop inside it is seldom worth compiling, and nothing is parallel.
+                yield from children
+                continue
+            inputs = _inputs(node, names)
+            yield LoopSite(number, Nest.of(node, after), inputs, children, exits_of(node))
+        elif isinstance(node, ast.For):
             again = after | exposed_names([node])
             yield from _sites(node.body, again, names, counter)
         elif isinstance(node, ast.If):
             yield from _sites(node.body, after, names, counter)
             yield from _sites(node.orelse, after, names, counter)
-        elif isinstance(node, ast.With):
-            yield from _sites(node.body, after, names, counter)
+        elif isinstance(node, ast.With) and not _handles_errors(node):
+            for site in _sites(node.body, after, names, counter):
+                # A block that swallows an exception would let names be read as they were before.
+                if not any(stored_names([each.nest.node]) & after for each in site.walk()):
+                    yield site
+
+
+def _is_plain(node: ast.For) -> bool:
+    return isinstance(node.target, ast.Name) and not node.orelse
+
+
+def _handles_errors(node: ast.With) -> bool:
+    """``with np.errstate(...)``: how numpy treats errors, which compiled code does not look up."""
+    return any("errstate" in ast.unparse(item.context_expr) for item in node.items)
 
 
 def _surely_stored(statements: Sequence[ast.stmt]) -> frozenset[str]:
@@ -149,10 +170,10 @@ def _surely_stored(statements: Sequence[ast.stmt]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _inputs(node: ast.For, names: Names) -> tuple[str, ...]:
+def _inputs(loop: Loop, names: Names) -> tuple[str, ...]:
     """Names that the loop needs from outside: what it may read before binding it, less what is
     called or is a module."""
-    assert isinstance(node.target, ast.Name)
+    node = without_values(loop)
     exposed = exposed_names([node])
     called = called_names(node)
     stored = stored_names([node])
@@ -171,6 +192,13 @@ class _PlainRanges(ast.NodeTransformer):
     def __init__(self, names: Names, num_loads: Counter[str]) -> None:
         self.names, self.num_loads = names, num_loads
         self.count = 0
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        """Write an assertion as the ``raise`` that it is, so that it is one kind of exit less."""
+        arguments = [node.msg] if node.msg is not None else []
+        raised = ast.Call(ast.Name("AssertionError", ast.Load()), arguments, [])
+        body: list[ast.stmt] = [ast.Raise(raised, None)] if __debug__ else [ast.Pass()]
+        return _placed(ast.If(ast.UnaryOp(ast.Not(), node.test), body, []), node)
 
     def visit_For(self, node: ast.For) -> ast.AST:
         """Rewrite one loop, innermost first."""
