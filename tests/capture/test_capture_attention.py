@@ -83,3 +83,18 @@ def test_fused_and_split_attention_count_the_same_products():
     fused = capture(Attend(dropout=0.0), batch, optimizer=None)
     split = capture(Attend(dropout=0.0), batch, optimizer=None, device="cpu")
     assert fused.flops.sum() == split.flops.sum()
+
+
+def test_causal_attention_counts_the_pairs_that_a_fused_kernel_computes():
+    tokens, width = 128, 16
+    graph = capture(Attend(dropout=0.0), torch.randn(2, tokens, 64), optimizer=None)
+    (attention,) = (op for op in range(graph.num_ops) if "scaled_dot" in graph.kind_of(op))
+    pairs = 2 * 4 * tokens * (tokens + 1) / 2
+    assert graph.flops[attention] == 4 * pairs * width
+
+
+def test_attention_and_dropout_inside_modules_of_pytorch_are_fused():
+    layer = nn.TransformerEncoderLayer(64, 4, batch_first=True, dropout=0.1)
+    kinds = _kinds(capture(layer, torch.randn(2, 16, 64)))
+    assert {"aten._scaled_dot_product_efficient_attention", "aten.native_dropout"} <= kinds
+    assert not {"aten._softmax", "aten.bernoulli_"} & kinds

@@ -1,9 +1,11 @@
-"""Attention as accelerators run it, captured on a machine that has none.
+"""Attention and dropout as accelerators run them, captured on a machine that has none.
 
 On a processor PyTorch splits attention with dropout or a mask into products and a softmax whose
 matrices fill the memory; CUDA runs one fused kernel that stores only its output. Under fake tensors
-the fused op needs no device, so a function mode can put it in place: the graph then has the ops and
-the memory of the machine that is planned for, not of the one that plans.
+the fused op needs no device, so a kernel registered for the processor's autograd key puts it in
+place: the graph then has the ops and the memory of the machine that is planned for, not of the one
+that plans. PyTorch's dispatcher calls it below autocast, which has cast queries, keys, values and
+float masks by then, and for attention inside modules of PyTorch as well.
 
 Which kernel PyTorch takes there depends on type, head width, mask and grouping, as
 ``benchmarks/cost/predict_kernels.py`` shows (H200, PyTorch 2.11): 16-bit heads up to 256 wide are
@@ -13,11 +15,12 @@ own keys, else the matrix of scores is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 ACCELERATOR = "accelerator"
 """The device whose kernels are recorded by default: an accelerator that need not be there."""
@@ -28,19 +31,36 @@ _WIDEST = 256
 """Elements of a head up to which 16-bit kernels are fused whatever shares its keys."""
 
 
-class FusedAttention(TorchFunctionMode):
-    """Replaces ``scaled_dot_product_attention`` by the fused op of accelerators."""
+def kernel_library() -> Any:
+    """Kernels of PyTorch's ops that are registered as long as the object lives."""
+    make: Any = torch.library.Library
+    return make("aten", "IMPL")
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return _fused(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+
+@contextmanager
+def fused_kernels() -> Iterator[None]:
+    """Have attention and dropout of this thread run the fused ops of accelerators."""
+    here = threading.get_ident()
+    plain_attention = torch.ops.aten.scaled_dot_product_attention.default.decompose
+    plain_dropout = torch.ops.aten.dropout.default.decompose
+
+    def attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_fused = threading.get_ident() == here and query.dim() == 4
+        return (_fused if is_fused else plain_attention)(query, *args, **kwargs)
+
+    def dropout(given: torch.Tensor, p: float, train: bool) -> Any:
+        if threading.get_ident() != here or not train or not 0 < p < 1:
+            return plain_dropout(given, p, train)
+        # Saves a mask of one byte per element; a processor's dropout saves one of the input's type.
+        return torch.ops.aten.native_dropout(given, p, train)[0]
+
+    library = kernel_library()
+    library.impl("scaled_dot_product_attention", attention, "AutogradCPU")
+    library.impl("dropout", dropout, "AutogradCPU")
+    try:
+        yield
+    finally:
+        del library
 
 
 def _fused(
@@ -54,10 +74,6 @@ def _fused(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    if query.dim() != 4 or query.device.type != "cpu":
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
     if enable_gqa and query.shape[1] != key.shape[1]:
         if not _fuses_groups(query):
             return _written(query, key, value, attn_mask, dropout_p, is_causal, scale)

@@ -1,7 +1,8 @@
 """Floating-point operations of a call, by the registry of torch's own counter and a few formulas.
 
 Matrix products, convolutions, attention and fused recurrent layers are counted; every other op
-counts 0, since its time is that of the bytes it moves.
+counts 0, since its time is that of the bytes it moves. Causal attention counts the pairs of tokens
+that fused kernels compute, about half.
 """
 
 from __future__ import annotations
@@ -19,9 +20,23 @@ def count_flops(function: Any, kind: str, args: Any, kwargs: Any, result: Any) -
     if own is not None:
         return own(*args)
     if kind.startswith("aten._scaled_dot_product_"):
-        return _attention_backward(*args) if "backward" in kind else _attention(*args)
+        count = _attention_backward(*args) if "backward" in kind else _attention(*args)
+        return count * _computed_share(function, args, kwargs)
     registered = flop_registry.get(function._overloadpacket)
     return 0.0 if registered is None else float(registered(*args, **kwargs, out_val=result))
+
+
+def _computed_share(function: Any, args: Any, kwargs: Any) -> float:
+    """Share of the pairs of tokens that a fused kernel computes: causal ones skip future keys."""
+    names = [argument.name for argument in function._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if not given.get("is_causal"):
+        return 1.0
+    queries, keys = given["query"].shape[-2], given["key"].shape[-2]
+    # Query i meets keys 0 to i; queries behind the last key meet them all.
+    short = min(queries, keys)
+    pairs = short * (short + 1) / 2 + (queries - short) * keys
+    return float(pairs / (queries * keys))
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any) -> float:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.capture.fake import batch_tensors
@@ -37,3 +39,56 @@ def rows_are_whole(batch: Any) -> Iterator[None]:
         yield
     finally:
         masking.find_packed_sequence_indices = find
+
+
+@contextmanager
+def masks_as_run(batch: Any) -> Iterator[None]:
+    """Have Hugging Face's models leave out the masks that they leave out for the real ``batch``.
+
+    They skip a padding mask without padding, and the mask of packed sequences where nothing is
+    packed, but read neither from fake tensors. Here the values of the real batch decide; without
+    values nothing is padded or packed, as in benchmarks. For costs: a trace that is executed must
+    hold for batches with padding, too.
+    """
+    masking: Any = sys.modules.get("transformers.masking_utils")
+    if masking is None:
+        yield
+        return
+    named = dict(batch_tensors(batch))
+    positions = [t for name, t in named.items() if _POSITIONS in name and t.dim() == 2]
+    padding = [t for name, t in named.items() if "attention_mask" in name and t.dim() == 2]
+    with ExitStack() as patches:
+        if all(_counts_up(t) for t in positions):
+            _wrap(patches, masking, "find_packed_sequence_indices", _none_if_fake)
+        if all(_is_all_ones(t) for t in padding):
+            for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+                _wrap(patches, masking, name, _without_fake_padding)
+        yield
+
+
+def _wrap(patches: ExitStack, module: Any, name: str, wrapper: Any) -> None:
+    own = getattr(module, name, None)
+    if own is not None:
+        patches.callback(setattr, module, name, own)
+        setattr(module, name, partial(wrapper, own))
+
+
+def _none_if_fake(find: Any, *args: Any, **kwargs: Any) -> Any:
+    rows = find(*args, **kwargs)
+    return None if isinstance(rows, FakeTensor) else rows
+
+
+def _without_fake_padding(ignores: Any, padding: Any, *args: Any, **kwargs: Any) -> Any:
+    return ignores(None if isinstance(padding, FakeTensor) else padding, *args, **kwargs)
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor)
+
+
+def _counts_up(positions: torch.Tensor) -> bool:
+    return not _has_values(positions) or bool((positions.diff(dim=-1) == 1).all())
+
+
+def _is_all_ones(mask: torch.Tensor) -> bool:
+    return not _has_values(mask) or bool(mask.bool().all())

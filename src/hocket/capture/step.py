@@ -18,8 +18,8 @@ from torch.nn.modules.module import (
 from torch.utils._pytree import tree_flatten
 
 from hocket.base.errors import UsageError
-from hocket.capture.attention import ACCELERATOR, FusedAttention
-from hocket.capture.autocast import stand_in_autocast
+from hocket.capture.attention import ACCELERATOR, fused_kernels
+from hocket.capture.autocast import cuda_autocast
 from hocket.capture.blocks import BlockRun, NotRepeatable
 from hocket.capture.fake import (
     NamedTensor,
@@ -34,6 +34,7 @@ from hocket.capture.fake import (
 )
 from hocket.capture.held import find_saved, note_held
 from hocket.capture.loss import Loss, tensors_of
+from hocket.capture.packed import masks_as_run
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
 from hocket.capture.recurrent import accept_weights_apart, stand_in_recurrence
@@ -90,16 +91,20 @@ def record_fake_step(
     fake_batch = map_batch(batch, twins)
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
     quiet = _quiet(logging.getLogger("torch._subclasses.fake_tensor"))
-    with mode, _standing_in() if stands_in else nullcontext(), quiet:
+    with _standing_in(batch) if stands_in else nullcontext(), mode, quiet:
         recording = _record(fake_model, fake_batch, sources, loss, training, runs, forward)
     note_hooked(recording, named)
     return recording
 
 
 @contextmanager
-def _standing_in() -> Iterator[None]:
+def _standing_in(batch: Any) -> Iterator[None]:
     """What a processor computes otherwise than an accelerator is recorded as the latter does it."""
-    with FusedAttention(), stand_in_autocast(), stand_in_recurrence():
+    # Kernels are registered for the whole process.
+    with (
+        _one_at_a_time, fused_kernels(), cuda_autocast(), stand_in_recurrence(),
+        masks_as_run(batch),
+    ):  # fmt: skip
         yield
 
 
