@@ -67,7 +67,9 @@ class Case:
         """Make plans for a machine."""
         problem = make_problem(self.graph, on)
         alone = on_one_device(problem)
-        self.frontier: Frontier = find_frontier(problem, alone, in_chunks=self.in_chunks)
+        self.frontier: Frontier = find_frontier(
+            problem, alone, in_chunks=self.in_chunks, async_update=True
+        )
 
     def rehearse(self, section: Memory) -> int:
         """The predicted peak of a plan."""

@@ -72,7 +72,7 @@ def row(name: str, settings: dict[str, Any], on: str, num_budgets: int) -> tuple
     problem = make_problem(graph, on)
     plan = empty_plan(problem, "memory").placing(np.zeros(graph.num_ops, dtype=np.int32))
     started = time.process_time()
-    frontier = find_frontier(problem, plan)
+    frontier = find_frontier(problem, plan, async_update=True)
     seconds = time.process_time() - started
     plain, smallest = frontier.find(PLAIN), frontier.smallest
     assert plain is not None

@@ -100,13 +100,15 @@ def fsdp_offload(model: Any, batch: Any, micro: int) -> Step:
 
 
 def ours(budget: int, notes: dict[str, Any], loss_of: Any = forward) -> Callable[..., Step]:
-    """``hocket.prepare(memory=)``."""
+    """``hocket.prepare(memory=, async_update=True)``."""
 
     def make(model: nn.Module, batch: Any, micro: int) -> Step:
         import hocket
 
         began = time.perf_counter()
-        train = hocket.prepare(model, adamw(model), batch, forward=loss_of, memory=budget)
+        train = hocket.prepare(
+            model, adamw(model), batch, forward=loss_of, memory=budget, async_update=True
+        )
         kept = train.memory
         notes["prepare_s"] = time.perf_counter() - began
         notes["predicted_peak_gib"] = kept.peak_bytes / GIB

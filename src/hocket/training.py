@@ -75,6 +75,7 @@ def prepare(
     max_shapes: int = 8,
     pad: Padding | None = None,
     replay: bool = True,
+    async_update: bool = False,
     count: Count | None = None,
     weights: str | Path | None = None,
     compiled: bool | str = False,
@@ -89,15 +90,17 @@ def prepare(
     are explained in `LoopOptions`. A model that cannot be recorded op by op is placed
     module by module, with a warning that says why and what is lost.
 
-    ``memory`` is a number of bytes ("8GiB") that training does not exceed on its one device: what
-    does not fit is kept on the host or computed again, and ``train.memory`` says how.
+    ``memory`` is a budget ("8GiB") that training does not exceed on its one device: what does not
+    fit is offloaded to the host or recomputed, and ``train.memory`` says how. When a step returns,
+    all parameters have their updates; with ``async_update`` those on the host run into the next
+    step, which is faster.
 
     ``compiled`` trains on the one device that is here by kernels of ``torch.compile`` (of its
     backend of that name), without a plan; on a GPU a step of them is launched as a whole.
     """
     options = LoopOptions(
         accumulate=accumulate, clip_norm=clip_norm, seed=seed, outputs=outputs,
-        max_shapes=max_shapes, pad=pad, replay=replay,
+        max_shapes=max_shapes, pad=pad, replay=replay, async_update=async_update,
     )  # fmt: skip
     _require_sensible(options)
     batch = settled(pad(batch) if pad is not None else batch)

@@ -13,7 +13,7 @@ from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
 from hocket.planners.memory.update_order import HOST_ORDERS
 from hocket.simulate.engine import simulate
-from hocket.simulate.rewriting.following import busiest_s, period_s
+from hocket.simulate.rewriting.following import ASYNC, FINISHED, busiest_s, period_s
 from hocket.simulate.rewriting.step import budgeted
 from hocket.simulate.rewriting.uses import find_uses
 
@@ -40,7 +40,7 @@ def step_of(policies, **options):
     return budgeted(*placed(GRAPH), Memory(budget_bytes=(0,), blocks=blocks, **options))
 
 
-def event_by_event_s(step):
+def event_by_event_s(step, crosses):
     """The last of several steps: ops by their names, every stream with a queue of its own."""
     graph, seconds = step.rewritten.graph, step.problem.costs.op_s[0]
     names, count = graph.op_names, graph.num_ops
@@ -63,6 +63,8 @@ def event_by_event_s(step):
             if names[op].endswith(("@fetch-forward", "@renew")):
                 waits[number, op] |= {(number - 1, e) for e in changes.get(block_of[op], ())}
         waits[number, first] |= {(number - 1, each) for each in used}
+        for op in range(count) if not crosses else ():
+            waits[number, op] |= {(number - 1, each) for each in range(count)}
     readers = {}
     for op, others in waits.items():
         for each in others:
@@ -109,9 +111,11 @@ def test_a_step_among_many_is_the_last_of_several(data):
     count = BLOCKS.num_blocks
     policies = data.draw(st.lists(POLICIES, min_size=count, max_size=count))
     step = step_of(policies, loss_chunks=data.draw(st.sampled_from([1, 4])))
-    found = period_s(step, USES)
+    how = data.draw(st.sampled_from([ASYNC, FINISHED]))
+    found = period_s(step, USES, how)
     assert found >= busiest_s(step) * (1 - 1e-9)
-    assert found == pytest.approx(max(event_by_event_s(step), busiest_s(step)), rel=1e-6)
+    expected = max(event_by_event_s(step, how.crosses), busiest_s(step))
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_with_nothing_at_home_it_is_the_step_alone():
@@ -121,9 +125,9 @@ def test_with_nothing_at_home_it_is_the_step_alone():
         assert period_s(step, USES) == pytest.approx(alone)
 
 
-def test_waiting_for_all_updates_in_turn_is_the_step_alone():
+def test_a_step_with_finished_updates_is_the_step_alone():
     step = step_of([{"parameters": "streamed", "update": "host"}] * BLOCKS.num_blocks)
     alone = simulate(step.problem, step.plan).makespan_s
-    late, in_turn, by_need = (period_s(step, USES, how) for how in HOST_ORDERS.values())
-    assert in_turn == pytest.approx(alone)
-    assert by_need < in_turn < late
+    late, finished, crossing = (period_s(step, USES, how) for how in HOST_ORDERS.values())
+    assert finished == pytest.approx(alone)
+    assert crossing < finished < late

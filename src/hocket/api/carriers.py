@@ -123,7 +123,10 @@ def budgeted_carrier(
         rehearsals = rehearsals_of(model, optimizer, batch, recipe, device, options)
     except UntraceableError as error:
         _require_arguments(model, batch, recipe)
-        return _leanest(model, batch, recipe, budget_bytes, device, _told(error))
+        return _leanest(
+            model, batch, recipe, budget_bytes, device, _told(error),
+            async_update=options.async_update,
+        )  # fmt: skip
     _warn_without_loss(rehearsals.graph, recipe.name, depth=4)
     graph, launches = rehearsals.graph, rehearsals.launches(budget_bytes)
     cluster = find_cluster(on)
@@ -140,6 +143,7 @@ def budgeted_carrier(
     frontier = find_frontier(
         problem, alone, in_chunks=can_be_in_chunks(model, graph),
         replayed=launched(make_problem(graph, cluster), "replayed") if is_replayed else None,
+        async_update=options.async_update,
     )  # fmt: skip
     found = rehearsals.fastest_that_keeps(budget_bytes, frontier)
     if are_played(problem, alone, device):
@@ -194,12 +198,15 @@ def _leanest(
     budget_bytes: int,
     device: torch.device,
     reason: str,
+    *,
+    async_update: bool,
 ) -> Carrier:
     """A model that cannot be recorded: everything streamed and recomputed, nothing rehearsed."""
     section = uniform(
         model, budget_bytes, activations="recomputed", checkpoint="offloaded",
         parameters="streamed", update="host",
     )  # fmt: skip
+    section = replace(section, async_update=async_update)
     lost = (
         f"{recipe.name} cannot be rehearsed, because {reason}; all is streamed and recomputed, "
         "and whether that keeps the budget shows only when it runs"

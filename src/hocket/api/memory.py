@@ -64,18 +64,19 @@ def fit(
     memory: int | str | None = None,
     *,
     host_bytes: float = float("inf"),
+    async_update: bool = False,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> BudgetFit:
     """How a training step fits into ``memory``, such as ``"8GiB"``, on a cluster of one device.
 
     Without ``memory`` it is what the device has beside its headroom. ``host_bytes`` limit what may
-    wait on the host. The fit's ``chosen`` plan is None where nothing fits; its ``plan()`` raises
-    `NoFeasiblePlanError` then.
+    wait on the host; ``async_update`` is that of `hocket.prepare`. The fit's ``chosen`` plan is
+    None where nothing fits; its ``plan()`` raises `NoFeasiblePlanError` then.
     """
     problem = make_problem(graph, on, profile=profile, calibration=calibration)
     budget_bytes = None if memory is None else budget_of(memory)
-    fitted = fit_problem(problem, budget_bytes, host_bytes=host_bytes)
+    fitted = fit_problem(problem, budget_bytes, host_bytes=host_bytes, async_update=async_update)
     if note := unusable_note(problem, fitted.budget_bytes):
         warnings.warn(note, BudgetWarning, 2)
     return fitted
@@ -99,11 +100,17 @@ def budget_of(memory: int | str) -> int:
 
 
 def fit_problem(
-    problem: Problem, memory_bytes: int | None = None, *, host_bytes: float = float("inf")
+    problem: Problem,
+    memory_bytes: int | None = None,
+    *,
+    host_bytes: float = float("inf"),
+    async_update: bool = False,
 ) -> BudgetFit:
     """As `fit` for a problem that is there already, without its warning."""
     budget_bytes = _budget_on_one(problem, memory_bytes)
-    return keep_budget(problem, _on_one(problem), budget_bytes, host_bytes=host_bytes)
+    return keep_budget(
+        problem, _on_one(problem), budget_bytes, host_bytes=host_bytes, async_update=async_update
+    )
 
 
 def _budget_on_one(problem: Problem, memory_bytes: int | None) -> int:

@@ -47,6 +47,11 @@ START = {"batch": 8, "seq": 512, "layers": 4}
     help="Bytes that may wait on the host. [default: no limit]",
 )
 @click.option(
+    "--async-update",
+    is_flag=True,
+    help="Let updates on the host run into the next step, as hocket.prepare(async_update=True).",
+)
+@click.option(
     "--max",
     "grows",
     type=click.Choice(["batch", "layers", "seq"]),
@@ -68,6 +73,7 @@ def command(
     on: str,
     memory_bytes: int | None,
     host_bytes: int | None,
+    async_update: bool,
     grows: str | None,
     output: Path | None,
     profile: Path | None,
@@ -117,7 +123,7 @@ def command(
         graph, graph_file = load_graph(source, options, device=device, at_sizes=False)
     problem = make_problem(graph, on, "shared", profile, calibration)
     with working(f"planning {graph.num_ops:,} ops"):
-        fitted = fit_problem(problem, memory_bytes, host_bytes=on_host)
+        fitted = fit_problem(problem, memory_bytes, host_bytes=on_host, async_update=async_update)
     if not as_json:
         if note := unusable_note(problem, fitted.budget_bytes):
             say(f"warning: {note}")

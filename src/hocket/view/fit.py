@@ -172,8 +172,7 @@ def sentences(fit: BudgetFit) -> list[str]:
     if fit.chosen is not None and (orders := fit.update_orders) is not None:
         times = ", ".join(f"{format_seconds(s)} {name}" for name, s in orders.step_s.items())
         lines.append(
-            f"With updates on the host a step among many takes {times} (so they run; "
-            f"{orders.gain:.2f}x)."
+            f"With updates on the host a step among many takes {times} ({orders.gain:.2f}x)."
         )
     largest = under_peak(told)[:NUM_TENSORS]
     if largest:

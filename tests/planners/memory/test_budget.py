@@ -103,7 +103,7 @@ def test_links_host_and_device_work_at_once_whatever_their_rates():
         link_bps, host_bps = draws.uniform(48e9, 96e9), draws.uniform(50e9, 160e9)
         graph = LARGE_STEPS[1e11 if number % 2 else 2e11]
         placing = placed(graph, link_bps=link_bps, host_update_bps=host_bps)
-        frontier = find_frontier(*placing, num_levels=12)
+        frontier = find_frontier(*placing, num_levels=12, async_update=True)
         for share in (0.2, 0.3, 0.5):
             budget = share * frontier.find("plain").peak_bytes
             over.append(frontier.best(budget).step_s / bound_s(frontier.numbers, budget))

@@ -107,6 +107,9 @@ class Memory(Section):
     other, so that all logits never exist together."""
     prefetch: int = 1
     """How many blocks ahead streamed parameters and offloaded activations are fetched."""
+    async_update: bool = False
+    """True if updates of host-resident parameters may run into the next forward pass. Else they
+    are finished when a step ends, so that whoever reads a parameter between steps sees them."""
 
     def replay_hindrance(self, graph: Graph) -> str:
         """Why steps cannot be launched as a whole, as one CUDA graph; empty where they can."""
@@ -124,6 +127,7 @@ class Memory(Section):
             "budget_bytes": list(self.budget_bytes),
             "loss_chunks": self.loss_chunks,
             "prefetch": self.prefetch,
+            "async_update": self.async_update,
             "blocks": [
                 {
                     "name": block.name,
@@ -143,8 +147,9 @@ class Memory(Section):
     def from_data(cls, data: object, problem: Problem) -> Memory:
         """The section of such data."""
         entry = fields.record(
-            data, "memory", required=("budget_bytes", "blocks", "loss_chunks", "prefetch")
-        )
+            data, "memory", required=("budget_bytes", "blocks", "loss_chunks", "prefetch"),
+            optional=("async_update",),
+        )  # fmt: skip
         blocks = fields.items(entry["blocks"], "memory.blocks")
         if not blocks:
             raise InputFileError("memory.blocks is empty", hint="expected one block or more")
@@ -158,6 +163,7 @@ class Memory(Section):
             blocks=tuple(_block(item, f"memory.blocks[{n}]") for n, item in enumerate(blocks)),
             loss_chunks=fields.integer(entry["loss_chunks"], "memory.loss_chunks", 1, _MAX_CHUNKS),
             prefetch=fields.integer(entry["prefetch"], "memory.prefetch", 0, _MAX_PREFETCH),
+            async_update=fields.flag(entry.get("async_update", False), "memory.async_update"),
         )
 
     @classmethod
@@ -196,9 +202,10 @@ class Memory(Section):
                 "description": "Pieces of the step in the order of the forward pass.",
             },
         }
+        optional = {"async_update": {"type": "boolean", "description": "False if left out."}}
         return {
-            "description": "How the step is kept within a number of bytes on each device.",
-            "properties": properties,
+            "description": "How the step is kept within a memory budget on each device.",
+            "properties": {**properties, **optional},
             "required": list(properties),
         }
 

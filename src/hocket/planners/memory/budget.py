@@ -167,7 +167,13 @@ def block_chain(numbers: BlockNumbers) -> tuple[Chain, int]:
 
 
 def keep_budget(
-    problem: Problem, plan: Plan, budget_bytes: int, *, host_bytes: float = float("inf")
+    problem: Problem,
+    plan: Plan,
+    budget_bytes: int,
+    *,
+    host_bytes: float = float("inf"),
+    async_update: bool = False,
 ) -> BudgetFit:
     """Plan the memory of a step that is placed on one device."""
-    return BudgetFit(find_frontier(problem, plan, host_bytes=host_bytes), budget_bytes)
+    frontier = find_frontier(problem, plan, host_bytes=host_bytes, async_update=async_update)
+    return BudgetFit(frontier, budget_bytes)

@@ -9,7 +9,12 @@ from hocket.base.units import format_bytes, format_seconds
 from hocket.plan.sections import Memory
 from hocket.planners.memory.update_order import UpdateOrders, host_update_orders
 from hocket.simulate.rewriting.blocks import StepBlocks
-from hocket.simulate.rewriting.following import has_updates_at_home, period_s
+from hocket.simulate.rewriting.following import (
+    ASYNC,
+    FINISHED,
+    has_updates_at_home,
+    period_s,
+)
 from hocket.simulate.rewriting.step import BudgetedStep, moved_bytes
 from hocket.simulate.rewriting.uses import Uses
 from hocket.simulate.timeline import Timeline
@@ -63,11 +68,12 @@ class Fitted:
 
     @cached_property
     def step_s(self) -> float:
-        """Time of a step among many: what is at home on the host is updated beside the next forward
-        pass. That is not claimed to make a step shorter than the plain one."""
+        """Time of a step among many, with updates on the host finished or asynchronous as the
+        section says. That is not claimed to make a step shorter than the plain one."""
         taken_s = self.timeline.makespan_s
         if self.memory is not None and has_updates_at_home(self.step.rewritten.graph):
-            taken_s = period_s(self.step, self.uses)
+            how = ASYNC if self.memory.async_update else FINISHED
+            taken_s = period_s(self.step, self.uses, how)
         return max(taken_s, self.least_s)
 
     @property

@@ -130,6 +130,7 @@ def find_frontier(
     num_levels: int | None = None,
     in_chunks: bool = True,
     replayed: Problem | None = None,
+    async_update: bool = False,
 ) -> Frontier:
     """Plans of a step that is placed on one device, from the fastest to the leanest; ``in_chunks``
     says whether its loss may be made in chunks, where it can. ``replayed`` is the problem with the
@@ -141,7 +142,9 @@ def find_frontier(
         num_levels = min(NUM_LEVELS, max(FEWEST_LEVELS, fewer))
         if num_ops > NUM_FEW_LEVELS_OPS:
             num_levels, num_keeping = FEWEST_LEVELS // 2, NUM_KEEPING_OF_MANY
-    maker = PlanMaker(problem, plan, host_bytes, in_chunks=in_chunks, replayed=replayed)
+    maker = PlanMaker(
+        problem, plan, host_bytes, in_chunks=in_chunks, replayed=replayed, async_update=async_update
+    )
     found, keeping = _FoundPlans(maker.usual()), tuple(maker.keeping())
     for family in keeping:
         for step in range(1, num_keeping):

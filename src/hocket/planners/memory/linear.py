@@ -2,10 +2,11 @@
 
 Each block takes shares of the ways of its activations and of the homes of its parameters. Times are
 variables too: the ends of passes and of copies in each direction, each no earlier than what it
-waits for, so that transfers hide behind compute exactly as far as they can; updates on the host
-have until the next forward pass needs them. For every pass there is a row that says what the device
-holds then; the step's end is made small (joint offload, recompute and streaming as in OFFMATE,
-2024, and POET, 2022, with overlap). Sparse, about 20 columns a block, HiGHS.
+waits for, so that transfers hide behind compute exactly as far as they can; updates on the host end
+with the step, or where they are asynchronous when the next forward pass needs them. For every pass
+there is a row that says what the device holds then; the step's end is made small (joint offload,
+recompute and streaming as in OFFMATE, 2024, and POET, 2022, with overlap). Sparse, about 20 columns
+a block, HiGHS.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def solve(
     host_bytes: float,
     allowed: Allowed,
     turn: Turn,
+    async_update: bool = False,
 ) -> ProgramShares | None:
     """The best shares within a budget; None where no shares keep it.
 
@@ -98,7 +100,7 @@ def solve(
     kept whole: they depend on the chunks of the loss. Room for state that comes to the device is
     kept where that is ``allowed``, which may be more than what the ``turn`` has.
     """
-    program = _Program(numbers, prefetch, is_hidden=turn.is_hidden)
+    program = _Program(numbers, prefetch, is_hidden=turn.is_hidden, async_update=async_update)
     program.add_passes(tail_s)
     program.add_turns()
     has_visitors = bool(allowed.homes[:, VISITING].any())
@@ -111,8 +113,11 @@ class _Program:
     """Columns: shares, then times and sums. Rows are collected as ``sum of coefficients <= limit``,
     one for each of some blocks at a time."""
 
-    def __init__(self, numbers: BlockNumbers, prefetch: int, *, is_hidden: bool) -> None:
+    def __init__(
+        self, numbers: BlockNumbers, prefetch: int, *, is_hidden: bool, async_update: bool
+    ) -> None:
         self.numbers, self.ahead, self.is_hidden = numbers, prefetch, is_hidden
+        self.async_update = async_update
         self.offloaded_s = numbers.moved[:, OFFLOADED] / numbers.link.in_bps
         """In which what a block offloads comes back."""
         count = numbers.num_blocks
@@ -262,15 +267,18 @@ class _Program:
                     self._meanwhile(self.offloaded_s, turn))  # fmt: skip
 
     def _add_deadlines(self) -> None:
-        """Updates on the host go on beside the next forward pass, those of the first blocks first:
-        what is left of a block and of those before it, when its gradients have come, is done when
-        the next forward pass comes to it."""
+        """What is left to update on the host of a block and of those before it, when its gradients
+        have come, is done when the step ends; or, asynchronously, when the next forward pass comes
+        to that block, those of the first blocks first."""
         numbers, one = self.numbers, np.array(1.0)
         traffic = self._homes(numbers.host_traffic, ALL, 1 / numbers.host_update_bps)
         self._add(np.zeros(self.count), traffic, (self.asked, -one))
         self._add(np.zeros(self.count - 1), (self.asked[:-1], one),
                   (traffic[0][1:], traffic[1][1:]), (self.asked[1:], -one))  # fmt: skip
         step = np.full(self.count, self.step)
+        if not self.async_update:
+            self._after(step, self.end["gradients"], (self.asked, one))
+            return
         back = self._homes(numbers.brought, ALL, 1 / numbers.link.in_bps)
         later_s = np.cumsum(numbers.forward_s) - numbers.forward_s
         self._after(step, self.end["gradients"], (self.asked, one), back, fixed_s=-later_s)

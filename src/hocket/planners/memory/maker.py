@@ -63,11 +63,13 @@ class PlanMaker:
     def __init__(
         self, problem: Problem, plan: Plan, host_bytes: float, *, in_chunks: bool = True,
         replayed: Problem | None = None, blocks: StepBlocks | None = None, expert_groups: int = 1,
+        async_update: bool = False,
     ) -> None:  # fmt: skip
         """``in_chunks`` says whether the loss may be made in chunks, where it can; ``replayed`` is
         the problem with the times of ops in a CUDA graph, where steps that can be one are;
         ``blocks`` are the usual ones unless others are given; ``expert_groups`` is in how many
-        groups batched experts are streamed."""
+        groups batched experts are streamed; ``async_update`` is that of all its sections."""
+        self.async_update = async_update
         self.problem, self.plan, self.replayed = problem, plan, replayed
         self.host_bytes, self.expert_groups = host_bytes, expert_groups
         self.uses: Uses = find_uses(problem.graph, blocks or cut_step(problem.graph))
@@ -105,7 +107,7 @@ class PlanMaker:
         return PlanMaker(
             self.problem, self.plan, self.host_bytes, in_chunks=self.in_chunks,
             replayed=self.replayed, blocks=self._cut(self.largest_bytes / count),
-            expert_groups=count,
+            expert_groups=count, async_update=self.async_update,
         )  # fmt: skip
 
     def _cut(self, most: float) -> StepBlocks:
@@ -172,8 +174,9 @@ class PlanMaker:
             for number, name in enumerate(self.uses.blocks.names)
         )  # fmt: skip
         return Memory(
-            budget_bytes=self.budgets, blocks=blocks, loss_chunks=loss_chunks, prefetch=PREFETCH
-        )
+            budget_bytes=self.budgets, blocks=blocks, loss_chunks=loss_chunks, prefetch=PREFETCH,
+            async_update=self.async_update,
+        )  # fmt: skip
 
     def _problem_of(self, memory: Memory) -> Problem:
         """The problem with the times that ops have under a section."""
@@ -206,6 +209,7 @@ class PlanMaker:
             return solve(
                 self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
                 host_bytes=self.host_bytes, allowed=allowed, turn=turn,
+                async_update=self.async_update,
             )  # fmt: skip
 
         # State of experts in groups does not come to the device.
@@ -223,6 +227,7 @@ class PlanMaker:
             choice, offloaded_share(shares), self.uses, budget_bytes=self.budgets,
             loss_chunks=chunks, prefetch=PREFETCH, expert_groups=self.expert_groups,
         )  # fmt: skip
+        memory = replace(memory, async_update=self.async_update)
         return None if memory in seen else self._judged(name, memory)
 
     def eased(self, fitted: Fitted, seen: set[Memory | None]) -> Iterator[Fitted]:

@@ -1,9 +1,10 @@
 """In which order the host updates blocks whose gradients have come: P3 over the link of one device.
 
 The backward pass makes the gradients of the last blocks first, and the next forward pass needs the
-first blocks first. The executor takes the lowest block that has come and lets the forward pass wait
-block by block, so that updates go on beside it. What a step among many takes then, and what that
-gains over waiting for all, is simulated (`simulate/rewriting/following.py`).
+first blocks first. The executor takes the lowest block that has come. By default all updates are
+finished when a step ends; with ``async_update`` the next forward pass waits block by block, so that
+updates overlap it. What a step among many takes in each case is simulated
+(`simulate/rewriting/following.py`).
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hocket.graph.graph import Stream
-from hocket.simulate.rewriting.following import BY_NEED, HostOrder, busiest_s, period_s
+from hocket.simulate.rewriting.following import (
+    ASYNC,
+    FINISHED,
+    HostOrder,
+    busiest_s,
+    period_s,
+)
 from hocket.simulate.rewriting.step import BudgetedStep
 from hocket.simulate.rewriting.uses import Uses
 
-_AS_THEY_COME, _BY_NEED = "as gradients come", "by need"
+_FINISHED, _ASYNC = "finished with the step", "async_update"
 HOST_ORDERS = {
     "after the backward pass": HostOrder(by_need=False, crosses=False, overlaps=False),
-    _AS_THEY_COME: HostOrder(by_need=False, crosses=False),
-    _BY_NEED: BY_NEED,
+    _FINISHED: FINISHED,
+    _ASYNC: ASYNC,
 }
-"""By their names, the executor's own last."""
+"""By their names; the last two are what the executor does."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +41,8 @@ class UpdateOrders:
 
     @property
     def gain(self) -> float:
-        """Of the executor's order over updates as gradients come, all waited for."""
-        return self.step_s[_AS_THEY_COME] / self.step_s[_BY_NEED]
+        """Speedup of asynchronous updates over those that are finished with the step."""
+        return self.step_s[_FINISHED] / self.step_s[_ASYNC]
 
 
 def host_update_orders(step: BudgetedStep, uses: Uses, least_s: float) -> UpdateOrders | None:

@@ -129,7 +129,11 @@ class Budgeted:
         self._require_model()
         self._notice_shapes(batch)
         with self._first_steps.counted(self.kept, lambda: self.lasting, batch):
-            return self._replayed(batch, weight, self._optimizer, self._passes)
+            carried = self._replayed(batch, weight, self._optimizer, self._passes)
+        if self._optimizer is None and not self._memory.async_update:
+            # Accumulated gradients are there to be read, as `parameter.grad`.
+            self._settle()
+        return carried
 
     def _passes(self, batch: Any, weight: Weight) -> Carried:
         loss, outputs = self._forward(batch)
@@ -172,8 +176,12 @@ class Budgeted:
         # Schedulers look whether it was called.
         optimizer._opt_called = True  # type: ignore[attr-defined]
         self._states.of(optimizer)
-        if self._optimizer is not None:
-            return
+        if self._optimizer is None:
+            self._update_all(optimizer)
+        if not self._memory.async_update:
+            self._settle()
+
+    def _update_all(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps.settle(optimizer, self.blocks)
         here: list[nn.Parameter] = []
         for block in self.blocks:

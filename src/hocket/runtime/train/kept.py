@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.base.errors import NoFeasiblePlanError, RunError
+from hocket.base.errors import NoFeasiblePlanError, RunError, UsageError
 from hocket.base.units import format_apart, format_bytes, typed_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -36,9 +36,14 @@ def planned_budget_carrier(
     options: LoopOptions,
 ) -> Budgeted:
     """What carries out on a device the memory section of a plan for this very step."""
+    section = plan[Memory]
+    if options.async_update and not section.async_update:
+        raise UsageError(
+            "async_update=True, but the memory plan finishes updates with each step",
+            hint="plan with hocket fit --async-update, or leave async_update out",
+        )
     rehearsals = rehearsals_of(model, optimizer, batch, recipe, device, options)
     require_same(problem.graph, rehearsals.graph, recipe.name)
-    section = plan[Memory]
     peak_bytes, budget_bytes = rehearsals.peak_bytes(section), section.budget_bytes[0]
     if peak_bytes > budget_bytes:
         leanest_bytes = min(peak_bytes, _leanest_bytes(rehearsals, problem, section) or peak_bytes)

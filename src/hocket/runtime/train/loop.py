@@ -43,6 +43,9 @@ class LoopOptions:
     """Makes each batch one of few shapes."""
     replay: bool = True
     """Whether a step on one CUDA device is launched as a whole, as a CUDA graph."""
+    async_update: bool = False
+    """Within a memory budget, updates on the host run into the next step: faster, but a parameter
+    that is read between steps may not have its update yet; ``state_dict()`` waits for it."""
 
 
 class DriftWarning(UserWarning):

@@ -1,12 +1,12 @@
 """Rewritten steps that follow each other: how long a step among many takes.
 
-What is at home on the host is not changed when a step ends: the host updates on beside the next
-forward pass, and state that came to the device goes home meanwhile. So steps are timed one after
-the other until each takes as long as the one before. Every stream runs its ops in the order of the
-graph, as in the simulator; the host updates one parameter after the other, of those whose gradients
-have come one that the next forward pass needs first, as the executor does
-(`runtime/memory/updates.py`); and what a step brings waits for what the step before changed.
-O(steps · (ops + reads + updates²)), compiled.
+A step ends when all parameters are updated, those on the host included. Asynchronous updates run
+into the next forward pass instead, and state that came to the device is written back meanwhile. So
+steps are timed one after the other until each takes as long as the one before. Every stream runs
+its ops in the order of the graph, as in the simulator; the host updates one parameter after the
+other, of those whose gradients have come one that the next forward pass needs first, as the
+executor does (`runtime/memory/updates.py`); and what a step brings waits for what the step before
+changed. O(steps · (ops + reads + updates²)), compiled.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ class HostOrder(NamedTuple):
     by_need: bool
     """Of the updates that can be done, the one of the lowest block first; else as they come."""
     crosses: bool
-    """Whether a block waits for its own update alone; else a step waits for all."""
+    """Whether a block waits for its own update alone; else a step waits for all of the one before,
+    and for what state that came to the device writes back."""
     overlaps: bool = True
     """Whether updates begin before the backward pass is over."""
 
 
-BY_NEED = HostOrder(by_need=True, crosses=True)
-"""What the executor does."""
+FINISHED = HostOrder(by_need=True, crosses=False)
+"""Updates are finished when a step ends: what the executor does."""
+ASYNC = HostOrder(by_need=True, crosses=True)
+"""Updates run into the next step (``async_update``)."""
 
 
 class _Ops(NamedTuple):
@@ -77,7 +80,7 @@ class _Clock(NamedTuple):
     """By stream."""
 
 
-def period_s(step: BudgetedStep, uses: Uses, how: HostOrder = BY_NEED) -> float:
+def period_s(step: BudgetedStep, uses: Uses, how: HostOrder = FINISHED) -> float:
     """Seconds of a step among many."""
     ops, jobs = _tables(step, uses)
     clock = _Clock(np.zeros(len(ops.stream)), np.zeros(len(ops.stream)), np.zeros(len(Stream)))
@@ -286,6 +289,8 @@ def _repeated_s(ops: _Ops, jobs: _Jobs, clock: _Clock, how: HostOrder, num_steps
         host_s = _one_step(ops, jobs, clock, how, barrier_s, host_s)
         if not how.crosses:
             barrier_s = host_s
+            for op in range(len(ops.stream)):
+                barrier_s = max(barrier_s, clock.end_s[op])
         now_s = _compute_end_s(ops, clock)
         is_same = abs(now_s - ended_s - took_s) <= _SAME * took_s
         took_s, ended_s = now_s - ended_s, now_s
