@@ -123,3 +123,37 @@ def test_wrong_names_are_told_with_what_was_meant(tmp_path):
     for text in ("<system><cpu", "<graph/>", "<!DOCTYPE x><system/>", "<system/>"):
         broken.write_text(text)
         assert run("allreduce", "--on", str(broken), code=3).exit_code == 3
+
+
+def test_blinks_allocation_classes_gain_over_rings_as_published():
+    found = run_json("allreduce", "--on", "dgx1-v100", "--classes", "--size", "500MiB")
+    assert found["num_classes"] == 46
+    # Blink reports up to 8x and 2x in the mean over NCCL 2; chains were added to NCCL later.
+    assert found["over_rings"]["maximum"] == pytest.approx(13.3, abs=0.1)
+    assert found["over_rings"]["geometric_mean"] == pytest.approx(3.2, abs=0.05)
+    assert found["over_rings_and_chains"]["maximum"] == pytest.approx(2.0, abs=0.05)
+    assert min(entry["speedup_over_rings"] for entry in found["classes"]) >= 1.0
+    text = run("broadcast", "--on", "dgx1-p100", "--classes", "--size", "500MiB")
+    assert "14 classes" in text
+    assert "over NCCL's rings" in text
+
+
+def test_bridges_that_repeat_a_bus_id_are_separate(tmp_path):
+    port = '<pci busid="0000:c5:00.0" link_speed="8 GT/s" link_width="16">'
+    gpus = "".join(
+        f'{port}<pci busid="0000:d{n}:00.0" link_speed="8 GT/s" link_width="16">'
+        f'<gpu dev="{n}" gcn="908" sm="120"/></pci></pci>'
+        for n in range(3)
+    )
+    file = tmp_path / "topology.xml"
+    switch = '<pci busid="0000:c3:00.0" link_speed="16 GT/s" link_width="16">'
+    file.write_text(f'<system version="2"><cpu numaid="0">{switch}{gpus}</pci></cpu></system>')
+    found = run_json("broadcast", "--on", str(file))
+    # Each GPU has a port of 16 lanes of its own below the switch: 12 GB/s by NCCL's model.
+    assert found["bound_bps"] == 12e9
+
+
+@pytest.mark.parametrize("size", ["1B", "64B", "4KiB"])
+def test_small_messages_are_timed_without_division_by_zero(size):
+    # pytest turns numpy's warnings into errors.
+    assert run_json("allreduce", "--on", "dgx1-v100", "--size", size)["offers"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hocket.graph.graph import Graph
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
-    from hocket.planners.communication.collective import CollectivePlan
+    from hocket.planners.communication.collective import CollectivePlan, Offer
     from hocket.planners.communication.fabric import LinkChoice
     from hocket.planners.communication.priority import PropagationChoice
 
@@ -87,7 +87,12 @@ def _root(cluster: Cluster, ranks: Sequence[str], root: str | None) -> str | Non
 def collective_classes(
     on: str | Path | Cluster, collective: str, *, size_bytes: int | None = None
 ) -> list[dict[str, Any]]:
-    """One entry per class of connected sets of three devices or more of a machine."""
+    """One entry per class of connected sets of three devices or more of a machine.
+
+    Each entry compares the chosen schedule with the rings of NCCL (rings over PCIe where the peer
+    links of the set close no ring, as in Blink's evaluation) and with the better of rings and
+    chains, which is what newer versions of NCCL choose from.
+    """
     from hocket.planners.communication.classes import connected_classes
     from hocket.view.collective import as_dict
 
@@ -99,8 +104,28 @@ def collective_classes(
         plan = plan_collective(cluster, collective, gpus=ranks, size_bytes=size_bytes, links="peer")
         shown = as_dict(plan)
         kept = ("ranks", "algorithm", "rate_bps", "bound_bps", "gap", "num_trees", "offers")
-        entries.append({**{key: shown[key] for key in kept}, "num_sets": count})
+        entry = {**{key: shown[key] for key in kept}, "num_sets": count}
+        entries.append({**entry, **_speedups(plan)})
     return entries
+
+
+def _speedups(plan: CollectivePlan) -> dict[str, float | None]:
+    """Speed-up of the chosen schedule over rings, and over the better of rings and chains."""
+    offers = {offer.name: offer for offer in plan.offers}
+
+    def seconds(offer: Offer) -> float:
+        size = plan.size_bytes
+        return float(1 / offer.rate_bps) if size is None else offer.times.time_s(size)
+
+    rings = offers.get("ring", offers.get("ring over PCIe"))
+    if rings is None:
+        return {"speedup_over_rings": None, "speedup_over_rings_and_chains": None}
+    best_s, rings_s = seconds(plan.chosen), seconds(rings)
+    usual_s = min(rings_s, seconds(offers["chain"])) if "chain" in offers else rings_s
+    return {
+        "speedup_over_rings": rings_s / best_s,
+        "speedup_over_rings_and_chains": usual_s / best_s,
+    }
 
 
 def collective_bound(

@@ -257,17 +257,42 @@ def _show_classes(cluster: Cluster, collective: str, size_bytes: int | None, as_
 
     with working("planning all classes"):
         found = api.collective_classes(cluster, collective, size_bytes=size_bytes)
+    over_rings = _summary(found, "speedup_over_rings")
+    over_chains = _summary(found, "speedup_over_rings_and_chains")
     if as_json:
-        emit({"num_classes": len(found), "classes": found})
+        summaries = {"over_rings": over_rings, "over_rings_and_chains": over_chains}
+        emit({"num_classes": len(found), **summaries, "classes": found})
         return
-    shown = _table(["devices", "sets", "bound", "chosen", "of bound", "trees"])
+    shown = _table(["GPUs", "sets", "bound", "of bound", "trees", "over rings"])
     for entry in found:
-        ranks, share = ",".join(entry["ranks"]), f"{100 - 100 * entry['gap']:.3g} %"
-        bound = format_rate(entry["bound_bps"], "B/s")
-        count, trees = str(entry["num_sets"]), str(entry["num_trees"])
-        shown.add_row(ranks, count, bound, entry["algorithm"], share, trees)
+        gain = entry["speedup_over_rings"]
+        shown.add_row(
+            ",".join(name.removeprefix("gpu") for name in entry["ranks"]),
+            str(entry["num_sets"]),
+            format_rate(entry["bound_bps"], "B/s"),
+            f"{100 - 100 * entry['gap']:.3g} %",
+            str(entry["num_trees"]),
+            "-" if gain is None else f"{gain:.2f}x",
+        )
     console().print(shown)
-    click.echo(f"{len(found)} classes")
+    click.echo(f"{len(found)} classes of connected sets of three GPUs or more (simulated)")
+    for name, gains in (
+        ("NCCL's rings", over_rings),
+        ("the better of rings and chains", over_chains),
+    ):
+        if gains is not None:
+            click.echo(
+                f"over {name}: {gains['geometric_mean']:.2f}x in the geometric mean, "
+                f"{gains['maximum']:.1f}x at most"
+            )
+
+
+def _summary(found: list[dict[str, Any]], key: str) -> dict[str, float] | None:
+    """Geometric mean and maximum of a speed-up over all classes that have one."""
+    from statistics import geometric_mean
+
+    gains = [entry[key] for entry in found if entry[key] is not None]
+    return {"geometric_mean": geometric_mean(gains), "maximum": max(gains)} if gains else None
 
 
 def _show_bound(

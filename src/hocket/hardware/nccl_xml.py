@@ -8,6 +8,7 @@ since they may be slower than what hangs on them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,11 +110,20 @@ class _Elements:
         if element.find("nic") is not None:
             self._walk(element.find("nic"), above)  # type: ignore[arg-type]
             return
-        name = "pci-" + bus.replace(":", ".").lower()
+        name = self._bridge_name(bus)
         self.switches.append(name)
         self._link(name, above, rate, _PCIE_LATENCY_S)
         for child in element:
             self._walk(child, name)
+
+    def _bridge_name(self, bus: str) -> str:
+        """A name for a PCIe bridge; RCCL gives each downstream port the bus id of its switch."""
+        first = name = "pci-" + bus.replace(":", ".").lower()
+        for number in itertools.count(2):
+            if name not in self.switches:
+                break
+            name = f"{first}-{number}"
+        return name
 
     def as_data(self) -> dict[str, Any]:
         """The machine in the schema of the TOML files."""

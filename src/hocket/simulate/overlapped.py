@@ -91,8 +91,11 @@ class OverlappedTimes:
         if busy_s == 0.0:
             return TreePace(self.longest_s, np.zeros(len(chunks)), num_chunks)
 
+        # Added in this order, a rest far below the latencies is not rounded away to a zero divisor.
+        spare_s = self.longest_s - self._late_s
+
         def overload(rest_s: float) -> float:
-            moves_s = (self.longest_s + rest_s - self._late_s) / chunks
+            moves_s = (spare_s + rest_s) / chunks
             return float((self._taken @ (size_bytes / moves_s)).max()) - 1.0
 
         # As late as the latest tree, all trees have room; no tree has more time than all of it.
@@ -102,7 +105,7 @@ class OverlappedTimes:
             rest_s = brentq(overload, least_s, busy_s, xtol=_CLOSE * busy_s, rtol=1e-9)
             rest_s *= 1 + 2e-9
         ends_s = self.longest_s + rest_s
-        return TreePace(ends_s, (ends_s - self._late_s) / chunks, num_chunks)
+        return TreePace(ends_s, (spare_s + rest_s) / chunks, num_chunks)
 
 
 def _timed(number: int, tree: Tree, latency_of: dict[str, float]) -> Iterator[TimedSend]:

@@ -33,6 +33,16 @@ def test_a_rank_that_dies_or_stops_is_named(victim: int, signal_sent: signal.Sig
         assert "rank 1 does not answer" in said if victim else "rank 0, which holds it" in said
 
 
+def test_every_survivor_names_the_rank_that_died() -> None:
+    # Rank 0 holds the store and ends on its own error: rank 1 must not take that for the cause.
+    with forked.ranks(3, endless, HOCKET_CLUSTER="3xv100-16g") as ranks:
+        for rank in ranks:
+            assert rank.hear() == "running"
+        os.kill(ranks[2].process.pid, signal.SIGKILL)
+        for survivor in ranks[:2]:
+            assert "rank 2 does not answer" in survivor.hear_failure()
+
+
 def test_a_group_of_some_ranks_is_planned_on_their_own_devices(monkeypatch) -> None:
     monkeypatch.setenv("HOCKET_CLUSTER", "dgx1-v100")
     cluster = given_cluster([5, 2], find_cluster)

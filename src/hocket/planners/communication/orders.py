@@ -1,50 +1,57 @@
 """The most Hamiltonian rings or chains that fit on the links at once, as NCCL uses them.
 
 All cycles (or paths) over neighbouring ranks are listed by depth-first search, those that take the
-same of every link once; an integer program (HiGHS) picks how often each is used in both directions.
-Exact on direct links up to eight ranks or so. Over switches, where any two ranks are neighbours,
-only the `MAX_SWITCHED` orders that take the least of the links are picked from.
+same of every link once. How often each is used in both directions is an integer program. Its linear
+relaxation bounds the count; a greedy choice that reaches this bound is optimal, and only where it
+does not, HiGHS solves the program. Exact on direct links up to eight ranks or so. Over switches,
+where any two ranks are neighbours, only the `MAX_SWITCHED` orders that take the least of the links
+are candidates.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
 
+from hocket.base.arrays import LongArray
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.plain import are_neighbours
 from hocket.planners.communication.ways import Ways
 
 MAX_ORDERS = 4000
 MAX_SWITCHED = 200
-MAX_VISITS = 200_000
+MAX_STEPS = 120_000
+"""Steps of the depth-first search: all chains of eight ranks that are all neighbours."""
+MAX_REPEATS = 5000
+"""Orders over switches that take what an earlier one took, before no other is expected."""
+_BATCH = 1024
+_ROUNDING = 1e-6
+"""Slack of the linear program's optimum before it is rounded down to whole orders."""
 Order = tuple[int, ...]
 """Ranks one after the other; in a ring the first comes after the last."""
 
 
 def most_orders(fabric: Fabric, ways: Ways, *, is_ring: bool) -> list[tuple[Fraction, Order]]:
     """Orders with whole multiplicities that fit at once; none where there is no such order."""
-    distinct: dict[tuple[tuple[int, int], ...], Order] = {}
-    for order in _orders(fabric.num_ranks, ways, is_ring):
-        distinct.setdefault(_usage(fabric, ways, order, is_ring), order)
-        if len(distinct) >= MAX_ORDERS:
-            break
-    if not distinct:
+    orders, usage = _distinct_orders(fabric, ways, is_ring)
+    if not orders:
         return []
-    if fabric.has_switches and len(distinct) > MAX_SWITCHED:
-        least = sorted(distinct, key=lambda usage: sum(n / fabric.capacity[c] for c, n in usage))
-        distinct = {usage: distinct[usage] for usage in least[:MAX_SWITCHED]}
-    usages, orders = list(distinct), list(distinct.values())
-    counts = _pick(fabric, usages)
-    chosen = [(Fraction(n), order) for n, order in zip(counts, orders, strict=True) if n > 0]
+    capacity = np.array(fabric.capacity, dtype=np.int64)
+    if fabric.has_switches and len(orders) > MAX_SWITCHED:
+        least = np.argsort(usage @ (1 / capacity), kind="stable")[:MAX_SWITCHED]
+        orders, usage = [orders[index] for index in least], usage[least]
+    counts = _most_at_once(usage, capacity)
+    chosen = [(Fraction(int(n)), order) for n, order in zip(counts, orders, strict=True) if n > 0]
     if chosen:
         return chosen
     # No whole unit fits anywhere (a bus that all ranks share): the best one alone, in a fraction.
-    rates = [min(Fraction(fabric.capacity[c], times) for c, times in usage) for usage in usages]
+    rates = [
+        min(Fraction(int(units), int(n)) for units, n in zip(capacity, row, strict=True) if n)
+        for row in usage
+    ]
     best = rates.index(max(rates))
     return [(rates[best], orders[best])]
 
@@ -59,13 +66,13 @@ def _orders(count: int, ways: Ways, is_ring: bool) -> Iterator[Order]:
     """Cycles from rank 0, or paths from each rank, each in one of its two directions."""
     near = [[b for b in range(count) if b != a and are_neighbours(ways, a, b)]
             for a in range(count)]  # fmt: skip
-    visits = 0
+    steps = 0
     for start in range(1 if is_ring else count):
         stack: list[tuple[int, ...]] = [(start,)]
         while stack:
             walk = stack.pop()
-            visits += 1
-            if visits > MAX_VISITS:
+            steps += 1
+            if steps > MAX_STEPS:
                 return
             if len(walk) == count:
                 closes = not is_ring or count == 2 or walk[0] in near[walk[-1]]
@@ -76,27 +83,59 @@ def _orders(count: int, ways: Ways, is_ring: bool) -> Iterator[Order]:
             stack += [(*walk, b) for b in reversed(near[walk[-1]]) if b not in walk]
 
 
-def _usage(fabric: Fabric, ways: Ways, order: Order, is_ring: bool) -> tuple[tuple[int, int], ...]:
-    """What one order takes of each channel, used in both directions."""
-    taken: Counter[int] = Counter()
-    for a, b in pairs_of(order, is_ring=is_ring):
-        for tail, head in ((a, b), (b, a)):
-            taken.update(fabric.arcs[arc].channel for arc in ways.path(tail, head))
-    return tuple(sorted(taken.items()))
+def _distinct_orders(fabric: Fabric, ways: Ways, is_ring: bool) -> tuple[list[Order], LongArray]:
+    """Orders that differ in their use of the links, and [order, channel] how often each is used."""
+    used_by = np.zeros((fabric.num_ranks, fabric.num_ranks, len(fabric.capacity)), dtype=np.int64)
+    for a, b in itertools.permutations(range(fabric.num_ranks), 2):
+        if are_neighbours(ways, a, b):
+            channels = [fabric.arcs[arc].channel for arc in (*ways.path(a, b), *ways.path(b, a))]
+            np.add.at(used_by[a, b], channels, 1)
+    found: dict[bytes, tuple[Order, LongArray]] = {}
+    repeats = 0
+    listed = _orders(fabric.num_ranks, ways, is_ring)
+    while batch := list(itertools.islice(listed, _BATCH)):
+        ranks = np.array(batch)
+        following = np.roll(ranks, -1, axis=1) if is_ring else ranks[:, 1:]
+        usage = used_by[ranks[:, : following.shape[1]], following].sum(axis=1)
+        known = len(found)
+        for order, row in zip(batch, usage, strict=True):
+            found.setdefault(row.tobytes(), (order, row))
+        repeats = 0 if len(found) > known else repeats + len(batch)
+        if len(found) >= MAX_ORDERS or (fabric.has_switches and repeats > MAX_REPEATS):
+            break
+    orders = [order for order, _ in found.values()]
+    return orders, np.array([row for _, row in found.values()], dtype=np.int64)
 
 
-def _pick(fabric: Fabric, usages: list[tuple[tuple[int, int], ...]]) -> list[int]:
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import coo_array
+def _most_at_once(usage: LongArray, capacity: LongArray) -> LongArray:
+    """How often each order is used so that as many as possible fit at once."""
+    from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+    from scipy.sparse import csr_array
 
-    entries = [(c, j, times) for j, usage in enumerate(usages) for c, times in usage]
-    rows, columns, values = zip(*entries, strict=True)
-    matrix = coo_array((values, (rows, columns)), shape=(len(fabric.capacity), len(usages)))
-    found = milp(
-        -np.ones(len(usages)),
-        integrality=np.ones(len(usages)),
+    gain = -np.ones(len(usage))
+    matrix = csr_array(usage.T)
+    relaxed = linprog(gain, A_ub=matrix, b_ub=capacity, method="highs")
+    counts = _greedy(usage, capacity)
+    if relaxed.success and counts.sum() >= np.floor(_ROUNDING - relaxed.fun):
+        return counts
+    exact = milp(
+        gain,
+        integrality=np.ones(len(usage)),
         bounds=Bounds(0, np.inf),
-        constraints=LinearConstraint(matrix.tocsr(), ub=np.array(fabric.capacity, dtype=float)),
+        constraints=LinearConstraint(matrix, ub=capacity.astype(float)),
         options={"time_limit": 5.0},
     )
-    return [round(x) for x in found.x] if found.x is not None else [0] * len(usages)
+    return counts if exact.x is None else np.rint(exact.x).astype(np.int64)
+
+
+def _greedy(usage: LongArray, capacity: LongArray) -> LongArray:
+    """Take, again and again, the order that needs the least of what is left."""
+    left = capacity.copy()
+    counts = np.zeros(len(usage), dtype=np.int64)
+    fitting = np.flatnonzero((usage <= left).all(axis=1))
+    while len(fitting):
+        take = fitting[np.argmin(usage[fitting] @ (1 / np.maximum(left, 1)))]
+        left -= usage[take]
+        counts[take] += 1
+        fitting = fitting[(usage[fitting] <= left).all(axis=1)]
+    return counts

@@ -1,11 +1,13 @@
 """What all ranks follow in one order: events at the store where they meet.
 
 A *call* is answered by every rank that lives, also by one that computes; after a *mend* all begin
-anew with their links. Who does not answer is named.
+anew with their links. A rank that does not answer a call is announced as *lost*, so that every
+surviving rank reports the same one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -16,6 +18,8 @@ from hocket.base.errors import RunError
 CALL_S = 2.5
 """After so long without progress all are called."""
 ANSWER_S = 5.0
+HEARD_S = 3.0
+"""How long the rank that announces a loss waits for the others: it may hold the store."""
 _POLL_S = 0.001
 
 
@@ -65,13 +69,30 @@ class Events:
         self.follow()
 
     def follow(self) -> None:
-        """Answer calls; raises `NeedsMendError` for a mend."""
+        """Answer calls; raises `NeedsMendError` for a mend and `RunError` for a lost rank."""
         while self._store.check([f"event/{self._num_seen}"]):
             number, what = self._num_seen, self._store.get(f"event/{self._num_seen}")
             self._num_seen += 1
             if what.startswith(b"mend"):
                 raise _needed(what.decode())
             self._store.set(f"event/{number}/here/{self.rank}", "1")
+            if what.startswith(b"lost"):
+                self._leave(number, what.decode())
+
+    def _leave(self, number: int, what: str) -> None:
+        """Raise for lost ranks, after the others have heard of them."""
+        lost, _, why = what.removeprefix("lost ").partition(": ")
+        others = {rank for rank in range(self.num_ranks) if str(rank) not in lost.split(", ")}
+        until_s = time.monotonic() + HEARD_S
+        keys = [f"event/{number}/here/{rank}" for rank in sorted(others)]
+        # The holder of the store may have left by now, since this rank has already answered.
+        with contextlib.suppress(dist.DistError):
+            while not self._store.check(keys) and time.monotonic() < until_s:
+                time.sleep(0.05)
+        raise RunError(
+            f"rank {lost} does not answer; {why}",
+            hint="it was killed, stopped, or cannot reach the store; its own output says more",
+        )
 
     def call(self, what: str) -> None:
         """Ask all to show that they live."""
@@ -97,10 +118,8 @@ class Events:
         while not self._store.check(keys):
             if time.monotonic() > until_s:
                 silent = [str(r) for r, each in enumerate(keys) if not self._store.check([each])]
-                raise RunError(
-                    f"rank {', '.join(silent)} does not answer; {why}",
-                    hint="it was killed, stopped, or cannot reach the store; its own output says "
-                    "more",
-                )
+                # Another rank may have announced something first: it is followed before.
+                while True:
+                    self.announce(f"lost {', '.join(silent)}: {why}")
             time.sleep(0.05)
         return [self._store.get(each) for each in keys]
