@@ -38,6 +38,29 @@ def served(shared, capsys):
 
 
 @pytest.mark.slow
+def test_a_bare_python_is_the_one_that_submits_and_failed_jobs_are_shown(served, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'name = "who"\ncommand = ["python", "-c", "import sys; print(sys.executable)"]\n'
+    )
+    out = served.type("submit", str(path), "--follow")
+    assert out.strip() == sys.executable
+    path.write_text('name = "who"\ncommand = ["./not-there"]\n')
+    number = served.type("submit", str(path)).strip()
+    served.wait_for(int(number), "failed")
+    table = served.type("jobs")
+    assert re.search(rf"{number} +who +failed", table)
+    assert f"see hocket fleet logs {number}" in " ".join(table.split())
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_prints_no_traceback(fleet):
+    fleet.serve()
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.end(signal.SIGINT) == (0, "")
+
+
+@pytest.mark.slow
 def test_a_day_with_the_service(served, tmp_path):
     stop = tmp_path / "stop"
     path = job_file(tmp_path, HOSTILE, stop)

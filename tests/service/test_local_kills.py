@@ -23,6 +23,7 @@ from service.local_attempts import (
     pids,
     python,
     status_of,
+    stop_here,
     supervisor_of,
     wait_for_end,
     wait_for_phase,
@@ -31,7 +32,7 @@ from service.local_attempts import (
 
 from hocket.processes import system
 from hocket.service.executors import attempt_folder, local, supervisor
-from hocket.service.executors.executor import EXITED, LOST
+from hocket.service.executors.executor import EXITED, LOST, RUNNING
 
 
 def test_a_supervisor_that_is_killed_takes_everything_with_it(executor, tmp_path):
@@ -161,3 +162,41 @@ def test_a_number_that_is_used_again_is_no_second_end_of_a_command(monkeypatch):
     gang.reap()
     assert gang.ended == [(0, 0)]
     assert not gang.rank_of
+
+
+def test_a_halted_supervisor_is_fenced_though_nobody_asked_it_to_end(
+    executor, tmp_path, monkeypatch
+):
+    executor.start(assignment(tmp_path, *python(WAITS)))
+    wait_for_text(tmp_path / "log", "ready")
+    first = attempt_folder.last_beat(folder_of(tmp_path))
+    wait_until(
+        lambda: attempt_folder.last_beat(folder_of(tmp_path)) > first, "it shows that it lives"
+    )
+    stop_here(supervisor_of(tmp_path))
+    monkeypatch.setattr(local, "SILENCE_S", 0.5)
+    status = wait_for_end(executor)
+    assert status.phase == LOST
+    assert "supervisor died" in status.detail
+    assert left_of(tmp_path) == []
+
+
+def test_one_long_pause_of_the_daemon_fences_nobody(executor, tmp_path, monkeypatch):
+    executor.start(assignment(tmp_path, *python(WAITS)))
+    wait_for_text(tmp_path / "log", "ready")
+    now_s = 0.0
+    monkeypatch.setattr(local.time, "monotonic", lambda: now_s)
+    for pause_s in (0.0, 1e4, 1e4):
+        now_s += pause_s
+        assert status_of(executor).phase == RUNNING
+    assert left_of(tmp_path)
+
+
+def test_a_result_counts_only_once_the_supervisor_has_let_go(executor, tmp_path):
+    executor.start(assignment(tmp_path, *python(OBEYS)))
+    wait_for_text(tmp_path / "log", "ready")
+    attempt_folder.write_result(folder_of(tmp_path), attempt_folder.Result(0, ""))
+    assert status_of(executor).phase == RUNNING
+    executor.stop(NAME, 20.0)
+    status = wait_for_end(executor)
+    assert (status.phase, status.exit_code) == (EXITED, 4)

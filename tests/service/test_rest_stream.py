@@ -180,21 +180,46 @@ def test_a_refused_request_does_not_keep_its_connection_by_sending_on(served, mo
         wait_until(is_cut)
 
 
-def test_connections_that_ask_nothing_have_a_limit(served, monkeypatch):
+LAZY = {
+    "nothing": b"",
+    "half a head": b"GET /healthz HTTP/1.1\r\nHost: loc",
+    "half a body": b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\nx",
+    "a refused body": b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\nx",
+    "an answered request": b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", LAZY.values(), ids=LAZY)
+def test_connections_that_keep_the_service_waiting_shut_nobody_out(served, monkeypatch, sent):
     for connection in served.connections:
         connection.close()
-    wait_until(lambda: not served.server.server_state.connections)
+    connections = served.server.server_state.connections
+    wait_until(lambda: not connections)
     monkeypatch.setattr(prompt, "MAX_CONNECTIONS", 3)
     address = ("127.0.0.1", served.port)
-    idle = [socket.create_connection(address, timeout=120) for _ in range(3)]
-    wait_until(lambda: len(served.server.server_state.connections) == 3)
+    lazy = []
+    for _ in range(5):
+        lazy.append(socket.create_connection(address, timeout=120))
+        lazy[-1].sendall(sent)
+        for _ in range(2):
+            assert served.open("/healthz").status == 200
+            assert len(connections) <= 3
+    for one in lazy:
+        one.close()
+
+
+def test_requests_under_way_keep_their_connections(served, monkeypatch):
+    for connection in served.connections:
+        connection.close()
+    connections = served.server.server_state.connections
+    wait_until(lambda: not connections)
+    monkeypatch.setattr(prompt, "MAX_CONNECTIONS", 3)
+    streams = [served.open("/v1/events") for _ in range(3)]
+    address = ("127.0.0.1", served.port)
     with socket.create_connection(address, timeout=120) as more:
         assert more.recv(100).startswith(b"HTTP/1.1 503")
-    idle[0].close()
-    wait_until(lambda: len(served.server.server_state.connections) == 2)
-    assert served.open("/healthz").status == 200
-    for one in idle:
-        one.close()
+    assert len(connections) == 3
+    assert not any(stream.closed for stream in streams)
 
 
 def test_answers_are_sent_at_once(served):

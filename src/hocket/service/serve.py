@@ -151,7 +151,8 @@ def server_config(app: Any) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         log_level="error",
-        limit_concurrency=MAX_CONNECTIONS,
+        # Idle connections count for this limit too; `PromptProtocol` closes those.
+        limit_concurrency=MAX_CONNECTIONS + 1,
         backlog=_BACKLOG,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=_SHUTDOWN_S,
@@ -178,6 +179,12 @@ class QuietServer(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to shut down. Signals that follow change nothing: uvicorn would drop what it ends
+        in the middle, with a traceback, and the end is at most seconds away."""
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open for requests."""

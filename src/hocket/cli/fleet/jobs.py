@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _PAGE = 1000
+_MAX_FAILED = 20
+_RECENT_S = 24 * 3600.0
 
 
 @click.command("jobs")
@@ -24,12 +26,16 @@ _PAGE = 1000
 @service_options
 @json_option
 def command(is_all: bool, watch: bool, state: Path | None, url: str | None, as_json: bool) -> None:
-    """List the jobs of the service."""
+    """List the jobs of the service that wait or run, and those that failed since yesterday."""
     client = connect(state, url)
 
     def look() -> dict[str, Any]:
-        live = None if is_all else True
-        return {"jobs": list(client.pages("/v1/jobs", "jobs", limit=_PAGE, live=live))}
+        if is_all:
+            return {"jobs": list(client.pages("/v1/jobs", "jobs", limit=_PAGE))}
+        found = client.get("/v1/jobs", status="failed", newest=True, limit=_MAX_FAILED)["jobs"]
+        failed = {job["id"]: job for job in found if job["ended_s"] > time.time() - _RECENT_S}
+        live = {job["id"]: job for job in client.pages("/v1/jobs", "jobs", limit=_PAGE, live=True)}
+        return {"jobs": [job for _, job in sorted((live | failed).items())]}
 
     def shown(found: dict[str, Any]) -> RenderableType:
         from hocket.cli.fleet.tables import jobs_table

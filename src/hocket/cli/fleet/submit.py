@@ -28,7 +28,8 @@ def command(
 
     \b
     name = "resnet"
-    command = ["python", "train.py"]     # run as it is, never through a shell
+    command = ["python", "train.py"]     # run as it is, never through a shell; a bare python is
+                                         # the one that submits
     folder = "."                         # where it runs, as seen from JOB.toml
     gang = 1                             # devices that it needs, all together
     total_steps = 450000
@@ -44,6 +45,8 @@ def command(
     """
     client = connect(state, url)
     body = _body(job_file, client)
+    if url is None:
+        body["command"] = _with_this_python(body["command"])
     with working("handing the job to the service"):
         job = client.submit(body)
     if not as_json:
@@ -82,6 +85,15 @@ def _body(job_file: Path, client: FleetClient) -> dict[str, Any]:
         folder = job_file.absolute().parent
         body["plans"] = {kind: str((folder / name).resolve()) for kind, name in spec.plans.items()}
     return body
+
+
+def _with_this_python(command: list[str]) -> list[str]:
+    """The command with the interpreter that submits in place of a bare ``python``: the service has
+    another PATH, and hocket may be run from an environment that is not activated."""
+    if command[0] not in ("python", "python3") or not sys.executable:
+        return command
+    say(f"python is {sys.executable}; name a path in command for another one")
+    return [sys.executable, *command[1:]]
 
 
 def _planned(spec: JobSpec, job_file: Path, client: FleetClient) -> JobSpec:

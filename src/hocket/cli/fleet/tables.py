@@ -14,6 +14,7 @@ from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
 from hocket.view.wording import count_of
 
+_MAX_REASONS = 5
 _MAX_ROWS = 200
 _STYLES = {"running": "green", "starting": "green", "failed": "red", "paused": "yellow"}
 _JOB_COLUMNS = (
@@ -30,7 +31,7 @@ _JOB_COLUMNS = (
 )
 _TOKEN_COLUMNS = (
     Column(title="name", is_name=True),
-    Column(title="may"),
+    Column(title="role"),
     Column(title="made"),
 )
 _DEVICE_COLUMNS = (
@@ -48,9 +49,19 @@ def jobs_table(jobs: Sequence[Mapping[str, Any]], now_s: float, is_all: bool) ->
     hidden = max(len(jobs) - _MAX_ROWS, 0)
     rows = [_job_row(job, now_s) for job in jobs[hidden:]]
     table = FittedTable(columns=_JOB_COLUMNS, rows=rows)
-    if not hidden:
-        return table
-    return Group(Text(f"  {count_of(hidden, 'older job')} not shown (--json has all)"), table)
+    older = (
+        [Text(f"  {count_of(hidden, 'older job')} not shown (--json has all)")] if hidden else []
+    )
+    return Group(*older, table, *_failures(jobs))
+
+
+def _failures(jobs: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Why the last jobs failed, and where their output is."""
+    failed = [job for job in jobs if job["status"] == "failed"][-_MAX_REASONS:]
+    return [
+        Text(f"  job {job['id']}: {inert(job['message'])}; see hocket fleet logs {job['id']}")
+        for job in failed
+    ]
 
 
 def _job_row(job: Mapping[str, Any], now_s: float) -> list[Text]:

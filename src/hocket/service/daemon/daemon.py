@@ -216,6 +216,10 @@ class Daemon:
         """Jobs in order of their numbers, from the one after ``after``."""
         return self._store.jobs(after, limit, status)
 
+    def newest_jobs(self, status: JobStatus, limit: int) -> list[JobRecord]:
+        """The last jobs of a status, in order of their numbers."""
+        return self._store.newest_jobs(status, limit)
+
     def attempts(self, number: int) -> list[AttemptRecord]:
         """All attempts of a job."""
         return self._store.attempts(number)

@@ -1,7 +1,8 @@
 """The folder of an attempt: what its supervisor is told, and what it tells.
 
     assignment.json   what to run; written before any supervisor starts
-    lock              held by the supervisor as long as it lives (flock: the kernel frees it)
+    lock              held by the supervisor as long as it lives (flock: the kernel frees it); its
+                      modification time is the heartbeat of the supervisor
     begun.json        the supervisor; whoever finds it never runs the command again
     running.json      the commands
     stop.json         end: SIGTERM, and SIGKILL after its grace
@@ -13,6 +14,7 @@ The files are the whole interface between an executor and a supervisor, on this 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -148,6 +150,17 @@ def read_json(path: str | Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return content
+
+
+def beat(folder: str | Path) -> None:
+    """Show that the supervisor is alive and not halted."""
+    with contextlib.suppress(OSError):
+        os.utime(os.path.join(folder, LOCK))
+
+
+def last_beat(folder: str | Path) -> int:
+    """A number that changes with every heartbeat."""
+    return os.stat(os.path.join(folder, LOCK)).st_mtime_ns
 
 
 def try_lock(folder: str | Path) -> int | None:

@@ -1,9 +1,10 @@
 """Runs attempts as processes of this machine, each under a supervisor that outlives the daemon.
 
 All that is known stands in folders (`attempt_folder`), so a new executor on the same folder sees
-what an old one started. Whether a supervisor lives is told by its lock alone. One that died without
-a result takes its commands with it; what they left behind carries the mark of the attempt, and is
-killed until nothing is found before the attempt is called lost.
+what an old one started. Whether a supervisor lives is told by its lock alone: while that is held, a
+result counts for nothing, whoever wrote it. A supervisor that died without a result takes its
+commands with it; what they left behind carries the mark of the attempt, and is killed until nothing
+is found before the attempt is called lost. One without a heartbeat is killed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from hocket.base import config
 from hocket.base.errors import RunError, UsageError
@@ -42,10 +44,24 @@ from hocket.service.executors.supervisor import INHERITED
 
 SUPERVISOR_DELAY_S = 5.0
 """A supervisor that has not ended its attempt so long after the grace is stuck, and is killed."""
+SILENCE_S = 60.0
+"""A supervisor without a heartbeat for so long is halted or hangs: it is killed, and its attempt is
+lost."""
+MAX_LOOK_S = 2.0
+"""The most that one look adds to a silence: after a halt of the whole machine, or of the daemon,
+supervisors have time to show that they live."""
 COMPLAINTS = "supervisor.err"
 MAX_END_LOOKS, END_LOOK_S = 200, 0.05
 MAX_SUPERVISORS = 3
 """How often a supervisor is started that never begins."""
+
+
+class _Silence(NamedTuple):
+    """How long a supervisor was seen without a new heartbeat."""
+
+    beat: int
+    silent_s: float
+    looked_s: float
 
 
 class LocalExecutor(FolderExecutor):
@@ -63,6 +79,7 @@ class LocalExecutor(FolderExecutor):
         self._supervisors: dict[AttemptName, list[subprocess.Popen[bytes]]] = {}
         self._num_supervisors: dict[AttemptName, int] = {}
         """How many were tried to start."""
+        self._silences: dict[AttemptName, _Silence] = {}
 
     def start(self, assignment: Assignment) -> None:
         """Begin an attempt, unless one of this name was begun, stopped or forgotten before."""
@@ -112,12 +129,10 @@ class LocalExecutor(FolderExecutor):
         self._supervisors.clear()
 
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
-        result = files.read_result(folder)
-        if result is not None:
-            return ended(name, result)
         lock = files.try_lock(folder)
         if lock is None:
             self._hurry(name, folder)
+            self._fence_silent(name, folder)
             is_running = (folder / files.RUNNING).exists()
             return Status(name=name, phase=RUNNING if is_running else STARTING)
         with _closing(lock):
@@ -157,6 +172,18 @@ class LocalExecutor(FolderExecutor):
         if grace_s is not None and self._is_late(name, grace_s + SUPERVISOR_DELAY_S):
             self._signal_supervisor(folder, signal.SIGKILL)
 
+    def _fence_silent(self, name: AttemptName, folder: Path) -> None:
+        """Kill a supervisor that has shown no heartbeat for too long."""
+        beat, now_s = files.last_beat(folder), time.monotonic()
+        before = self._silences.get(name)
+        if before is None or before.beat != beat:
+            self._silences[name] = _Silence(beat, 0.0, now_s)
+            return
+        silent_s = before.silent_s + min(now_s - before.looked_s, MAX_LOOK_S)
+        self._silences[name] = _Silence(beat, silent_s, now_s)
+        if silent_s > SILENCE_S:
+            self._signal_supervisor(folder, signal.SIGKILL)
+
     def _signal_supervisor(self, folder: Path, number: signal.Signals) -> None:
         # A damaged file names nobody who could be signalled.
         with contextlib.suppress(OSError, *DAMAGED):
@@ -184,6 +211,9 @@ class LocalExecutor(FolderExecutor):
             if None not in codes and not self._attempts.path(name).exists():
                 del self._supervisors[name]
                 self._num_supervisors.pop(name, None)
+        gone = [name for name in self._silences if not self._attempts.path(name).exists()]
+        for name in gone:
+            del self._silences[name]
 
 
 def _for_supervisors(environment: Mapping[str, str]) -> dict[str, str]:

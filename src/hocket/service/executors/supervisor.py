@@ -35,6 +35,7 @@ from hocket.service.executors.attempt_folder import (
     AttemptOrder,
     Result,
     asked_grace_s,
+    beat,
     mark_of,
     read_order,
     sync_folder,
@@ -48,6 +49,8 @@ LOCK_PATIENCE_S = 1.0
 """Whoever looks after the attempt takes its lock for a moment; another supervisor, for good."""
 LOOK_S = 0.5
 """How often the stop file is looked for; SIGTERM makes the supervisor look at once."""
+BEAT_S = 2.0
+"""How often the heartbeat is renewed."""
 LAST_GRACE_S = 5.0
 """For what is left when a command of the gang failed, or all have ended."""
 AFTER_KILL_S = 0.1
@@ -100,6 +103,7 @@ def _tell(result: Result) -> None:
         except OSError as error:
             if error.errno in REMOVED:
                 return
+            beat(".")
             time.sleep(LOOK_S)
         else:
             return
@@ -276,11 +280,14 @@ def _start(gang: _Gang, order: AttemptOrder, output: int) -> None:
 
 
 def _see_to_the_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> None:
-    deadline_s, told = math.inf, NOBODY
+    deadline_s, told, next_beat_s = math.inf, NOBODY, 0.0
     gang.reap()
     while not gang.is_gone:
         whom, grace_s = _who_must_end(gang, order, inputs)
         now_s = time.monotonic()
+        if now_s >= next_beat_s:
+            beat(".")
+            next_beat_s = now_s + BEAT_S
         deadline_s = min(deadline_s, now_s + grace_s)
         if whom > told:
             gang.ask_to_end(is_for_all=whom == ALL)

@@ -81,9 +81,16 @@ def list_jobs(
     limit: Limit = 100,
     status: Annotated[list[JobStatus] | None, Query(max_length=20)] = None,
     live: Annotated[bool, Query(description="Only jobs that have not ended")] = False,
+    newest: Annotated[bool, Query(description="The last ones of these, on one page")] = False,
 ) -> JobList:
     """Jobs in order of their numbers, a page at a time."""
     wanted: set[JobStatus] = set(status or (*LIVE, *ENDED))
+    if newest:
+        if after or live:
+            raise RefusedError(422, "newest goes with status and limit alone", code="usage")
+        found = (record for one in wanted for record in daemon.newest_jobs(one, limit))
+        last = sorted(found, key=lambda record: record.number)[-limit:]
+        return JobList(jobs=[job_body(record) for record in last], next_after=None)
     if live:
         wanted &= set(LIVE)
     jobs: list[JobBody] = []

@@ -3,7 +3,9 @@
 The server itself limits the size of a head, idle connections after an answer, and the number of
 requests under way. But one that never finishes its request may stay for ever, also where it was
 answered already (a refusal does not read the body), and connections that ask nothing are not
-counted before they ask: they would use up the file descriptors that jobs need.
+counted before they ask: they would use up the file descriptors that jobs need. Where there are too
+many, a new one takes the place of the one that has kept the service waiting longest: whoever opens
+connections without a token and sends nothing shuts nobody out.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import asyncio
 
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 HEAD_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
@@ -24,16 +26,39 @@ class PromptProtocol(H11Protocol):
     """HTTP/1.1 of uvicorn with these limits."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _waits_since_s = 0.0
     _is_head_whole = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection came: its first request must come soon."""
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        self._waits_since_s = self.loop.time()
+        if len(self.connections) > MAX_CONNECTIONS and not self._make_room():
             transport.write(_FULL)
             transport.close()
         else:
             self._allow(HEAD_TIMEOUT_S)
+
+    def _make_room(self) -> bool:
+        """Close the connection that has sent no whole request for longest; False where all have."""
+        others = [one for one in self.connections if one is not self]
+        idle = [one for one in others if isinstance(one, PromptProtocol) and one._keeps_waiting()]
+        if not idle:
+            return False
+        # Not closed politely: who sends nothing may read nothing either.
+        oldest = min(idle, key=lambda one: one._waits_since_s)
+        oldest.transport.abort()
+        self.connections.discard(oldest)
+        return True
+
+    def _keeps_waiting(self) -> bool:
+        """True where nothing is to be answered before more of a request comes, unless the request
+        that comes is one of a known user."""
+        if self.conn.their_state is h11.SEND_BODY:
+            return "hocket.holder" not in self.scope
+        # Before the first request there is none, whatever the annotation of uvicorn says.
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
         """Part of a request came; one that is whole may take its time to be answered."""

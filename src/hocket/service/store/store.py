@@ -231,6 +231,11 @@ class Store:
         rest = "WHERE job.number > ? AND job.status = ? ORDER BY job.number LIMIT ?"
         return list(self._jobs(rest, after, status, limit))
 
+    def newest_jobs(self, status: JobStatus, limit: int) -> list[JobRecord]:
+        """The last jobs of a status, in order of their numbers."""
+        rest = "WHERE job.status = ? ORDER BY job.number DESC LIMIT ?"
+        return list(self._jobs(rest, status, limit))[::-1]
+
     def attempts(self, number: int) -> list[AttemptRecord]:
         """All attempts of a job, the oldest first."""
         rows = self._rows(schema.ATTEMPT, "WHERE job = ? ORDER BY attempt", number)
