@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hocket.training import PadTo, Training, prepare
     from hocket.transformer.division import Division
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Cluster",

@@ -223,6 +223,23 @@ def test_doctor_reports_versions_and_a_working_simulator():
     assert result["packages"]["numpy"]
     assert result["checks"]["simulator"] == "ok"
     assert result["checks"]["devices"].startswith("Cluster(")
+    assert result["extras"]["torch"]["installed"]
+    assert result["extras"]["torch"]["packages"]["torch"]
+
+
+def test_doctor_says_what_a_missing_extra_would_add():
+    script = (
+        "import hocket.cli.doctor as d\n"
+        "d._CHECKS.clear()\n"
+        "d._EXTRAS['ray'] = ('no-such-package',)\n"
+        "from hocket.cli import main\n"
+        "main(['doctor'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert "pip install 'hocket[ray]' adds: fleet jobs on a Ray cluster" in done.stdout
 
 
 def test_doctor_fails_where_a_part_does_not_work():

@@ -12,7 +12,22 @@ from hocket.cli.output import emit, fail, json_option
 from hocket.cli.sources import announce_compilation
 
 FAILED = "failed:"
-_PACKAGES = ("numpy", "scipy", "numba", "click", "rich", "pydantic", "torch", "transformers", "ray")
+_CORE = ("numpy", "scipy", "numba", "click", "rich", "pydantic")
+_EXTRAS = {
+    "torch": ("torch", "transformers"),
+    "serve": ("fastapi", "jinja2", "uvicorn"),
+    "ray": ("ray",),
+    "tables": ("pyzmq",),
+    "classes": ("onnx", "onnxruntime", "safetensors", "torch-pruning"),
+}
+"""Packages of each extra of the distribution."""
+_ADDS = {
+    "torch": "capture and train PyTorch models: hocket plan MODEL, hocket.prepare, run, launch",
+    "serve": "the cluster scheduler's daemon and page: hocket fleet serve",
+    "ray": "fleet jobs on a Ray cluster",
+    "tables": "parameter tables with bounded staleness: hocket tables, hocket.tables",
+    "classes": "classifiers split by class: hocket split, serve-classes",
+}
 
 
 @click.command("doctor")
@@ -27,7 +42,8 @@ def command(as_json: bool) -> None:
         "hocket": __version__,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: _version(name) for name in _CORE},
+        "extras": {extra: _extra(extra) for extra in _EXTRAS},
         "checks": {name: check() for name, check in _CHECKS.items()},
     }
     failed = [name for name, outcome in result["checks"].items() if outcome.startswith(FAILED)]
@@ -48,6 +64,20 @@ def _show(result: dict[str, Any]) -> None:
         click.echo(f"  {name:<13}{version or '–'}")
     for name, outcome in result["checks"].items():
         click.echo(f"  {name:<13}{outcome}")
+    click.echo("extras")
+    for name, extra in result["extras"].items():
+        state = "installed" if extra["installed"] else f"pip install 'hocket[{name}]' adds"
+        click.echo(f"  {name:<13}{state}: {extra['adds']}")
+        found = [f"{each} {version}" for each, version in extra["packages"].items() if version]
+        if found:
+            click.echo(f"  {'':<13}{', '.join(found)}")
+
+
+def _extra(name: str) -> dict[str, Any]:
+    """Versions of an extra's packages, and what the extra is for."""
+    packages = {package: _version(package) for package in _EXTRAS[name]}
+    installed = all(version is not None for version in packages.values())
+    return {"installed": installed, "adds": _ADDS[name], "packages": packages}
 
 
 def _version(package: str) -> str | None:
