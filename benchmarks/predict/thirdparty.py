@@ -134,7 +134,7 @@ def measured(model: Model, size: int, precision: str) -> Row:
     entries = [
         [event.key, str(event.input_shapes), event.count, event.self_device_time_total]
         for event in profile.key_averages(group_by_input_shape=True)
-        if event.device_type == torch.profiler.DeviceType.CPU and event.self_device_time_total > 0
+        if event.device_type == torch.autograd.DeviceType.CPU and event.self_device_time_total > 0
     ]
     device_us = sum(us for *_, us in entries)
     return {
