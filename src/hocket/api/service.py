@@ -9,12 +9,15 @@ from hocket.service.client import (
     job_path,
     patiently,
 )
+from hocket.service.executors.cgroups import describe_limits, find_cgroups
 from hocket.service.records import ENDED
 
 __all__ = [
     "ENDED",
     "RefusedByServiceError",
     "UnreachableError",
+    "describe_limits",
+    "find_cgroups",
     "find_service",
     "job_path",
     "patiently",

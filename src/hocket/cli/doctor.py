@@ -105,6 +105,12 @@ def _devices() -> str:
     return repr(detect())
 
 
+def _job_limits() -> str:
+    from hocket.api.service import describe_limits, find_cgroups
+
+    return describe_limits(find_cgroups()) if sys.platform == "linux" else "jobs need Linux"
+
+
 def _attempt(check: Any) -> Any:
     def attempted() -> str:
         try:
@@ -115,4 +121,8 @@ def _attempt(check: Any) -> Any:
     return attempted
 
 
-_CHECKS = {"simulator": _attempt(_simulator), "devices": _attempt(_devices)}
+_CHECKS = {
+    "simulator": _attempt(_simulator),
+    "devices": _attempt(_devices),
+    "job limits": _attempt(_job_limits),
+}

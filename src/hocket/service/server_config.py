@@ -1,6 +1,8 @@
 """The server's config: what users and teams may ask for (``hocket fleet serve --config FILE``).
 
 time_limit_s = 86400       # of jobs whose files name none
+memory = "64GiB"           # the same for the memory of all processes of a job on a machine
+cpus = 16                  # and for processors' worth of CPU time
 
 [defaults]                 # users that are not named below
 max_weight = 1.0
@@ -8,6 +10,7 @@ max_weight = 1.0
 [users.ann]
 max_weight = 4.0           # the largest weight that her job files may name
 teams = ["vision"]         # teams that her job files may name
+unix_user = "ann"          # her jobs run as this Unix user, where the service is root
 
 [teams.vision]
 weight = 2.0               # share against other teams
@@ -29,25 +32,27 @@ from hocket.base.fields import located
 from hocket.base.jsonfile import read_bounded
 from hocket.base.toml import parse_toml
 from hocket.service.errors import ForbiddenError
-from hocket.service.spec import JobSpec, Name
+from hocket.service.spec import JobSpec, Memory, Name
 from hocket.service.tokens import Holder
 
 MAX_FILE_BYTES = 1_000_000
 Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
 
 
-class _Table(BaseModel):
+class _ConfigTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class UserLimits(_Table):
+class UserLimits(_ConfigTable):
     """What one user may ask for."""
 
     max_weight: Weight = 1.0
     teams: tuple[Name, ...] = ()
+    unix_user: Annotated[str, Field(max_length=200)] = ""
+    """Unix user that the jobs run as, where the service is root; empty for its own user."""
 
 
-class TeamConfig(_Table):
+class TeamConfig(_ConfigTable):
     """One team."""
 
     weight: Weight = 1.0
@@ -55,7 +60,7 @@ class TeamConfig(_Table):
     """True where every user may name it."""
 
 
-class ServerConfig(_Table):
+class ServerConfig(_ConfigTable):
     """The whole file; every table may be left out."""
 
     defaults: UserLimits = UserLimits()
@@ -63,6 +68,10 @@ class ServerConfig(_Table):
     teams: dict[Name, TeamConfig] = {}
     time_limit_s: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
     """Time that jobs may hold devices whose files name no limit; None for as long as they want."""
+
+    memory: Memory | None = None
+    """Memory limit of jobs whose files name none."""
+    cpus: Annotated[float, Field(ge=0.01, le=100_000.0)] | None = None
 
     def limits_of(self, user: str) -> UserLimits:
         """What a user may ask for."""

@@ -18,13 +18,14 @@ import stat
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from hocket.base.checked import checked
 from hocket.base.errors import InputFileError
 from hocket.base.fields import located
 from hocket.base.jsonfile import read_bounded
 from hocket.base.toml import parse_toml
+from hocket.base.units import parse_bytes
 from hocket.fleet.rounds.state import CONDITIONS
 
 MAX_FILE_BYTES = 1_000_000
@@ -40,6 +41,16 @@ Rate = Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False, strict=True)
 Gang = Annotated[int, Field(ge=1, le=100_000, strict=True)]
 After = Annotated[str, StringConstraints(min_length=1, max_length=210, pattern=r"^[^\x00]+$")]
 Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False, strict=True)]
+
+
+def _checked_memory(text: str) -> str:
+    """A text with a number of bytes; raises `ValueError` for others."""
+    if len(text) > 40 or not 2**20 <= parse_bytes(text) <= 2**60:
+        raise ValueError("a memory limit is at least 1MiB, such as 16GiB")
+    return text
+
+
+Memory = Annotated[str, AfterValidator(_checked_memory)]
 
 
 class JobSpec(BaseModel):
@@ -101,6 +112,11 @@ class JobSpec(BaseModel):
     """Times that it is started again after a failure; None for the server's limit."""
     priority: Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")] = ""
     """Name of a priority class of the server; empty for the default one."""
+    memory: Memory | None = None
+    """Memory of all its processes on a machine, such as ``"16GiB"``: what uses more is killed. None
+    for the server's default."""
+    cpus: Annotated[float, Field(ge=0.01, le=100_000.0, strict=True)] | None = None
+    """Processors' worth of CPU time; None for the server's default."""
     silence_s: Annotated[float, Field(ge=1.0, le=1e9, strict=True)] | None = None
     """An attempt that reports nothing for so long is taken for stuck and stopped."""
 

@@ -147,7 +147,13 @@ def command(
     if on == "local" and not devices:
         named, found = _found_here(named)
 
-    from hocket.api.daemon import ServeSettings, check_engine, read_server_config, serve
+    from hocket.api.daemon import (
+        ServeSettings,
+        check_engine,
+        limit_warnings,
+        read_server_config,
+        serve,
+    )
     from hocket.api.fleet import Rules
 
     folder = state_folder(state).absolute()
@@ -160,6 +166,9 @@ def command(
             say(f"open {link} within ten minutes; it works once")
 
     check_engine(on, found)
+    settled = read_server_config(config).with_teams(_weights(teams))
+    for warning in limit_warnings(found, settled) if on == "local" else ():
+        say(f"warning: {warning}")
     announce_compilation(about=NUM_KERNELS)
     serve(
         ServeSettings(
@@ -179,7 +188,7 @@ def command(
             names=names,
             is_remote_allowed=allow_remote,
             discards_state=discard_state,
-            config=read_server_config(config).with_teams(_weights(teams)),
+            config=settled,
         ),
         tell,
     )

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Literal, cast
 
 from hocket.base.config import PLAN_VARIABLE
+from hocket.base.units import parse_bytes
 from hocket.service.daemon.world import World, name_of
 from hocket.service.endpoint import NAME as ENDPOINT
 from hocket.service.executors.executor import Assignment
 from hocket.service.records import AttemptRecord
+from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec, on_gang
 
 LOGS = "logs"
@@ -22,10 +24,15 @@ def log_file(folder: Path, number: int, attempt: int) -> Path:
 
 
 def assignment_of(
-    world: World, record: AttemptRecord, folder: Path, endpoint_url: str
+    world: World,
+    record: AttemptRecord,
+    folder: Path,
+    endpoint_url: str,
+    config: ServerConfig | None = None,
 ) -> Assignment:
     """An attempt as the executor is told of it; makes the job's folder."""
-    spec = world.jobs[record.job].spec
+    job, config = world.jobs[record.job], config or ServerConfig()
+    spec, memory = job.spec, job.spec.memory or config.memory
     log = log_file(folder, record.job, record.attempt)
     own = folder / "jobs" / str(record.job)
     for made in (log.parent, own):
@@ -41,6 +48,10 @@ def assignment_of(
         kind=record.kind,
         processes=cast(Literal["one", "per-device"], spec.processes),
         grace_s=spec.grace_s,
+        memory_bytes=None if memory is None else parse_bytes(memory),
+        cpus=config.cpus if spec.cpus is None else spec.cpus,
+        unix_user=config.limits_of(job.owner).unix_user,
+        has_own_folder=spec.folder is None,
     )
 
 

@@ -30,6 +30,7 @@ from hocket.service.executors.executor import (
     Status,
 )
 from hocket.service.records import AttemptRecord
+from hocket.service.server_config import ServerConfig
 
 Item = TypeVar("Item")
 
@@ -60,6 +61,7 @@ class ExecutorCarrier:
         now_s: Callable[[], float],
         heard_s: Callable[[AttemptName], float],
         endpoint_url: str = "",
+        config: ServerConfig | None = None,
     ) -> None:
         self.trouble = ""
         """What the executor complained about last; empty once it works again."""
@@ -71,6 +73,7 @@ class ExecutorCarrier:
         self._now_s = now_s
         self._folder = folder
         self._endpoint_url = endpoint_url
+        self._config = config
         self._known: set[AttemptName] = set()
         """Attempts that the executor has, as far as is known."""
         self._asked_to_stop: dict[AttemptName, int] = {}
@@ -138,7 +141,10 @@ class ExecutorCarrier:
             self.trouble = refusals[-1].why
             return
         try:
-            self._executor.start(assignment_of(world, record, self._folder, self._endpoint_url))
+            assignment = assignment_of(
+                world, record, self._folder, self._endpoint_url, self._config
+            )
+            self._executor.start(assignment)
         except (HocketError, OSError) as error:
             self.trouble = str(error)
             again_s = now_s + START_AGAIN_S * 2.0 ** len(refusals)

@@ -77,6 +77,7 @@ class Daemon:
             now_s=self._clock.now_s,
             heard_s=self._heard_s,
             endpoint_url=endpoint_url,
+            config=self.config,
         )
 
     def start(self) -> None:

@@ -4,6 +4,7 @@
     lock              held by the supervisor as long as it lives (flock: the kernel frees it); its
                       modification time is the heartbeat of the supervisor
     begun.json        the supervisor; whoever finds it never runs the command again
+    cgroup.json       the control group of the commands, where they have one
     running.json      the commands
     stop.json         end: SIGTERM, and SIGKILL after its grace
     result.json       how it ended; no process of the attempt is left
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 ASSIGNMENT = "assignment.json"
 LOCK = "lock"
 BEGUN = "begun.json"
+CGROUP = "cgroup.json"
 RUNNING = "running.json"
 STOP = "stop.json"
 RESULT = "result.json"
@@ -56,6 +58,14 @@ class AttemptOrder(NamedTuple):
     mark: str = ""
     """Unlike that of any other attempt, of other fleets and earlier ones too; the path of the
     folder where empty."""
+    memory_bytes: int | None = None
+    """Limit of all its processes together."""
+    cpus: float | None = None
+    gpus: list[int] | None = None
+    """Numbers of the GPUs that it may open; None where its devices are no GPUs."""
+    has_own_folder: bool = False
+    unix_user: str = ""
+    """User that the commands run as, where the supervisor may change that; empty for its own."""
 
 
 class Result(NamedTuple):
@@ -89,6 +99,11 @@ def write_assignment(
         grace_s=assignment.grace_s,
         log_limit_bytes=log_limit_bytes,
         mark=f"{os.path.realpath(folder)}:{os.urandom(8).hex()}",
+        memory_bytes=assignment.memory_bytes,
+        cpus=assignment.cpus,
+        gpus=None if assignment.gpus is None else list(assignment.gpus),
+        has_own_folder=assignment.has_own_folder,
+        unix_user=assignment.unix_user,
     )
     write_json(os.path.join(folder, ASSIGNMENT), order._asdict())
 

@@ -56,6 +56,16 @@ class Assignment:
     kind: str
     processes: Literal["one", "per-device"] = "one"
     grace_s: float = 30.0
+    memory_bytes: int | None = None
+    """Limit of all its processes on one machine; None for none."""
+    cpus: float | None = None
+    """CPU time per time, as many processors; None for no limit."""
+    gpus: tuple[int, ...] | None = None
+    """Numbers of the GPUs that it may open, set by the executor; None where they are no GPUs."""
+    has_own_folder: bool = False
+    """True where ``work_folder`` is the job's alone, made by the daemon, and not one it named."""
+    unix_user: str = ""
+    """Unix user that it runs as, where the executor is root; empty for the user of the service."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,9 @@
 All that is known stands in folders (`attempt_folder`), so a new executor on the same folder sees
 what an old one started. Whether a supervisor lives is told by its lock alone: while that is held, a
 result counts for nothing, whoever wrote it. A supervisor that died without a result takes its
-commands with it; what they left behind carries the mark of the attempt, and is killed until nothing
-is found before the attempt is called lost. One without a heartbeat is killed.
+commands with it; what they left behind is in the control group of the attempt, or carries its mark,
+and is killed until nothing is found before the attempt is called lost. One without a heartbeat is
+killed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hocket.processes.start import start_module
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import DAMAGED, Result
 from hocket.service.executors.attempts import CANNOT_START, Attempts, ended
+from hocket.service.executors.cgroups import Cgroup
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -161,7 +163,13 @@ class LocalExecutor(FolderExecutor):
 
     def _sweep(self, folder: Path) -> Result | None:
         """Kill what a dead supervisor left; the attempt is over once nothing is found."""
-        if not system.end_marked(files.mark_of(folder)):
+        group = files.read_json(folder / files.CGROUP)
+        if group is not None:
+            left = Cgroup(**group)
+            if not left.kill():
+                return None
+            left.remove()
+        elif not system.end_marked(files.mark_of(folder)):
             return None
         detail = _last_line(folder) or "it was killed"
         return Result(-signal.SIGKILL, f"its supervisor died: {detail}", is_lost=True)

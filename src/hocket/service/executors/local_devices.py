@@ -6,6 +6,7 @@ A device's name ends in the number that nvidia-smi gives it, which is what a job
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 
@@ -13,13 +14,16 @@ from hocket.base.config import cuda_visible_devices
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds.state import FleetDevice
 from hocket.hardware.detect import find_gpus
+from hocket.service.executors.cgroups import find_cgroups
 from hocket.service.executors.executor import Assignment
+from hocket.service.server_config import ServerConfig
 
 _CUDA_KIND = re.compile(
     r"(nvidia|cuda|gpu|tesla|geforce|[gr]tx|titan|quadro|g[bh]?\d|[abhklptv]\d)", re.IGNORECASE
 )
 _INDEX = re.compile(r"[0-9]+$")
 _SERVER = "this-machine"
+_GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl")
 
 
 def found_devices() -> tuple[FleetDevice, ...]:
@@ -57,6 +61,23 @@ def with_cuda_indexes(devices: tuple[FleetDevice, ...]) -> tuple[FleetDevice, ..
     return tuple(replace(device, name=named.get(device.name, device.name)) for device in devices)
 
 
+def limit_warnings(devices: tuple[FleetDevice, ...], config: ServerConfig) -> list[str]:
+    """What jobs could do to each other on this machine that the kernel does not prevent."""
+    found = find_cgroups()
+    has_gpus = any(_CUDA_KIND.match(device.kind) for device in devices)
+    is_enforced = found is not None and found.version == 1 and "devices" in found.can
+    warnings = []
+    if found is None and (config.memory or config.cpus):
+        warnings.append("no control group can be made: memory is watched, CPU time is not limited")
+    if has_gpus and not is_enforced and any(map(os.path.exists, _GPU_FILES)):
+        warnings.append("GPUs are hidden by CUDA_VISIBLE_DEVICES alone, which a job can unset")
+    if os.geteuid() == 0 and any(not limits.unix_user for limits in config.users.values()):
+        warnings.append("the service is root: jobs of users without unix_user run as root")
+    if os.geteuid() != 0 and any(limits.unix_user for limits in config.users.values()):
+        warnings.append("the service is not root: all jobs run as its own Unix user")
+    return warnings
+
+
 def with_cuda(assignment: Assignment) -> Assignment:
     """Let a job on NVIDIA's devices see its own and no others, where their names tell which."""
     indexes = [_INDEX.search(device) for device in assignment.devices]
@@ -67,4 +88,8 @@ def with_cuda(assignment: Assignment) -> Assignment:
         # CUDA counts the fastest first unless told otherwise, nvidia-smi by place.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    return replace(assignment, environment={**visible, **assignment.environment})
+    return replace(
+        assignment,
+        environment={**visible, **assignment.environment},
+        gpus=tuple(int(match[0]) for match in indexes if match),
+    )

@@ -5,7 +5,11 @@ starts the commands in sessions of their own, copies what they print to the log,
 is asked to (`attempt_folder.STOP`, or SIGTERM to the supervisor), and writes the result when
 nothing of the attempt runs any more. It knows that exactly: orphans become its children
 (PR_SET_CHILD_SUBREAPER), so as long as anything lives there is a child to wait for. Should it be
-killed itself, the kernel kills the commands (PR_SET_PDEATHSIG), and their mark finds the rest.
+killed itself, the kernel kills the commands (PR_SET_PDEATHSIG), and their control group (or, where
+there is none, their mark) finds the rest.
+
+Limits are enforced by the control group. Without one, memory is watched: what is above its limit is
+killed at the next look.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import contextlib
 import errno
 import math
 import os
+import pwd
 import select
 import signal
 import socket
@@ -22,11 +27,13 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
+from typing import Any
 
 from hocket.processes import system
-from hocket.service.executors import isolation
+from hocket.service.executors import cgroups, isolation
 from hocket.service.executors.attempt_folder import (
     BEGUN,
+    CGROUP,
     DAMAGED,
     MARK,
     RESULT,
@@ -193,6 +200,8 @@ class _Gang:
         """Whether a command got a signal before it ended: then its exit code tells little."""
         self.trouble = ""
         """Why not all commands could be started."""
+        self.group: cgroups.Cgroup | None = None
+        self.is_over_memory = False
         self._handles: list[subprocess.Popen[bytes]] = []
         self._starter = ThreadPoolExecutor(1, "starter", isolation.enter_domain)
         """A thread inside the domain that all commands of the gang share: they may signal each
@@ -201,17 +210,36 @@ class _Gang:
     def start(self, order: AttemptOrder, rank: int, port: int, output: int) -> None:
         """Start a command; raises OSError where it cannot be."""
         supervisor = os.getpid()
-        handle = self._starter.submit(
-            subprocess.Popen,
-            order.command,
-            cwd=order.work_folder,
-            env=_environment(order, rank, port),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=lambda: system.die_with(supervisor),
-        ).result()
+        entries = [] if self.group is None else self.group.entries()
+
+        def enter() -> None:
+            for entry in entries:
+                os.write(entry, b"0")
+            # After the user was changed, which would undo it.
+            system.die_with(supervisor)
+
+        user = _unix_user(order.unix_user)
+        identity: dict[str, Any] = {} if user is None else {
+            "user": user.pw_uid,
+            "group": user.pw_gid,
+            "extra_groups": os.getgrouplist(user.pw_name, user.pw_gid),
+        }  # fmt: skip
+        try:
+            handle: subprocess.Popen[bytes] = self._starter.submit(
+                _popen,
+                order.command,
+                cwd=order.work_folder if user is None else _folder_of(order, user, identity),
+                env=_environment(order, rank, port, user),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=enter,
+                **identity,
+            ).result()
+        finally:
+            for entry in entries:
+                os.close(entry)
         self._handles.append(handle)
         self.rank_of[handle.pid] = rank
 
@@ -239,7 +267,16 @@ class _Gang:
 
     def kill(self) -> None:
         """Send SIGKILL to everything that is there now; it may have had children meanwhile."""
+        if self.group is not None:
+            self.group.kill()
         system.send_all(system.descendants(os.getpid()), signal.SIGKILL)
+
+    def watch_memory(self, limit_bytes: int) -> None:
+        """Kill everything where it uses more than this together."""
+        everything = [one.pid for one in system.descendants(os.getpid())]
+        if cgroups.watched_bytes(everything) > limit_bytes:
+            self.is_over_memory = True
+            self.kill()
 
     @property
     def failure(self) -> tuple[int, int] | None:
@@ -249,6 +286,7 @@ class _Gang:
 
 def _supervise(order: AttemptOrder, inputs: _Inputs) -> Result:
     gang = _Gang()
+    gang.group = _make_group(order)
     _start(gang, order, inputs.output_end)
     os.close(inputs.output_end)
     if not gang.trouble:
@@ -257,6 +295,9 @@ def _supervise(order: AttemptOrder, inputs: _Inputs) -> Result:
             write_json(RUNNING, {"commands": [_identity(pid) for pid in gang.rank_of]})
     _see_to_the_end(gang, order, inputs)
     inputs.drain()
+    if gang.group is not None:
+        gang.is_over_memory |= gang.group.num_memory_kills() > 0
+        gang.group.remove()
     if gang.trouble:
         return Result(CANNOT_RUN, gang.trouble)
     _, exit_code = gang.failure or (0, 0)
@@ -265,6 +306,52 @@ def _supervise(order: AttemptOrder, inputs: _Inputs) -> Result:
         # system, which asks the commands too. One that obeyed must not look as if it were done.
         return Result(-signal.SIGTERM, "its supervisor was told to end", is_lost=True)
     return Result(exit_code, _why(gang, order), was_asked=gang.was_asked)
+
+
+def _make_group(order: AttemptOrder) -> cgroups.Cgroup | None:
+    """The control group of the attempt; None where none can be made, or not with its limits."""
+    found = cgroups.find_cgroups()
+    if found is None:
+        return None
+    gpus = None if order.gpus is None else tuple(order.gpus)
+    group = None
+    try:
+        group = found.make(
+            mark_of("."), cgroups.AttemptLimits(order.memory_bytes, order.cpus, gpus)
+        )
+        write_json(CGROUP, group._asdict())
+    except OSError:
+        if group is not None:
+            group.remove()
+        return None
+    return group
+
+
+def _unix_user(name: str) -> pwd.struct_passwd | None:
+    """The user that commands run as; None for that of this process."""
+    if not name or os.geteuid() != 0:
+        return None
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise ValueError(f"there is no Unix user {name!r} on this machine") from None
+
+
+def _popen(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, **options)
+
+
+def _folder_of(order: AttemptOrder, user: pwd.struct_passwd, identity: dict[str, Any]) -> str:
+    """Where the commands of a user run: the folder that the job names, or one in the user's home,
+    for the state folder is closed to them."""
+    if not order.has_own_folder:
+        return order.work_folder
+    folder = os.path.join(user.pw_dir, "hocket-jobs", order.environment.get("HOCKET_JOB", "0"))
+    # Made by the user: links in a home lead root astray.
+    subprocess.run(
+        ["mkdir", "-p", folder], check=True, cwd="/", stderr=subprocess.DEVNULL, **identity
+    )
+    return folder
 
 
 def _start(gang: _Gang, order: AttemptOrder, output: int) -> None:
@@ -281,6 +368,8 @@ def _start(gang: _Gang, order: AttemptOrder, output: int) -> None:
 
 def _see_to_the_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> None:
     deadline_s, told, next_beat_s = math.inf, NOBODY, 0.0
+    watched_bytes = order.memory_bytes if gang.group is None else None
+    next_watch_s = 0.0
     gang.reap()
     while not gang.is_gone:
         whom, grace_s = _who_must_end(gang, order, inputs)
@@ -288,6 +377,9 @@ def _see_to_the_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> None:
         if now_s >= next_beat_s:
             beat(".")
             next_beat_s = now_s + BEAT_S
+        if watched_bytes is not None and now_s >= next_watch_s:
+            gang.watch_memory(watched_bytes)
+            next_watch_s = now_s + LOOK_S
         deadline_s = min(deadline_s, now_s + grace_s)
         if whom > told:
             gang.ask_to_end(is_for_all=whom == ALL)
@@ -333,6 +425,10 @@ def _why(gang: _Gang, order: AttemptOrder) -> str:
         return ""
     rank, exit_code = gang.failure
     who = f"rank {rank}" if order.processes == "per-device" else "the command"
+    if gang.is_over_memory and order.memory_bytes is not None:
+        return f"{who} was killed: the job used more than its memory limit of " + (
+            f"{order.memory_bytes / 2**20:,.0f} MiB"
+        )
     if exit_code > 0:
         return f"{who} ended with code {exit_code}"
     try:
@@ -341,13 +437,20 @@ def _why(gang: _Gang, order: AttemptOrder) -> str:
         return f"{who} was ended by signal {-exit_code}"
 
 
-def _environment(order: AttemptOrder, rank: int, port: int) -> dict[str, str]:
+def _environment(
+    order: AttemptOrder, rank: int, port: int, user: pwd.struct_passwd | None
+) -> dict[str, str]:
     """What a command finds: little of ours, what its job asked for, and what names its devices."""
     inherited = {
         name: text
         for name, text in os.environ.items()
         if name in INHERITED or name.startswith("LC_")
     }
+    if user is not None:
+        own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+        inherited |= {**own, "SHELL": user.pw_shell}
+        for name in ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TMPDIR"):
+            inherited.pop(name, None)
     # Output that waits in a buffer is lost when the command is killed.
     inherited["PYTHONUNBUFFERED"] = "1"
     given = {
