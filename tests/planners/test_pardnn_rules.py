@@ -9,13 +9,16 @@ from planners.test_pardnn import towers
 from simulate.problems import joined, problem_of
 
 from hocket.graph import GraphBuilder, Role
+from hocket.graph.graph import Phase
 from hocket.planners.placement.pardnn.emulate import emulate
 from hocket.planners.placement.pardnn.memory import (
     _BucketRoom,
+    _fewest_moves,
     _move_enough,
     _room_of,
     fit_memory,
     relieve,
+    split_critical_path,
     spread_variables,
 )
 from hocket.planners.placement.pardnn.potential import Candidates
@@ -165,7 +168,7 @@ def test_even_shares_stay_as_they_are():
     graph = towers(4, 100)
     problem = problem_of(graph, joined(2), np.ones(graph.num_ops))
     even = np.array([0, 0, 1, 1, 0, 0, 1, 1], dtype=np.int32)
-    assert (spread_variables(problem, even) == even).all()
+    assert spread_variables(problem, even) == []
 
 
 def test_the_largest_variable_goes_first_and_only_from_the_fullest_device():
@@ -179,7 +182,7 @@ def test_the_largest_variable_goes_first_and_only_from_the_fullest_device():
         builder.tensor(f"t{at}", 1, producer=made, role=Role.ACTIVATION)
     graph = builder.build()
     problem = problem_of(graph, joined(2), np.ones(3))
-    found = spread_variables(problem, np.zeros(3, dtype=np.int32))
+    found = spread_variables(problem, np.zeros(3, dtype=np.int32))[-1]
     assert found[1] != found[0] == found[2]
 
 
@@ -190,3 +193,40 @@ def test_what_fits_is_returned_as_it_is():
     peak = int(emulate(problem, given_devices, None).timeline.peak_bytes[0])
     assert fit_memory(with_memory(problem, peak), given_devices) is given_devices
     assert fit_memory(with_memory(problem, peak - 1), given_devices) is not given_devices
+
+
+def test_no_more_variables_move_than_overflow():
+    graph = towers(8, 100)
+    # One tower too many for the first device: even shares would move four.
+    problem = with_memory(problem_of(graph, joined(2), np.ones(graph.num_ops)), 705)
+    start = emulate(problem, np.zeros(graph.num_ops, dtype=np.int32), None)
+    placements = spread_variables(problem, start.device_of)
+    found = _fewest_moves(problem, start, placements, None)
+    assert found.overflow_bytes == 0
+    assert np.count_nonzero(found.device_of) == 2
+    assert np.count_nonzero(placements[-1]) == 8
+
+
+def training_chain(num_layers, saved_bytes):
+    """Forward layers that each save an activation, then the backward pass that reads them."""
+    builder = GraphBuilder("training chain")
+    saved, flowing = [], []
+    for layer in range(num_layers):
+        op = builder.op(f"forward{layer}", reads=flowing)
+        flowing = [builder.tensor(f"a{layer}", saved_bytes, producer=op, role=Role.ACTIVATION)]
+        saved += flowing
+    for layer in reversed(range(num_layers)):
+        op = builder.op(f"backward{layer}", reads=[saved[layer], *flowing], phase=Phase.BACKWARD)
+        flowing = [builder.tensor(f"g{layer}", 1, producer=op, role=Role.ACTIVATION)]
+    return builder.build()
+
+
+def test_a_dominating_cluster_is_split_where_forward_and_backward_of_a_layer_stay_together():
+    graph = training_chain(8, 100)
+    problem = with_memory(problem_of(graph, joined(2), np.ones(graph.num_ops)), 610)
+    start = emulate(problem, np.zeros(graph.num_ops, dtype=np.int32), None)
+    found = split_critical_path(problem, start, None)
+    assert start.overflow_bytes > 0 == found.overflow_bytes
+    forward, backward = found.device_of[:8], found.device_of[8:][::-1]
+    assert (forward == backward).all()
+    assert np.count_nonzero(np.diff(forward)) == 1, "one cut, so one crossing each way"

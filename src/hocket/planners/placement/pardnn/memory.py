@@ -1,11 +1,14 @@
 """ParDNN step 2: move ops away from devices that overflow, with the least damage.
 
-Heuristic II, first and fast: variables move, with the ops that read them, from the device that has
-most of what there is to the one that has least, the largest first. Heuristic I: at the moment when
-a device overflows most, every unit has a potential (the bytes that go if it moves) and a damage
-(its time and the transfers that its moving adds). Units are taken by potential over damage until
-enough goes (a greedy minimum knapsack), each to the device with the lowest peak that has room while
-it lives; then all is emulated again. O(rounds · (simulation + reads log reads)).
+Heuristic II, first and fast: residual nodes (variables) move, with the ops that read them, from the
+device that has most of what there is to the one that has least, the largest first, and no more of
+them than it takes until nothing overflows. Where one cluster dominates, its critical path is split:
+the deepest layers of the device that overflows most, with their backward ops, go to the device with
+most space. Heuristic I: at the moment when a device overflows most, every unit has a potential (the
+bytes that go if it moves) and a damage (its time and the transfers that its moving adds). Units are
+taken by potential over damage until enough goes (a greedy minimum knapsack), each to the device
+with the lowest peak that can hold it while it lives; then all is emulated again.
+O(rounds · (simulation + reads log reads)).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
-from hocket.graph.graph import Role
+from hocket.graph.graph import Phase, Role
 from hocket.plan.problem import Problem
 from hocket.planners.parts.large import is_large
 from hocket.planners.placement.devices import workers
@@ -36,6 +39,8 @@ _MARGIN = 1.02
 """How much more than the overflow is moved: what comes back as copies is not foreseen in full."""
 _NO_DAMAGE_S = 1e-12
 _MOVES_PER_DEVICE = 16
+_MAX_CUTS = 8
+"""Emulations that look for the place where a cluster is split."""
 _COUNTED_OPS = 4_000_000
 """Moves of variables end when shares have been counted over this many ops, if that is sooner."""
 _EVEN = 1.02
@@ -49,8 +54,8 @@ def fit_memory(
     start = emulate(problem, device_of, priority)
     if start.overflow_bytes == 0:
         return device_of
-    spread = emulate(problem, spread_variables(problem, device_of), priority)
-    runs = [spread, start]
+    spread = _fewest_moves(problem, start, spread_variables(problem, device_of), priority)
+    runs = [spread, split_critical_path(problem, start, priority), start]
     if is_large(problem.graph.num_ops):
         runs = [min(runs, key=_rank)]
     return min((relieve(problem, run, priority) for run in runs), key=_rank).device_of
@@ -64,13 +69,18 @@ def _rank(run: Emulation) -> tuple[float, float]:
 # ── heuristic II ─────────────────────────────────────────────────────────────────────────────────
 
 
-def spread_variables(problem: Problem, device_of: IntArray) -> IntArray:
-    """Even out the shares of intermediates and variables by moving variables with their readers."""
+def spread_variables(problem: Problem, device_of: IntArray) -> list[IntArray]:
+    """Placements that even out the shares of intermediates and variables, a move after the other.
+
+    Each moves the largest variable of the fullest device, with the ops that read it, to the
+    emptiest one.
+    """
     graph, unit = problem.graph, units(problem)
     devices = workers(problem)
     can_run = np.isfinite(problem.costs.op_s[problem.costs.device_row])
     device_of, is_moved = device_of.copy(), np.zeros(graph.num_tensors, dtype=np.bool_)
     num_moves = max(_COUNTED_OPS // graph.num_ops, len(devices))
+    placements: list[IntArray] = []
     for _ in range(min(_MOVES_PER_DEVICE * len(devices), num_moves)):
         home = home_devices(graph, device_of)
         share = _shares(problem, home)
@@ -85,8 +95,100 @@ def spread_variables(problem: Problem, device_of: IntArray) -> IntArray:
         readers = graph.users_of(variable)
         going = np.isin(unit, unit[readers[device_of[readers] == source]])
         if can_run[target][going].all():
-            device_of[going] = target
-    return device_of
+            device_of = np.where(going, target, device_of).astype(device_of.dtype)
+            placements.append(device_of)
+    return placements
+
+
+def _fewest_moves(
+    problem: Problem, start: Emulation, placements: list[IntArray], priority: FloatArray | None
+) -> Emulation:
+    """The earliest of a row of placements that overflows nowhere, by bisection; else the last."""
+    best, low, high = start, 0, len(placements)
+    if placements:
+        best = emulate(problem, placements[-1], priority)
+    if best.overflow_bytes or is_large(problem.graph.num_ops):
+        return best
+    while low < high:
+        middle = (low + high) // 2
+        run = emulate(problem, placements[middle], priority)
+        if run.overflow_bytes:
+            low = middle + 1
+        else:
+            best, high = run, middle
+    return best
+
+
+def split_critical_path(
+    problem: Problem, start: Emulation, priority: FloatArray | None
+) -> Emulation:
+    """Cut the clusters of devices that overflow by depth and give the deeper part away."""
+    unit = units(problem)
+    depth_s = _layer_start_s(problem, start)
+    can_run = np.isfinite(problem.costs.op_s[problem.costs.device_row])
+    current, best = start, start
+    for _ in range(problem.cluster.num_devices):
+        source = int(np.argmax(current.excess_bytes))
+        if current.excess_bytes[source] <= 0:
+            break
+        target = _most_space(problem, current)
+        cut = _best_cut(problem, current, unit, depth_s, source, target, can_run[target], priority)
+        if cut is None:
+            break
+        current = cut
+        best = min(best, current, key=_rank)
+    return best
+
+
+def _layer_start_s(problem: Problem, run: Emulation) -> FloatArray:
+    """Per op: when the layer that it belongs to starts.
+
+    A backward op belongs to the layer of its forward op or, where that is not known, of the
+    earliest producer among its inputs: it reads what its layer's forward ops made.
+    """
+    graph = problem.graph
+    start_s = run.timeline.op_start_s
+    producer = graph.tensor_producer[graph.reads]
+    earliest_s, made = start_s.copy(), producer >= 0
+    np.minimum.at(earliest_s, graph.reader[made], start_s[producer[made]])
+    is_forward = graph.op_phase == Phase.FORWARD
+    # Files of other programs may not tell the passes apart.
+    layer_s = earliest_s if is_forward.all() else np.where(is_forward, start_s, earliest_s)
+    return np.where(graph.partner >= 0, start_s[graph.partner], layer_s)
+
+
+def _most_space(problem: Problem, run: Emulation) -> int:
+    devices = workers(problem)
+    return int(devices[np.argmin(run.excess_bytes[devices])])
+
+
+def _best_cut(
+    problem: Problem, run: Emulation, unit: IntArray, depth_s: FloatArray, source: int,
+    target: int, can_run: np.ndarray, priority: FloatArray | None,
+) -> Emulation | None:  # fmt: skip
+    """The emulation with the least moved from the end of a cluster that stops its overflow."""
+    ops = np.flatnonzero(run.device_of == source)
+    unit_depth_s = np.full(int(unit.max()) + 1, np.inf)
+    np.minimum.at(unit_depth_s, unit[ops], depth_s[ops])
+    order = np.unique(unit_depth_s[unit[ops]])[::-1]
+    best: Emulation | None = None
+    low, high = 1, len(order) - 1
+    for _ in range(_MAX_CUTS):
+        if low > high:
+            break
+        middle = (low + high) // 2
+        going = ops[unit_depth_s[unit[ops]] >= order[middle]]
+        going = going[can_run[going]]
+        device_of = run.device_of.copy()
+        device_of[going] = target
+        tried = emulate(problem, device_of, priority)
+        if best is None or _rank(tried) < _rank(best):
+            best = tried
+        if tried.excess_bytes[source] > 0:
+            low = middle + 1
+        else:
+            high = middle - 1
+    return best
 
 
 def _shares(problem: Problem, home: IntArray) -> FloatArray:
