@@ -19,7 +19,6 @@ import numpy as np
 from gavel_cluster import KINDS, devices_of_each_kind, gavel_table, model_of
 
 from hocket.base.arrays import FloatArray
-from hocket.contrib.unseen import Belief, belief_from
 from hocket.fleet.rounds import (
     Finish,
     FleetState,
@@ -33,6 +32,7 @@ from hocket.fleet.rounds import (
 )
 from hocket.fleet.rounds.state import RUNNING
 from hocket.fleet.throughputs import Throughputs
+from hocket.fleet.throughputs.unseen import Belief, belief_from
 
 DEVICES_PER_KIND = 6
 NUM_JOBS = 150

@@ -15,10 +15,8 @@ from pathlib import Path
 import numpy as np
 from gavel_cluster import KINDS, TABLE, model_of
 
-from hocket.contrib.unseen import with_unseen_job
-from hocket.contrib.unseen.conditional import conditional_row
-from hocket.contrib.unseen.similar import expected_row
 from hocket.fleet.throughputs import Throughputs, read_throughputs
+from hocket.fleet.throughputs.unseen import conditional_row, expected_row, with_unseen_job
 
 TABLES = (
     TABLE,

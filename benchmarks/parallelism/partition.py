@@ -1,31 +1,22 @@
 """How long dividing layers over stages takes, and what comes out.
 
-    .venv/bin/python benchmarks/parallelism/partition.py  # all, about two minutes
-    .venv/bin/python benchmarks/parallelism/partition.py layers  # over stages of given degrees
-    .venv/bin/python benchmarks/parallelism/partition.py piper  # Piper's inputs, ../shared/data
+    .venv/bin/python benchmarks/parallelism/partition.py
 
-Seconds are CPU seconds of one core, after compiling, the least of three. Piper's own program took
-0.24, 3.8, 14 and 57 s for BERT-32 on 64, 512, 1024 and 2048 devices (g++ -O3, same machine).
+Seconds are CPU seconds of one core, after compiling, the least of three.
 Results: ``docs/concepts/parallelism_partition.md``.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from hocket.base.errors import NoFeasiblePlanError
-from hocket.contrib.piper import piper_plan, read_piper
 from hocket.planners.parallelism.partition import LayerCosts, partition_layers
 
-INPUTS = Path(__file__).parents[3] / "shared" / "data" / "parallelism" / "piper" / "inputs"
 GIB = 2.0**30
 _T = TypeVar("_T")
 
@@ -86,38 +77,8 @@ def layers_table() -> None:
         )
 
 
-def piper_table() -> None:
-    print("\n| input | memory GiB | devices | time per sample | stages | used | exact | s |")
-    print("|" + "---|" * 8)
-    cases = [
-        ("bert32a100", (80, 8, 2, 1), (64, 512, 1024, 2048, 16384)),
-        ("gnmt", (16, 1.2), (16, 64, 256)),
-        ("resnet", (16, 8, 2), (32, 128, 1024)),
-    ]
-    for name, memories, counts in cases:
-        model = read_piper(INPUTS / f"{name}.json")
-        for memory in memories:
-            limited = replace(model, memory_bytes=memory * GIB, bandwidth_bps=25 * GIB)
-            for count in counts:
-                begin = f"| {name} | {memory} | {count} "
-                try:
-                    plan, seconds = timed(partial(piper_plan, limited, count))
-                except NoFeasiblePlanError:
-                    print(f"{begin}| does not fit | | | | |", flush=True)
-                    continue
-                print(
-                    f"{begin}| {plan.time_s:.9f} | {len(plan.stages)} | {plan.num_devices} "
-                    f"| {'yes' if plan.is_exact else 'no'} | {seconds:.3f} |",
-                    flush=True,
-                )
-
-
 def main() -> None:
-    wanted = sys.argv[1:] or ["layers", "piper"]
-    if "layers" in wanted:
-        layers_table()
-    if "piper" in wanted:
-        piper_table()
+    layers_table()
 
 
 if __name__ == "__main__":

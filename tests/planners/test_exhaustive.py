@@ -10,13 +10,13 @@ from planners.exhaustive import constrained_problems, shortest_step_s
 from planners.tight_cases import tight_problem
 
 from hocket.api import make_problem
-from hocket.contrib.exact.planner import optimal
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners import find_planner
 from hocket.planners.bounds import lower_bound
 from hocket.planners.placement.exact.every_placement import bounded_placements
 from hocket.planners.placement.exact.exhaustive import can_be_tried, is_tiny, try_all
+from hocket.planners.placement.exact.optimal import optimal
 from hocket.planners.placement.exact.prefixes import Prefixes
 from hocket.planners.placement.exact.transfers import transfer_s
 from hocket.planners.tables import task_table

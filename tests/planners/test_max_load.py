@@ -32,7 +32,6 @@ from hocket.planners.max_load.lattice import chain_lattice, ideal_lattice
 from hocket.planners.max_load.moves import Heat, annealed
 from hocket.planners.max_load.necks import neck_blocks
 from hocket.planners.max_load.pieces import Pieces, pieces_of
-from hocket.planners.max_load.prove import proven_best
 from hocket.planners.max_load.split import best_split
 from hocket.simulate.load import device_load_s, max_load_s
 from hocket.simulate.verify import verify
@@ -211,25 +210,6 @@ def test_no_placement_is_below_the_bound_where_links_differ(problem, data):
     choice = st.lists(st.integers(0, last), min_size=pieces.num_pieces, max_size=pieces.num_pieces)
     device_of = np.array(data.draw(choice), dtype=np.int32)[pieces.piece_of]
     assert max_load_bound(problem) <= max_load_s(problem, device_of) * (1 + 1e-9)
-
-
-@settings(derandomize=True, deadline=None, max_examples=10)
-@given(problem=stated_problems(max_nodes=6, max_size=0))
-def test_the_solver_agrees_with_brute_force(problem):
-    pytest.importorskip("ortools")
-    loads = {d.tobytes(): max_load_s(problem, d) for d in all_placements(problem)}
-    assume(loads and max(loads.values()) > 0)
-    pieces = pieces_of(problem)
-    classes = device_classes(problem, problem.memory_bytes)
-    known = next(all_placements(problem))
-    known_of = np.zeros(pieces.num_pieces, dtype=np.int32)
-    known_of[pieces.piece_of] = known
-    known_s = max_load_s(problem, known)
-    assume(known_s > 0)
-    proof = proven_best(pieces, classes, known_of, known_s)
-    best = min(loads.values())
-    assert max_load_s(problem, proof.device_of[pieces.piece_of]) <= best + known_s * 1e-5
-    assert best - known_s * 1e-5 <= proof.lower_bound_s <= best + known_s * 1e-9
 
 
 def test_smallest_home_proves_a_split_that_no_sum_of_work_does():

@@ -9,7 +9,6 @@ from hocket.base.errors import MissingExtraError
 _INSTALL = {
     "torch": "pip install 'hocket[torch]' (for a machine without GPU, install a CPU build of torch "
     "first)",
-    "ortools": "pip install 'hocket[exact]'",
     "ray": "pip install 'hocket[ray]'",
     "fastapi": "pip install 'hocket[serve]'",
     "jinja2": "pip install 'hocket[serve]'",

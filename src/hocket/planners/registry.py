@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import require_structure
@@ -13,6 +11,7 @@ from hocket.planners.order import ORDERS
 from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.coarse import coarsely, forward_coarsely
 from hocket.planners.placement.device_map_auto import device_map_auto
+from hocket.planners.placement.exact.optimal import optimal
 from hocket.planners.placement.forms import better_form
 from hocket.planners.placement.layer_blocks import layer_blocks
 from hocket.planners.placement.local_search import local_search
@@ -23,18 +22,6 @@ from hocket.planners.placement.memory import memory_split, spread_memory
 from hocket.planners.placement.one_device import ONE_DEVICE, one_device
 from hocket.planners.placement.pardnn import pardnn
 from hocket.planners.placement.structural import by_structure
-
-
-def _from_contrib(module: str, name: str, told: str) -> Planner:
-    """A planner that is imported when it is first asked: core never needs contrib."""
-
-    def planner(problem: Problem, plan: Plan) -> Plan:
-        found: Planner = getattr(import_module(f"hocket.contrib.{module}"), name)
-        return found(problem, plan)
-
-    planner.__doc__ = told
-    return planner
-
 
 PLACERS: dict[str, Planner] = {
     # splits that people get without a planner
@@ -54,11 +41,7 @@ PLACERS: dict[str, Planner] = {
     "pardnn-forward": by_structure(forward_coarsely(pardnn)),
     "pardnn-fine": by_structure(pardnn),
     "memory-split": by_structure(memory_split),
-    "optimal": _from_contrib(
-        "exact.planner",
-        "optimal",
-        "The plan with the shortest step, or the best that a fixed amount of work finds.",
-    ),
+    "optimal": optimal,
     # the load of the busiest device
     "throughput": throughput,
     "dpl": dpl,
@@ -92,7 +75,7 @@ CUTS = ("dpl", "pipedream")
 
 SLOW = ("throughput",)
 """What it also tries where graphs are so small that planners which search take few seconds. It does
-not ask ``optimal``, which needs a solver that not all have: of tiny graphs it tries all plans."""
+not include ``optimal``: of tiny graphs it tries all plans itself."""
 
 BY_POSITION = (
     "one-device", "layer-blocks", "device-map-auto", "dpl", "pipedream", "throughput",

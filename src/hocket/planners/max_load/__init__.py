@@ -2,8 +2,8 @@
 
 Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020.
 From a problem to a plan: `pieces` (what moves as a whole) - `contract` - `lattice` and `split`
-(exact contiguous splits) - `contiguous` - `moves` and `scattered` (any placement) - `bound` and
-`prove` (how good it can be) - `planner` (the planners).
+(exact contiguous splits) - `contiguous` - `moves` and `scattered` (any placement) - `bound` (how
+good it can be) - `planner` (the planners).
 """
 
 from hocket.planners.max_load.bound import max_load_bound

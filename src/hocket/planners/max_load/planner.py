@@ -32,11 +32,9 @@ from hocket.planners.max_load.contiguous import (
     contiguous,
     limits_by_device,
 )
-from hocket.planners.max_load.moves import Annealed
 from hocket.planners.max_load.numbering import renumbered
 from hocket.planners.max_load.packing import packed
 from hocket.planners.max_load.pieces import Pieces, is_uniform, pieces_of
-from hocket.planners.max_load.prove import Proof, can_prove, proven_best
 from hocket.planners.max_load.scattered import scattered
 from hocket.simulate.engine import simulate
 from hocket.simulate.load import link_times, max_load_s
@@ -66,11 +64,6 @@ class _Case:
         """What no placement is better than, whatever room is left to this one."""
         return max_load_bound(self.problem)
 
-    @cached_property
-    def lawful(self) -> Pieces:
-        """Pieces that no legal placement separates."""
-        return pieces_of(self.problem, with_partners=False)
-
     @property
     def memory_is_exact(self) -> bool:
         """Whether the sums of bytes that stay are all that memory can forbid."""
@@ -82,7 +75,6 @@ class _Case:
 class _Answer:
     device_of: IntArray
     """Per piece."""
-    lower_bound_s: float = 0.0
     is_proven: bool = False
 
 
@@ -127,7 +119,7 @@ def _planned(problem: Problem, plan: Plan, search: Callable[[_Case], _Answer | N
 def _with_answer(case: _Case, plan: Plan, answer: _Answer) -> Plan:
     device_of = answer.device_of[case.pieces.piece_of].astype(np.int32)
     load_s = max_load_s(case.problem, device_of)
-    bound = min(max(answer.lower_bound_s, case.bound_s), load_s)
+    bound = min(case.bound_s, load_s)
     return plan.having(Placement(device_of)).claiming(
         max_load_s=load_s,
         load_bound_s=load_s if answer.is_proven else bound,
@@ -147,7 +139,10 @@ def _contiguous(case: _Case) -> _Answer | None:
     # Where links differ, the search works with their means, and the best of it need not be best.
     first = _by_order(case)
     answers = [answer] if first is None else [answer, first]
-    return min(answers, key=lambda tried: _load_s(case, tried.device_of))
+    return min(
+        answers,
+        key=lambda tried: max_load_s(case.problem, tried.device_of[case.pieces.piece_of]),
+    )
 
 
 def _by_order(case: _Case) -> _Answer | None:
@@ -170,25 +165,7 @@ def _scattered(case: _Case) -> _Answer | None:
         case.problem, case.pieces, case.classes, start,
         limit_bytes=limit_bytes, is_alike=case.is_alike, good_s=case.bound_s * (1 + _EXACT),
     )  # fmt: skip
-    proof = _second_opinion(case, best)
-    holds = case.memory_is_exact and case.lawful.num_pieces == case.pieces.num_pieces
-    return _Answer(proof.device_of, lower_bound_s=proof.lower_bound_s if holds else 0.0)
-
-
-def _second_opinion(case: _Case, best: Annealed) -> Proof:
-    """The best placement, or a better one of the exact solver where that can be asked."""
-    known_s = best.max_load_s
-    is_proven = known_s <= case.bound_s * (1 + _EXACT)
-    if is_proven or not case.is_alike or not can_prove(case.pieces):
-        return Proof(best.device_of, 0.0)
-    proof = proven_best(case.pieces, case.classes, best.device_of, known_s)
-    if _load_s(case, proof.device_of) < known_s:
-        return proof
-    return Proof(best.device_of, proof.lower_bound_s)
-
-
-def _load_s(case: _Case, device_of: IntArray) -> float:
-    return max_load_s(case.problem, device_of[case.pieces.piece_of])
+    return _Answer(best.device_of)
 
 
 def _renumbered(case: _Case, device_of: IntArray) -> IntArray:

@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 
 from hocket.base.errors import UsageError
-from hocket.contrib.unseen import complete
-from hocket.contrib.unseen.conditional import conditional_row
-from hocket.contrib.unseen.estimate import with_unseen_job
-from hocket.contrib.unseen.similar import expected_row
 from hocket.fleet.rounds import (
     FleetDevice,
     FleetState,
@@ -23,6 +19,7 @@ from hocket.fleet.rounds import (
     step,
 )
 from hocket.fleet.throughputs import JobProfile, Throughputs, read_throughputs
+from hocket.fleet.throughputs.unseen import complete, conditional_row, expected_row, with_unseen_job
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")

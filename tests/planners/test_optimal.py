@@ -1,6 +1,5 @@
 """The exact planner equals trying everything, and claims no more than it has proven."""
 
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,17 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planners.exhaustive import constrained_problems, shortest_parallel_step_s, shortest_step_s
 from planners.golden import EXAMPLE_A, EXAMPLE_B
-from simulate.problems import joined, problem_of
 
 from hocket.api import make_problem
-from hocket.base.errors import MissingExtraError, NoFeasiblePlanError, UsageError
-from hocket.contrib.exact.instance import make_instance
-from hocket.contrib.exact.planner import MAX_OPS, PROVEN_GAP, optimal
+from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
-from hocket.planners.bounds.units import find_units
 from hocket.planners.compare import compare
+from hocket.planners.placement.exact.exhaustive import MAX_OPS
+from hocket.planners.placement.exact.optimal import PROVEN_GAP, optimal
 from hocket.planners.placement.exact.symmetry import first_use_order, interchangeable
 from hocket.planners.tables import task_table
 from hocket.simulate.engine import simulate
@@ -148,23 +145,52 @@ def test_optimal_refuses_other_objectives():
             optimal(changed, Plan())
 
 
-def test_optimal_names_the_missing_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ortools", None)
-    with pytest.raises(MissingExtraError, match="exact planner needs ortools"):
-        optimal(make_problem(generate("chain", 4, 0), "2xt4"), Plan())
+def cp_sat_step_s(problem):
+    """The shortest step by OR-tools, for whole seconds, free memory and transfers side by side."""
+    cp_model = pytest.importorskip("ortools.sat.python.cp_model")
+    graph, num_devices = problem.graph, problem.cluster.num_devices
+    seconds = problem.costs.op_s[problem.costs.device_row].astype(int)
+    model = cp_model.CpModel()
+    longest = 10 * int(seconds.max(axis=0).sum()) + 1000
+    start = [model.new_int_var(0, longest, f"start {op}") for op in range(graph.num_ops)]
+    end = [model.new_int_var(0, longest, f"end {op}") for op in range(graph.num_ops)]
+    here = [[model.new_bool_var(f"{op} on {device}") for device in range(num_devices)]
+            for op in range(graph.num_ops)]  # fmt: skip
+    for op in range(graph.num_ops):
+        model.add_exactly_one(here[op])
+    for device in range(num_devices):
+        model.add_no_overlap(
+            [
+                model.new_optional_interval_var(
+                    start[op], int(seconds[device, op]), end[op], here[op][device], f"{op}@{device}"
+                )
+                for op in range(graph.num_ops)
+            ]
+        )
+    for tensor in range(graph.num_tensors):
+        maker = int(graph.tensor_producer[tensor])
+        if maker < 0:
+            continue
+        for reader in np.flatnonzero([tensor in graph.reads_of(op) for op in range(graph.num_ops)]):
+            for src in range(num_devices):
+                for dst in range(num_devices):
+                    delay = 0 if src == dst else int(problem.costs.transfer_s(tensor, src, dst))
+                    model.add(start[reader] >= end[maker] + delay).only_enforce_if(
+                        here[maker][src], here[reader][dst]
+                    )
+    step = model.new_int_var(0, longest, "step")
+    model.add_max_equality(step, end)
+    model.minimize(step)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    assert solver.solve(model) == cp_model.OPTIMAL
+    return solver.objective_value
 
 
-@given(
-    step_s=st.floats(1e-6, 1e3),
-    seconds=st.lists(st.floats(0, 1), min_size=2, max_size=9),
-)
-@settings(derandomize=True, deadline=None, max_examples=60)
-def test_ticks_of_a_sum_are_no_fewer_than_the_sum_of_ticks(step_s, seconds):
-    graph = generate("chain", len(seconds), 0)
-    problem = problem_of(graph, joined(2), np.array(seconds))
-    instance = make_instance(problem, task_table(problem), find_units(graph), step_s)
-    ticks = instance.ticks(np.array([sum(seconds), *seconds])).tolist()
-    assert ticks[0] >= sum(ticks[1:])
+@pytest.mark.parametrize(("example", "num_devices"), [(EXAMPLE_A, 2), (EXAMPLE_B, 2)])
+def test_optimal_equals_a_constraint_solver(example, num_devices):
+    problem = example.problem(num_devices)
+    assert simulate(problem, optimal(problem, Plan())).makespan_s == cp_sat_step_s(problem)
 
 
 def test_unequal_devices_are_not_exchanged():

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
-from hocket.contrib.unseen.belief import Belief, belief_from
-from hocket.contrib.unseen.similar import Expected
 from hocket.fleet.rounds import FleetDevice, Job, Submit, Tick, new_state, step
 from hocket.fleet.throughputs import JobProfile, Throughputs
+from hocket.fleet.throughputs.unseen import Belief, Expected, belief_from
 
 KINDS = ("fast", "slow")
 

@@ -1,1 +1,0 @@
-"""Placement and order of small graphs as one constraint model, solved by CP-SAT."""

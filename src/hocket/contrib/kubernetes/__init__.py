@@ -1,1 +1,0 @@
-"""Jobs of a fleet as manifests for Kubernetes: start with `manifests`."""

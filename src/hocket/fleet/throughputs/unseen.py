@@ -1,0 +1,402 @@
+"""A job that the table does not have: its row from a few measurements, alone and beside others.
+
+Speeds alone on other kinds follow from those of jobs of like names and gangs (`belief_from`); the
+part of them that is left beside each other job on each kind is one more row of a wide table with
+holes (`complete`). Narayanan et al. (OSDI 2020, section 3.3) give a new job the row of its nearest
+neighbour instead; here what was measured stays as it was measured. Cost of two completions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import BoolArray, FloatArray
+from hocket.base.errors import UsageError, did_you_mean
+from hocket.fleet.throughputs.table import JobProfile, Throughputs
+
+# What is expected of a job before it is measured: jobs of like names prefer like devices.
+#
+# How much faster one kind is than another depends on the model most, then on sizes such as that of
+# the batch, and both stand in names: ``LM (batch size 20)`` and ``LM (batch size 40)`` differ in a
+# number only. Rows of such a family, less the mean of all jobs of their gang, are taken for draws
+# of a Gaussian process over the logarithms of the numbers and the gang (Rasmussen and Williams,
+# 2006, section 2.2); a job of no family is expected to be like the mean. O(rows + family^3).
+
+_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
+_REACH = 2.0
+"""Difference of logarithms over which likeness falls by e: a factor of 7.4 in a batch or a gang."""
+_NOISE = 0.03
+"""Part of the variance of a row that like jobs do not share."""
+
+
+class Expected(NamedTuple):
+    """Logarithms of the throughputs of a job on each kind, taken for normal."""
+
+    mean: FloatArray
+    covariance: FloatArray
+
+    @property
+    def deviation(self) -> FloatArray:
+        """Standard deviation of each."""
+        return np.sqrt(np.maximum(np.diag(self.covariance), 0.0))
+
+
+def expected_row(rows: FloatArray, profiles: Sequence[JobProfile], job: JobProfile) -> Expected:
+    """What rows of logarithms, one for each profile, say of another job, up to a level of its own.
+
+    Without any, all kinds are alike.
+    """
+    num_kinds = rows.shape[1]
+    if not len(rows):
+        return Expected(np.zeros(num_kinds), np.zeros((num_kinds, num_kinds)))
+    shapes = rows - rows.mean(axis=1, keepdims=True)
+    gangs = np.array([profile.gang for profile in profiles])
+    rest = shapes.copy()
+    for gang in np.unique(gangs):
+        rest[gangs == gang] -= shapes[gangs == gang].mean(axis=0)
+    mean = shapes[gangs == job.gang].mean(axis=0) if job.gang in gangs else shapes.mean(axis=0)
+    covariance = rest.T @ rest / max(len(rest) - 1, 1)
+    family = [at for at, profile in enumerate(profiles) if family_of(profile) == family_of(job)]
+    if not family:
+        return Expected(mean, covariance)
+    points = np.array([_point(profiles[at]) for at in family])
+    near = _likeness(points, _point(job)[None, :])[:, 0]
+    weight = np.linalg.solve(_likeness(points, points) + _NOISE * np.eye(len(family)), near)
+    left = max(1.0 - float(near @ weight), 0.0) + _NOISE
+    return Expected(mean + weight @ rest[family], min(left, 1.0) * covariance)
+
+
+def family_of(profile: JobProfile) -> str:
+    """The name of a job without its numbers."""
+    return _NUMBER.sub("0", profile.job_type)
+
+
+def _point(profile: JobProfile) -> FloatArray:
+    """Logarithms of the numbers of a job."""
+    numbers = [float(number) for number in _NUMBER.findall(profile.job_type)]
+    return np.log(np.maximum([*numbers, profile.gang], 1e-3))
+
+
+def _likeness(ones: FloatArray, others: FloatArray) -> FloatArray:
+    """1 for jobs whose numbers are equal, less the further they are apart."""
+    distance = np.abs(ones[:, None, :] - others[None, :, :]).sum(axis=2)
+    return np.asarray(np.exp(-distance / _REACH))
+
+
+# A row of a narrow table from some of its entries: the conditional mean of a Gaussian.
+#
+# The row is taken for a draw of a normal distribution (`hocket.fleet.throughputs.unseen`) at a
+# level of its own; what is known of it gives the mean and the deviation of the rest in closed form
+# (kriging; Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section A.2). For
+# tables of a few columns, where a factor model has more factors than it can learn. O(columns^3).
+
+_LEVEL_VARIANCE = 10.0
+"""Added to all covariances: a step may be any amount of work, so how many a job does per second on
+one kind says much about the other kinds and little about the job."""
+_NOISE_VARIANCE = 0.05
+"""Added to the variance of each entry, so that few rows are not believed to the letter."""
+
+
+def conditional_row(expected: Expected, known: FloatArray) -> Expected:
+    """The row and what is not sure of it; NaN in ``known`` is what is asked for."""
+    num_columns = len(known)
+    prior = expected.covariance + _LEVEL_VARIANCE + _NOISE_VARIANCE * np.eye(num_columns)
+    given = np.flatnonzero(np.isfinite(known))
+    weight = np.linalg.solve(prior[np.ix_(given, given)], prior[given, :])
+    mean = expected.mean + (known[given] - expected.mean[given]) @ weight
+    covariance = prior - prior[:, given] @ weight
+    # What is known is known to the last bit.
+    mean[given] = known[given]
+    covariance[given, :] = covariance[:, given] = 0.0
+    return Expected(mean, covariance)
+
+
+# Throughputs that nobody measured, from those of similar jobs.
+#
+# Narayanan et al. (OSDI 2020, section 3.3) complete the table of shared over alone throughputs by
+# matrix factorisation and match a new job to its nearest known one. Here logarithms are completed
+# directly by a low-rank model with a ridge penalty, solved by alternating least squares (Koren,
+# Bell and Volinsky, Computer 2009), and every estimate says how uncertain it is. O(iterations x
+# entries x rank^2).
+
+_ITERATIONS = 30
+_PASSES = 8
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Completed:
+    """A table without holes."""
+
+    values: FloatArray
+    """Measured entries as they were, estimates elsewhere."""
+    log_deviation: FloatArray
+    """Standard deviation of the logarithm of each estimate; 0 where it was measured."""
+
+
+def complete(values: FloatArray, *, rank: int = 3, ridge: float = 0.1) -> Completed:
+    """Fill the holes (NaN) of a table of positive numbers."""
+    known = np.isfinite(values) & (values > 0.0)
+    logs = np.log(np.where(known, values, 1.0))
+    left, right = np.zeros((len(logs), 1)), np.zeros((logs.shape[1], 1))
+    base = logs
+    for _ in range(_PASSES):
+        # With holes, the means of rows and columns depend on the rest and the rest on them.
+        centre, rows, columns = _centres(logs - left @ right.T, known)
+        base = centre + rows[:, None] + columns[None, :]
+        rest = np.where(known, logs - base, 0.0)
+        left, right = _factors(rest, known, min(rank, *values.shape), ridge)
+    estimate = base + left @ right.T
+    deviation = _deviation(logs - estimate, known, left, right, ridge)
+    return Completed(
+        values=np.where(known, values, np.exp(estimate)),
+        log_deviation=np.where(known, 0.0, deviation),
+    )
+
+
+def _centres(logs: FloatArray, known: BoolArray) -> tuple[float, FloatArray, FloatArray]:
+    """Mean, and what rows and columns add to it, shrunk where little is known of them."""
+    centre = float(logs[known].mean()) if known.any() else 0.0
+    rows, columns = np.zeros(logs.shape[0]), np.zeros(logs.shape[1])
+    for _ in range(_ITERATIONS):
+        rest = np.where(known, logs - centre - columns[None, :], 0.0)
+        rows = rest.sum(axis=1) / (known.sum(axis=1) + 0.1)
+        rest = np.where(known, logs - centre - rows[:, None], 0.0)
+        columns = rest.sum(axis=0) / (known.sum(axis=0) + 0.1)
+    return centre, rows, columns
+
+
+def _factors(
+    rest: FloatArray, known: BoolArray, rank: int, ridge: float
+) -> tuple[FloatArray, FloatArray]:
+    _, _, transposed = np.linalg.svd(rest, full_matrices=False)
+    right = np.ascontiguousarray(transposed[:rank].T)
+    left = np.zeros((rest.shape[0], rank))
+    for _ in range(_ITERATIONS):
+        left = _solve(rest, known, right, ridge)
+        right = _solve(rest.T, known.T, left, ridge)
+    return left, right
+
+
+def _solve(rest: FloatArray, known: BoolArray, factor: FloatArray, ridge: float) -> FloatArray:
+    """The ridge regression of every row on the factor, over its known entries."""
+    weight = known.astype(float)
+    gram = np.einsum("ij,jr,js->irs", weight, factor, factor) + ridge * np.eye(factor.shape[1])
+    right_side = (weight * rest) @ factor
+    return np.asarray(np.linalg.solve(gram, right_side[:, :, None])[:, :, 0])
+
+
+def _deviation(
+    residual: FloatArray,
+    known: BoolArray,
+    left: FloatArray,
+    right: FloatArray,
+    ridge: float,
+) -> FloatArray:
+    """Noise of the known entries, widened where a row says little in the direction of a column."""
+    used = left.shape[1] * sum(left.shape[:1] + right.shape[:1])
+    freedom = max(int(known.sum()) - used, 1)
+    noise = float(np.sqrt((residual[known] ** 2).sum() / freedom)) if known.any() else 1.0
+    weight = known.astype(float)
+    gram = np.einsum("ij,jr,js->irs", weight, right, right) + ridge * np.eye(right.shape[1])
+    spread = np.einsum("jr,irs,js->ij", right, np.linalg.inv(gram), right)
+    few = 1.0 / (1.0 + known.sum(axis=1))
+    return np.asarray(noise * np.sqrt(1.0 + spread + few[:, None]))
+
+
+# What is believed of a job's throughputs, and how much more may be hoped for.
+#
+# A policy that trusts estimates never tries a kind whose estimate is too low, and never learns
+# that. Here each kind is taken for as fast as it may be: the mean plus some deviations of its
+# logarithm (optimism; Auer, Cesa-Bianchi and Fischer, Machine Learning 2002). Either the hope is
+# true, or the job is put there and is measured: r measurements leave at most the r-th part of the
+# variance of one, so a hope that is false is given up after a few rounds, and a kind that was
+# measured is taken for what it does. A measurement also says something of the other kinds, by their
+# covariance (a Kalman filter whose state does not move). O(kinds^2) per measurement.
+
+_MOST = 700.0
+"""Logarithms above this are no numbers any more."""
+_MEASURED_VARIANCE = 0.05**2
+"""Of the logarithm of one measurement: rounds of one job, and jobs of one kind, differ by 5 %."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Belief:
+    """Throughputs of one kind of job."""
+
+    logs: Expected
+    can_run: BoolArray
+    """Kinds on which it can run."""
+
+    def after(self, kind: int, steps_per_s: float) -> Belief:
+        """What is believed once a job did so many steps per second on a kind."""
+        if not 0.0 < steps_per_s < np.inf:
+            raise UsageError(f"{steps_per_s!r} is no measured number of steps per second")
+        mean, covariance = self.logs
+        column = covariance[:, kind]
+        gain = column / (column[kind] + _MEASURED_VARIANCE)
+        logs = Expected(
+            mean + gain * (np.log(steps_per_s) - mean[kind]), covariance - np.outer(gain, column)
+        )
+        return Belief(logs=logs, can_run=self.can_run)
+
+    def steps_per_s(self, boldness: float = 0.0) -> FloatArray:
+        """As fast as it may be on each kind by ``boldness`` deviations; 0: what is most likely."""
+        if not 0.0 <= boldness < np.inf:
+            raise UsageError(f"{boldness!r} is no boldness", hint="choose 0 to 3 or so")
+        hoped = np.exp(np.minimum(self.logs.mean + boldness * self.logs.deviation, _MOST))
+        return np.where(self.can_run, hoped, 0.0)
+
+
+def check_kind(table: Throughputs, kind: str) -> None:
+    """Raise `UsageError` for a kind of device that a table does not have."""
+    if kind not in table.kinds:
+        hint = did_you_mean(kind, table.kinds)
+        raise UsageError(f"the table has no devices of kind {kind!r}", hint=hint)
+
+
+def check_speed(steps_per_s: float) -> None:
+    """Raise `UsageError` for what is no number of steps per second; 0 is one."""
+    if not 0.0 <= steps_per_s < np.inf:
+        raise UsageError(f"{steps_per_s!r} is no number of steps per second")
+
+
+def belief_from(table: Throughputs, job: JobProfile, alone: Mapping[str, float]) -> Belief:
+    """What a table and exact speeds on some kinds say of a job that the table does not have.
+
+    A kind with 0 stays 0: the job cannot run there. Raises `UsageError` for kinds that the table
+    does not have, for what is no speed, and where not even one kind is known.
+    """
+    for kind, speed in alone.items():
+        check_kind(table, kind)
+        check_speed(speed)
+    measured = np.array([alone.get(kind, np.nan) for kind in table.kinds])
+    if not (measured > 0.0).any():
+        raise UsageError(
+            f"nothing is known of {job.job_type!r}", hint="measure it on one kind of device"
+        )
+    full = np.flatnonzero((table.alone > 0.0).all(axis=1))
+    expected = expected_row(np.log(table.alone[full]), [table.profiles[at] for at in full], job)
+    known = np.log(np.where(measured > 0.0, measured, np.nan))
+    return Belief(logs=conditional_row(expected, known), can_run=measured != 0.0)
+
+
+PairRates = Mapping[tuple[str, JobProfile], tuple[float, float]]
+"""Kind and other job to steps per second (mine, other's) on one device; (0, 0): may not share."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Estimated:
+    """A table with one more job, the last, and how sure its numbers are."""
+
+    throughputs: Throughputs
+    alone_log_deviation: FloatArray
+    """``[kind]``: standard deviation of the logarithm; 0 where it was measured."""
+    pair_log_deviation: FloatArray
+    """``[other profile, kind]``: the same for the part that the new job keeps beside another."""
+
+
+def with_unseen_job(
+    table: Throughputs,
+    job: JobProfile,
+    alone: Mapping[str, float],
+    beside: PairRates | None = None,
+    *,
+    boldness: float = 0.0,
+) -> Estimated:
+    """The table with a job of which steps per second on some kinds are known, and perhaps pairs.
+
+    Other kinds are taken to be as fast as they may be by ``boldness`` deviations, so that the job
+    is tried there; 0: what is most likely. A kind with 0 stays 0: the job cannot run there. Raises
+    `UsageError` for names that the table does not have, for what is no speed, and where not even
+    one kind is known.
+    """
+    _check(table, job, beside or {})
+    same = np.array([profile.gang == job.gang for profile in table.profiles], dtype=bool)
+    belief = belief_from(table, job, alone)
+    hoped = zip(table.kinds, belief.steps_per_s(boldness), strict=True)
+    row = np.array([alone.get(*both) for both in hoped])
+    mine, others, pair_deviation = _pairs(table, same, row, beside or {})
+    beside_all = np.zeros((len(same) + 1, len(same) + 1, len(table.kinds)))
+    beside_all[:-1, :-1] = table.beside
+    beside_all[-1, :-1], beside_all[:-1, -1] = mine, others
+    return Estimated(
+        throughputs=Throughputs(
+            kinds=table.kinds,
+            profiles=(*table.profiles, job),
+            alone=np.vstack([table.alone, row]),
+            beside=beside_all,
+        ),
+        alone_log_deviation=np.where(belief.can_run, belief.logs.deviation, 0.0),
+        pair_log_deviation=pair_deviation,
+    )
+
+
+def _pairs(
+    table: Throughputs, same: BoolArray, row: FloatArray, measured: PairRates
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """What the new job and each other do on one device, ``[other, kind]``."""
+    shape = (len(same), len(table.kinds))
+    mine, others, deviation = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    at = np.flatnonzero(same)
+    if not len(at) or not table.beside[np.ix_(at, at)].any():
+        return mine, others, deviation
+    kept, lost = _measured_parts(table, row, measured)
+    alone = np.where(table.alone > 0.0, table.alone, np.inf)
+    # [other, kind, partner]: what a job keeps of its speed beside a partner.
+    parts = table.beside[np.ix_(at, at)].transpose(0, 2, 1) / alone[at][:, :, None]
+    mine_parts = _last_row(parts, kept[at])
+    other_parts = _last_row(parts.transpose(2, 1, 0), lost[at])
+    mine[at] = np.minimum(mine_parts.values, 1.0) * row
+    others[at] = np.minimum(other_parts.values, 1.0) * table.alone[at]
+    deviation[at] = mine_parts.log_deviation
+    # Who shares a kind with nobody does not fit beside anything, whatever its speed would be.
+    shares = parts.any(axis=2)
+    allowed = np.zeros(shape, dtype=bool)
+    allowed[at] = np.where(np.isnan(kept[at]), shares, kept[at] > 0.0)
+    allowed &= (mine > 0.0) & (others > 0.0)
+    return np.where(allowed, mine, 0.0), np.where(allowed, others, 0.0), deviation
+
+
+def _measured_parts(
+    table: Throughputs, row: FloatArray, measured: PairRates
+) -> tuple[FloatArray, FloatArray]:
+    """What was measured of the new job and of the others, as parts; NaN where nothing was."""
+    kept = np.full((len(table.profiles), len(table.kinds)), np.nan)
+    lost = kept.copy()
+    for (kind, other), (mine, others) in measured.items():
+        at, column = table.profiles.index(other), table.kinds.index(kind)
+        both = mine > 0.0 and others > 0.0 and row[column] > 0.0 and table.alone[at, column] > 0.0
+        kept[at, column] = mine / row[column] if both else 0.0
+        lost[at, column] = others / table.alone[at, column] if both else 0.0
+    return kept, lost
+
+
+def _last_row(parts: FloatArray, measured: FloatArray) -> Completed:
+    """``[partner, kind]`` of a new job, from ``[job, kind, partner]`` of those in the table."""
+    flat = parts.transpose(0, 2, 1).reshape(len(parts), -1)
+    filled = complete(np.vstack([np.where(flat > 0.0, flat, np.nan), _known(measured.ravel())]))
+    return Completed(
+        values=filled.values[-1].reshape(measured.shape),
+        log_deviation=filled.log_deviation[-1].reshape(measured.shape),
+    )
+
+
+def _known(values: FloatArray) -> FloatArray:
+    return np.where(values > 0.0, values, np.nan)
+
+
+def _check(table: Throughputs, job: JobProfile, beside: PairRates) -> None:
+    for (kind, other), speeds in beside.items():
+        check_kind(table, kind)
+        for speed in speeds:
+            check_speed(speed)
+        if other not in table.profiles or other.gang != job.gang:
+            hint = "pairs have jobs of one gang that are in the table"
+            raise UsageError(f"{job.job_type!r} cannot be paired with {other}", hint=hint)
+    if job in table.profiles:
+        raise UsageError(f"the table has {job.job_type!r} already", hint="read its row")
