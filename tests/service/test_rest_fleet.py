@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+from pathlib import Path
 
 import pytest
+from patience import wait_until
 from service.rest_service import is_problem
 
+from hocket.service.executors.executor import AttemptName
 from hocket.service.records import EventRecord
 from hocket.service.rest import attempts, fleet, health, jobs, logs, rounds
 from hocket.service.rest.rounds import _find
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.usefixtures("nobody_left")
 
 
@@ -54,6 +59,47 @@ def test_metrics_count_what_there_is(service):
     assert 'hocket_devices{kind="k80",use="free"} ' in text
     assert 'hocket_team_devices{team="evil\\"\\n\\\\team"} 1' in text
     assert all(line.startswith(("# ", "hocket_")) for line in text.splitlines())
+
+
+def test_metrics_count_what_happens(service):
+    def value(name: str) -> float:
+        text = service.client.get("/metrics").text
+        lines = [line for line in text.splitlines() if line.startswith(f"{name} ")]
+        return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+
+    names = {
+        "waits": 'hocket_job_wait_seconds_count{user="tester"}',
+        "succeeded": 'hocket_jobs_ended_total{status="succeeded",user="tester"}',
+        "failures": 'hocket_attempt_failures_total{outcome="failed",user="tester"}',
+        "held": 'hocket_device_seconds_total{kind="k80",user="tester"}',
+    }
+    before = {key: value(name) for key, name in names.items()}
+    number = service.submit(throughputs={"k80": 1.0})["id"]
+    service.wait_for(number, "running")
+    assert value('hocket_user_devices{kind="k80",user="tester"}') == 1.0
+    service.executor.exit(AttemptName(number, 1), 3)
+    wait_until(lambda: service.job(number)["attempt"] == 2)
+    service.wait_for(number, "running")
+    while_it_runs = value(names["held"])
+    service.executor.exit(AttemptName(number, 2), 0)
+    service.wait_for(number, "succeeded")
+    gained = {key: value(name) - before[key] for key, name in names.items()}
+    assert (gained["waits"], gained["succeeded"], gained["failures"]) == (1.0, 1.0, 1.0)
+    assert gained["held"] >= while_it_runs - before["held"] > 0.0
+    assert value(names["held"]) == value(names["held"]), "nothing is held any more"
+
+
+def test_the_dashboard_shows_metrics_that_there_are(service):
+    """Every metric that the file for Grafana asks for is one of the service."""
+    number = service.submit()["id"]
+    service.wait_for(number, "running")
+    text = service.client.get("/metrics").text
+    known = set(re.findall(r"^# TYPE (\S+) ", text, re.M))
+    dashboard = json.loads((EXAMPLES / "fleet_grafana.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for query in queries for name in re.findall(r"hocket_\w+", query)}
+    assert len(queries) >= 8
+    assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in asked} <= known
 
 
 def test_health_needs_no_token(service):

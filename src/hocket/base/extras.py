@@ -11,6 +11,8 @@ _INSTALL = {
     "first)",
     "ray": "pip install 'hocket[ray]'",
     "fastapi": "pip install 'hocket[serve]'",
+    "cryptography": "pip install 'hocket[serve]'",
+    "prometheus_client": "pip install 'hocket[serve]'",
     "jinja2": "pip install 'hocket[serve]'",
     "zmq": "pip install 'hocket[tables]'",
     "uvicorn": "pip install 'hocket[serve]'",

@@ -137,7 +137,7 @@ def command(
     from hocket.api.fleet import find_policy
     from hocket.base.extras import require
 
-    for package in ("fastapi", "uvicorn", "jinja2"):
+    for package in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
         require(package, "hocket fleet serve")
     find_policy(policy)
     if devices and kinds:

@@ -23,6 +23,7 @@ from hocket.service.daemon.recovery import recovered
 from hocket.service.daemon.world import World
 from hocket.service.errors import NotFoundError
 from hocket.service.executors.executor import AttemptName, Executor
+from hocket.service.metrics import FleetMetrics
 from hocket.service.records import (
     AttemptRecord,
     CheckpointRecord,
@@ -69,6 +70,8 @@ class Daemon:
         """Which attempt of a job spoke last and when, for jobs that may not be silent for long."""
         self._decider = Decider(world, store, self._clock)
         self._loops = Loops(self._decider, self._clock, poll_s)
+        self.metrics = FleetMetrics(lambda: self._decider.world, self._clock.now_s)
+        self._loops.observers.append(self.metrics.count)
         self._carrier = ExecutorCarrier(
             executor,
             store.folder,

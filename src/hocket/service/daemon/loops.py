@@ -48,6 +48,8 @@ class Loops:
         self._committed = threading.Condition()
         self._next_tick_try_s = 0.0
         self._threads: list[threading.Thread] = []
+        self.observers: list[Callable[[World, Batch], None]] = []
+        """Called after each commit, by the thread that decides: they must not take long."""
         decider.on_commit = self._after_commit
 
     def start(self, carrier: ExecutorCarrier) -> None:
@@ -128,6 +130,12 @@ class Loops:
         for record in batch.attempts:
             if record.ended_s is None and record.started_s is not None:
                 self._changed.put(name_of(record))
+        for observe in self.observers:
+            try:
+                observe(world, batch)
+            except Exception:
+                # What is committed stands, whoever looks at it.
+                _LOG.exception("a commit could not be observed")
         with self._committed:
             self._committed.notify_all()
 

@@ -1,0 +1,182 @@
+"""Numbers of the service for Prometheus: waits, ends, preemptions, device time by type and user.
+
+What the state says now is read when somebody asks. What happens is counted as it is committed, from
+the start of this process on; Prometheus knows how to go on after a restart.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter as Tally
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hocket.fleet.rounds.state import PHASES, FleetState
+from hocket.service.daemon.world import World
+from hocket.service.records import ENDED, AttemptRecord, JobRecord
+from hocket.service.store.batch import Batch
+
+MADE_WAY = ("preempted", "moved", "drained")
+_WAITS_S = (1, 10, 60, 300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600, math.inf)
+_RUNS_S = (10, 60, 600, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600, math.inf)
+
+
+class FleetMetrics(Collector):
+    """Counts commits (`count`, called by one thread) and writes everything out (`text`)."""
+
+    def __init__(self, world: Callable[[], World], now_s: Callable[[], float]) -> None:
+        self._world, self._now_s = world, now_s
+        self._began_s = now_s()
+        self._counting = threading.Lock()
+        self._device_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._registry = CollectorRegistry()
+        self._waits = Histogram(
+            "hocket_job_wait_seconds", "Time from submission to the first start.", ["user"],
+            buckets=_WAITS_S, registry=self._registry,
+        )  # fmt: skip
+        self._runs = Histogram(
+            "hocket_attempt_run_seconds", "Time from start to end of attempts.", ["kind"],
+            buckets=_RUNS_S, registry=self._registry,
+        )  # fmt: skip
+        self._ended = Counter(
+            "hocket_jobs_ended", "Jobs that have ended, by status and user.", ["status", "user"],
+            registry=self._registry,
+        )  # fmt: skip
+        self._failures = Counter(
+            "hocket_attempt_failures", "Attempts that failed or were lost, by user.",
+            ["outcome", "user"], registry=self._registry,
+        )  # fmt: skip
+        self._preemptions = Counter(
+            "hocket_preemptions", "Attempts that were stopped for others.", ["reason", "user"],
+            registry=self._registry,
+        )  # fmt: skip
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """All numbers in the text form of Prometheus."""
+        return generate_latest(self._registry)
+
+    # ── what happens ──
+
+    def count(self, world: World, batch: Batch) -> None:
+        """Take note of a commit."""
+        changed = {record.number: record for record in batch.jobs}
+        for job in batch.jobs:
+            if job.status in ENDED:
+                self._ended.labels(job.status, _shown(job.owner)).inc()
+        for attempt in batch.attempts:
+            found = changed.get(attempt.job) or world.jobs.get(attempt.job)
+            if found is not None and attempt.started_s is not None:
+                self._count_attempt(attempt, found)
+
+    def _count_attempt(self, attempt: AttemptRecord, job: JobRecord) -> None:
+        assert attempt.started_s is not None
+        user = _shown(job.owner)
+        if attempt.ended_s is None:
+            # With the commit that starts it; those that follow tell why it is to end.
+            if job.started_s == attempt.started_s and not attempt.outcome:
+                self._waits.labels(user).observe(attempt.started_s - job.submitted_s)
+            return
+        duration_s = attempt.ended_s - attempt.started_s
+        self._runs.labels(attempt.kind).observe(duration_s)
+        with self._counting:
+            self._device_s[attempt.kind, user] += self._held_s(attempt, attempt.ended_s)
+        if attempt.outcome in ("failed", "lost"):
+            self._failures.labels(attempt.outcome, user).inc()
+        if attempt.outcome in MADE_WAY:
+            self._preemptions.labels(attempt.outcome, user).inc()
+
+    def _held_s(self, attempt: AttemptRecord, until_s: float) -> float:
+        """Device time of an attempt since this process began."""
+        assert attempt.started_s is not None
+        since_s = max(attempt.started_s, self._began_s)
+        return max(until_s - since_s, 0.0) * len(attempt.devices)
+
+    # ── what is so ──
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: what there is depends on the state."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """What the state says now, and device time up to now."""
+        world = self._world()
+        state = world.state
+        yield _family(
+            "jobs", "Jobs that have not ended, by phase.", ("phase",),
+            [((name,), int((state.jobs.rows["phase"] == at).sum()))
+             for at, name in enumerate(PHASES) if name != "ended"],
+        )  # fmt: skip
+        yield _family("devices", "Devices by kind and use.", ("kind", "use"), _devices(state))
+        yield _family("team_devices", "Devices that a team holds.", ("team",), _team_devices(state))
+        yield _family(
+            "user_devices", "Devices that a user holds, by kind.", ("user", "kind"),
+            _user_devices(world),
+        )  # fmt: skip
+        yield self._device_seconds(world)
+        rounds = CounterMetricFamily("hocket_rounds", "Rounds begun.")
+        rounds.add_metric([], int(state.round_number))
+        events = CounterMetricFamily("hocket_events", "Events stored.")
+        events.add_metric([], world.last_sequence)
+        yield from (rounds, events)
+        yield _family("state_time_seconds", "Moment of the last change.", (), [((), state.time_s)])
+
+    def _device_seconds(self, world: World) -> Metric:
+        with self._counting:
+            total = defaultdict(float, self._device_s)
+        now_s = self._now_s()
+        for attempt in world.open_attempts():
+            if attempt.started_s is not None and attempt.job in world.jobs:
+                user = _shown(world.jobs[attempt.job].owner)
+                total[attempt.kind, user] += self._held_s(attempt, now_s)
+        family = CounterMetricFamily(
+            "hocket_device_seconds", "Time that devices were held.", labels=("kind", "user")
+        )
+        for (kind, user), seconds in total.items():
+            family.add_metric([_shown(kind), user], seconds)
+        return family
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+
+
+def _family(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"hocket_{name}", text, labels=labels)
+    for values, number in samples:
+        family.add_metric([_shown(value) for value in values], number)
+    return family
+
+
+def _shown(text: str) -> str:
+    """A label's value, which must be one that UTF-8 can write."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _devices(state: FleetState) -> Samples:
+    is_held = state.holders[:, 0] >= 0
+    for index, kind in enumerate(state.kinds):
+        mine = state.device_kind == index
+        yield (kind, "busy"), int((mine & state.is_up & is_held).sum())
+        yield (kind, "free"), int((mine & state.is_up & ~is_held).sum())
+        yield (kind, "lost"), int((mine & ~state.is_up).sum())
+
+
+def _team_devices(state: FleetState) -> Samples:
+    rows = state.jobs.rows
+    for index, team in enumerate(state.teams):
+        mine = rows["number"][rows["team"] == index]
+        yield (team,), int(np.isin(state.holders, mine).any(axis=1).sum())
+
+
+def _user_devices(world: World) -> Samples:
+    held: Tally[tuple[str, str]] = Tally()
+    for attempt in world.open_attempts():
+        if attempt.started_s is not None and attempt.job in world.jobs:
+            held[world.jobs[attempt.job].owner, attempt.kind] += len(attempt.devices)
+    return list(held.items())
