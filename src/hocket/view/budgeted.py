@@ -13,7 +13,7 @@ from hocket.base.arrays import IntArray
 from hocket.base.units import format_bytes, format_percent
 from hocket.graph.graph import Graph, Role
 from hocket.plan.sections import Memory
-from hocket.planners.memory.blocks import inner_label
+from hocket.planners.memory.blocks import layer_label
 from hocket.view.facts import COMPUTE, COPIES, HOST, Facts
 from hocket.view.host_copies import HostCopies, host_copies
 from hocket.view.story import HALF, NOTABLE
@@ -81,7 +81,7 @@ def decided(within: WithinBudget) -> str:
     visiting = sum(block.parameters == "streamed" and block.update == "device" for block in blocks)
     if visiting:
         parts.append(f"{visiting} updated on the device, where their state comes to")
-    if members := sum(bool(inner_label(block.name)) for block in blocks):
+    if members := sum(bool(layer_label(block.name, 2)) for block in blocks):
         parts.append(f"{members} of the blocks are members of lists inside others")
     if (groups := expert_groups(memory)) > 1:
         divided = sum(block.expert_groups > 1 for block in blocks)

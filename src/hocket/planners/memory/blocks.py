@@ -1,18 +1,23 @@
 """Cut a training step into blocks: the pieces of its forward pass that a memory plan decides about.
 
-Repeated layers are the blocks that people think in: consecutive ops whose module paths share the
-outermost numbered part (``transformer.h.3``), small neighbours joined. Where a model has no such
-parts, its forward pass is cut where few bytes cross (Wei, TensorFlowMem, CMU-CS-19-135): the cuts
-with the least sum of crossing bytes such that no block makes more than its share, by a dynamic
-program over positions with a sliding minimum; logits and their loss stay together. Where one block
-has more parameters than there is room for, it is cut again by a list of modules inside it, such as
-experts. O(ops + reads).
+Repeated layers are the blocks that people think in: consecutive ops whose module paths share a
+numbered part (``transformer.h.3``), small neighbours joined. How deep that part lies is chosen by
+bytes: a block that makes more than a limit is cut by the lists of modules inside it
+(``stages.2.blocks.17``), others stay whole, and of all limits the one is taken for which inputs of
+blocks and the largest block together take least, which is what full recompute holds. Where a model
+has no such parts, its forward pass is cut where few bytes cross (Wei, TensorFlowMem,
+CMU-CS-19-135): the cuts with the least sum of crossing bytes such that no block makes more than its
+share, by a dynamic program over positions with a sliding minimum; logits and their loss stay
+together. Where one block has more parameters than there is room for, it is cut again by a list of
+modules inside it, such as experts. O(limits · (ops + reads)).
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -31,29 +36,132 @@ NUM_NARROW_BLOCKS = 16
 """Of the bytes that the forward pass makes, a block between narrow places makes about this part."""
 SMALL_OPS = 4
 """Neighbouring parts of one list are joined until they have this many ops."""
-_NUMBERED = re.compile(r"^(?:[^.]+\.)*?\d+(?=\.|$)")
-_NUMBERED_TWICE = re.compile(r"^(?:(?:[^.]+\.)*?\d+(?=\.|$)\.?){2}")
+NUM_LIMITS, SMALLEST_LIMIT = 20, 1 / 64
+"""Limits of a block's bytes that are tried, down to this part of the largest block."""
+WORTH = 0.9
+"""Smaller blocks are taken where they hold less than this part of what larger ones hold."""
+Cut = list[tuple[int, str]]
+"""First op and name of each block."""
 
 
 def cut_step(graph: Graph) -> StepBlocks:
     """The blocks of a step; raises `UsageError` for what is no step."""
     num_forward = num_forward_ops(graph)
-    labels = [layer_label(graph.module_of(op)) for op in range(num_forward)]
-    tail = _tail(graph, num_forward)
-    if len({label for label in labels if label}) >= FEWEST:
-        starts = [start for start in _joined(labels) if start <= tail]
-        names = [labels[at] or graph.module_of(at) or WITHOUT_MODULE for at in starts]
-    else:
+    forward, tail = _Forward(graph, num_forward), _tail(graph, num_forward)
+    best, least = Cut(), float("inf")
+    for nested in forward.nested_cuts():
+        cut = [(start, name) for start, name in nested if start <= tail]
+        held_bytes = forward.held_bytes(cut)
+        if (forward.has_layers or len(cut) >= FEWEST) and held_bytes < WORTH * least:
+            best, least = cut, held_bytes
+    if not forward.has_layers:
         starts = [start for start in narrow_cuts(graph, num_forward) if start < tail]
         starts += [tail] if tail < num_forward else []
-        names = [graph.module_of(at) or graph.op_names[at] for at in starts]
-    return make_blocks(graph, _distinct(names), np.array([*starts, num_forward], dtype=np.int32))
+        narrow = [(at, graph.module_of(at) or graph.op_names[at]) for at in starts]
+        if WORTH * forward.held_bytes(narrow) <= least:
+            best = narrow
+    edges = np.array([*(start for start, _ in best), num_forward], dtype=np.int32)
+    return make_blocks(graph, _distinct([name for _, name in best]), edges)
 
 
-def layer_label(module: str) -> str:
-    """The path up to its outermost numbered part; empty where it has none."""
-    found = _NUMBERED.match(module)
-    return found.group() if found else ""
+@lru_cache(maxsize=2**16)
+def layer_label(module: str, depth: int = 1) -> str:
+    """The path up to its numbered part of a depth, 1 the outermost; empty where it has none."""
+    parts = module.split(".")
+    numbered = [at for at, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[: numbered[depth - 1] + 1]) if len(numbered) >= depth else ""
+
+
+def _child(path: str, module: str) -> str:
+    """The module directly inside ``path`` that a module is or is in; empty for ``path`` itself."""
+    if module == path or (path and not module.startswith(path + ".")):
+        return ""
+    return module[: (module + ".").index(".", len(path) + 1 if path else 0)]
+
+
+@dataclass(eq=False)
+class _Forward:
+    """The ops of a forward pass, and how lists of modules cut them."""
+
+    graph: Graph
+    num_ops: int
+    _found: dict[tuple[int, int, str], list[tuple[Span, str]]] = field(default_factory=dict)
+
+    @cached_property
+    def modules(self) -> list[str]:
+        """Module path by op."""
+        return [self.graph.module_of(op) for op in range(self.num_ops)]
+
+    @cached_property
+    def made(self) -> LongArray:
+        """Bytes made before each op, and by all."""
+        return _made_and_crossing(self.graph, self.num_ops)[0]
+
+    @cached_property
+    def has_layers(self) -> bool:
+        """True if there are a few outermost numbered modules."""
+        return len({layer_label(module) for module in self.modules} - {""}) >= FEWEST
+
+    def nested_cuts(self) -> Iterator[Cut]:
+        """Blocks of the outermost lists, then with those above a limit cut by modules inside."""
+        labels = [layer_label(module) for module in self.modules]
+        outermost = list(pairwise([*_joined(labels), self.num_ops]))
+        before = Cut()
+        limits = int(self.made[-1]) * np.geomspace(1, SMALLEST_LIMIT, NUM_LIMITS)
+        for limit_bytes in [float("inf"), *limits.tolist()]:
+            cut = [
+                piece for run in outermost for piece in self._cut(run, labels[run[0]], limit_bytes)
+            ]
+            if cut != before:
+                yield cut
+            before = cut
+
+    def _cut(self, run: Span, path: str, limit_bytes: float) -> Cut:
+        """A run of ops of a module, whole or cut by what is inside that module."""
+        start, stop = run
+        if self.made[stop] - self.made[start] > limit_bytes and (inner := self._inside(run, path)):
+            return [piece for part, name in inner for piece in self._cut(part, name, limit_bytes)]
+        return [(start, path or self.modules[start] or WITHOUT_MODULE)]
+
+    def _inside(self, run: Span, path: str) -> list[tuple[Span, str]]:
+        """Runs of modules directly inside a module; none where there is one, or they take turns."""
+        start, stop = run
+        if (start, stop, path) not in self._found:
+            labels = [_child(path, module) for module in self.modules[start:stop]]
+            runs = [at for at, label in enumerate(labels) if label and label != _before(labels, at)]
+            edges = [*_joined(labels), stop - start]
+            found = [((start + a, start + b), labels[a]) for a, b in pairwise(edges)]
+            if len(found) == 1 and (child := labels[0]):
+                found = self._inside(run, child)
+            elif len(found) == 1 or len({labels[at] for at in runs}) < len(runs):
+                found = []
+            self._found[start, stop, path] = found
+        return self._found[start, stop, path]
+
+    @cached_property
+    def _passed_on(self) -> tuple[LongArray, LongArray, LongArray]:
+        """Of each storage that forward ops make and read: its producer, last reader and bytes."""
+        graph = self.graph
+        last = np.full(graph.num_tensors, -1)
+        is_forward = graph.reader < self.num_ops
+        np.maximum.at(last, graph.root_of[graph.reads[is_forward]], graph.reader[is_forward])
+        producer = graph.tensor_producer
+        found = (producer >= 0) & (last > producer) & (graph.held_bytes > 0)
+        return producer[found].astype(np.int64), last[found], graph.held_bytes[found]
+
+    def held_bytes(self, cut: Cut) -> float:
+        """What full recompute holds: inputs of all blocks, what runs in no block's module, and
+        what the largest block makes."""
+        if not cut:
+            return float("inf")
+        edges = np.array([*(start for start, _ in cut), self.num_ops])
+        # The code of a module whose parts are blocks is not recomputed with any of them.
+        outer = {module for _, name in cut for module in outer_modules(name)}
+        is_outside = np.array([module in outer for module in self.modules], dtype=bool)
+        producer, last, size = self._passed_on
+        next_edge = edges[np.searchsorted(edges, producer, side="right")]
+        stays = (next_edge <= last) | is_outside[producer]
+        return float(size[stays].sum() + np.diff(self.made[edges]).max())
 
 
 def cut_finer(graph: Graph, blocks: StepBlocks, own_bytes: LongArray, most: float) -> StepBlocks:
@@ -62,25 +170,21 @@ def cut_finer(graph: Graph, blocks: StepBlocks, own_bytes: LongArray, most: floa
     starts, names = list[int](), list[str]()
     for number, name in enumerate(blocks.names):
         first, last = blocks.start[number : number + 2].tolist()
-        cuts = _inner_cuts(graph, first, last, own_bytes, most)
+        depth = 1 + sum(part.isdecimal() for part in name.partition(":")[0].split("."))
+        cuts = _inner_cuts(graph, (first, last), depth, own_bytes, most)
         starts += [first, *cuts]
-        names += [name, *(inner_label(graph.module_of(at)) or name for at in cuts)]
+        names += [name, *(layer_label(graph.module_of(at), depth) or name for at in cuts)]
     edges = np.array([*starts, blocks.start[-1]], dtype=np.int32)
     return make_blocks(graph, _distinct([name.partition(":")[0] for name in names]), edges)
 
 
-def inner_label(module: str) -> str:
-    """The path up to its second numbered part; empty where it has none."""
-    found = _NUMBERED_TWICE.match(module)
-    return found.group().rstrip(".") if found else ""
-
-
 def _inner_cuts(
-    graph: Graph, first: int, last: int, own_bytes: LongArray, most: float
+    graph: Graph, block: Span, depth: int, own_bytes: LongArray, most: float
 ) -> list[int]:
-    """Where groups of members begin within a block, and what comes after the last one; nothing
-    where there are few members, or where they take turns."""
-    labels = [inner_label(graph.module_of(op)) for op in range(first, last)]
+    """Where groups of members of a list begin within a block, and what comes after the last one;
+    nothing where there are few members, or where they take turns."""
+    first, last = block
+    labels = [layer_label(graph.module_of(op), depth) for op in range(first, last)]
     runs = [at for at, label in enumerate(labels) if label and label != _before(labels, at)]
     if len(runs) < FEWEST or len({labels[at] for at in runs}) != len(runs):
         return []
