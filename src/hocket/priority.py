@@ -43,12 +43,15 @@ def wrap(
     *,
     crosses: bool | None = None,
     slice_bytes: int = SLICE_BYTES,
+    dtype: torch.dtype | None = None,
 ) -> Propagation:
     """Let the gradients of a model travel by priority, between all ranks of the default group.
 
     ``crosses``: whether layers of the next forward pass wait for their own sums alone (True), all
     for all sums (False), or whichever pays, found in the first steps (None). All ranks start from
-    the parameters of the first.
+    the parameters of the first. Gradients are summed in their own type, or in ``dtype``; parameters
+    may be on a GPU, whose gradients are staged in the host's memory. Several backward passes make
+    one update where all but the last are within ``no_sync()`` of what is returned.
     """
     if not dist.is_initialized():
         raise UsageError(
@@ -69,4 +72,6 @@ def wrap(
     c10d: Any = dist.distributed_c10d
     store = c10d.PrefixStore(f"hocket priority {next(_number)}", c10d._get_default_store())
     exchange = SumExchange(store, rank, num_ranks, cluster)
-    return Propagation(model, optimizer, exchange, crosses=crosses, slice_bytes=slice_bytes)
+    return Propagation(
+        model, optimizer, exchange, crosses=crosses, slice_bytes=slice_bytes, dtype=dtype
+    )

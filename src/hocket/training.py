@@ -79,6 +79,7 @@ def prepare(
     count: Count | None = None,
     weights: str | Path | None = None,
     compiled: bool | str = False,
+    reduce_dtype: torch.dtype | None = None,
 ) -> Training:
     """Make a plan carry the training of ``model`` by ``optimizer`` on batches like ``batch``.
 
@@ -94,6 +95,9 @@ def prepare(
     fit is offloaded to the host or recomputed, and ``train.memory`` says how. When a step returns,
     all parameters have their updates; with ``async_update`` those on the host run into the next
     step, which is faster.
+
+    Replicas sum gradients in the gradients' own dtype, as DistributedDataParallel does, or in
+    ``reduce_dtype``, such as ``torch.float32`` for a model in bfloat16.
 
     ``compiled`` trains on the one device that is here by kernels of ``torch.compile`` (of its
     backend of that name), without a plan; on a GPU a step of them is launched as a whole.
@@ -128,7 +132,7 @@ def prepare(
             if isinstance(saved, Division) or (saved is not None and divides(saved.plan)):
                 task = _divided_task(
                     model, optimizer, batch, recipe, saved, options, rank_device(variables),
-                    count=count, weights=weights,
+                    count=count, weights=weights, reduce_dtype=reduce_dtype,
                 )  # fmt: skip
                 carrier = (
                     carried_division(task, saved)
@@ -162,14 +166,16 @@ def _divided_task(
     *,
     count: Count | None,
     weights: str | Path | None,
+    reduce_dtype: torch.dtype | None,
 ) -> DividedTask:
     """A training that ranks share, of which this one has the device."""
-    propagates = _propagates(saved, model, optimizer, options, device)
+    propagates = _propagates(saved, model, optimizer, options, reduce_dtype)
     return DividedTask(
         model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
         make_inner=lambda how, rows, drawn: _alone(model, rows, how, options, device, drawn),
         seed=options.seed, count=count, max_shapes=options.max_shapes, weights=weights,
-        sums_by=None if propagates else _sums_by(saved, device), propagates=propagates,
+        sums_by=None if propagates else _sums_by(saved, device), sums_in=reduce_dtype,
+        propagates=propagates,
     )  # fmt: skip
 
 
@@ -212,13 +218,13 @@ def _propagates(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     options: LoopOptions,
-    device: torch.device,
+    reduce_dtype: torch.dtype | None,
 ) -> Callable[[], Propagation] | None:
     """What lets gradients travel by priority where the plan says so and this training can."""
     if isinstance(saved, Division) or (priority := saved.plan.get(Priority)) is None:
         return None
     require_structure(saved.plan, saved.problem)
-    if hindered := hindrance(model, optimizer, options, device):
+    if hindered := hindrance(model, optimizer, options):
         warnings.warn(
             f"the plan sends gradients by priority, and {hindered}: they are summed at the end of "
             "each step, and the numbers are the same",
@@ -227,8 +233,9 @@ def _propagates(
         )
         return None
     return lambda: wrap(
-        model, optimizer, crosses=priority.crosses, slice_bytes=priority.slice_bytes
-    )
+        model, optimizer, crosses=priority.crosses, slice_bytes=priority.slice_bytes,
+        dtype=reduce_dtype,
+    )  # fmt: skip
 
 
 def _alone(

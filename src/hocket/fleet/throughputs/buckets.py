@@ -16,9 +16,7 @@ from hocket.base.arrays import FloatArray
 from hocket.cost.collectives import RingPath, ring_all_reduce_s
 from hocket.cost.parallel.efficiency import CONSTANTS
 from hocket.graph.graph import Graph, Phase, Role
-
-_BUCKET_BYTES = 25 * 2**20
-"""PyTorch's default; the last bucket has what is left."""
+from hocket.plan.gradient_buckets import BUCKET_BYTES
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,7 +66,7 @@ def in_buckets(gradients: Gradients) -> Gradients:
     size_bytes: list[float] = []
     filled = np.inf
     for at_s, more in zip(gradients.ready_s.tolist(), gradients.size_bytes.tolist(), strict=True):
-        if filled >= _BUCKET_BYTES:
+        if filled >= BUCKET_BYTES:
             ready_s.append(at_s)
             size_bytes.append(0.0)
         ready_s[-1] = at_s

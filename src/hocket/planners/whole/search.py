@@ -17,6 +17,7 @@ import numpy as np
 
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.parts import even_parts
+from hocket.plan.gradient_buckets import BUCKET_BYTES
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Replica, Shares
 from hocket.plan.sections.shares import SHARE_SCHEDULES
@@ -33,7 +34,6 @@ from hocket.planners.whole.must import ANYTHING, Must
 from hocket.planners.whole.relief import fitted
 from hocket.planners.whole.structures import Structure, structures
 from hocket.planners.whole.tables import Tables, tables_of
-from hocket.simulate.shares.exchange import BUCKET_BYTES
 from hocket.simulate.shares.prices import best_ring
 
 _STARTS = 4

@@ -17,11 +17,11 @@ import numpy as np
 from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.host_route import host_route
+from hocket.plan.gradient_buckets import BUCKET_BYTES
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
 from hocket.planners.memory.blocks import cut_step
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.shares.exchange import BUCKET_BYTES
 from hocket.simulate.shares.order import places_of
 from hocket.simulate.shares.prices import accumulate_s, gradients_of, priced_at
 

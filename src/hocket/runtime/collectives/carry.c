@@ -74,12 +74,23 @@ static i64 pop(Carry *s, i64 peer) {
         for (i64 i = 0, n = size / (i64)sizeof(T); i < n; i++) a[i] += b[i]; \
     }
 
+/* Upper halves of floats: added as floats, rounded to the nearest, ties to even. */
+static void add_bfloat16(uint16_t *restrict a, const uint16_t *restrict b, i64 n) {
+    for (i64 i = 0; i < n; i++) {
+        union { uint32_t bits; float value; } x = {(uint32_t)a[i] << 16}, y = {(uint32_t)b[i] << 16};
+        x.value += y.value;
+        uint32_t rounded = x.bits + 0x7fff + (x.bits >> 16 & 1);
+        a[i] = x.value != x.value ? 0x7fc0 : (uint16_t)(rounded >> 16);
+    }
+}
+
 static void add(i64 kind, void *into, const void *from, i64 size) {
     switch (kind) {
     case 0: ADD(float) break;
     case 1: ADD(double) break;
     case 2: ADD(int32_t) break;
     case 3: ADD(i64) break;
+    case 4: add_bfloat16((uint16_t *)into, (const uint16_t *)from, size / 2); break;
     }
 }
 

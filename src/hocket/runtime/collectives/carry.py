@@ -73,7 +73,9 @@ class Carry:
         count, chunks = len(connections.fd), layout.num_chunks
         self.layout, self.connections = layout, connections
         self.data = data.view(np.uint8).reshape(-1)
-        self.kind = KINDS.index(data.dtype.name) if data.dtype.name in KINDS else -1
+        # NumPy has no bfloat16: its bits come as whole numbers of two bytes, which nobody adds.
+        name = "bfloat16" if data.dtype == np.uint16 else data.dtype.name
+        self.kind = KINDS.index(name) if name in KINDS else -1
         # Ranks that cut another message into other chunks are told from those that come late.
         self.sequence = (sequence & 0xFFFF) << 16 | _fingerprint(layout, self.kind)
         self.note_fd = note_fd

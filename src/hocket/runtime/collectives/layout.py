@@ -17,8 +17,8 @@ from hocket.base.arrays import LongArray, pointers
 from hocket.base.errors import UsageError
 from hocket.plan.sections.communication import Communication, Tree
 
-KINDS = ("float32", "float64", "int32", "int64")
-"""Numbers that can be added on the way."""
+KINDS = ("float32", "float64", "int32", "int64", "bfloat16")
+"""Numbers that can be added on the way, as `carry.c` counts them; NumPy has no bfloat16."""
 MAX_CHILDREN = 64
 """Whose arrivals are one word of marks."""
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 12, 1 << 19

@@ -153,8 +153,12 @@ class _Plain:
         carry, layout = self.carry, self.carry.layout
         start, size = int(layout.chunk_start[chunk]), int(layout.chunk_size[chunk])
         at = scratch_at + int(layout.chunk_at[chunk])
-        dtype = np.dtype(KINDS[carry.kind])
-        carry.data[start : start + size].view(dtype)[:] += carry.scratch[at : at + size].view(dtype)
+        into, found = carry.data[start : start + size], carry.scratch[at : at + size]
+        if KINDS[carry.kind] == "bfloat16":
+            into.view(np.uint16)[:] = _added_bfloat16(into.view(np.uint16), found.view(np.uint16))
+        else:
+            dtype = np.dtype(KINDS[carry.kind])
+            into.view(dtype)[:] += found.view(dtype)
 
     def _send(self, peer: int) -> int:
         carry, layout = self.carry, self.carry.layout
@@ -253,3 +257,12 @@ class _Plain:
                 at = int(layout.scratch_at[first + number] + layout.chunk_at[chunk])
                 return carry.scratch[at : at + size], number
         return None
+
+
+def _added_bfloat16(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Sums of the upper halves of floats, rounded to the nearest, ties to even."""
+    wide = [(each.astype(np.uint32) << 16).view(np.float32) for each in (a, b)]
+    total = wide[0] + wide[1]
+    bits = total.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+    return np.where(np.isnan(total), 0x7FC0, rounded).astype(np.uint16)

@@ -6,13 +6,18 @@ update their own parameters then, so that the end of a step is no barrier. Every
 fixed order and every parameter updated once per step by the same rule: the numbers are those of
 synchronous training. Where communication is short beside computing there is nothing to gain: then
 all sums are waited for when the optimizer steps, as DistributedDataParallel does.
+
+Gradients on a GPU are staged in pinned memory by a stream of their own, because NCCL cannot let an
+urgent slice overtake others. They are summed in their own dtype, float32 on request.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +27,11 @@ from hocket.base.errors import RunError, UsageError
 from hocket.runtime.collectives.carry import Carry
 from hocket.runtime.collectives.layout import of_chunks
 from hocket.runtime.collectives.slices import SLICE_BYTES, slices
+from hocket.runtime.collectives.staging import GpuStaging
 from hocket.runtime.collectives.sums import SumExchange
 
+IntCounts = np.ndarray[Any, np.dtype[np.int64]]
+_ADDED = (torch.float32, torch.float64, torch.bfloat16)
 WORTHWHILE = 0.2
 """Communication of less than this part of computing stays behind backward anyway."""
 
@@ -38,9 +46,9 @@ class GradientLayer:
     """Its chunks."""
 
     @property
-    def num_bytes(self) -> int:
+    def num_elements(self) -> int:
         """Of its gradients."""
-        return sum(p.numel() * 4 for p in self.parameters)
+        return sum(p.numel() for p in self.parameters)
 
 
 class Propagation:
@@ -49,8 +57,12 @@ class Propagation:
     def __init__(
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, exchange: SumExchange, *,
         crosses: bool | None, slice_bytes: int = SLICE_BYTES, is_backward_order: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        """``crosses`` the end of a step: None decides after a few steps."""
+        """``crosses`` the end of a step: None decides after a few steps.
+
+        Gradients are summed in ``dtype``, by default in their own where ranks can add it.
+        """
         self.model, self.optimizer, self._exchange = model, optimizer, exchange
         self._slice_bytes, self._is_backward = slice_bytes, is_backward_order
         self.crosses: bool | None = crosses
@@ -65,10 +77,12 @@ class Propagation:
         """Layers whose sums of the last step are not in their parameters yet."""
         self._taken: set[torch.nn.Parameter] = set()
         self._is_stepping = False
+        self.is_syncing = True
+        """False while gradients of several backward passes are accumulated on this rank alone."""
         self._watch = _Watch()
         trained = [p for p in model.parameters() if p.requires_grad]
-        if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in trained):
-            raise UsageError("priorities carry float32 parameters of the processor only")
+        self._dtype = dtype or _wire_dtype(trained)
+        self._staging = _staging_of(trained)
         stepped = {p for group in optimizer.param_groups for p in group["params"]}
         if stepped != set(trained):
             raise UsageError(
@@ -99,12 +113,13 @@ class Propagation:
                 self._update([index])
 
     def _after_gradient(self, parameter: torch.nn.Parameter) -> None:
-        if not self._layers:
+        if not self._layers or not self.is_syncing:
             return
         if parameter in self._taken:
             raise UsageError(
                 "a gradient came twice in one step",
-                hint="call backward once per optimizer.step(); accumulation is not supported",
+                hint="call backward once per optimizer.step(), and all backward passes before the "
+                "last within no_sync()",
             )
         self._taken.add(parameter)
         self._hand_over(parameter)
@@ -125,6 +140,8 @@ class Propagation:
         ]
         self._due = set(range(len(self._layers)))
         if not self.crosses:
+            if self.crosses is None and self._staging is not None:
+                torch.cuda.synchronize()  # else what the GPU still computes counts as waiting
             self._watch.waits()
             self._sums_as_gradients(range(len(self._layers)))
             self._watch.computes()
@@ -138,6 +155,15 @@ class Propagation:
                 parameter.grad = None
             self._decide()
         self._begin()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients within on this rank alone, as `DistributedDataParallel.no_sync`."""
+        before, self.is_syncing = self.is_syncing, False
+        try:
+            yield
+        finally:
+            self.is_syncing = before
 
     def finish(self) -> None:
         """Wait until every parameter is up to date: before evaluating or saving by other ways."""
@@ -153,27 +179,31 @@ class Propagation:
             self._layers = self._layers[::-1]
             count = len(self._layers)
             self._layer_of = {m: [count - 1 - n for n in ns] for m, ns in self._layer_of.items()}
-        sizes = [layer.num_bytes for layer in self._layers]
+        item_bytes = self._dtype.itemsize
+        sizes = [layer.num_elements * item_bytes for layer in self._layers]
         text = self._exchange.agreed("sizes", ",".join(map(str, sizes)))
         if text != ",".join(map(str, sizes)):
             raise RunError("ranks run their layers in different orders, or have other layers")
         plan = self._exchange.plan(sum(sizes))
         self._sums_s = sum(sizes) / plan.rate_bps
         shares = [float(tree.share) for tree in plan.section.trees]
-        chunks, ends = slices(sizes, shares, slice_bytes=self._slice_bytes)
+        chunks, ends = slices(sizes, shares, item_bytes=item_bytes, slice_bytes=self._slice_bytes)
         self._layout = of_chunks(plan.section, self._exchange.rank, chunks)
         at = 0
         starts = np.array([start for _, start, _ in chunks], dtype=np.int64)
         for layer, (first_chunk, stop_chunk) in zip(self._layers, ends, strict=True):
             layer.first, layer.stop = first_chunk, stop_chunk
             for parameter in layer.parameters:
-                size = parameter.numel() * 4
+                size = parameter.numel() * item_bytes
                 first = int(np.searchsorted(starts, at, side="right")) - 1
                 last = int(np.searchsorted(starts, at + size, side="left"))
-                self._place[parameter] = (at, first, last)
+                self._place[parameter] = (at // item_bytes, first, last)
                 at += size
         # The two buffers take turns: sums of a step are read while the next one's gradients come.
-        self._buffers = [torch.zeros(at // 4) for _ in range(2)]
+        self._buffers = [
+            torch.zeros(at // item_bytes, dtype=self._dtype, pin_memory=self._staging is not None)
+            for _ in range(2)
+        ]
         self._begin()
 
     def _begin(self) -> None:
@@ -183,22 +213,28 @@ class Propagation:
         self._missing = np.zeros(self._layout.num_chunks, dtype=np.int64)
         for _, first, last in self._place.values():
             self._missing[first:last] += 1
-        self._carry = self._exchange.begin(self._layout, self._buffers[0].numpy())
+        bits = self._buffers[0]
+        if bits.dtype == torch.bfloat16:
+            bits = bits.view(torch.uint16)
+        self._carry = self._exchange.begin(self._layout, bits.numpy())
 
     def _hand_over(self, parameter: torch.nn.Parameter) -> None:
         """A gradient into the buffer; chunks that are whole by it may go."""
         assert self._carry is not None
         at, first, last = self._place[parameter]
-        into = self._buffers[0][at // 4 : at // 4 + parameter.numel()]
-        if parameter.grad is None:
-            into.zero_()
+        into = self._buffers[0][at : at + parameter.numel()]
+        ready = partial(_count_down, self._carry, self._missing, first, last)
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None and gradient.layout != torch.strided:
+            gradient = gradient.to_dense()
+        if self._staging is None:
+            if gradient is None:
+                into.zero_()
+            else:
+                into.copy_(gradient.reshape(-1))
+            ready()
         else:
-            into.copy_(parameter.grad.reshape(-1))
-            parameter.grad = None
-        self._missing[first:last] -= 1
-        for chunk in range(first, last):
-            if self._missing[chunk] == 0:
-                self._carry.ready(chunk)
+            self._staging.fetch(into, gradient, ready)
 
     def _update(self, indices: Sequence[int]) -> None:
         """Wait for the sums of some layers and step the optimizer for them alone."""
@@ -227,8 +263,9 @@ class Propagation:
             layer = self._layers[index]
             self._exchange.wait(carry, layer.first, layer.stop)
             for parameter in layer.parameters:
-                at = self._place[parameter][0] // 4
-                total = buffer[at : at + parameter.numel()].view_as(parameter)
+                at = self._place[parameter][0]
+                total = buffer[at : at + parameter.numel()].view(parameter.shape)
+                total = total.to(parameter.device, parameter.dtype, non_blocking=True)
                 parameter.grad = total / self._exchange.num_ranks
 
     def _decide(self) -> None:
@@ -241,6 +278,8 @@ class Propagation:
     def close(self) -> None:
         """Bring all parameters up to date and let go of the links."""
         self.finish()
+        if self._staging is not None:
+            self._staging.close()
         self._exchange.close()
 
 
@@ -276,6 +315,31 @@ class _Watch:
         now_s = time.monotonic()
         self._spent_s[self._is_waiting] += now_s - self._since_s
         self._since_s, self._is_waiting = now_s, is_waiting
+
+
+def _count_down(carry: Carry, missing: IntCounts, first: int, last: int) -> None:
+    """Hand chunks to the executor of which this was the last part."""
+    missing[first:last] -= 1
+    for chunk in range(first, last):
+        if missing[chunk] == 0:
+            carry.ready(chunk)
+
+
+def _wire_dtype(trained: Sequence[torch.nn.Parameter]) -> torch.dtype:
+    """The dtype of all gradients where the executor adds it, else float32."""
+    found = {parameter.dtype for parameter in trained}
+    return found.pop() if len(found) == 1 and found <= set(_ADDED) else torch.float32
+
+
+def _staging_of(trained: Sequence[torch.nn.Parameter]) -> GpuStaging | None:
+    devices = {parameter.device for parameter in trained}
+    if len(devices) > 1:
+        raise UsageError(
+            "the parameters are on several devices, and priorities need them on one",
+            hint="move the model to one device of this rank",
+        )
+    (device,) = devices or {torch.device("cpu")}
+    return GpuStaging(device) if device.type == "cuda" else None
 
 
 def _layers(

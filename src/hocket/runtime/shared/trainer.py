@@ -23,12 +23,10 @@ from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.optimizer import Optimizer
 from hocket.capture.perform import draw_seed
 from hocket.capture.step import apply_model
+from hocket.runtime.collectives.reducer import GradientReducer
 from hocket.runtime.record import StepRecord
 from hocket.runtime.shared.job import PER_MICROBATCH
 from hocket.runtime.shared.rows import Rows
-
-_BUCKET_BYTES = 25 * 2**20
-"""Gradients that are exchanged in one message, about."""
 
 
 class ReplicaTrainer:
@@ -54,6 +52,10 @@ class ReplicaTrainer:
         self._parameters = trained_parameters(update, self.model)
         self._optimizer = torch_optimizer(update, self._parameters)
         self._marks = _Marks(self.model, self._parameters)
+        self._reducer: GradientReducer | None = None
+        if dist.is_initialized():
+            self._reducer = GradientReducer([(None, self._parameters)])
+            self._reducer.watch_autograd()
 
     def step(
         self, number: int, on_move: Callable[[int, int], None] = lambda step, done: None
@@ -64,6 +66,8 @@ class ReplicaTrainer:
         """
         record = StepRecord(start_s=time.perf_counter())
         self._optimizer.zero_grad(set_to_none=True)
+        if self._reducer is not None:
+            self._reducer.begin()
         total = torch.zeros((), device=self.device)
         for index, (rows, part) in enumerate(zip(self._microbatches, self._parts, strict=True)):
             self._marks.begin(partial(_tell_part, on_move, number, index))
@@ -71,21 +75,17 @@ class ReplicaTrainer:
             torch.manual_seed(draw_seed(self.seed, number, rows.start))
             value = self._loss(apply_model(self.model, part))
             weighted = value * ((rows.stop - rows.start) / self.num_samples)
+            if self._reducer is not None:
+                self._reducer.is_enabled = index + 1 == len(self._parts)
             weighted.backward()  # type: ignore[no-untyped-call]
             total += weighted.detach()
-        if dist.is_initialized():
-            _sum_over_ranks([*self._gradients(), total])
+        if self._reducer is not None:
+            self._reducer.finish()
+            dist.all_reduce(total)
         self._optimizer.step()
         record.loss = float(total)
         record.end_s = time.perf_counter()
         return record
-
-    def _gradients(self) -> list[torch.Tensor]:
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                # Another replica may have used it; all exchange the same tensors.
-                parameter.grad = torch.zeros_like(parameter)
-        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
 
 class _Marks:
@@ -126,27 +126,6 @@ def _rows_of(batch: Any, rows: Rows, num_samples: int, device: torch.device) -> 
         has_rows = tensor.dim() > 0 and tensor.shape[0] == num_samples
         parts[id(tensor)] = (tensor[rows.start : rows.stop] if has_rows else tensor).to(device)
     return map_batch(batch, parts)
-
-
-def _sum_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
-    """Replace tensors by their sums over all ranks, many in one message."""
-    bucket: list[torch.Tensor] = []
-    num_bytes = 0
-    for tensor in tensors:
-        if bucket and (num_bytes > _BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
-            _sum_bucket(bucket)
-            bucket, num_bytes = [], 0
-        bucket.append(tensor)
-        num_bytes += tensor.numel() * tensor.element_size()
-    if bucket:
-        _sum_bucket(bucket)
-
-
-def _sum_bucket(tensors: Sequence[torch.Tensor]) -> None:
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.all_reduce(flat)
-    for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
-        tensor.copy_(part.view_as(tensor))
 
 
 def trained_parameters(update: Optimizer, model: nn.Module) -> list[nn.Parameter]:

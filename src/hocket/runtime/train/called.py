@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from hocket.capture.fake import model_tensors
+from hocket.capture.fake import batch_tensors, map_batch, model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.step import apply_model
 from hocket.runtime.train.carrier import Carried, Timings
@@ -26,12 +26,20 @@ class CalledModel:
     predicted_s: float | None = None
     lost = ""
 
-    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
-        self._model, self._recipe = model, recipe
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, device: torch.device | None = None
+    ) -> None:
+        """Batches are moved to the ``device``, if one is given."""
+        self._model, self._recipe, self._batch_device = model, recipe, device
         self._loss = ChosenLoss(recipe.loss)
         self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
 
     def _apply(self, batch: Any) -> Any:
+        if self._batch_device is not None:
+            moved = {
+                id(tensor): tensor.to(self._batch_device) for _, tensor in batch_tensors(batch)
+            }
+            batch = map_batch(batch, moved)
         return (self._recipe.forward or apply_model)(self._model, batch)
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.runtime.collectives.reducer import GradientReducer
 from hocket.runtime.train.weight import Weight
 from hocket.simulate.timeline import Timeline
 
@@ -110,3 +111,27 @@ class KeepsLanes(Protocol):
 
     def take_lanes(self, state: Mapping[str, Any]) -> None:
         """Go on from what they kept, or anew where that is nothing."""
+
+
+@runtime_checkable
+class FeedsReducer(Protocol):
+    """Passes that hand gradients over as they become final, by other means than autograd."""
+
+    def feed(self, reducer: GradientReducer) -> None:
+        """Give gradients to a reducer from the next step on."""
+
+
+def feed(passes: Passes, reducer: GradientReducer) -> None:
+    """Have what computes gradients give them to a reducer: by itself, or by hooks of autograd."""
+    if isinstance(passes, FeedsReducer):
+        passes.feed(reducer)
+    else:
+        reducer.watch_autograd()
+
+
+@runtime_checkable
+class SyncsGradients(Protocol):
+    """A carrier whose ranks sum gradients once per update."""
+
+    def set_requires_gradient_sync(self, is_required: bool) -> None:
+        """False if more batches of the same update follow the next one (as in FSDP2)."""

@@ -18,6 +18,7 @@ import torch
 
 from hocket.base.errors import RunError, one_line
 from hocket.capture.perform import BoundCall, draw_seed, seed_device
+from hocket.capture.program import Program
 from hocket.graph.graph import Phase, Role
 from hocket.runtime.kernels import stand_in
 from hocket.runtime.package import pack, unpack
@@ -62,6 +63,10 @@ class CarriedStep:
         self._moving: dict[int, torch.Tensor] = {}
         self.gradients: dict[int, torch.Tensor] = {}
         """By parameter, after the backward part."""
+        self.on_gradient: Callable[[int, torch.Tensor], torch.Tensor] | None = None
+        """Called with a parameter and its gradient when the op that makes it has run; returns the
+        tensor that the gradient is then."""
+        self._gradients_of = _gradients_of_ops(setup.program)
         self._redraws = Redraws(setup.program, device)
         acts = self._acts()
         num_forward = 1 + max(
@@ -169,13 +174,28 @@ class CarriedStep:
             function = self._weighted(call.function)
         do = performed(BoundCall(call, self.device, function), call, slots)
         if self._seed is not None and op in self.setup.program.draws:
-            return partial(self._seeded, do, self.setup.program.draws[op])
-        if op in self.setup.program.draws and self.setup.program.repeats:
-            return partial(self._redraws.run, op, do)
+            do = partial(self._seeded, do, self.setup.program.draws[op])
+        elif op in self.setup.program.draws and self.setup.program.repeats:
+            do = partial(self._redraws.run, op, do)
+        if op in self._gradients_of:
+            return partial(self._announced, do, self._gradients_of[op], slots)
         return do
 
+    def _announced(
+        self, do: Callable[[], None], made: Sequence[tuple[int, int, bool]], slots: Slots
+    ) -> None:
+        """Run an op that makes gradients, and hand them over at once where someone takes them."""
+        do()
+        if self.on_gradient is None:
+            return
+        for parameter, gradient, is_read_again in made:
+            self.gradients[parameter] = self.on_gradient(parameter, slots[gradient])
+            if not is_read_again:
+                slots[gradient] = None
+
     def _hand_out(self, parameter: int, gradient: int, slots: Slots) -> None:
-        self.gradients[parameter] = slots[gradient]
+        if parameter not in self.gradients:
+            self.gradients[parameter] = slots[gradient]
 
     def _seeded(self, do: Callable[[], None], draw: int) -> None:
         assert self._seed is not None
@@ -202,6 +222,20 @@ class CarriedStep:
         if spec.layout is not None:
             data = self._moving.pop(number)
             self._slots[dst][tensor] = unpack(data, spec, self.setup.is_whole[number])
+
+
+def _gradients_of_ops(program: Program) -> dict[int, list[tuple[int, int, bool]]]:
+    """By op: the parameters whose gradients it makes, these gradients, and whether ops read them.
+
+    The optimizer's ops do not count as readers.
+    """
+    read = {t for call in program.calls if call.phase != Phase.OPTIMIZER for t in call.reads}
+    found: dict[int, list[tuple[int, int, bool]]] = {}
+    for parameter, gradient in program.gradients.items():
+        producer = program.tensors[gradient].producer
+        if producer >= 0:
+            found.setdefault(producer, []).append((parameter, gradient, gradient in read))
+    return found
 
 
 def kept_tensors(setup: Setup, *, everything: bool) -> frozenset[int]:

@@ -17,7 +17,14 @@ import torch
 from torch import nn
 
 from hocket.runtime.train.batches import Padding
-from hocket.runtime.train.carrier import Carrier, HoldsParts, KeepsLanes, TellsReplay, Timings
+from hocket.runtime.train.carrier import (
+    Carrier,
+    HoldsParts,
+    KeepsLanes,
+    SyncsGradients,
+    TellsReplay,
+    Timings,
+)
 from hocket.runtime.train.checkpoint import State, refitted_optimizer, require_same_model
 from hocket.runtime.train.cycles import unsearched
 from hocket.runtime.train.forwards import require_free
@@ -124,6 +131,8 @@ class TrainingLoop:
             batch = self._padded(batch)
             is_alone = not accumulate and self.options.clip_norm is None
             self._carrier.expect(self.optimizer if is_alone else None)
+            if isinstance(self._carrier, SyncsGradients):
+                self._carrier.set_requires_gradient_sync(not accumulate)
             # Ops that are timed one by one need memory of their own beside that of a graph.
             if timed or (self._wants_cause and not self.replays.startswith(REPLAYED)):
                 carried, self.timings = self._carrier.timed(batch, self.num_steps + 1, share)
@@ -142,6 +151,8 @@ class TrainingLoop:
         require_free(self.model, self._carrier)
         self._is_updated, self.outputs = False, None
         self._carrier.expect(None)
+        if isinstance(self._carrier, SyncsGradients):
+            self._carrier.set_requires_gradient_sync(True)
         loss, self.outputs = self._carrier.forward(self._padded(batch), self.num_steps + 1)
         self.num_steps += 1
         return loss

@@ -18,6 +18,7 @@ from hocket.base.errors import UsageError
 from hocket.capture.program import Program
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.runtime.collectives.reducer import GradientReducer
 from hocket.runtime.record import measured_timeline
 from hocket.runtime.smaller import with_graph
 from hocket.runtime.train.batches import (
@@ -28,6 +29,7 @@ from hocket.runtime.train.batches import (
     signature_of,
 )
 from hocket.runtime.train.carrier import Carried, Timings
+from hocket.runtime.train.carry import CarriedStep
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
 from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like
@@ -74,6 +76,7 @@ class Programs:
         are_real = all(kinds[d].kind.is_cpu == (devices[d].type == "cpu") for d in used)
         self.predicted_s = self.first.predicted.makespan_s if are_real else None
         self._recorded = {self._key("train", self._planned): self.first}
+        self._reducer: GradientReducer | None = None
         self._update = recipe.make_update
         if recipe.calls_optimizer and replay and {d.type for d in devices} == {"cuda"}:
             self._update = ReplayedUpdate()
@@ -82,6 +85,8 @@ class Programs:
     def replays(self) -> str:
         """How steps on batches like the planned one are launched; see `TellsReplay`."""
         if isinstance(self.first.carried, ReplayedStep):
+            if self._reducer is not None and self._reducer.overlaps:
+                return called("gradients are summed while the backward pass runs")
             return with_update(self.first.carried.repeats.told, self._update)
         if not self.first.is_on_one_device:
             return called("several devices or ranks carry a step")
@@ -94,9 +99,27 @@ class Programs:
         """A step of the optimizer."""
         self._update(optimizer)
 
+    def feed(self, reducer: GradientReducer) -> None:
+        """Give gradients to a reducer as the ops that make them have run; see `FeedsReducer`."""
+        self._reducer = reducer
+
+    def _hand_over(self, recorded: RecordedStep) -> None:
+        """Connect the next step of a program with the reducer, if this step's gradients count."""
+        reducer, carried = self._reducer, recorded.carried
+        if reducer is None or not isinstance(carried, CarriedStep):
+            return
+        names = recorded.program.names
+
+        def take(number: int, gradient: torch.Tensor) -> torch.Tensor:
+            parameter: Any = self.tensors[names[number]]
+            return reducer.take(parameter, gradient.to(parameter.device))
+
+        carried.on_gradient = take if reducer.is_enabled and reducer.overlaps else None
+
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """Forward and backward at once."""
         recorded, batch = self.find("train", batch)
+        self._hand_over(recorded)
         if isinstance(recorded.carried, ReplayedStep) and recorded.carried.lends:
             self._keep_lent()
         recorded.carried.carry_out(self.given(recorded, batch), step, weight)
@@ -130,6 +153,7 @@ class Programs:
                 "a plan on several devices or ranks runs forward and backward as one list",
                 hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
             )
+        self._hand_over(recorded)
         carried.forward(self.given(recorded, batch), step)
         loss = carried.value(recorded.program.outputs[0])
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
@@ -194,7 +218,7 @@ class Programs:
             parameter = self.tensors[names[number]]
             if parameter.grad is None:
                 parameter.grad = gradient.to(parameter.device)
-            else:
+            elif parameter.grad is not gradient:  # else a reducer has taken it
                 parameter.grad.add_(gradient.to(parameter.device))
 
     # ── which program ────────────────────────────────────────────────────────────────────────

@@ -86,7 +86,11 @@ class ReplayedStep(CarriedStep):
         super().forward(given, step)
 
     def carry_out(self, given: Given, step: int, weight: Weight = 1.0) -> None:
-        """The whole step at once."""
+        """The whole step at once, unless gradients are taken one by one while it runs."""
+        if self.on_gradient is not None:
+            self._replayed = None
+            super().carry_out(given, step, weight)
+            return
         self._replayed = found = self.repeats.find(Same(given), lambda: self._capture(given, step))
         if found is None:
             super().carry_out(given, step, weight)

@@ -12,6 +12,7 @@ import numpy as np
 
 from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.graph import Role
+from hocket.plan.gradient_buckets import fill_buckets
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication
 from hocket.simulate.shares.copies import ReplicaCopy
@@ -23,10 +24,6 @@ from hocket.simulate.shares.together import (
     all_reduced_bytes,
     exchange_all,
 )
-
-BUCKET_BYTES = 25 * 2**20
-FIRST_BUCKET_BYTES = 2**20
-"""What DistributedDataParallel exchanges at once, by default."""
 
 
 def exchange_alike(
@@ -106,16 +103,6 @@ def exchange(
 
 def buckets(sizes: LongArray, homes: IntArray) -> Iterator[IntArray]:
     """Gradients that travel together: in order, of the same devices, up to a size."""
-    open_buckets: dict[tuple[int, ...], list[int]] = {}
-    filled: dict[tuple[int, ...], int] = {}
-    limit: dict[tuple[int, ...], int] = {}
-    for index, size in enumerate(sizes.tolist()):
-        key = tuple(homes[:, index].tolist())
-        bucket = open_buckets.setdefault(key, [])
-        bucket.append(index)
-        filled[key] = filled.get(key, 0) + size
-        if filled[key] >= limit.get(key, FIRST_BUCKET_BYTES):
-            yield np.array(open_buckets.pop(key), dtype=np.int32)
-            filled[key], limit[key] = 0, BUCKET_BYTES
-    for bucket in open_buckets.values():
-        yield np.array(bucket, dtype=np.int32)
+    keyed = zip(map(tuple, homes.T.tolist()), sizes.tolist(), strict=True)
+    for members in fill_buckets(keyed):
+        yield np.array(members, dtype=np.int32)

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.base.errors import UsageError
 from hocket.capture.perform import draw_seed
-from hocket.runtime.train.carrier import Carried, Carrier, Passes, TellsReplay, Timings
+from hocket.runtime.collectives.reducer import GradientReducer
+from hocket.runtime.train.carrier import Carried, Carrier, Passes, TellsReplay, Timings, feed
 from hocket.runtime.train.divided.draws import draws_of
 from hocket.runtime.train.divided.shares import Count, microbatches, num_rows
 from hocket.runtime.train.waves import Waves
@@ -44,6 +45,7 @@ class Accumulated:
         self._inner, self._sizes, self._count = inner, tuple(sizes), count
         self._waves = waves
         self._device, self._seed = device, seed
+        self._reducer: GradientReducer | None = None
         self.predicted_s, self.lost = predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
 
@@ -52,6 +54,16 @@ class Accumulated:
         """How microbatches are launched; see `TellsReplay`."""
         told = self._inner if self._waves is None else self._waves
         return told.replays if isinstance(told, TellsReplay) else ""
+
+    def feed(self, reducer: GradientReducer) -> None:
+        """Sum gradients over the ranks beside the last microbatch; see `FeedsReducer`."""
+        self._reducer = reducer
+        feed(self._inner, reducer)
+
+    def _syncing(self, is_last: bool) -> AbstractContextManager[None]:
+        if self._reducer is None or is_last:
+            return nullcontext()
+        return self._reducer.no_sync()
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Updates wait for all microbatches, unless each of two waves has its own."""
@@ -67,24 +79,26 @@ class Accumulated:
         """Forward and backward of one microbatch after the other, or in two lanes."""
         batches, shares = microbatches(batch, self._sizes, self._count)
         weights = [weight * share for share in shares]
+        parts: list[Carried] = []
         with self._draws(step):
             if self._waves is not None:
-                parts = self._waves.train(batches, step, weights)
+                with self._syncing(is_last=False):
+                    parts = self._waves.train(batches, step, weights)
             else:
-                parts = [
-                    self._inner.train(each, step, part)
-                    for each, part in zip(batches, weights, strict=True)
-                ]
+                for index, (each, part) in enumerate(zip(batches, weights, strict=True), 1):
+                    with self._syncing(is_last=index == len(batches)):
+                        parts.append(self._inner.train(each, step, part))
         return _whole(parts, shares, [num_rows(each) for each in batches])
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
         """As `train`, with the ops of the last microbatch timed."""
         batches, shares = microbatches(batch, self._sizes, self._count)
         timings: Timings | None = None
-        parts = []
+        parts: list[Carried] = []
         with self._draws(step):
             for each, share in zip(batches, shares, strict=True):
-                carried, timings = self._inner.timed(each, step, weight * share)
+                with self._syncing(is_last=len(parts) + 1 == len(batches)):
+                    carried, timings = self._inner.timed(each, step, weight * share)
                 parts.append(carried)
         return _whole(parts, shares, [num_rows(each) for each in batches]), timings
 

@@ -76,6 +76,10 @@ class DividedTask:
     weights: str | Path | None
     sums_by: str | None = None
     """The backend of torch.distributed for gradients where it is not that of all else."""
+    sums_in: torch.dtype | None = None
+    """The dtype in which gradients are summed where it is not their own."""
+    overlaps: bool = True
+    """Whether gradients are summed beside the backward pass; a CUDA graph is replayed without."""
     predicted_s: float | None = None
     propagates: Callable[[], Propagation] | None = None
     """Begins to send gradients by priority, where the plan says so; called once by each rank."""
@@ -206,7 +210,8 @@ def carried(task: DividedTask, part: RankPart) -> Carrier:
         zero=part.zero,
         has_own_statistics=not part.joins_norms and bool(batch_norms_in_training(model)),
         cuts=cuts, stage_of=stage_of, refresh=refresh, waited_s=waited_s,
-        sums_by=task.sums_by, predicted_s=task.predicted_s,
+        sums_by=task.sums_by, sums_in=task.sums_in, overlaps=task.overlaps,
+        predicted_s=task.predicted_s,
     )  # fmt: skip
 
 
@@ -220,7 +225,8 @@ def _on_one_rank(
     first = microbatches(rows, part.sizes, task.count)[0][0] if len(part.sizes) > 1 else rows
     inner: Passes
     if task.propagates is not None:
-        return CalledModel(task.model, task.recipe), cuts
+        task.model.to(task.device)
+        return CalledModel(task.model, task.recipe, task.device), cuts
     if part.zero == 3 and len(part.shares) > 1:
         named = {name: cuts.get(id(p)) for name, p in task.model.named_parameters()}
         inner = ShardedModel(

@@ -68,14 +68,26 @@ class Mesh:
     ) -> dict[tuple[int, ...], Any]:
         """The ranks that hold a weight, by its stage in each replica, in one order for all.
 
-        With a ``backend`` of their own, which divisions of one axis alone may have.
+        The groups are for gradients alone: collectives that overlap with the backward pass must
+        not come between those of batch norms and losses. ``backend`` is one that plans of one
+        axis alone may have.
         """
-        group = self.data_group if backend is None else dist.new_group(backend=backend)
-        return dict.fromkeys(sorted(set(stages)), group)
+        pipelines, replicas, parts = self._sizes
+        groups = {
+            (pipeline, part): dist.new_group(
+                [self.rank_of(pipeline=pipeline, data=data, tensor=part)
+                 for data in range(replicas)],
+                backend=backend,
+            )
+            for pipeline in range(pipelines)
+            for part in range(parts)
+        }  # fmt: skip
+        own = groups[self.pipeline_rank, self.tensor_rank]
+        return dict.fromkeys(sorted(set(stages)), own)
 
-    def sum_over_replicas(self, own: torch.Tensor) -> None:
-        """Add what each replica has; all ranks of a replica have the same."""
-        dist.all_reduce(own, group=self.data_group)
+    def sum_over_replicas(self, own: torch.Tensor) -> Any:
+        """Begin to add what each replica has; all ranks of a replica have the same."""
+        return dist.all_reduce(own, group=self.data_group, async_op=True)
 
     def of_replicas(self, own: torch.Tensor) -> list[torch.Tensor]:
         """What each replica has, in order; tensors of one shape."""
@@ -153,11 +165,11 @@ class UnevenMesh(Mesh):
                     found[place] = group
         return found
 
-    def sum_over_replicas(self, own: torch.Tensor) -> None:
-        """Add what each replica has: its first rank speaks for it."""
+    def sum_over_replicas(self, own: torch.Tensor) -> Any:
+        """Begin to add what each replica has: its first rank speaks for it."""
         if self.rank != self._first[self.data_rank]:
             own.zero_()
-        dist.all_reduce(own)
+        return dist.all_reduce(own, async_op=True)
 
     def of_replicas(self, own: torch.Tensor) -> list[torch.Tensor]:
         """What each replica has, in order; tensors of one shape."""

@@ -13,7 +13,7 @@ from torch import nn
 from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Role
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, Replica, Shares
+from hocket.plan.sections import Communication, Lanes, Replica, Shares
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.divided.again import blocks_like, covered_modules
@@ -23,13 +23,21 @@ from hocket.runtime.train.divided.mesh import Mesh, UnevenMesh
 from hocket.runtime.train.divided.turns import Turns
 from hocket.runtime.train.on_host import HostUpdate
 from hocket.runtime.train.waves import wave_order
+from hocket.simulate.shares.replayed import replayed_step_s
 from hocket.transformer import Division
 
 
 def shared_carrier(
-    task: DividedTask, problem: Problem, shares: Shares, lanes: Lanes | None = None
+    task: DividedTask,
+    problem: Problem,
+    shares: Shares,
+    lanes: Lanes | None = None,
+    planned: Communication | None = None,
 ) -> Carrier:
-    """Carry the model by all ranks of shares of the problem's graph."""
+    """Carry the model by all ranks of shares of the problem's graph.
+
+    ``planned`` is the plan's own exchange of gradients.
+    """
     graph = problem.graph
     _require_same_weights(graph, task.model)
     replicas = shares.replicas
@@ -52,6 +60,7 @@ def shared_carrier(
         # Planned exchanges are between all ranks, and these have different parts of weights.
         task = replace(task, sums_by=None)
     agree(task)
+    task = _replayed_where_shorter(task, problem, shares, planned)
     own = replicas[mesh.data_rank]
     task = _holding_less(task, graph, own)
     task = _in_lanes(task, problem, shares, lanes, mesh.data_rank)
@@ -70,6 +79,19 @@ def shared_carrier(
         again=covered_modules(graph, own.recomputed) if shares.sharded else (),
         is_offloaded=own.update == "host",
     ))  # fmt: skip
+
+
+def _replayed_where_shorter(
+    task: DividedTask, problem: Problem, shares: Shares, planned: Communication | None
+) -> DividedTask:
+    """The task without overlap, if a replayed step and all sums after it are predicted shorter."""
+    is_plain = not shares.is_staged and shares.tensor == 1 and not shares.sharded
+    if task.device.type != "cuda" or not is_plain or task.predicted_s is None:
+        return task
+    step_s = replayed_step_s(problem, shares, planned)
+    if step_s >= task.predicted_s:
+        return task
+    return replace(task, overlaps=False, predicted_s=step_s)
 
 
 def _in_lanes(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, PlacedDivision, Schedule, Shares
+from hocket.plan.sections import Communication, Lanes, PlacedDivision, Schedule, Shares
 from hocket.plan.training import TransformerTraining
 from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.divided.build import (
@@ -32,7 +32,7 @@ def carried_plan(task: DividedTask, problem: Problem, plan: Plan) -> Carrier:
     shares = plan.get(Shares)
     if shares is not None:
         require_batch(shares.num_samples, task.batch)
-        return shared_carrier(task, problem, shares, plan.get(Lanes))
+        return shared_carrier(task, problem, shares, plan.get(Lanes), plan.get(Communication))
     division = plan[PlacedDivision].division
     if isinstance(problem.work, TransformerTraining):
         require_layers(task.model, problem.training.model.layers)

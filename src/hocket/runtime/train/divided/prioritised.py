@@ -7,7 +7,8 @@ so the model itself is run, not a recorded step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from hocket.runtime.train.loop import LoopOptions
 class PrioritisedReplicas(Replicas):
     """Replicas that never wait for all sums at once; see `Carrier`."""
 
+    _has_reducer = False
+
     def __init__(self, propagation: Propagation, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._propagation = propagation
@@ -31,8 +34,19 @@ class PrioritisedReplicas(Replicas):
         rows, fraction = super()._own(batch)
         return rows, fraction * len(self._shares)
 
-    def _whole_loss(self, loss: torch.Tensor, fraction: float) -> torch.Tensor:
+    def _whole_loss(
+        self, loss: torch.Tensor, fraction: float, *, is_async: bool = False
+    ) -> torch.Tensor:
         return super()._whole_loss(loss, fraction / len(self._shares))
+
+    @contextmanager
+    def _syncing(self) -> Iterator[None]:
+        """Send gradients as they come within, where no batch of this update follows."""
+        if self._is_last:
+            yield
+        else:
+            with self._propagation.no_sync():
+                yield
 
     def _begin(self) -> None:
         """Gradients of before are under way; none is left here."""
@@ -67,16 +81,12 @@ def hindrance(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     options: LoopOptions,
-    device: torch.device,
 ) -> str:
     """Why gradients cannot travel by priority here; empty where they can."""
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     reasons = {
-        "GPUs exchange gradients by NCCL": device.type != "cpu",
         "they are clipped by their common norm": options.clip_norm is not None,
-        "several batches make one update": options.accumulate > 1,
-        "not all weights are float32": any(p.dtype != torch.float32 for p in trained),
         "some weights have no memory yet": any(p.is_meta for p in trained),
         "the optimizer updates other weights than the model trains": updated != trained,
     }

@@ -1,16 +1,18 @@
 """Data parallelism around any carrier: each rank trains on its rows, gradients become one.
 
 A rank's loss is weighted by its share of the batch before backward, and gradients are summed over
-ranks once per update, so the result is the gradient of the mean over the whole batch however rows
-are shared. With ZeRO 1 and 2 (Rajbhandari et al., 2020) each parameter has an owner among the
-replicas: gradients are summed there alone, the person's optimizer finds them there alone and keeps
-its states there, and the new weights are sent to the others.
+ranks once per update, beside the last backward pass of it (`GradientReducer`), so the result is the
+gradient of the mean over the whole batch however rows are shared. With ZeRO 1 and 2 (Rajbhandari
+et al., 2020) each parameter has an owner among the replicas: gradients are summed there alone, the
+user's optimizer finds them there alone and keeps its states there, and the new weights are sent to
+the others.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,10 +21,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
+from hocket.base.errors import UsageError
 from hocket.capture.fake import model_tensors
 from hocket.capture.perform import draw_seed
+from hocket.plan.gradient_buckets import fill_buckets
+from hocket.runtime.collectives.reducer import GradientReducer
 from hocket.runtime.train.batches import settled
-from hocket.runtime.train.carrier import Carried, Passes, Timings
+from hocket.runtime.train.carrier import Carried, Passes, Timings, feed
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.clip import clip_everywhere
 from hocket.runtime.train.divided.draws import draws_of
@@ -37,12 +42,11 @@ from hocket.runtime.train.divided.shares import (
 from hocket.runtime.train.divided.state import DividedState, Home
 from hocket.runtime.train.weight import Weight
 
-_BUCKET_BYTES = 32 * 2**20
-"""Gradients that go in one message."""
-
 
 class Replicas:
     """Ranks that train on parts of one batch; see `Carrier`."""
+
+    _has_reducer = True
 
     def __init__(
         self,
@@ -60,6 +64,8 @@ class Replicas:
         refresh: Callable[[], None],
         waited_s: Callable[[], float],
         sums_by: str | None,
+        sums_in: torch.dtype | None,
+        overlaps: bool,
         predicted_s: float | None,
     ) -> None:
         """With ``zero=3`` it is ``inner`` that sums gradients.
@@ -68,11 +74,12 @@ class Replicas:
         pipeline rank of this replica that updates a tensor of the model, ``refresh`` gives it to
         others, and ``waited_s`` is how long others were waited for so far. Where batch norms have
         ``has_own_statistics``, those of the first replica count. ``sums_by`` is the backend that
-        sums gradients where it is not that of all else.
+        sums gradients where it is not that of all else, ``sums_in`` the dtype where it is not
+        that of the gradients. They are summed beside the backward pass where it ``overlaps``.
         """
         self._inner, self._model, self._mesh = inner, model, mesh
         self._shares, self._count, self._seed = tuple(shares), count, seed
-        self._reduces = zero != 3 and len(shares) > 1
+        self._reduces = self._has_reducer and zero != 3 and len(shares) > 1
         self._has_own_statistics = has_own_statistics and len(shares) > 1
         self.predicted_s, self.lost = predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
@@ -80,18 +87,29 @@ class Replicas:
         self._stages = self._stages_everywhere(stage_of)
         stages_used = [self._stages[id(p)] for p in model.parameters()]
         groups = mesh.partner_groups(stages_used, sums_by) if self._reduces else {}
-        self._partners = [
+        partners = [
             (group, [p for p in self._held() if self._stages[id(p)] == stages])
             for stages, group in groups.items()
             if stages[mesh.data_rank] == mesh.pipeline_rank
         ]
-        """Weights that this rank updates, with the ranks of other replicas that do as well."""
         self._state = DividedState(model, self._home, mesh.device, mesh.tensor_rank)
         self.computed_s: float | None = None
         self._is_summed = True
         """Whether the gradients that are there are those of all ranks."""
         self.owner_of = self._owners() if zero in (1, 2) and len(shares) > 1 else {}
         """The replica that updates a parameter, by its id; empty where all update all."""
+        self._reducer: GradientReducer | None = None
+        if self._reduces:
+            self._reducer = GradientReducer(
+                partners, root_of=self._root_of, dtype=sums_in,
+                # NCCL may block where ranks issue collectives of several groups in other orders.
+                overlaps=overlaps and (mesh.device.type == "cpu" or len(partners) < 2),
+            )  # fmt: skip
+            feed(inner, self._reducer)
+        self._is_last = True
+        """Whether the next batch is the last one of its update."""
+        self._pending: list[Any] = []
+        """Sums of losses that are under way."""
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
@@ -99,16 +117,18 @@ class Replicas:
         """Forward and backward of this rank's rows; the loss is that of the whole batch."""
         rows, fraction = self._own(batch)
         self._begin()
-        with self._own_draws(step):
+        with self._own_draws(step), self._syncing():
             carried = self._inner.train(rows, step, weight * fraction)
-        return Carried(self._whole_loss(carried.loss, fraction), carried.outputs)
+        # The loss travels beside gradients where these are waited for before anyone reads it.
+        whole = self._whole_loss(carried.loss, fraction, is_async=self._is_last and self._reduces)
+        return Carried(whole, carried.outputs)
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
         """As `train`, with every op of this rank timed."""
         rows, fraction = self._own(batch)
         self._begin()
         began_s, waited_s = time.perf_counter(), self._waited_s()
-        with self._own_draws(step):
+        with self._own_draws(step), self._syncing():
             carried, timings = self._inner.timed(rows, step, weight * fraction)
         if self._mesh.device.type == "cuda":
             torch.cuda.synchronize(self._mesh.device)
@@ -120,12 +140,20 @@ class Replicas:
 
         Its value is that of the whole batch.
         """
+        if self.owner_of:
+            raise UsageError(
+                "ranks that share the optimizer's states (ZeRO 1 and 2) exchange weights after an "
+                "update, which optimizer.step() alone does not do",
+                hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
+            )
         rows, fraction = self._own(batch)
         self._begin()
+        if self._reducer is not None:
+            self._reducer.is_enabled = True
         with self._own_draws(step):
             carried = self._inner.forward(rows, step)
         whole = self._whole_loss(carried.loss.detach(), fraction)
-        share = carried.loss * fraction
+        share: torch.Tensor = _SummedAfter.apply(carried.loss * fraction, self._agree)  # type: ignore[no-untyped-call]
         return Carried(share + (whole - share.detach()), carried.outputs)
 
     def evaluate(self, batch: Any) -> Carried:
@@ -158,6 +186,22 @@ class Replicas:
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Updates wait for the gradients of all ranks."""
 
+    def set_requires_gradient_sync(self, is_required: bool) -> None:
+        """False: gradients of the next batch stay on this rank; see `SyncsGradients`."""
+        self._is_last = is_required
+
+    @contextmanager
+    def _syncing(self) -> Iterator[None]:
+        """Sum gradients as they come within, where no batch of this update follows."""
+        if self._reducer is None:
+            yield
+            return
+        self._reducer.is_enabled = self._is_last
+        try:
+            yield
+        finally:
+            self._reducer.is_enabled = False
+
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer with the gradients of all ranks; all have the new weights."""
         self._agree()
@@ -170,15 +214,11 @@ class Replicas:
         if self._is_summed:
             return
         self._is_summed = True
-        for group, held in self._partners:
-            used = torch.tensor([float(p.grad is not None) for p in held], device=self._mesh.device)
-            dist.all_reduce(used, group=group)
-            trained = [p for p, num in zip(held, used.tolist(), strict=True) if num]
-            for parameter in trained:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            for owner, bucket in self._buckets(trained):
-                self._sum(owner, bucket, group)
+        if self._reducer is not None:
+            self._reducer.is_enabled = False
+            self._reducer.finish()
+        while self._pending:
+            self._pending.pop().wait()
 
     def _spread(self) -> None:
         """Send updated weights from their owners to the other replicas."""
@@ -270,10 +310,11 @@ class Replicas:
 
     def _begin(self) -> None:
         """Sums of before count once: one replica goes on with each, the others anew."""
-        if self._is_summed and self._reduces:
+        if self._is_summed and self._reducer is not None:
             for parameter in self._held():
                 if not self._is_own(parameter):
                     parameter.grad = None
+            self._reducer.begin()
         self._is_summed = False
 
     def _own_draws(self, step: int) -> Any:
@@ -290,10 +331,16 @@ class Replicas:
             for name, buffer in self._model.named_buffers():
                 dist.broadcast(buffer, self._home(name, buffer).ranks[0])
 
-    def _whole_loss(self, loss: torch.Tensor, fraction: float) -> torch.Tensor:
+    def _whole_loss(
+        self, loss: torch.Tensor, fraction: float, *, is_async: bool = False
+    ) -> torch.Tensor:
         whole = loss.detach() * fraction
         if len(self._shares) > 1:
-            self._mesh.sum_over_replicas(whole)
+            work = self._mesh.sum_over_replicas(whole)
+            if is_async:
+                self._pending.append(work)
+            else:
+                work.wait()
         return whole
 
     def _joined_rows(self, own: torch.Tensor, parts: Sequence[range]) -> torch.Tensor:
@@ -305,37 +352,37 @@ class Replicas:
         return torch.cat([part[: len(rows)] for part, rows in zip(found, parts, strict=True)])
 
     def _buckets(
-        self, parameters: Iterable[nn.Parameter]
+        self, parameters: Sequence[nn.Parameter]
     ) -> Iterator[tuple[int, list[nn.Parameter]]]:
-        """Parameters of one owner and type that go in one message; owner 0 where all are alike."""
-        open_buckets: dict[tuple[int, torch.dtype], list[nn.Parameter]] = {}
-        sizes: dict[tuple[int, torch.dtype], int] = {}
-        for parameter in parameters:
-            key = self.owner_of.get(id(parameter), 0), parameter.dtype
-            open_buckets.setdefault(key, []).append(parameter)
-            sizes[key] = sizes.get(key, 0) + parameter.numel() * parameter.itemsize
-            if sizes[key] >= _BUCKET_BYTES:
-                yield key[0], open_buckets.pop(key)
-                sizes[key] = 0
-        for (owner, _), bucket in open_buckets.items():
-            yield owner, bucket
+        """Parameters of one owner and type that go in one message."""
+        keys = [(self.owner_of.get(id(p), 0), p.dtype) for p in parameters]
+        sizes = [p.numel() * p.itemsize for p in parameters]
+        for members in fill_buckets(zip(keys, sizes, strict=True)):
+            yield keys[members[0]][0], [parameters[at] for at in members]
 
-    def _sum(self, owner: int, bucket: Sequence[nn.Parameter], group: Any) -> None:
-        gradients = [p.grad for p in bucket if p.grad is not None]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        if not self.owner_of:
-            dist.all_reduce(flat, group=group)
-        else:
-            dist.reduce(flat, self._data_peer(owner), group=group)
-            if owner != self._mesh.data_rank:
-                for parameter in bucket:
-                    parameter.grad = None
-                return
-        _fill(gradients, flat)
+    def _root_of(self, parameter: nn.Parameter) -> int | None:
+        """The rank that alone needs the sum of a gradient, None where all do."""
+        return self._data_peer(self.owner_of[id(parameter)]) if self.owner_of else None
 
     def _data_peer(self, replica: int) -> int:
         mesh = self._mesh
         return mesh.rank_of(pipeline=mesh.pipeline_rank, data=replica, tensor=mesh.tensor_rank)
+
+
+class _SummedAfter(torch.autograd.Function):
+    """A loss whose backward pass ends with something more."""
+
+    @staticmethod
+    def forward(context: Any, loss: torch.Tensor, finish: Callable[[], None]) -> torch.Tensor:
+        context.finish = finish
+        return loss.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        # As DDP and FSDP2 do; there is no public call for the end of a backward pass.
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(context.finish)
+        return gradient, None
 
 
 def owners(parameters: Sequence[nn.Parameter], num_replicas: int) -> dict[int, int]:

@@ -7,7 +7,7 @@ soon as it is made. Weights are with the ranks that compute with them alone: the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from hocket.capture.perform import draw_seed
 from hocket.capture.recording import Ref
 from hocket.graph.graph import Role
 from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
+from hocket.runtime.collectives.reducer import GradientReducer
 from hocket.runtime.train.batches import Signature, settled, signature_of
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.divided.channel import Channels, SegmentMessage
@@ -74,6 +75,7 @@ class Pipeline:
         self._owner = self._owners(piece)
         self._shared = self._shared_parameters(piece)
         self._needed = self._needed_tensors(piece)
+        self._reducer: GradientReducer | None = None
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
@@ -84,11 +86,24 @@ class Pipeline:
         """A step of the optimizer."""
         self._recipe.make_update(optimizer)
 
+    def feed(self, reducer: GradientReducer) -> None:
+        """Give gradients to a reducer as the last microbatch makes them; see `FeedsReducer`."""
+        self._reducer = reducer
+
+    def _take(self, piece: Piece, parameter: int, total: torch.Tensor) -> torch.Tensor:
+        """Hand a gradient over that no stage adds to any more, where replicas sum it."""
+        reducer, is_own = self._reducer, piece.owner(parameter) == self._own
+        if reducer is None or not reducer.is_enabled or not is_own:
+            return total
+        tensor: Any = self.tensors[piece.program.names[parameter]]
+        return reducer.take(tensor, total)
+
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """All microbatches forward and backward, in the order of the schedule."""
         batches, shares = microbatches(batch, self._sizes, self._count)
         pieces = [self._piece("train", each) for each in batches]
         run = SegmentRun(self, pieces, batches, step, [weight * share for share in shares])
+        run.on_gradient = self._take
         for src, actions in enumerate(self._actions):
             run.expect(src, actions)
         for segment, microbatch in self._actions[self._own]:
@@ -231,7 +246,10 @@ class Pipeline:
                     total = own if total is None else total.add_(own)
             if total is not None:
                 tensor = self.tensors[name]
-                tensor.grad = total if tensor.grad is None else tensor.grad.add_(total)
+                if tensor.grad is None:
+                    tensor.grad = total
+                elif tensor.grad is not total:  # else the reducer has it
+                    tensor.grad.add_(total)
         self.channels.settle()
 
     def _loss(
@@ -285,6 +303,10 @@ class Pipeline:
         )
 
 
+OnGradient = Callable[[Piece, int, torch.Tensor], torch.Tensor]
+"""Takes the whole gradient of a parameter and returns the tensor that it is then."""
+
+
 class RunsSegments(Protocol):
     """What carries segments: messages to other ranks, and what is there before a microbatch."""
 
@@ -312,6 +334,9 @@ class SegmentRun:
         self.losses: dict[int, torch.Tensor] = {}
         self.gradients: dict[tuple[str, int], torch.Tensor] = {}
         """By name of the parameter and number of the part."""
+        self._num_added: dict[str, int] = {}
+        """Microbatches whose gradients are in the sum of a parameter that one stage makes."""
+        self.on_gradient: OnGradient | None = None
 
     def expect(self, src: int, actions: Sequence[_Action]) -> None:
         """Tell what another rank will send, in its order."""
@@ -381,6 +406,14 @@ class SegmentRun:
                     self.gradients[key] = value if is_own else value.clone()
                 if is_free:
                     slots[part] = None
+                if len(parts) == 1:
+                    self._count(piece, parameter, key)
+
+    def _count(self, piece: Piece, parameter: int, key: tuple[str, int]) -> None:
+        """Hand a gradient over once all microbatches are in it."""
+        self._num_added[key[0]] = self._num_added.get(key[0], 0) + 1
+        if self._num_added[key[0]] == len(self._pieces) and self.on_gradient is not None:
+            self.gradients[key] = self.on_gradient(piece, parameter, self.gradients[key])
 
 
 def _actions(schedule: Schedule, rank: int) -> list[_Action]:

@@ -1,0 +1,27 @@
+"""Gradient buckets of data parallelism: one definition for the simulator and for the runtime.
+
+Gradients of one key (the ranks that add them up, their dtype) fill a bucket in the order in which
+the backward pass makes them. The sizes are the defaults of DistributedDataParallel: a small first
+bucket, so that the all-reduce begins early, and large ones after it. O(gradients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+
+BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20
+
+
+def fill_buckets(gradients: Iterable[tuple[Hashable, int]]) -> Iterator[list[int]]:
+    """Positions of the gradients of each bucket, from their keys and bytes; full buckets first."""
+    open_buckets: dict[Hashable, list[int]] = {}
+    filled_bytes: dict[Hashable, int] = {}
+    limit_bytes: dict[Hashable, int] = {}
+    for position, (key, num_bytes) in enumerate(gradients):
+        open_buckets.setdefault(key, []).append(position)
+        filled_bytes[key] = filled_bytes.get(key, 0) + num_bytes
+        if filled_bytes[key] >= limit_bytes.get(key, FIRST_BUCKET_BYTES):
+            yield open_buckets.pop(key)
+            filled_bytes[key], limit_bytes[key] = 0, BUCKET_BYTES
+    yield from open_buckets.values()
