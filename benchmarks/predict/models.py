@@ -212,7 +212,7 @@ def _whisper(size: int) -> Batch:
 
 def _translated(size: int) -> Batch:
     ids = torch.arange(size * 512).reshape(size, 512) % 32000
-    return {"input_ids": ids, "labels": ids[:, :128]}
+    return {"input_ids": ids, "labels": ids[:, :128].contiguous()}
 
 
 def models() -> list[Model]:

@@ -119,14 +119,14 @@ def test_calibrate_keeps_the_default_without_enough_evidence():
         entry_of("small", 1e-4, kind="aten.mm", flops=1e6, bytes_touched=10**4),
     ]
     fit = calibrate(profile_of(entries), TESLA).kinds["tesla"]
-    assert fit.of("matmul", "float32") == DEFAULT_EFFICIENCY["matmul"]
-    assert fit.of("elementwise", "float32").memory == pytest.approx(0.1)
+    assert fit.of("matmul", "float32", TESLA) == DEFAULT_EFFICIENCY["matmul"]
+    assert fit.of("elementwise", "float32", TESLA).memory == pytest.approx(0.1)
 
 
 def test_calibrate_serves_unmeasured_types_by_the_family():
     entries = [entry_of("add", 10e-3, kind="aten.add", flops=0.0, bytes_touched=10**9)]
     fit = calibrate(profile_of(entries), TESLA).kinds["tesla"]
-    assert fit.of("elementwise", "bfloat16").memory == pytest.approx(0.1)
+    assert fit.of("elementwise", "bfloat16", TESLA).memory == pytest.approx(0.1)
 
 
 def test_calibrate_carries_the_host_overhead_to_other_models():

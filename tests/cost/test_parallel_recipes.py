@@ -9,7 +9,7 @@ import pytest
 from cost.parallel_samples import LLAMA, cluster_of, gpt, parts, step_s
 
 from hocket.base.errors import UsageError
-from hocket.cost.parallel.chips import CHIPS, HOPPER, HOPPER_2023, UNKNOWN, chip_of
+from hocket.cost.chips import CHIPS, HOPPER, HOPPER_2023, UNKNOWN, chip_of
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.efficiency import attention_s
 from hocket.cost.parallel.memory import FORMULAS_ONLY, memory, stage_memory

@@ -11,7 +11,6 @@ from hocket.cost.tiles import (
     WEIGHT_GRADIENT,
     Shaped,
     shaped,
-    shaped_work,
 )
 from hocket.graph.graph import DTYPES
 from hocket.graph.signatures import tensor_shapes
@@ -42,7 +41,8 @@ def work_like(signature, family, flops, size_bytes, dtype="float32"):
         np.array([DTYPES.index(dtype)], dtype=np.int8),
         np.array([flops]),
         np.array([size_bytes]),
-        shaped_work(np.zeros(1, dtype=np.int32), [signature]),
+        np.zeros(1, dtype=np.int32),
+        [signature],
     )
 
 
@@ -160,7 +160,7 @@ def test_shapes_mean_nothing_to_a_processor():
     one = np.zeros(1, dtype=np.int32)
     works = [
         OpWork(np.array([FAMILIES.index("convolution")]), np.zeros(1, np.int8), np.array([1e9]),
-               np.array([1e6]), shaped_work(one, [text]))
+               np.array([1e6]), one, [text])
         for text in (forward(16), forward(64))
     ]  # fmt: skip
     assert roofline_s(works[0], kind) == roofline_s(works[1], kind)

@@ -57,7 +57,10 @@ def test_every_kind_has_plausible_figures_and_a_source():
     [
         ("rtx4080", 16, 97.5), ("rtx4090", 24, 165.2), ("rtx5090", 32, 209.5), ("l40s", 48, 362),
         ("a6000", 48, 154.8), ("b200", 180, 2250), ("gb200", 186, 2500), ("mi300x", 192, 1307.4),
-        ("apple-m", 96, 13.6),
+        ("apple-m", 96, 13.6), ("rtx3060", 12, 25.4), ("rtx3070", 8, 40.6), ("rtx3080", 10, 59.6),
+        ("rtx4060", 8, 30.2), ("rtx4070", 12, 58.2), ("rtx5070", 12, 61.8), ("rtx5080", 16, 112.6),
+        ("a40", 48, 149.7), ("a100-pcie", 80, 312), ("h100-nvl", 94, 835.5),
+        ("mi325x", 256, 1307.4),
     ],
 )  # fmt: skip
 def test_devices_that_people_own_have_the_figures_of_their_data_sheets(

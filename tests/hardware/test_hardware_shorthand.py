@@ -66,10 +66,21 @@ def test_shorthand_counts_machine_names_that_hold_numbers():
     assert cluster_from_text("rtx2080").num_devices == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "devices", "inside_gbps"),
+    [("4xh100-sxm", "h100-80g", 4, 450), ("4xa100-sxm", "a100-80g", 4, 300),
+     ("12xh200-sxm", "h200-141g", 12, 450)],
+)  # fmt: skip
+def test_shorthand_takes_modules_of_a_board_with_their_own_links(text, kind, devices, inside_gbps):
+    cluster = cluster_from_text(text)
+    assert [device.kind.name for device in cluster.devices] == [kind] * devices
+    assert cluster.network.inside_bps == inside_gbps * 1e9
+
+
 def test_shorthand_resolves_short_names_only_when_unique():
     assert cluster_from_text("h100").devices[0].kind.name == "h100-80g"
     assert cluster_from_text("H200").devices[0].kind.name == "h200-141g"
-    for text, hint in (("a100", "a100-40g, a100-80g"), ("2xdgx-a100", "dgx-a100-80g")):
+    for text, hint in (("a100", "a100-40g, a100-80g, a100-pcie"), ("2xdgx-a100", "dgx-a100-80g")):
         with pytest.raises(UsageError, match="several kinds") as caught:
             cluster_from_text(text)
         assert hint in caught.value.hint

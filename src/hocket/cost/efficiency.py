@@ -7,7 +7,7 @@ types index one small table of rates, so a graph costs one lookup per op. O(ops)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.errors import InputFileError
+from hocket.cost.chips import chip_of
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, refine
 from hocket.cost.host import HostOverhead
+from hocket.cost.matrix_kernels import HALF, attention_rates, matrix_losses
 from hocket.cost.tiles import CONVOLUTION, ShapedWork, shaped_work
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import DeviceKind
@@ -105,12 +107,23 @@ class KindFit:
             launch_s=kind.launch_s if self.launch_s is None else self.launch_s,
         )
 
-    def of(self, family: str, dtype: str) -> Efficiency:
-        """Efficiency of a family for a number type."""
+    def of(self, family: str, dtype: str, kind: DeviceKind) -> Efficiency:
+        """Efficiency of a family for a number type on a kind of device."""
         for key in (f"{family}/{dtype}", family):
             if key in self.efficiency:
                 return self.efficiency[key]
-        return DEFAULT_EFFICIENCY[family]
+        return default_efficiency(family, dtype, kind)
+
+
+def default_efficiency(family: str, dtype: str, kind: DeviceKind) -> Efficiency:
+    """Shares of the peaks where nothing was measured on this machine: of 16-bit matrix units those
+    of the chip, which `hocket parallel` uses, too."""
+    usual = DEFAULT_EFFICIENCY[family]
+    if kind.is_cpu or dtype not in HALF or family not in ("matmul", "attention"):
+        return usual
+    chip = chip_of(kind.name)
+    share = chip.matrix_share if family == "matmul" else attention_rates(chip).forward
+    return replace(usual, compute=share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +136,9 @@ class OpWork:
     """Index into `DTYPES`."""
     flops: FloatArray
     bytes_touched: FloatArray
-    shaped: ShapedWork
-    """What their shapes make of it on an accelerator."""
+    signature: IntArray
+    """Index into ``signatures``; -1 where unknown."""
+    signatures: Sequence[str]
 
     def shaped_on(self, kind: DeviceKind) -> ShapedWork:
         """What shapes make of the work on a kind of device.
@@ -142,7 +156,8 @@ class OpWork:
             if peak_flops(kind, "convolution", DTYPES[dtype]) <= vector_flops
         ]
         is_native = convolves & np.isin(self.dtype, native)
-        flops, touched, kernels, fill = self.shaped
+        flops, touched, kernels, fill = shaped_work(self.signature, self.signatures)
+        flops = flops * matrix_losses(self.signature, self.signatures, chip_of(kind.name))
         return ShapedWork(
             np.where(is_native, flops / CONVOLUTION, flops),
             np.where(is_native, 1.0, touched),
@@ -159,7 +174,8 @@ def work_of(graph: Graph) -> OpWork:
         graph.op_dtype,
         graph.flops,
         graph.bytes_touched.astype(np.float64),
-        shaped_work(graph.op_signature, graph.signatures),
+        graph.op_signature,
+        graph.signatures,
     )
 
 
@@ -196,7 +212,7 @@ def ideal_s(work: OpWork, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
 def roofline_s(work: OpWork, kind: DeviceKind, fit: KindFit | None = None) -> FloatArray:
     """Seconds of device time per op; 0 for ops that neither compute nor touch memory."""
     fit = fit or KindFit()
-    attained = [[fit.of(family, dtype) for dtype in DTYPES] for family in FAMILIES]
+    attained = [[fit.of(family, dtype, kind) for dtype in DTYPES] for family in FAMILIES]
     compute = np.array([[cell.compute for cell in row] for row in attained])
     memory = np.array([[cell.memory for cell in row] for row in attained])
     kind = fit.figures(kind)

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from hocket.base.arrays import IntArray
-from hocket.graph.signatures import tensor_shapes
+from hocket.graph.signatures import tensor_layouts
 
 FAMILIES = (
     "matmul",
@@ -203,10 +203,20 @@ def refine(family: IntArray, signature: IntArray, signatures: Sequence[str]) -> 
 
 
 def _is_unaligned(signature: str) -> bool:
-    """Whether a 16-bit matrix of a signature has a side that 16-byte loads do not divide."""
-    return any(
-        side > _ALIGNED_SIDE and side % _ALIGNED_SIDE > 0
-        for shape in tensor_shapes(signature, _HALF)
-        if len(shape) > 1
-        for side in shape[-2:]
-    )
+    """Whether 16-byte loads do not divide the rows of a 16-bit matrix as they lie in memory.
+
+    Libraries load along the contiguous side; how many rows there are does not matter. The result of
+    a product lies along the columns of its second matrix.
+    """
+    matrices = [
+        (shape, strides) for shape, strides in tensor_layouts(signature, _HALF) if len(shape) > 1
+    ]
+    sides = [_contiguous_side(shape, strides) for shape, strides in matrices]
+    sides += [matrices[-1][0][-1]] if matrices else []
+    return any(side > _ALIGNED_SIDE and side % _ALIGNED_SIDE > 0 for side in sides)
+
+
+def _contiguous_side(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> int:
+    if strides is None or strides[-1] == 1 or strides[-2] != 1:
+        return shape[-1]
+    return shape[-2]

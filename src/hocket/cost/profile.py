@@ -25,7 +25,6 @@ from hocket.cost.efficiency import OpWork
 from hocket.cost.families import family_index, refine
 from hocket.cost.host import HostOverhead
 from hocket.cost.replayed_kernels import InPlace
-from hocket.cost.tiles import shaped_work
 from hocket.graph.graph import DTYPES, Graph
 
 PROFILE_SCHEMA = "hocket.profile/1"
@@ -87,7 +86,8 @@ class Profile:
             np.array([DTYPES.index(entry.dtype) for entry in self.entries], dtype=np.int8),
             np.array([entry.flops for entry in self.entries], dtype=np.float64),
             np.array([entry.bytes_touched for entry in self.entries], dtype=np.float64),
-            shaped_work(every, signatures),
+            every,
+            signatures,
         )
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ need, are joined by one network switch, each with the network figures of its own
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -34,6 +34,15 @@ DEFAULT_NETWORK = HostJoint(bandwidth_bps=12.5e9, latency_s=5e-6)
 """100 Gbit/s per host, for machines whose file states no network."""
 NETWORK = "network"
 
+ALIASES = {"a100-sxm": "a100-80g-sxm", "h100": "h100-80g", "v100-sxm": "v100-16g-sxm"}
+"""Names that mean one of several presets, as most people use them."""
+BOARDS = {
+    "a100-40g-sxm": "dgx-a100-40g", "a100-80g-sxm": "dgx-a100-80g", "b200-sxm": "dgx-b200",
+    "h100-sxm": "dgx-h100", "h200-sxm": "hgx-h200", "mi300x-oam": "mi300x-platform",
+    "v100-16g-sxm": "dgx1-v100",
+}  # fmt: skip
+"""Modules of a board with links of its own, to the machine whose first so many are meant."""
+
 _TERM = re.compile(r"(?:([0-9]{1,9})x)?(.+)\Z", re.DOTALL)
 
 
@@ -54,6 +63,8 @@ def cluster_from_text(text: str) -> Cluster:
     for count, name in _terms(text):
         if name in preset_kinds():
             kinds += [name] * count
+        elif name in BOARDS:
+            machines += _boards(BOARDS[name], count)
         else:
             machines += [_machine(name)] * count
         devices = len(kinds) + sum(machine.cluster.num_devices for machine in machines)
@@ -103,10 +114,15 @@ def joining_note(text: str) -> str | None:
         faster = _faster_machines(name) if count > 1 else ()
         if faster:
             notes.append(
-                f"{count}x{name} is {count} devices joined by PCIe; {' or '.join(faster)} joins "
-                "them by links of their own"
+                f"{count}x{name} is {count} devices joined by PCIe; "
+                f"{' or '.join(_faster_names(count, faster))} joins them by links of their own"
             )
     return "; ".join(notes) or None
+
+
+def _faster_names(count: int, machines: Sequence[str]) -> list[str]:
+    boards = [board for board, machine in BOARDS.items() if machine in machines]
+    return [*machines, *(f"{count}x{board}" for board in boards)]
 
 
 @cache
@@ -144,11 +160,13 @@ def _terms(text: str) -> Iterator[tuple[int, str]]:
 
 def _full_name(name: str, text: str) -> str:
     """The preset that ``name`` stands for: exactly, or as the only one that goes on with '-'."""
-    names = (*preset_kinds(), *machine_names())
-    lower = name.lower()
+    names = (*preset_kinds(), *machine_names(), *BOARDS)
+    lower = ALIASES.get(name.lower(), name.lower())
     if lower in names:
         return lower
-    longer = sorted(known for known in names if known.startswith(f"{lower}-"))
+    longer = sorted(
+        known for known in names if known.startswith(f"{lower}-") and known not in BOARDS
+    )
     if len(longer) == 1:
         return longer[0]
     where = "" if name == text else text[:200]
@@ -168,6 +186,17 @@ def _full_name(name: str, text: str) -> str:
 
 def _machine(name: str) -> Machine:
     return read_any_machine(name if is_machine_file(name) else str(PRESETS / f"{name}.toml"))
+
+
+def _boards(name: str, count: int) -> list[Machine]:
+    """So many modules: full machines, and the first devices of one more."""
+    whole = _machine(name)
+    devices = [device.name for device in whole.cluster.devices]
+    full, left = divmod(count, len(devices))
+    machines = [whole] * full
+    if left:
+        machines.append(replace(whole, cluster=whole.cluster.only(devices[:left])))
+    return machines
 
 
 def _host_of(kinds: list[str]) -> Machine:

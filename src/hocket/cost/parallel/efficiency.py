@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import FloatArray
+from hocket.cost.matrix_kernels import attention_loss, product_loss
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.setting import Setting
 
@@ -21,16 +22,12 @@ from hocket.cost.parallel.setting import Setting
 class Constants:
     """What is assumed of every cluster: one set, from data sheets and public measurements.
 
-    What differs between architectures stands in `hocket.cost.parallel.chips`. Those of kernels were
+    What differs between architectures stands in `hocket.cost.chips`. Those of kernels were
     chosen so that the published tables of A100 clusters come out on average;
     those of collectives restate the all-reduce times that vTrain's authors measured with NCCL on
     2 to 8 A100 (1 MiB to 1 GiB).
     """
 
-    matrix_wave: float = 3.5e6
-    """Elements of a result that keep all multiprocessors busy once."""
-    matrix_tail: float = 0.14
-    """Of a wave, lost per product."""
     expert_rows: float = 64.0
     """Half of the rows of a tile: lost per expert."""
     expert_launch_s: float = 9e-6
@@ -121,11 +118,8 @@ def matrix_s(
     if not in_16_bits:
         best_flops = setting.peak_flops * setting.matrix_share
     best_s = 2 * rows * columns * depth / best_flops
-    waves = rows * columns / CONSTANTS.matrix_wave
-    loss = (1 + coefficients.shape * setting.matrix_depth / depth) * (
-        1 + coefficients.shape * CONSTANTS.matrix_tail / waves
-    )
-    return coefficients.matrix * best_s * loss
+    loss = product_loss(rows * columns, depth, setting.matrix_depth, coefficients.shape)
+    return np.asarray(coefficients.matrix * best_s * loss)
 
 
 def attention_s(
@@ -143,14 +137,12 @@ def attention_s(
     )
     peak_s = coefficients.attention * flops / setting.token_flops
     plain_s = peak_s / plain_share
-    # Rates are stated for heads of 128 elements.
-    narrow = (width + setting.flash_width_half) / width * 128 / (128 + setting.flash_width_half)
-    short, short_back = (
-        1 + half / setting.sequence
+    slow, slow_back = (
+        attention_loss(width, setting.sequence, setting.flash_width_half, half)
         for half in (setting.flash_forward_half, setting.flash_backward_half)
     )
-    flash_s = 0.5 * peak_s * narrow * short / setting.flash_forward
-    back_s = 2.5 * 0.5 * peak_s * narrow * short_back / setting.flash_backward
+    flash_s = 0.5 * peak_s * slow / setting.flash_forward
+    back_s = 2.5 * 0.5 * peak_s * slow_back / setting.flash_backward
     is_flash = setting.is_flash > 0
     return np.where(is_flash, flash_s, plain_s), np.where(is_flash, back_s, 2 * plain_s)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError, did_you_mean
-from hocket.cost.parallel.chips import chip_of
+from hocket.cost.chips import chip_of
 from hocket.cost.parallel.network import Network
 from hocket.cost.parallel.software import Software
 from hocket.hardware.cluster import DeviceKind

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hocket.cost.parallel.chips import Libraries
+from hocket.cost.chips import Libraries
 from hocket.cost.parallel.overheads import DEFAULT_OVERHEADS, MemoryOverheads
 
 Attention = Literal["plain", "flash", "flash2", "fused"]

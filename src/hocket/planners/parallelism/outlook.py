@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from hocket.cost.parallel.chips import chip_of
+from hocket.cost.chips import chip_of
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.stages import stage_costs
 from hocket.hardware.cluster import Cluster

@@ -1,0 +1,110 @@
+"""Time of 16-bit matrix products and fused attention, by shape and chip: one model for all costs.
+
+A product reaches a fixed share of the chip's peak when it is large (`Chip.matrix_share`). It loses
+where the summed dimension is short, for each tile of the result has a start and an end to pay, and
+where the result fills the multiprocessors only a few times, for the last wave leaves some of them
+idle. Fused attention reaches `AttentionRates`, less for short sequences and narrow heads.
+`hocket.cost.roofline` asks for ops of a graph, `hocket.cost.parallel` for layers of a transformer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray, IntArray
+from hocket.cost.chips import AttentionRates, Chip
+from hocket.graph.signatures import tensor_shapes
+
+MATRIX_WAVE = 3.5e6
+"""Elements of a result that keep all multiprocessors busy once."""
+MATRIX_TAIL = 0.14
+"""Of a wave, lost per product."""
+RATED_WIDTH = 128
+"""Elements of a head that attention rates are stated for."""
+FUSED = "fused"
+"""Kernel that PyTorch takes for 16-bit attention where the chip has it: cuDNN's on Hopper."""
+HALF = ("bfloat16", "float16")
+_PRODUCT = re.compile(r"^aten\.(?:mm|bmm|addmm|baddbmm|addbmm)\.")
+_ATTENTION = re.compile(r"^aten\._scaled_dot_product_\w*?attention(_backward)?\.")
+
+
+def product_loss(elements: Any, depth: Any, matrix_depth: Any, shape: Any = 1.0) -> Any:
+    """Time of a product over that of a very large one.
+
+    ``elements`` of the result, ``depth`` that is summed, ``matrix_depth`` of the chip; ``shape``
+    scales both losses, as a calibration finds them.
+    """
+    waves = elements / MATRIX_WAVE
+    return (1 + shape * matrix_depth / depth) * (1 + shape * MATRIX_TAIL / waves)
+
+
+def attention_loss(width: Any, sequence: Any, width_half: Any, sequence_half: Any) -> Any:
+    """Time of fused attention over that at the stated rate: wide heads, long sequences."""
+    narrow = (width + width_half) / width * RATED_WIDTH / (RATED_WIDTH + width_half)
+    return narrow * (1 + sequence_half / sequence)
+
+
+class MatrixShape(NamedTuple):
+    """What the time of a 16-bit matrix op depends on; zeros for other ops."""
+
+    elements: float = 0.0
+    """Of a product's result."""
+    depth: float = 0.0
+    width: float = 0.0
+    """Of a head of fused attention."""
+    sequence: float = 0.0
+    is_backward: float = 0.0
+
+
+def matrix_losses(signature: IntArray, signatures: Sequence[str], chip: Chip) -> FloatArray:
+    """Time of each op over its arithmetic at the chip's usual rate; 1 for all other ops."""
+    shapes = np.array([*map(matrix_shape, signatures), MatrixShape()], dtype=np.float64)
+    elements, depth, width, sequence, is_backward = shapes[signature].T
+    loss = np.ones(len(signature))
+    is_product, attends = depth > 0, width > 0
+    loss[is_product] = product_loss(elements[is_product], depth[is_product], chip.matrix_depth)
+    rates = chip.attention[FUSED]
+    for phase, half in ((0.0, rates.forward_half), (1.0, rates.backward_half)):
+        part = attends & (is_backward == phase)
+        slower = rates.forward / rates.backward if phase else 1.0
+        loss[part] = slower * attention_loss(width[part], sequence[part], rates.width_half, half)
+    return loss
+
+
+def attention_rates(chip: Chip) -> AttentionRates:
+    """Rates of the kernel that PyTorch takes."""
+    return chip.attention[FUSED]
+
+
+@lru_cache(maxsize=65536)
+def matrix_shape(signature: str) -> MatrixShape:
+    """The shape of a 16-bit product or fused attention."""
+    product, attention = _PRODUCT.match(signature), _ATTENTION.match(signature)
+    if product is None and attention is None:
+        return MatrixShape()
+    shapes = tensor_shapes(signature, HALF)
+    if product is not None:
+        return _product_shape(shapes)
+    assert attention is not None
+    first = 1 if attention[1] else 0
+    if len(shapes) < first + 2 or any(len(shape) < 2 for shape in shapes[: first + 2]):
+        return MatrixShape()
+    query, key = shapes[first : first + 2]
+    if not (query[-1] and key[-2]):
+        return MatrixShape()
+    return MatrixShape(0.0, 0.0, query[-1], key[-2], float(bool(attention[1])))
+
+
+def _product_shape(shapes: list[tuple[int, ...]]) -> MatrixShape:
+    matrices = [shape for shape in shapes if len(shape) > 1][-2:]
+    if len(matrices) < 2:
+        return MatrixShape()
+    left, right = matrices
+    elements = prod(left[:-1]) * right[-1]
+    return MatrixShape(elements, left[-1]) if elements and left[-1] else MatrixShape()
