@@ -215,7 +215,7 @@ def blocks(draw, depth, in_loop):
 
 
 @given(blocks(3, False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_generated_programs_leave_as_python_does(body):
     head = "def f(a, n):\n    s, c, x, y, K = 0.0, 0, 1.0, 2.0, 0\n"
     check(head + indented(body) + "\n    return s, c, x, y\n", compiled=False)

@@ -19,11 +19,12 @@ from hocket.loops.bounds import all_inside
 from hocket.loops.choice import TiledOption, choose, work_s
 from hocket.loops.compile import CompileOptions
 from hocket.loops.exits import Loop, comprehension_names, is_evaluable, not_compilable
+from hocket.loops.faithful import Faithful
 from hocket.loops.flow import exposed_names
 from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource, list_kernel, range_kernel, serial_kernel
 from hocket.loops.names import called_names, local_names
-from hocket.loops.recall import signature
+from hocket.loops.recall import sign, signature
 from hocket.loops.rows import lowered
 from hocket.loops.scope import Scope, data_scope, guessed_scope
 from hocket.loops.settings import Settings
@@ -77,8 +78,12 @@ class LoopDecider:
             candidate, more = self._candidate(verdict, values)
             refusals += more
             if candidate is not None:
-                alone = self._alone(verdict, candidate, values)
-                return alone or self.parallel(verdict, candidate, refusals)
+                try:
+                    alone = self._alone(verdict, candidate, values)
+                    return alone or self.parallel(verdict, candidate, refusals)
+                except Refusal as refusal:
+                    refusals.append(refusal)
+                    return Decision(self.site, verdict, None, tuple(refusals), "python")
             if not any(reading.segments for reading in verdict.readings):
                 break
         way = "inside" if self._inner_pays(verdict, values, scope) else "serial"
@@ -86,6 +91,10 @@ class LoopDecider:
         if way == "serial":
             source = self._serial_source(values)
             way = "serial" if source is not None else "python"
+            different = not_compilable(self.site.nest.node)
+            if different is not None:
+                what, line = different
+                refusals.append(Refusal(f"{what} at line {line} is run by Python only", line))
         return Decision(self.site, verdict, None, tuple(refusals), way, source)
 
     def _judged(
@@ -144,9 +153,11 @@ class LoopDecider:
         given = candidate.space.values
         inputs = [name for name in self.site.inputs if name in given]
         arguments = [name for name in inputs if name not in reductions]
-        # Rows that are written as loops depend on lengths and kinds.
+        # Rows that are written as loops depend on lengths and kinds, checks on signs.
         shapes = tuple(
-            (value.shape[1:], value.dtype.str) if isinstance(value, np.ndarray) else None
+            (value.shape[1:], value.dtype.str, value.ndim)
+            if isinstance(value, np.ndarray)
+            else (type(value), sign(value))
             for value in (given[name] for name in inputs)
         )
         key = option.reading.depth, option.shape.is_listed, tuple(arguments), shapes
@@ -154,9 +165,8 @@ class LoopDecider:
             make = list_kernel if option.shape.is_listed else range_kernel
             levels = option.reading.levels
             rows = lowered(levels, given, self.source.names)
-            self._sources[key] = make(
-                levels, [*arguments, *reductions], reductions, self.source.names, rows
-            )
+            faithful = Faithful(given, self.source.names, self.settings.ordered)
+            self._sources[key] = make(levels, [*arguments, *reductions], reductions, faithful, rows)
         source = self._sources[key]
         options = CompileOptions(self.settings.fastmath, self._checks_bounds(candidate))
         return Decision(
@@ -188,7 +198,8 @@ class LoopDecider:
                 return None
         scalars = [name for name in self.results if not isinstance(values.get(name), np.ndarray)]
         try:
-            source = serial_kernel(node, self.site.exits, arguments, scalars, self.source.names)
+            faithful = Faithful(values, self.source.names, self.settings.ordered)
+            source = serial_kernel(node, self.site.exits, arguments, scalars, faithful)
         except Refusal:
             return None
         # Compiled code draws from a generator of its own, which the program's seed does not reach.

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hocket.base.units import format_bytes, format_seconds
 from hocket.loops import memory
 from hocket.loops.choice import TiledOption
 from hocket.loops.evaluate import CannotEvaluate, evaluate
+from hocket.loops.faithful import Deviation, deviations_of
 from hocket.loops.form import Refusal
 from hocket.loops.nest import Reading
-from hocket.loops.scope import guessed_scope
+from hocket.loops.scope import Scope, guessed_scope
 from hocket.loops.source import LoopSite, LoopSource
 from hocket.loops.verdict import LoopOption, LoopVerdict, judge
 
@@ -48,6 +51,8 @@ class LoopExplanation:
     way: str
     through: Mapping[str, str] = field(default_factory=dict)
     """Arrays that go through tables."""
+    deviations: tuple[Deviation, ...] = ()
+    """Where compiled code may give other bits than the plain loop."""
 
     @cached_property
     def predicted(self) -> PredictedPass | None:
@@ -81,6 +86,7 @@ class LoopExplanation:
                 for vector in reading.vectors
             ],
             "refusals": [{"reason": r.reason, "lines": list(r.lines)} for r in self.refusals],
+            "deviations": [{"what": d.what, "line": d.line} for d in self.deviations],
         }
         if self.option is not None:
             found |= {
@@ -121,6 +127,8 @@ class LoopExplanation:
                 pair = f"{vector.first.told} - {vector.second.told}"
                 yield f"    {vector.text(reading.atoms):12} {vector.first.array}: {pair}"
         yield f"  schedule: {self._sentence()}"
+        for deviation in self.deviations:
+            yield f"  other bits: {deviation.what} (line {deviation.line})"
         yield from self._notes()
         if self.candidate is not None and self.predicted is not None:
             yield _numbers(self.candidate, self.predicted)
@@ -136,19 +144,23 @@ class LoopExplanation:
     def _sentence(self) -> str:
         if self.option is None:
             return {
-                "serial": "serial, compiled",
+                "serial": f"serial, compiled{self._same_bits()}",
                 "inside": "serial in Python; the loops inside it are run in parallel",
                 "python": "serial in Python, as written",
             }[self.way]
         shape = self.option.shape
         names = {"space": _name(shape.space), "time": _name(shape.time), "skew": shape.skew}
-        exact = "; same bits as the plain loop" if self.option.is_exact else ""
+        exact = self._same_bits() if self.option.is_exact else ""
         met = sorted({vector.first.array for vector in self.option.reading.vectors})
         if shape.kind == "independent" and met:
             words = _MEETING.format(arrays=" and ".join(met))
         else:
             words = _WORDS[shape.kind].format(**names)
         return words + exact
+
+    def _same_bits(self) -> str:
+        where = " but for what is named below" if self.deviations else ""
+        return f"; same bits as the plain loop{where}"
 
     def _notes(self) -> Iterable[str]:
         if self.option is None:
@@ -245,11 +257,27 @@ def _from_source(
     verdict = judge(site.nest, scope, ordered=ordered, permit=permit)
     option = min(verdict.options, key=_preference, default=None)
     way = "parallel" if option else "serial"
-    loops = [LoopExplanation(site.line, verdict, option, None, verdict.refusals, way)]
+    deviations = _guessed_deviations(site, scope, source, ordered)
+    loops = [
+        LoopExplanation(
+            site.line, verdict, option, None, verdict.refusals, way, deviations=deviations
+        )
+    ]
     if option is None:
         for child in site.children:
             loops += _from_source(child, source, ordered, permit)
     return loops
+
+
+def _guessed_deviations(
+    site: LoopSite, scope: Scope, source: LoopSource, ordered: bool
+) -> tuple[Deviation, ...]:
+    """For arrays of 64-bit floats, as nothing else is known."""
+    arrays = {name: np.zeros((1,) * info.rank) for name, info in scope.arrays.items()}
+    try:
+        return tuple(deviations_of([site.nest.node], arrays, source.names, is_exact=ordered))
+    except Refusal:
+        return ()
 
 
 def _preference(option: LoopOption) -> tuple[bool, bool, int]:
@@ -318,6 +346,8 @@ def _of_decision(decision: Decision) -> LoopExplanation:
     option = candidate.option if candidate is not None else None
     way = "serial" if is_alone else decision.way
     line, verdict = decision.site.line, decision.verdict
+    deviations = decision.source.deviations if decision.source is not None else ()
     return LoopExplanation(
-        line, verdict, option, candidate, decision.refusals, way, decision.through
-    )
+        line, verdict, option, candidate, decision.refusals, way, decision.through,
+        tuple(sorted(deviations, key=lambda each: each.line)),
+    )  # fmt: skip

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from hocket.loops.body import LoopLevel
 from hocket.loops.exits import Exit, Loop, exit_value, with_codes
+from hocket.loops.faithful import Deviation, Faithful, deviations_of
 from hocket.loops.flow import loaded_names
 from hocket.loops.form import Refusal
 from hocket.loops.names import Helper, Library, Names, Number
@@ -38,18 +42,22 @@ class KernelSource:
     arguments: tuple[str, ...]
     """After the tile's bounds: the loop's inputs, in this order."""
     results: tuple[str, ...]
+    dtypes: tuple[str, ...] = ()
+    """Of the results: the numpy dtype that each has in plain Python, or nothing."""
+    deviations: tuple[Deviation, ...] = ()
+    """Where bits may differ from those of the plain loop."""
 
 
 def range_kernel(
     levels: Sequence[LoopLevel],
     arguments: Sequence[str],
     results: Sequence[str],
-    names: Names,
+    faithful: Faithful,
     lowered: Lowered | None = None,
 ) -> KernelSource:
     """A kernel over ranges: ``kernel(low, high[, low_1, high_1, skew], *arguments)``."""
     first = levels[0]
-    parts = _statements(levels, lowered)
+    parts = _statements(levels, faithful, lowered)
     step = _step(first)
     lines = [
         f"first_0_, last_0_ = {_low(first)}, high_0_",
@@ -70,25 +78,25 @@ def range_kernel(
         ]
         lines += _indented(inner)
     clip = len(levels) == 2
-    return _module(lines, bounds, levels[0].node, arguments, results, names, lowered, clip=clip)
+    return _module(lines, bounds, levels[0].node, arguments, results, faithful, lowered, clip=clip)
 
 
 def list_kernel(
     levels: Sequence[LoopLevel],
     arguments: Sequence[str],
     results: Sequence[str],
-    names: Names,
+    faithful: Faithful,
     lowered: Lowered | None = None,
 ) -> KernelSource:
     """A kernel over a list: ``kernel(order_0[, order_1], low, high, *arguments)``."""
     orders = [f"order_{number}_" for number in range(len(levels))]
     lines = ["for place_ in range(low_0_, high_0_):"]
-    parts = _statements(levels, lowered)
+    parts = _statements(levels, faithful, lowered)
     for level, order, part in zip(levels, orders, parts, strict=True):
         lines.append(f"    {level.name} = {order}[place_]")
         lines += _indented(_source(part))
     bounds = [*orders, "low_0_", "high_0_"]
-    return _module(lines, bounds, levels[0].node, arguments, results, names, lowered)
+    return _module(lines, bounds, levels[0].node, arguments, results, faithful, lowered)
 
 
 def serial_kernel(
@@ -96,17 +104,17 @@ def serial_kernel(
     exits: Sequence[Exit],
     arguments: Sequence[str],
     results: Sequence[str],
-    names: Names,
+    faithful: Faithful,
 ) -> KernelSource:
     """The loop as it is: ``kernel(*arguments)``; with exits, the number of one comes first.
 
     ``results`` are read after the loop; an exit also gives the names that it reads.
     """
     every = sorted({*results, *(name for leave in exits for name in leave.names)})
-    lines = _source([with_codes(loop, exits, every)])
+    lines = _source(faithful.rewrite([with_codes(loop, exits, every)]))
     if exits:
         lines.append(f"return {ast.unparse(exit_value(0, results, every))}")
-    return _module(lines, [], loop, arguments, every if exits else results, names)
+    return _module(lines, [], loop, arguments, every if exits else results, faithful)
 
 
 def _module(
@@ -115,28 +123,48 @@ def _module(
     loop: Loop,
     arguments: Sequence[str],
     results: Sequence[str],
-    names: Names,
+    faithful: Faithful,
     lowered: Lowered | None = None,
     *,
     clip: bool = False,
 ) -> KernelSource:
     returned = f"({', '.join(results)},)" if results else "()"
     head = f"def kernel({', '.join([*bounds, *arguments])}):"
-    setup = lowered.setup if lowered is not None else ()
+    setup = list(lowered.setup) if lowered is not None else []
+    if faithful.needs_zero:
+        setup.append(_unknown_zero(arguments, faithful))
     inside = [*setup, *lines, f"return {returned if results else 0}"]
     function = "\n".join([head, *_indented(inside)])
     defined: dict[str, str] = {}
-    _collect(loop, names, set(arguments), defined)
-    parts = ["from numba import njit", *defined.values()]
+    _collect(loop, faithful.names, set(arguments), defined, faithful.helpers)
+    parts = ["from numba import njit", *faithful.pieces.values(), *defined.values()]
     if clip:
         parts.append(_CLIP)
     if lowered is not None:
-        parts += ["import numpy as np_", HELPERS]
+        parts.append(HELPERS)
     text = "\n".join([*parts, "", "", function, ""])
-    return KernelSource(text, tuple(arguments), tuple(results))
+    if "np_." in text or "math_." in text:
+        text = f"import math as math_\nimport numpy as np_\n{text}"
+    dtypes = tuple(faithful.dtype_of(name) for name in results)
+    return KernelSource(text, tuple(arguments), tuple(results), dtypes, tuple(faithful.deviations))
 
 
-def _collect(node: ast.AST, names: Names, known: set[str], defined: dict[str, str]) -> None:
+def _unknown_zero(arguments: Sequence[str], faithful: Faithful) -> str:
+    """0.0 that depends on an argument, so that ``x ** 2`` is not turned into a product."""
+    for name in arguments:
+        value = faithful.values.get(name)
+        if isinstance(value, np.ndarray):
+            return f"unknown_zero_ = 0.0 * {name}.strides[0]"
+    return "unknown_zero_ = 0.0"
+
+
+def _collect(
+    node: ast.AST,
+    names: Names,
+    known: set[str],
+    defined: dict[str, str],
+    rewritten: Mapping[str, ast.FunctionDef],
+) -> None:
     """Imports, constants and helpers for the outside names below a node."""
     local = known | {
         part.id
@@ -146,12 +174,17 @@ def _collect(node: ast.AST, names: Names, known: set[str], defined: dict[str, st
     if isinstance(node, ast.FunctionDef):
         local |= {argument.arg for argument in node.args.args}
     for name in sorted(loaded_names([node]) - local):
-        text = _definition(name, names, defined)
+        text = _definition(name, names, defined, rewritten)
         if text is not None and defined.setdefault(name, text) != text:
             raise Refusal(f"two helpers are called {name}")
 
 
-def _definition(name: str, names: Names, defined: dict[str, str]) -> str | None:
+def _definition(
+    name: str,
+    names: Names,
+    defined: dict[str, str],
+    rewritten: Mapping[str, ast.FunctionDef],
+) -> str | None:
     meaning = names.meaning(name)
     if isinstance(meaning, Library):
         module, _, member = meaning.path.rpartition(".")
@@ -164,9 +197,13 @@ def _definition(name: str, names: Names, defined: dict[str, str]) -> str | None:
         return f"{name} = {meaning.value!r}"
     if isinstance(meaning, Helper):
         if name in defined:
+            if not defined[name]:
+                raise Refusal(f"{name} calls itself", meaning.node.lineno)
             return defined[name]
-        _collect(meaning.node, meaning.names, set(), defined)
-        function = copy.deepcopy(meaning.node)
+        defined[name] = ""
+        _collect(meaning.node, meaning.names, set(), defined, rewritten)
+        del defined[name]
+        function = copy.deepcopy(rewritten.get(name, meaning.node))
         function.name, function.decorator_list, function.returns = name, [], None
         for argument in function.args.args:
             argument.annotation = None
@@ -175,12 +212,24 @@ def _definition(name: str, names: Names, defined: dict[str, str]) -> str | None:
 
 
 def _statements(
-    levels: Sequence[LoopLevel], lowered: Lowered | None
+    levels: Sequence[LoopLevel], faithful: Faithful, lowered: Lowered | None
 ) -> Sequence[Sequence[ast.stmt]]:
-    """What stands between the loops, then the body."""
+    """What stands between the loops, then the body, as the compiler gets them."""
+    parts: Sequence[Sequence[ast.stmt]]
     if lowered is not None:
-        return lowered.parts
-    return [*(level.prelude for level in levels[:-1]), levels[-1].node.body]
+        parts = lowered.parts
+    else:
+        parts = [*(level.prelude for level in levels[:-1]), levels[-1].node.body]
+    known = [f"{level.name} = 0" for level in levels]
+    known += lowered.setup if lowered is not None else ()
+    made = iter(faithful.rewrite([statement for part in parts for statement in part], known))
+    if lowered is not None:
+        # Rows that were written as loops no longer show the products that they are.
+        written = [*(s for level in levels[:-1] for s in level.prelude), *levels[-1].node.body]
+        faithful.deviations = list(
+            deviations_of(written, faithful.values, faithful.names, is_exact=faithful.is_exact)
+        )
+    return [list(itertools.islice(made, len(part))) for part in parts]
 
 
 def _source(statements: Sequence[ast.stmt]) -> list[str]:

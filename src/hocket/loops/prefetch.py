@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hocket.loops.body import LoopLevel
 from hocket.loops.compile import CompileOptions, compiled
+from hocket.loops.faithful import Faithful
 from hocket.loops.flow import stored_names
 from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource, list_kernel, range_kernel
@@ -94,7 +95,7 @@ def prefetch_of(
     marks = [_MARKS.format(name) for name in found]
     make = list_kernel if is_listed else range_kernel
     try:
-        source = make(levels, [*arguments, *marks], [], names, Lowered(merged, ()))
+        source = make(levels, [*arguments, *marks], [], Faithful({}, names), Lowered(merged, ()))
     except Refusal:
         return None
     return Prefetch(source, tuple(found))

@@ -26,8 +26,13 @@ def signature(
             sizes = (value.shape, value.strides) if with_sizes else value.ndim
             parts.append((name, value.dtype.str, sizes, owners[name]))
         else:
-            parts.append((name, type(value)))
+            parts.append((name, type(value), sign(value) if with_sizes else 0))
     return tuple(parts)
+
+
+def sign(value: Any) -> int:
+    """-1, 0 or 1; compiled code leaves out checks that a number's sign makes needless."""
+    return int(value > 0) - int(value < 0)
 
 
 def content(readings: Iterable[Reading], values: Mapping[str, Any]) -> dict[str, Any]:

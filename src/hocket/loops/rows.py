@@ -20,6 +20,7 @@ from hocket.loops.flow import stored_names
 from hocket.loops.names import Library, Names, parsed
 
 _ELEMENTWISE = (ast.Add, ast.Sub, ast.Mult, ast.Div)
+_REDUCERS = frozenset({"sum", "mean", "std", "var", "max", "min", "argmax", "argmin", "prod"})
 _SCALAR_CALLS = frozenset({"abs", "min", "max", "float", "int", "len"})
 HELPERS = """
 @njit(**{**OPTIONS_, "fastmath": {"reassoc", "contract", "nsz"}})
@@ -190,6 +191,8 @@ class _Writer:
                 return 0
             case ast.Attribute():
                 return 0
+            case ast.Call() if self.reduced(node) is not None:
+                return 0
             case ast.Call(ast.Attribute(value, "copy"), [], []) if self.is_row(value):
                 return 1
             case ast.Call(_, arguments, []):
@@ -202,6 +205,17 @@ class _Writer:
         if rank > 1:
             raise _Unfit
         return rank == 1
+
+    def reduced(self, node: ast.Call) -> ast.expr | None:
+        """The row that ``row.sum()`` or ``np.sum(row)`` takes together."""
+        match node:
+            case ast.Call(ast.Attribute(ast.Name(module), name), [value], []) if (
+                name in _REDUCERS and self.is_numpy(module)
+            ):
+                return value if self.is_row(value) else None
+            case ast.Call(ast.Attribute(value, name), [], []) if name in _REDUCERS:
+                return value if self.is_row(value) else None
+        return None
 
     def is_dot(self, node: ast.Call) -> bool:
         if (
@@ -306,8 +320,18 @@ class _Writer:
                 if name in self.rows:
                     raise _Unfit
                 return node
-            case ast.Constant() | ast.Attribute(ast.Name()):
+            case ast.Constant():
                 return node
+            case ast.Attribute(ast.Name(name)):
+                if name in self.rows:
+                    raise _Unfit
+                return node
+            case ast.Call(ast.Attribute(_, name)) if (row := self.reduced(node)) is not None:
+                if not isinstance(row, (ast.Name, ast.Subscript)):
+                    raise _Unfit
+                whole = self.row(row, before)
+                text = f"{whole.array}[{whole.place}]" if whole.place else whole.array
+                return ast.copy_location(parsed(f"{text}.{name}()"), node)
             case ast.BinOp(left, ast.MatMult(), right):
                 return self.dot(left, right, before)
             case ast.Call() if self.is_dot(node):

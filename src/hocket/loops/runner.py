@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
@@ -23,6 +23,7 @@ from hocket.loops.decide import Decision, LoopDecider
 from hocket.loops.exits import without_values
 from hocket.loops.flow import stored_names
 from hocket.loops.form import Refusal
+from hocket.loops.generate import KernelSource
 from hocket.loops.job import LoopJob
 from hocket.loops.names import Number, called_names
 from hocket.loops.nest import Reading
@@ -90,7 +91,9 @@ class SiteRunner:
         except _not_compiled() as error:
             refusal = Refusal(f"the loop cannot be compiled: {_first_line(error)}", self.site.line)
             refusals = (*decision.refusals, refusal)
-            remembered.decision = self.last = replace(decision, way="python", refusals=refusals)
+            remembered.decision = self.last = replace(
+                decision, way="python", refusals=refusals, candidate=None, source=None
+            )
             return False
         except IndexError as error:
             raise IndexError(f"{error}, {self._where_outside(decision)}") from error
@@ -169,7 +172,7 @@ class SiteRunner:
         kernel = compiled(decision.source.text, options)
         found = kernel(*(values[name] for name in decision.source.arguments))
         number, *parts = found if self.site.exits else (0, *(found or ()))
-        given = dict(zip(decision.source.results, parts, strict=True))
+        given = _typed(decision.source, parts, values)
         if number:
             return number, tuple(given[name] for name in self.site.exits[number - 1].names)
         results = tuple(given.get(name, values.get(name)) for name in self.results)
@@ -238,6 +241,8 @@ class SiteRunner:
                 if result:
                     total = combine(total, result[place])
             totals[reduction.name] = total
+        assert decision.source is not None
+        totals = _typed(decision.source, [totals[name] for name in decision.source.results], values)
         return tuple(totals.get(name, values.get(name)) for name in self.results)
 
 
@@ -253,6 +258,25 @@ _COMBINE_EQUAL: dict[str, Callable[[Any, Any], Any]] = {
     "max": lambda a, b: b if b >= a else a,
     "min": lambda a, b: b if b <= a else a,
 }
+
+
+def _typed(source: KernelSource, found: Sequence[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Results by name, of numpy's types where the plain loop would leave those."""
+    given = dict(zip(source.results, found, strict=True))
+    for name, dtype in zip(source.results, source.dtypes, strict=True):
+        value, before = given[name], values.get(name)
+        if not isinstance(before, np.ndarray) and _is_unchanged(value, before):
+            given[name] = before
+        elif dtype and isinstance(value, (bool, int, float, complex)):
+            given[name] = np.dtype(dtype).type(value)
+    return given
+
+
+def _is_unchanged(value: Any, before: Any) -> bool:
+    """True if a number is the one before the loop; 0.0 and -0.0 are two."""
+    if before is None or value != before:
+        return False
+    return bool(value) or not isinstance(value, float) or repr(value) == repr(float(before))
 
 
 def _takes_equal(reading: Reading, reduction: Reduction) -> bool:
