@@ -25,6 +25,7 @@ PARAMETERS = {
     "resnet152": 60_192_808,
     "wide-resnet": 126_886_696,
     "inception-v3": 27_161_264,
+    "whisper-small": 241_734_912,
 }
 """Published by the models' authors or their reference implementations."""
 
@@ -44,6 +45,11 @@ def test_zoo_names_build():
     assert set(ZOO) >= {*PARAMETERS, *QUICK, *UNROLLED, "moe-12x32", "resnet1001"}
     model, _ = load_model("resnet1001")
     assert sum(isinstance(m, torch.nn.Conv2d) for m in model.modules()) == 1000 + 4
+
+
+def test_sdxl_unet_has_the_published_size():
+    model, _ = load_model("sdxl-unet")
+    assert num_parameters(model) == pytest.approx(2.567e9, rel=0.01)
 
 
 def test_zoo_experts_have_two_million_parameters_each():
@@ -185,7 +191,8 @@ def test_capture_room_imports_without_transformers_pydantic_or_numba():
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "gpt2-medium", "llama-1b", "mixtral-small", "llama3-8b", "gpt-1.7b"]
+    "name",
+    ["gpt2", "gpt2-medium", "llama-1b", "mixtral-small", "llama3-8b", "gpt-1.7b", "gemma2-2b"],
 )
 def test_a_name_means_one_model_for_plan_and_for_parallel(name):
     model, _ = load_model(name, batch=1, seq=8)

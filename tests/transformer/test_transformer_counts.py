@@ -59,7 +59,14 @@ def test_parameters_of_a_gpt_are_the_published_formula(model):
         ("gpt-530b", 529.6), ("gpt-1t", 1008.0), ("gpt3-175b", 174.6), ("mt-nlg-530b", 529.6),
         ("bloom-176b", 176.2), ("llama3-8b", 8.03), ("llama3-70b", 70.55),
         ("llama3-405b", 405.85), ("mixtral-8x7b", 46.7), ("mixtral-8x22b", 140.6),
-        ("qwen3-30b-a3b", 30.53),
+        ("qwen3-30b-a3b", 30.53), ("mistral-7b", 7.24), ("gemma2-2b", 2.61), ("gemma2-9b", 9.24),
+        ("gemma2-27b", 27.2), ("gemma3-1b", 1.0), ("gemma3-4b", 3.88), ("gemma3-12b", 11.77),
+        ("gemma3-27b", 27.0), ("phi3-mini", 3.82), ("phi4", 14.66), ("phi4-mini", 3.84),
+        ("qwen2.5-0.5b", 0.494), ("qwen2.5-1.5b", 1.54), ("qwen2.5-3b", 3.09),
+        ("qwen2.5-7b", 7.62), ("qwen2.5-14b", 14.77), ("qwen2.5-32b", 32.76),
+        ("qwen2.5-72b", 72.7), ("qwen3-0.6b", 0.596), ("qwen3-1.7b", 1.72), ("qwen3-4b", 4.02),
+        ("qwen3-8b", 8.19), ("qwen3-14b", 14.77), ("qwen3-32b", 32.76), ("llama3.2-1b", 1.236),
+        ("llama3.2-3b", 3.21),
     ],
 )  # fmt: skip
 def test_presets_have_the_published_number_of_parameters(name, billions):

@@ -23,6 +23,7 @@ from hocket.transformer.shape import Experts, MlpKind, Transformer
 
 PRESETS = Path(__file__).parent / "presets"
 """Folder of the models that come with hocket."""
+_DECODERS = PRESETS / "decoders.toml"
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
 """Layers are listed one by one; the deepest models that anyone trained have a few hundred."""
@@ -40,6 +41,8 @@ _MLPS = ("gelu", "swiglu")
 def find_model(text: str) -> Transformer:
     """The model of a preset name or of a file."""
     lower = text.strip().lower()
+    if lower in _decoders():
+        return model_from_dict({"mlp": "swiglu", **_decoders()[lower]}, default_name=lower)
     if lower in preset_names():
         return read_model(PRESETS / f"{lower}.toml")
     if text.startswith(PREFIX):
@@ -57,7 +60,14 @@ def find_model(text: str) -> Transformer:
 @cache
 def preset_names() -> tuple[str, ...]:
     """Names of the models that come with hocket."""
-    return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
+    own_files = {path.stem for path in PRESETS.glob("*.toml")} - {_DECODERS.stem}
+    return tuple(sorted(own_files | set(_decoders())))
+
+
+@cache
+def _decoders() -> Mapping[str, Mapping[str, Any]]:
+    """Models that differ in sizes alone, by name."""
+    return parse_toml(_DECODERS.read_bytes())
 
 
 def require_depth(text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.capture.zoo import experts, language, recurrent, vision
+from hocket.capture.zoo import diffusion, experts, language, recurrent, vision
 
 Factory = Callable[[int, int], tuple[Any, dict[str, Any]]]
 
@@ -36,6 +36,8 @@ ZOO: dict[str, ZooModel] = {
     "llama-7b": ZooModel(language.llama_7b),
     "t5-base": ZooModel(language.t5_base, seq=512),
     "vit-base": ZooModel(language.vit_base, batch=32),
+    "whisper-small": ZooModel(language.whisper_small, batch=8, seq=128),
+    "sdxl-unet": ZooModel(diffusion.sdxl_unet, batch=4, seq=77),
     "mixtral-small": ZooModel(language.mixtral_small, dtype="bfloat16"),
     "resnet50": _resnet(50),
     "resnet101": _resnet(101),

@@ -105,6 +105,22 @@ def vit_base(batch: int, seq: int, **sizes: int) -> Built:
     return ViTForImageClassification(config), batch_of
 
 
+def whisper_small(batch: int, seq: int, **sizes: int) -> Built:
+    """Whisper small: 30 seconds of sound, a text of ``seq`` tokens."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    small = {"d_model": 768, "encoder_layers": 12, "decoder_layers": 12,
+             "encoder_attention_heads": 12, "decoder_attention_heads": 12,
+             "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072}  # fmt: skip
+    config = WhisperConfig(use_cache=False, attn_implementation="sdpa", **{**small, **sizes})
+    frames = 2 * config.max_source_positions
+    batch_of = {
+        "input_features": torch.randn(batch, config.num_mel_bins, frames),
+        "labels": torch.randint(config.vocab_size, (batch, min(seq, config.max_target_positions))),
+    }
+    return WhisperForConditionalGeneration(config), batch_of
+
+
 def mixtral_small(batch: int, seq: int, **sizes: int) -> Built:
     """A Mixtral of 8 layers with 8 experts, 2 per token.
 
