@@ -13,11 +13,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.capture.assemble import graph_of
-from hocket.capture.fake import all_tensors, fake_copy, fake_twins, map_batch
+from hocket.capture.fake import all_tensors, fake_twins, map_batch
 from hocket.capture.link import link
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.record import Recorder
 from hocket.capture.step import apply_model
+from hocket.capture.swap import swapped_tensors
 from hocket.graph import Graph, Phase, Role
 
 _RATE, _DECAY, _MEAN, _SQUARE, _EPSILON = 1e-3, 1e-2, 0.9, 0.999, 1e-8
@@ -29,18 +30,19 @@ def plain_step(model: nn.Module, batch: Any, name: str, *, updates: bool = True)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         twins = fake_twins([tensor for _, _, tensor in named], "cpu")
-    fake_model, fake_batch = fake_copy(model, twins), map_batch(batch, twins)
-    parameters = [p for p in fake_model.parameters() if p.requires_grad]
+    fake_batch = map_batch(batch, twins)
+    parameters = [twins[id(p)] for p in model.parameters() if p.requires_grad]
     with mode:
         states = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
-    recorder = Recorder({id(module): path for path, module in fake_model.named_modules()})
+    recorder = Recorder({id(module): path for path, module in model.named_modules()})
     for source, role, tensor in named:
         recorder.add_source(source, role, twins[id(tensor)])
     for number, (mean, square) in enumerate(states if updates else ()):
         recorder.add_source(f"mean {number}", Role.OPTIMIZER_STATE, mean)
         recorder.add_source(f"square {number}", Role.OPTIMIZER_STATE, square)
-    with mode, torch.autograd.set_multithreading_enabled(False), recorder:
-        loss = ChosenLoss(None)(apply_model(fake_model, fake_batch))
+    single = torch.autograd.set_multithreading_enabled(False)
+    with swapped_tensors(model, twins), mode, single, recorder:
+        loss = ChosenLoss(None)(apply_model(model, fake_batch))
         recorder.phase = Phase.BACKWARD
         loss.backward()
         if updates:

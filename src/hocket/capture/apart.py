@@ -26,13 +26,13 @@ from hocket.base.errors import one_line
 from hocket.base.units import format_percent, format_rate
 from hocket.capture.fake import (
     batch_tensors,
-    fake_copy,
     hollow_twins,
     map_batch,
     model_tensors,
 )
 from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.step import Forward, apply_model
+from hocket.capture.swap import swapped_tensors
 
 TOLERANCE = 1e-3
 """Of gradients in single precision, by their norm."""
@@ -106,15 +106,21 @@ def _attempted(
     is_wide: bool,
 ) -> Apart:
     """The try itself, with lists of layers cut or whole, with autocast as it is or off."""
-    toy, origin = _shortened(model, is_cut=is_cut)
-    rows = _fewest(batch, flops_per_byte * _kept_part(model, toy))
-    if reason := _too_much(toy, rows, flops_per_byte * _kept_part(model, toy)):
-        return Apart(None, f"not tried at toy size: {reason}")
-    toy = fake_copy(toy, {
-        id(t): _real(origin.get(id(t), t), t) for _, _, t in model_tensors(toy)
-    })  # fmt: skip
-    _quieten(toy)
-    return _tried(toy, _filled_batch(rows), loss, forward, _Calm(is_wide=is_wide))
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    tensors = [tensor for _, _, tensor in model_tensors(model)]
+    hollow = hollow_twins(tensors)
+    origin = {id(hollow[id(tensor)]): tensor for tensor in tensors}
+    with swapped_tensors(model, hollow, forward, loss) as toy:
+        if is_cut:
+            _shorten(toy)
+        kept = sum(parameter.numel() for parameter in toy.parameters()) / max(1, whole)
+        rows = _fewest(batch, flops_per_byte * kept)
+        if reason := _too_much(toy, rows, flops_per_byte * kept):
+            return Apart(None, f"not tried at toy size: {reason}")
+        real = {id(t): _real(origin.get(id(t), t), t) for _, _, t in model_tensors(toy)}
+        with swapped_tensors(toy, real, forward, loss):
+            _quieten(toy)
+            return _tried(toy, _filled_batch(rows), loss, forward, _Calm(is_wide=is_wide))
 
 
 def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward, calm: _Calm) -> Apart:
@@ -155,13 +161,10 @@ def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
 # ── a toy ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _shortened(model: nn.Module, *, is_cut: bool) -> tuple[nn.Module, dict[int, torch.Tensor]]:
-    """A copy without memory; whose copy each tensor is, by id. Lists of layers are short in it."""
-    tensors = [tensor for _, _, tensor in model_tensors(model)]
-    twins = hollow_twins(tensors)
-    toy = fake_copy(model, twins)
+def _shorten(toy: nn.Module) -> None:
+    """Cut lists of equal layers."""
     cut: list[str] = []
-    for path, layers in list(toy.named_modules()) if is_cut else ():
+    for path, layers in list(toy.named_modules()):
         is_list = isinstance(layers, nn.Sequential | nn.ModuleList) and bool(path)
         if not is_list or path.startswith(tuple(cut)):
             continue
@@ -169,7 +172,6 @@ def _shortened(model: nn.Module, *, is_cut: bool) -> tuple[nn.Module, dict[int, 
             parent, _, name = path.rpartition(".")
             toy.get_submodule(parent).register_module(name, layers[:_KEPT_LAYERS])
             cut.append(f"{path}.")
-    return toy, {id(twins[id(tensor)]): tensor for tensor in tensors}
 
 
 def _form(layer: nn.Module) -> object:
@@ -219,11 +221,6 @@ def _fewest(batch: Any, flops_per_byte: float) -> Any:
 
 def _num_bytes(batch: Any) -> int:
     return sum(tensor.numel() * tensor.itemsize for _, tensor in batch_tensors(batch))
-
-
-def _kept_part(model: nn.Module, toy: nn.Module) -> float:
-    whole = sum(parameter.numel() for parameter in model.parameters())
-    return sum(parameter.numel() for parameter in toy.parameters()) / max(1, whole)
 
 
 def _too_much(toy: nn.Module, rows: Any, flops_per_byte: float) -> str:

@@ -1,14 +1,12 @@
-"""A copy of a model and its batch that has shapes but no memory; the original is not touched.
+"""Fake twins of the tensors of a model and its batch: shapes, but no memory.
 
-Only shapes, strides and dtypes are read, so the original may be real, on the meta device or fake.
-Tensors that share a storage share one in the copy: tied weights stay tied. So do weights of a
-recurrent layer where the copy is of a CUDA device: there the layer has them in one piece, unless
-they are laid apart.
+Only shapes, strides and dtypes are read, so the originals may be real, on the meta device or fake.
+Twins of tensors that share a storage share one: tied weights stay tied. So do those of weights of a
+recurrent layer on a CUDA device: there the layer has them in one piece, unless they are laid apart.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -114,10 +112,10 @@ def fake_twins(
                 for key in keys:
                     del by_storage[key]
                 data = _one_after_the_other(row, device)
-                twins |= {id(t): _dressed(t, fake) for t, fake in zip(row, data, strict=True)}
+                twins |= {id(t): dressed(t, fake) for t, fake in zip(row, data, strict=True)}
         for sharing in by_storage.values():
             data = _fake_data(sharing, device)
-            twins |= {id(t): _dressed(t, fake) for t, fake in zip(sharing, data, strict=True)}
+            twins |= {id(t): dressed(t, fake) for t, fake in zip(sharing, data, strict=True)}
     return twins
 
 
@@ -137,7 +135,7 @@ def hollow_twins(tensors: Sequence[torch.Tensor]) -> dict[int, Any]:
     with torch.no_grad():
         for t in tensors:
             data = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-            twins[id(t)] = _dressed(t, data)
+            twins[id(t)] = dressed(t, data)
     return twins
 
 
@@ -156,7 +154,7 @@ def _fake_data(sharing: list[torch.Tensor], device: str) -> list[torch.Tensor]:
     ]
 
 
-def _dressed(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+def dressed(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
     """The fake tensor as what the original is: a parameter, or a leaf with or without gradient."""
     if isinstance(tensor, nn.Parameter):
         twin = nn.Parameter(fake, requires_grad=tensor.requires_grad)
@@ -165,11 +163,6 @@ def _dressed(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
             twin.register_hook(hook)  # type: ignore[no-untyped-call]
         return twin
     return fake.detach().requires_grad_(tensor.requires_grad and tensor.is_leaf)
-
-
-def fake_copy(model: nn.Module, twins: dict[int, Any]) -> nn.Module:
-    """A deep copy of a model with its tensors replaced."""
-    return copy.deepcopy(model, dict(twins))
 
 
 def map_batch(batch: Any, twins: dict[int, Any]) -> Any:

@@ -41,13 +41,13 @@ class ChosenLoss:
     def __init__(self, loss: Loss | str | None) -> None:
         self.name = ""
         """`OWN`, a name of `LOSSES`, or ``package.module:function``."""
-        self._given = find_loss(loss) if isinstance(loss, str) and loss != OWN else loss
+        self.given = find_loss(loss) if isinstance(loss, str) and loss != OWN else loss
         self._given_name = loss if isinstance(loss, str) else _name_of(loss)
 
     def __call__(self, output: Any) -> torch.Tensor:
         """The scalar to minimise."""
-        if self._given is not None and not isinstance(self._given, str):
-            value: Any = self._given(output)
+        if self.given is not None and not isinstance(self.given, str):
+            value: Any = self.given(output)
             self.name = self._given_name
             if not isinstance(value, torch.Tensor) or value.numel() != 1:
                 raise UsageError(

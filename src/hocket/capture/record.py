@@ -74,11 +74,23 @@ def _facts(function: Any) -> _OpFacts:
     )
 
 
+class UntracedTensorError(Exception):
+    """An op reads a tensor that is neither a source nor a constant."""
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The dispatch mode; ``recording`` holds what it saw. Use it once."""
 
-    def __init__(self, module_names: dict[int, str], watched: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        module_names: dict[int, str],
+        watched: frozenset[str] = frozenset(),
+        originals: frozenset[int] | None = None,
+    ) -> None:
+        """``originals`` are storages of the tensors that the sources stand for, which no op may
+        read: it would train nothing. None where the sources are those tensors themselves."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._originals = originals
         self.recording = Recording()
         self.phase = Phase.FORWARD
         self.is_seeded = False
@@ -200,6 +212,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise HocketError("an op reads a tensor that no recorded op made")
             if self._watched and leaf.is_meta:
                 raise NotRepeatable("an op may read a tensor of a block that is left out")
+            self._require_constant(leaf)
             return Constant(leaf)
         layout = layout_of(leaf)
         number = self._value_of[storage].get(layout)
@@ -208,6 +221,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._remember_maker(leaf, storage, number)
         reads.append(number)
         return Ref(number)
+
+    def _require_constant(self, tensor: torch.Tensor) -> None:
+        """Refuse a tensor that is no constant of the step: one that is trained or is the model's,
+        and comes to the op in a way that did not let it be replaced by its source."""
+        if self._originals is None:
+            return
+        if tensor.untyped_storage()._cdata in self._originals:
+            raise UntracedTensorError("an op reads a tensor of the model from outside the model")
+        if tensor.requires_grad:
+            raise UntracedTensorError(
+                "an op reads a tensor that requires a gradient and is not the model's"
+            )
 
     def _insert_view(self, storage: int, layout: TensorLayout) -> int:
         """Record the view that autograd made of a storage without dispatching an op."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from hocket.capture.blocks import BlockRun, NotRepeatable
 from hocket.capture.fake import (
     NamedTensor,
     all_tensors,
-    fake_copy,
+    dressed,
     fake_mode,
     fake_twins,
     flat_weights,
@@ -39,6 +38,7 @@ from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
 from hocket.capture.recurrent import accept_weights_apart, stand_in_recurrence
 from hocket.capture.standin import put_stand_ins
+from hocket.capture.swap import swapped_tensors
 from hocket.capture.unseen import (
     held_tensors,
     note_hooked,
@@ -50,8 +50,6 @@ from hocket.graph import Phase, Role
 
 Forward = Callable[[nn.Module, Any], Any]
 """How a model is applied to a batch; gives what the loss is taken of."""
-_one_at_a_time = threading.RLock()
-"""Hooks of all modules and the setters of seeds are the whole process's."""
 
 
 def record_fake_step(
@@ -83,16 +81,20 @@ def record_fake_step(
     flat = flat_weights(model) if in_one_piece and torch.device(place).type == "cuda" else []
     with mode:
         twins = fake_twins([t for _, _, t in named], place, flat)
-    fake_model = fake_copy(model, hollow_twins([t for _, _, t in unused]) | twins)
-    if not in_one_piece and flat_weights(model):
-        accept_weights_apart()
-        with mode:
-            lay_apart(fake_model)
     fake_batch = map_batch(batch, twins)
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
+    originals = frozenset(t.untyped_storage()._cdata for _, _, t in (*named, *unused))
     quiet = _quiet(logging.getLogger("torch._subclasses.fake_tensor"))
-    with _standing_in(batch) if stands_in else nullcontext(), mode, quiet:
-        recording = _record(fake_model, fake_batch, sources, loss, training, runs, forward)
+    all_twins = hollow_twins([t for _, _, t in unused]) | twins
+    with swapped_tensors(model, all_twins, forward, loss) as fake_model:
+        if not in_one_piece and flat_weights(fake_model):
+            accept_weights_apart()
+            with mode:
+                lay_apart(fake_model)
+        with _standing_in(batch) if stands_in else nullcontext(), mode, quiet:
+            recording = _record(
+                fake_model, fake_batch, sources, loss, training, runs, forward, originals
+            )
     note_hooked(recording, named)
     return recording
 
@@ -100,11 +102,8 @@ def record_fake_step(
 @contextmanager
 def _standing_in(batch: Any) -> Iterator[None]:
     """What a processor computes otherwise than an accelerator is recorded as the latter does it."""
-    # Kernels are registered for the whole process.
-    with (
-        _one_at_a_time, fused_kernels(), cuda_autocast(), stand_in_recurrence(),
-        masks_as_run(batch),
-    ):  # fmt: skip
+    # Kernels are registered for the whole process; `swapped_tensors` admits one thread at a time.
+    with fused_kernels(), cuda_autocast(), stand_in_recurrence(), masks_as_run(batch):
         yield
 
 
@@ -121,11 +120,15 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
 def record_real_step(
     model: nn.Module, batch: Any, *, loss: Loss, training: bool, forward: Forward | None = None
 ) -> Recording:
-    """Record a step that is really computed, on a copy of the model."""
-    real_model = copy.deepcopy(model)
-    sources = all_tensors(real_model, batch)
-    recording = _record(real_model, batch, sources, loss, training, (), forward)
-    note_hooked(recording, all_tensors(model, batch))
+    """Record a step that is really computed, on copies of the model's tensors."""
+    named = all_tensors(model, batch)
+    copies = {
+        id(t): dressed(t, t.detach().clone()) for _, role, t in named if role != Role.INPUT
+    }  # fmt: skip
+    sources = [(name, role, copies.get(id(t), t)) for name, role, t in named]
+    with torch.random.fork_rng(), swapped_tensors(model, copies, forward, loss) as real_model:
+        recording = _record(real_model, batch, sources, loss, training, (), forward)
+    note_hooked(recording, named)
     return recording
 
 
@@ -137,15 +140,17 @@ def _record(
     training: bool,
     runs: Sequence[BlockRun],
     forward: Forward | None,
+    originals: frozenset[int] | None = None,
 ) -> Recording:
     names = {id(module): path for path, module in model.named_modules()}
-    recorder = Recorder(names, frozenset(path for run in runs for path in run.paths))
+    watched = frozenset(path for run in runs for path in run.paths)
+    recorder = Recorder(names, watched, originals)
     put_stand_ins(model, recorder, runs)
     for name, role, tensor in sources:
         recorder.add_source(name, role, tensor)
     held = held_tensors(model)
     single = torch.autograd.set_multithreading_enabled(False)
-    with _one_at_a_time, _module_hooks(recorder), noting_seeds(recorder), single, recorder:
+    with _module_hooks(recorder), noting_seeds(recorder), single, recorder:
         with nullcontext() if training else torch.no_grad():
             output = (forward or apply_model)(model, batch)
             kept = [loss(output)] if training else tensors_of(output)

@@ -28,13 +28,13 @@ from hocket.base.errors import RunError
 from hocket.capture.fake import (
     NamedTensor,
     all_tensors,
-    fake_copy,
     fake_mode,
     fake_twins,
     map_batch,
     model_tensors,
 )
 from hocket.capture.packed import rows_are_whole
+from hocket.capture.swap import swapped_tensors
 from hocket.graph.graph import Graph, Role
 from hocket.hardware.allocation import ALIGNMENT_BYTES, aligned
 from hocket.plan.sections.memory import Memory
@@ -46,6 +46,7 @@ from hocket.runtime.memory.workspaces import workspaces_on
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.cycles import unsearched
 from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.train.forwards import carry
 from hocket.runtime.train.recorded import Recipe
 
 _WORKSPACE_BYTES = {9: 32 * 2**20}
@@ -82,12 +83,13 @@ def rehearsed_peak(
     with mode:
         twins = fake_twins([tensor for _, _, tensor in named], str(device))
         fakes = _fake_states(optimizer, str(device))
-    fake_model = fake_copy(model, twins)
     fake_batch = map_batch(batch, twins)
     first, own = (_fake_optimizer(optimizer, twins, fakes) for _ in range(2))
     ledger = _ledger(device)
     is_compiled = bool(rounded) and _may_be_one_pass(optimizer, memory, device)
     with (
+        _uncarried(model),
+        swapped_tensors(model, twins, recipe.forward, recipe.loss),
         tried_beside() if is_compiled else nullcontext(),
         nullcontext() if recipe.forward else rows_are_whole(batch),
         torch.random.fork_rng(),
@@ -97,7 +99,7 @@ def rehearsed_peak(
         ledger,
     ):
         carrier = Budgeted(
-            fake_model,
+            model,
             fake_batch,
             recipe,
             KeptBudget(memory, 0),
@@ -133,7 +135,7 @@ def rehearsed_peak(
         # Tensors that kernels were measured with are gone, their room goes, too.
         torch.cuda.empty_cache()
     beside = _beside_bytes(device, own_tensors, has_products=ledger.has_products)
-    beside += _small_bytes(device, fake_model)
+    beside += _small_bytes(device, model)
     return RehearsedPeak(ledger.peak_bytes + beside, ledger.peak_at)
 
 
@@ -173,6 +175,16 @@ def _states_here(carrier: Budgeted, own: torch.optim.Optimizer) -> Iterator[torc
             # Counters of steps are the host's.
             if isinstance(value, torch.Tensor) and value.dim():
                 yield value
+
+
+@contextmanager
+def _uncarried(model: nn.Module) -> Iterator[None]:
+    """Around a dry run: what it puts into the model is gone afterwards, so it has nothing to say
+    about who trains the model."""
+    try:
+        yield
+    finally:
+        carry(model, None)
 
 
 @contextmanager
