@@ -15,6 +15,9 @@ from runtime.foreseen_models import FORESEEN
 from runtime.train_loops import adamw, plain_steps
 from torch.utils._pytree import tree_map
 
+import hocket
+from hocket.runtime.memory.allocator import context_bytes
+
 GPU = torch.device("cuda", 0)
 NUM_STEPS = 8
 CHANGED = ("changed rows", "changed ends")
@@ -92,3 +95,30 @@ def test_a_training_that_was_begun_there_goes_on_within_a_budget(name, seed):
     ours = [train.step(batch).item() for batch in there]
     torch.manual_seed(seed)
     assert ours == pytest.approx(plain_steps(twin, plain, there, forward=forward), rel=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("part", [0.5, 0.3])
+def test_a_card_that_has_the_budget_is_enough(part):
+    """Context and the allocator's gaps included."""
+    width, rows = 1024, 8192
+    model = torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(12))
+    )
+    batch = torch.randn(rows, width)
+    context = context_bytes(GPU)
+    budget = context + int(part * (14 * rows * width * 4 + 12 * width * width * 16))
+    total = torch.cuda.get_device_properties(GPU).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((budget - context) / total)
+    try:
+        train = hocket.prepare(
+            model, adamw(model), batch, forward=lambda model, x: model(x).square().mean(),
+            memory=budget,
+        )  # fmt: skip
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(4):
+            train.step(batch)
+        assert torch.cuda.max_memory_reserved() + context_bytes(GPU) <= budget
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

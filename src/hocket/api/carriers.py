@@ -47,6 +47,7 @@ from hocket.plan.problem import Problem
 from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.placement.one_device import ONE_DEVICE, on_one_device
 from hocket.runtime.executors import choose
+from hocket.runtime.memory.allocator import expand_segments
 from hocket.runtime.memory.host_rates import rated_here
 from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.uniform import uniform
@@ -111,8 +112,17 @@ def budgeted_carrier(
     memory: int | str | None,
     options: LoopOptions,
 ) -> Carrier:
-    """The model within a number of bytes: the plan's memory section, or what fits ``memory``."""
+    """The model within a budget: the plan's memory section, or what fits ``memory``."""
     device = torch.device(recipe.device)
+    if reason := expand_segments(device):
+        warnings.warn(
+            "allocated bytes keep the budget, but reserved memory may exceed it, because PyTorch's "
+            f"allocator has no expandable segments: {reason}; set "
+            "PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF before torch "
+            "2.10) before the program starts",
+            BudgetWarning,
+            4,
+        )
     if saved is not None:
         return planned_budget_carrier(
             model, optimizer, batch, recipe, saved.problem, saved.plan, device, options

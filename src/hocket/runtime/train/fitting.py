@@ -44,9 +44,12 @@ class KeptBudget(NamedTuple):
 
     section: Memory
     peak_bytes: int | None
-    """The most that the rehearsed step held; None where it could not be rehearsed."""
+    """What a card must have for the step, by its dry run: on a GPU reserved memory and the CUDA
+    context, else allocated bytes; None without a dry run."""
     step_s: float | None = None
-    """What a step should take, where somebody knows."""
+    """Predicted time of a step, where it is known."""
+    allocated_bytes: int | None = None
+    """The most that tensors of the dry run held at once."""
 
 
 def fastest_that_keeps(

@@ -44,7 +44,7 @@ def planned_budget_carrier(
         )
     rehearsals = rehearsals_of(model, optimizer, batch, recipe, device, options)
     require_same(problem.graph, rehearsals.graph, recipe.name)
-    peak_bytes, budget_bytes = rehearsals.peak_bytes(section), section.budget_bytes[0]
+    peak_bytes, budget_bytes = rehearsals.card_bytes(section), section.budget_bytes[0]
     if peak_bytes > budget_bytes:
         leanest_bytes = min(peak_bytes, _leanest_bytes(rehearsals, problem, section) or peak_bytes)
         held, allowed = format_apart(peak_bytes, budget_bytes)
@@ -55,7 +55,8 @@ def planned_budget_carrier(
             f'…, memory="{typed_bytes(max(leanest_bytes, budget_bytes))}"), which rehearses plans '
             "before it takes one",
         )
-    return rehearsals.carrier(KeptBudget(section, peak_bytes, predicted_s(problem, plan, device)))
+    step_s, allocated_bytes = predicted_s(problem, plan, device), rehearsals.peak_bytes(section)
+    return rehearsals.carrier(KeptBudget(section, peak_bytes, step_s, allocated_bytes))
 
 
 def _leanest_bytes(rehearsals: Rehearsals, problem: Problem, section: Memory) -> int | None:
@@ -66,6 +67,6 @@ def _leanest_bytes(rehearsals: Rehearsals, problem: Problem, section: Memory) ->
     leanest = find_frontier(problem, alone, in_chunks=in_chunks).smallest.memory
     blocks = Memory(budget_bytes=(), blocks=()) if leanest is None else leanest
     try:
-        return rehearsals.peak_bytes(replace(blocks, budget_bytes=section.budget_bytes))
+        return rehearsals.card_bytes(replace(blocks, budget_bytes=section.budget_bytes))
     except RunError:
         return None

@@ -13,6 +13,7 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Graph
 from hocket.plan.sections.memory import Memory
 from hocket.planners.memory.frontier import Frontier
+from hocket.runtime.memory.allocator import card_bytes
 from hocket.runtime.memory.rounding import rounded_parameters
 from hocket.runtime.train.budget_launches import BudgetLaunches, budget_launches
 from hocket.runtime.train.budgeted import Budgeted
@@ -41,8 +42,12 @@ class Rehearsals:
         """Parameters that every op reads in another type only, by name."""
         return rounded_parameters(self.program)
 
+    def card_bytes(self, section: Memory) -> int:
+        """What a card must have for steps under a plan: see `hocket.runtime.memory.allocator`."""
+        return card_bytes(self.device, self.peak_bytes(section))
+
     def peak_bytes(self, section: Memory) -> int:
-        """The most that steps under a plan hold, as they are launched within its budget."""
+        """The most that steps under a plan allocate, as they are launched within its budget."""
         launches = self.launches(section.budget_bytes[0])
         return launches.beside_bytes(section) + self.peak(section).num_bytes
 
@@ -69,7 +74,9 @@ class Rehearsals:
         beside_bytes = least_beside_bytes(
             self.model, self.optimizer, self.batch, self.device, self.graph
         )
-        return fastest_that_keeps(budget_bytes, frontier, self.peak_bytes, beside_bytes)
+        beside_bytes = card_bytes(self.device, beside_bytes)
+        kept = fastest_that_keeps(budget_bytes, frontier, self.card_bytes, beside_bytes)
+        return kept._replace(allocated_bytes=self.peak_bytes(kept.section))
 
     def carrier(self, kept: KeptBudget, model: nn.Module | None = None) -> Budgeted:
         """What carries a plan out; a ``model`` that is like this one may be given."""

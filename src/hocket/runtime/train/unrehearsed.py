@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.base.units import format_apart, typed_bytes
 from hocket.capture.fake import plain_batch
+from hocket.runtime.memory.allocator import context_bytes
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.train.fitting import KeptBudget
 
@@ -62,7 +63,7 @@ class FirstSteps:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             yield
-            peak_bytes = torch.cuda.max_memory_allocated(self._device)
+            peak_bytes = torch.cuda.max_memory_reserved(self._device) + context_bytes(self._device)
         else:
             ledger = Ledger()
             ledger.hold(lasting)
