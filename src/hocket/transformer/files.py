@@ -36,13 +36,15 @@ _OPTIONAL = (
     "biases", "dropout", "experts", "source",
 )  # fmt: skip
 _MLPS = ("gelu", "swiglu")
+_GATED = {"mlp": "swiglu", "learned_positions": False, "biases": False, "dropout": False}
+"""What the decoders of one file share."""
 
 
 def find_model(text: str) -> Transformer:
     """The model of a preset name or of a file."""
     lower = text.strip().lower()
     if lower in _decoders():
-        return model_from_dict({"mlp": "swiglu", **_decoders()[lower]}, default_name=lower)
+        return model_from_dict({**_GATED, **_decoders()[lower]}, default_name=lower)
     if lower in preset_names():
         return read_model(PRESETS / f"{lower}.toml")
     if text.startswith(PREFIX):
