@@ -9,6 +9,7 @@ for batch in batches:
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from hocket.base.errors import UsageError
 from hocket.base.extras import require
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
+from hocket.plan.plan import Plan
 from hocket.plan.sections import Communication, Memory, Priority
 from hocket.plan.verify import require_structure
 from hocket.transformer import Division
@@ -31,7 +33,7 @@ import torch
 from torch import nn
 
 from hocket.api.carried import Training
-from hocket.api.carriers import budgeted_carrier, placed_carrier
+from hocket.api.carriers import Prepared, budgeted_carrier, placed_carrier
 from hocket.capture.fake import model_tensors
 from hocket.capture.loss import Loss
 from hocket.capture.step import Forward
@@ -48,6 +50,7 @@ from hocket.runtime.train.divided.prioritised import hindrance
 from hocket.runtime.train.divided.shares import Count
 from hocket.runtime.train.forwards import taken_over
 from hocket.runtime.train.loop import LoopOptions
+from hocket.runtime.train.predicted import claimed_step_s
 from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
@@ -125,7 +128,9 @@ def prepare(
                 model, recipe, torch.device(recipe.device), replay=replay,
                 backend="inductor" if compiled is True else compiled,
             )  # fmt: skip
-            return Training(model, optimizer, carrier, options)
+            train = Training(model, optimizer, carrier, options)
+            train.plan = Plan(planner="compiled")
+            return train
         _require_one_budget(memory, saved, is_ranked)
         # What is tried while recording must not change what the loop draws.
         with torch.random.fork_rng():
@@ -134,23 +139,29 @@ def prepare(
                     model, optimizer, batch, recipe, saved, options, rank_device(variables),
                     count=count, weights=weights, reduce_dtype=reduce_dtype,
                 )  # fmt: skip
-                carrier = (
-                    carried_division(task, saved)
-                    if isinstance(saved, Division)
-                    else carried_plan(task, saved.problem, saved.plan)
-                )
+                if isinstance(saved, Division):
+                    named = Plan(planner="division", notes={"how": repr(saved)})
+                    prepared = Prepared(carried_division(task, saved), named, None)
+                else:
+                    carrier = carried_plan(task, saved.problem, saved.plan)
+                    step_s = carrier.predicted_s or claimed_step_s(saved.problem, saved.plan)
+                    prepared = Prepared(carrier, saved.plan, step_s)
             else:
                 _require_memory(model)
                 if is_ranked:
                     require_same_everywhere(model, rank_device(variables))
                     share_weights(model, rank_device(variables))
                 if memory is not None or (saved is not None and saved.plan.get(Memory) is not None):
-                    carrier = budgeted_carrier(
+                    prepared = budgeted_carrier(
                         model, optimizer, batch, recipe, saved, on, memory, options
                     )
                 else:
-                    carrier = placed_carrier(model, batch, recipe, saved, on, options, is_ranked)
-        train = Training(model, optimizer, carrier, options)
+                    prepared = placed_carrier(model, batch, recipe, saved, on, options, is_ranked)
+        if prepared.advice:
+            logging.getLogger("hocket").warning(prepared.advice)
+        train = Training(model, optimizer, prepared.carrier, options)
+        train.plan, train.predicted_step_s = prepared.plan, prepared.step_s
+        train.advice = prepared.advice
         train.planned = None if isinstance(saved, Division) else saved
         return train
 
@@ -248,7 +259,9 @@ def _alone(
 ) -> Carrier:
     """The model on the device of this rank alone; who shares a batch out seeds draws itself."""
     options = replace(options, seed=seed)
-    return placed_carrier(model, batch, recipe, None, ON_THIS_MACHINE, options, False, alone=device)
+    return placed_carrier(
+        model, batch, recipe, None, ON_THIS_MACHINE, options, False, alone=device
+    ).carrier
 
 
 def _require_sensible(options: LoopOptions) -> None:

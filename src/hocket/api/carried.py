@@ -17,6 +17,7 @@ from hocket.base.errors import UsageError, system_reason
 from hocket.cost.profile import Profile, write_profile
 from hocket.cost.spans import profile_of_spans
 from hocket.plan.files import SavedPlan
+from hocket.plan.plan import Plan
 from hocket.plan.sections import Shares
 from hocket.runtime.launch import used_devices
 from hocket.runtime.train.budgeted import Budgeted
@@ -44,7 +45,14 @@ class Training(TrainingLoop):
     """A loop that a plan carries; made by `prepare`."""
 
     planned: Planned | SavedPlan | None = None
-    """The plan that was given, or made for the whole of the hardware."""
+    """The plan that was given, with its problem."""
+    plan: Plan
+    """The plan that is executed, given or made by `prepare`."""
+    predicted_step_s: float | None = None
+    """Predicted time of a step on the plan's devices, also where others stand in for them; None for
+    bare degrees (`Division`), ``compiled`` steps and models that cannot be traced for a budget."""
+    advice: str = ""
+    """A shorter plan of several processes that was found for ``on=``; empty where there is none."""
 
     def step(self, batch: Any, *, timed: bool = False, **options: Any) -> torch.Tensor:
         """See `TrainingLoop.step`; under ``hocket launch --profile`` one early step is timed."""

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ from hocket.api.planned import (
     make_problem,
     plan_graph,
 )
+from hocket.api.several_processes import faster_with_processes
 from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError
 from hocket.capture.loss import MEAN
@@ -58,11 +59,22 @@ from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.kept import planned_budget_carrier
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.modules import MovedModules
-from hocket.runtime.train.predicted import are_played
+from hocket.runtime.train.predicted import are_played, claimed_step_s
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.ranked import rank_device
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsed import rehearsals_of
+
+
+class Prepared(NamedTuple):
+    """What executes a training, the plan that it executes, and what that was predicted to take."""
+
+    carrier: Carrier
+    plan: Plan
+    step_s: float | None
+    """Predicted on the plan's devices, also where others play them; None where nobody knows."""
+    advice: str = ""
+    """A shorter plan that needs several processes, in one line."""
 
 
 def placed_carrier(
@@ -74,8 +86,9 @@ def placed_carrier(
     options: LoopOptions,
     is_ranked: bool,
     alone: torch.device | None = None,
-) -> Carrier:
-    """What carries the model; all on the device ``alone`` where it is given."""
+) -> Prepared:
+    """What executes the model; all on the device ``alone`` where it is given."""
+    is_given = saved is not None
     if saved is not None:
         noted = saved.problem.graph.meta.get("device")
         recipe = replace(recipe, device=noted if isinstance(noted, str) else recipe.device)
@@ -95,11 +108,18 @@ def placed_carrier(
     devices = _devices(saved, alone)
     if is_ranked:
         devices = [rank_device(rank_variables())] * len(devices)
-    return Programs(
+    carrier = Programs(
         model, batch, recipe, saved.problem, saved.plan, program, devices,
         seed=options.seed, outputs=options.outputs, max_shapes=options.max_shapes,
         replay=options.replay, is_ranked=is_ranked,
     )  # fmt: skip
+    advice = ""
+    is_alone = is_ranked or alone is not None or saved.problem.cluster.num_devices == 1
+    if isinstance(saved, Planned) and not is_given and not is_alone:
+        advice = faster_with_processes(
+            saved, batch, lambda other: recipe.trace(model, other, "train")[0]
+        )
+    return Prepared(carrier, saved.plan, claimed_step_s(saved.problem, saved.plan), advice)
 
 
 def budgeted_carrier(
@@ -111,8 +131,8 @@ def budgeted_carrier(
     on: str | Path | Cluster,
     memory: int | str | None,
     options: LoopOptions,
-) -> Carrier:
-    """The model within a budget: the plan's memory section, or what fits ``memory``."""
+) -> Prepared:
+    """The model within a memory budget: the plan's memory section, or what fits ``memory``."""
     device = torch.device(recipe.device)
     if reason := expand_segments(device):
         warnings.warn(
@@ -124,19 +144,21 @@ def budgeted_carrier(
             4,
         )
     if saved is not None:
-        return planned_budget_carrier(
+        kept = planned_budget_carrier(
             model, optimizer, batch, recipe, saved.problem, saved.plan, device, options
         )
+        return Prepared(kept, saved.plan, claimed_step_s(saved.problem, saved.plan))
     assert memory is not None, "a budget is given, or a plan that has one"
     budget_bytes = budget_of(memory)
     try:
         rehearsals = rehearsals_of(model, optimizer, batch, recipe, device, options)
     except UntraceableError as error:
         _require_arguments(model, batch, recipe)
-        return _leanest(
+        lean = _leanest(
             model, batch, recipe, budget_bytes, device, _told(error),
             async_update=options.async_update,
         )  # fmt: skip
+        return Prepared(lean, Plan(planner="memory").having(lean.kept.section), None)
     _warn_without_loss(rehearsals.graph, recipe.name, depth=4)
     graph, launches = rehearsals.graph, rehearsals.launches(budget_bytes)
     cluster = find_cluster(on)
@@ -156,9 +178,10 @@ def budgeted_carrier(
         async_update=options.async_update,
     )  # fmt: skip
     found = rehearsals.fastest_that_keeps(budget_bytes, frontier)
+    plan = alone.having(found.section).claiming(step_s=found.step_s)
     if are_played(problem, alone, device):
         found = found._replace(step_s=None)
-    return rehearsals.carrier(found)
+    return Prepared(rehearsals.carrier(found), plan, plan.claims.step_s)
 
 
 def _require_room(problem: Problem, alone: Plan, budget_bytes: int) -> None:
@@ -210,7 +233,7 @@ def _leanest(
     reason: str,
     *,
     async_update: bool,
-) -> Carrier:
+) -> Budgeted:
     """A model that cannot be recorded: everything streamed and recomputed, nothing rehearsed."""
     section = uniform(
         model, budget_bytes, activations="recomputed", checkpoint="offloaded",
@@ -234,7 +257,7 @@ def _by_modules(
     on: str | Path | Cluster,
     reason: str,
     alone: torch.device | None,
-) -> Carrier:
+) -> Prepared:
     """The model placed module by module; its step is recorded on ``traceable``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
@@ -250,9 +273,10 @@ def _by_modules(
         "transfers and replay of the recorded step are lost, the numbers are the same"
     )
     warnings.warn(lost, CaptureWarning, 4)
-    return MovedModules(
+    carrier = MovedModules(
         model, recipe, graph, saved.plan.device_of, _devices(saved, alone), lost=lost
     )
+    return Prepared(carrier, saved.plan, claimed_step_s(saved.problem, saved.plan))
 
 
 def _warn_without_loss(graph: Graph, name: str, *, depth: int) -> None:

@@ -1,0 +1,51 @@
+"""One line for `hocket.prepare(on=…)`: what several processes would gain over this one.
+
+One process can place ops on several devices; replicas, pipelines and shards need a process per
+device. Both are planned for the same graph and cluster, and the difference is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hocket.api.planned import Planned, make_problem
+from hocket.base.errors import HocketError
+from hocket.base.units import format_seconds
+from hocket.capture.sizes import knowing_sizes, resized
+from hocket.graph.graph import Graph
+from hocket.plan.sections import Shares
+from hocket.planners.whole.compare import can_share, compare_whole
+from hocket.view.shared import how_of
+
+_WORTHWHILE = 1.02
+"""Shorter steps by less than this are within the error of any prediction."""
+
+
+def faster_with_processes(planned: Planned, batch: Any, traced: Callable[[Any], Graph]) -> str:
+    """Message that names a shorter plan of several processes; empty where there is none.
+
+    ``traced`` traces the step of a batch like the given one.
+    """
+    graph = knowing_sizes(planned.problem.graph, lambda size: traced(resized(batch, size)))
+    problem = make_problem(graph, planned.problem.cluster)
+    if not can_share(problem):
+        return ""
+    try:
+        winner = compare_whole(problem).winner
+    except HocketError:
+        return ""
+    if winner is None or winner.plan is None or winner.step_s is None:
+        return ""
+    shares = winner.plan.get(Shares)
+    if shares is None or len(shares.devices) < 2 or planned.step_s < _WORTHWHILE * winner.step_s:
+        return ""
+    num_used = (
+        len(set(planned.plan.device_of.tolist())) if planned.plan.device_of is not None else 1
+    )
+    how = "by op placement" if num_used > 1 else "on one device"
+    return (
+        f"{how_of(winner)} takes {format_seconds(winner.step_s)} per step with hocket launch; "
+        f"in this process {format_seconds(planned.step_s)} {how} "
+        "(hint: hocket.auto(model, batch, on=…).save('plan.json'), then hocket launch plan.json)"
+    )
