@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -191,7 +191,16 @@ def _run_backward(recorder: Recorder, loss: torch.Tensor) -> None:
             hint="capture with optimizer=None for inference, or unfreeze a parameter",
         )
     recorder.phase = Phase.BACKWARD
-    loss.backward()  # type: ignore[no-untyped-call]
+    # Autocast is for the forward pass and the loss; what it has cast is not held beyond the step.
+    with torch.autocast("cpu", enabled=False), _without_cuda_autocast():
+        loss.backward()  # type: ignore[no-untyped-call]
+    torch.clear_autocast_cache()
+
+
+def _without_cuda_autocast() -> AbstractContextManager[Any]:
+    if not torch.is_autocast_enabled("cuda"):
+        return nullcontext()
+    return torch.autocast("cuda", enabled=False)
 
 
 def _collect_gradients(recorder: Recorder, sources: Sequence[NamedTensor]) -> None:

@@ -8,3 +8,12 @@ import torch
 def autocast_dtype(kind: str) -> torch.dtype | None:
     """The type on a kind of device, such as ``cuda``; None where autocast is off."""
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
+    """Device types on which autocast is on, with its type: what a traced step depends on.
+
+    The cache of autocast is no part of it: how often a parameter is cast changes no number.
+    """
+    found = ((kind, autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+    return tuple((kind, dtype) for kind, dtype in found if dtype is not None)

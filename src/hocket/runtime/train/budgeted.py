@@ -19,11 +19,13 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from hocket.base.errors import UsageError
 from hocket.capture.fake import model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.model import CaptureWarning
 from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph
+from hocket.runtime.autocast import autocast_state
 from hocket.runtime.memory.blocks import Block, blocks_by_module, settle_parameters
 from hocket.runtime.memory.copies import CopyEngines, HostPool, Lent
 from hocket.runtime.memory.experts import called_in_groups
@@ -78,6 +80,7 @@ class Budgeted:
         self._model, self._recipe, self.kept, self._memory = model, recipe, kept, memory
         self.predicted_s, self.lost = kept.step_s, lost
         self._rehearsed = signature_of(batch)
+        self._rounds_for = autocast_state() if rounded else ()
         self._loss = ChosenLoss(recipe.loss)
         is_real = device.type == "cuda" and not is_rehearsal
         self._engines = CopyEngines(device, is_real=is_real, is_idle=is_rehearsal)
@@ -260,6 +263,12 @@ class Budgeted:
     def _require_model(self) -> None:
         if self._aside is not None:
             raise carried_later()
+        if self._rounds_for and autocast_state() != self._rounds_for:
+            raise UsageError(
+                "parameters have low-precision copies for the autocast that hocket.prepare was "
+                "called under, and this call is not under it",
+                hint="call hocket.prepare outside of autocast, or steps inside of the same",
+            )
 
     # ── gradients and updates ────────────────────────────────────────────────────────────────
 

@@ -1,8 +1,8 @@
-"""The recorded programs of a loop, one per shape of batch and mode of the model.
+"""The traced steps of a loop, one per shape of batch, mode of the model and state of autocast.
 
-The first is the planned one; others are recorded when they are needed, and placed like it. What a
-program was recorded from and may change between steps is part of its key: shapes, constants of the
-batch, which modules train and which parameters are frozen.
+The first is the planned one; others are traced when they are needed, and placed like it. What a
+step was traced from and may change between steps is part of its key: shapes, constants of the
+batch, which modules train, which parameters are frozen, and in what type autocast computes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hocket.base.errors import UsageError
 from hocket.capture.program import Program
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.runtime.autocast import autocast_state
 from hocket.runtime.collectives.reducer import GradientReducer
 from hocket.runtime.record import measured_timeline
 from hocket.runtime.smaller import with_graph
@@ -240,7 +241,7 @@ class Programs:
     def _key(self, kind: Kind, signature: Signature) -> tuple[Any, ...]:
         modes = tuple(module.training for module in self._modules) if kind == "train" else ()
         frozen = tuple(parameter.requires_grad for parameter in self._parameters)
-        return kind, signature, modes, frozen
+        return kind, signature, modes, frozen, autocast_state()
 
     def _require_known(self, kind: Kind, signature: Signature) -> None:
         if kind != "predict":
