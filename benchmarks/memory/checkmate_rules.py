@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 from monet_nets import Net
-
-from hocket.planners.memory.chain import Chain
-from hocket.planners.memory.recompute import OpGraph
+from recompute_chain import Chain
+from recompute_graph import OpGraph
 
 READS_INPUT = frozenset(("conv", "depthwise", "linear", "norm", "relu", "max_pool"))
 READS_OUTPUT = frozenset(("relu6",))

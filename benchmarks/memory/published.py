@@ -16,9 +16,8 @@ from typing import Any
 
 from checkmate_rules import Zoo
 from monet_nets import Net, googlenet, mobilenet_v2, resnet50, unet, vgg16
-
-from hocket.planners.memory.chain import schedule_chain
-from hocket.planners.memory.recompute import schedule_graph
+from recompute_chain import schedule_chain
+from recompute_graph import schedule_graph
 
 GIB = 2**30
 

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 from runtime.placements import random_placement
+from runtime.plain_reference import reference_steps
 
 from hocket.capture.execute import named_tensors
 from hocket.capture.model import capture_program
 from hocket.capture.zoo.load import load_model
-from hocket.runtime.reference import reference_steps
 from hocket.runtime.setup import Setup
 from hocket.runtime.single import SingleProcess
 from hocket.runtime.split import split

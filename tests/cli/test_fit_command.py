@@ -175,7 +175,6 @@ def test_fit_without_room_exits_with_4_and_the_smallest_budget(graph_file):
     assert told["feasible"] is False
     assert told["chosen"] is None
     text = run("fit", graph_file, "--on", "1xh200", "--memory", "1MiB").stdout
-    assert "is not found to fit; hocket does not carry that out" in " ".join(text.split())
     names = [line.strip("✔ ").split("  ")[0] for line in text.partition("\n\n")[0].splitlines()]
     assert len(names) == len(set(names))
     assert "✔" not in text

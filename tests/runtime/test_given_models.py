@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from cli.terminal import hocket
+from runtime.plain_reference import reference_steps
 from torch import nn
 
 import hocket as package
@@ -12,7 +13,6 @@ from hocket.api import Planned
 from hocket.base.errors import UsageError
 from hocket.capture.real import BuiltForReal, made_real
 from hocket.hardware.shorthand import cluster_from_text
-from hocket.runtime.reference import reference_steps
 
 MODELS = """
 import torch

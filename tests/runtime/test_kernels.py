@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from runtime.plain_reference import reference_steps
 from runtime.small_zoo import SMALL_ZOO
 from runtime.test_single import place, run_single
 from torch import nn
 
 from hocket.capture.zoo import language
 from hocket.runtime.kernels import _backward, _forward
-from hocket.runtime.reference import reference_steps
 
 MODELS = {
     "gpt2": lambda: language.gpt2(

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from runtime.plain_reference import reference_steps
 from runtime.small_zoo import SMALL_ZOO
 from simulate.problems import joined, problem_of
 
@@ -10,7 +11,6 @@ from hocket.capture import capture_program, named_tensors
 from hocket.plan.plan import Plan
 from hocket.planners.memory.placed import order_for_memory
 from hocket.planners.memory.release import release_gradients
-from hocket.runtime.reference import reference_steps
 from hocket.runtime.setup import Setup
 from hocket.runtime.single import SingleProcess
 from hocket.runtime.split import split

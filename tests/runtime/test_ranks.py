@@ -16,6 +16,7 @@ import pytest
 import torch
 from forked_crew import forked_crews
 from runtime.models import shared_storages
+from runtime.plain_reference import reference_steps
 from runtime.small_zoo import SMALL_ZOO
 from runtime.test_single import NUM_DEVICES, assert_same, place
 from torch import nn
@@ -30,7 +31,6 @@ from hocket.processes.progress import Position
 from hocket.runtime.connect import MeetingStore
 from hocket.runtime.outbox import Outbox
 from hocket.runtime.record import measured_timeline
-from hocket.runtime.reference import reference_steps
 from hocket.runtime.spawn import RankOptions, _describer, run_ranks
 from hocket.runtime.wire import decode_call, decode_spec, encode_call, encode_spec
 

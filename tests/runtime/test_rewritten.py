@@ -1,22 +1,18 @@
 """Rewritten steps call by call: the bits of the recorded step, the bytes that were simulated."""
 
-import json
-
 import pytest
 import torch
-from click.testing import CliRunner
 from runtime.budget_loops import WAYS
 from runtime.budget_models import MODELS
+from runtime.rewritten_steps import RewrittenSteps
 
 from hocket.api import make_problem
 from hocket.base.errors import UsageError
 from hocket.capture.execute import execute, named_tensors
 from hocket.capture.model import capture_program
-from hocket.cli.root import root
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
 from hocket.planners.placement.one_device import on_one_device
-from hocket.runtime.rewritten import RewrittenSteps
 from hocket.simulate import simulate
 from hocket.simulate.rewriting.step import budgeted
 
@@ -75,28 +71,3 @@ def test_steps_are_the_recorded_ones_and_hold_what_was_simulated(name, seed):
 def test_a_loss_in_chunks_is_refused():
     with pytest.raises(UsageError, match="not carried out call by call"):
         steps_of("tied", lambda graph: drawn_plan(graph, torch.Generator(), loss_chunks=2))
-
-
-def test_a_fitted_plan_runs_call_by_call_as_it_is_typed(tmp_path):
-    (tmp_path / "own.py").write_text(
-        "import torch\n"
-        "def build():\n"
-        "    layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh())\n"
-        "              for _ in range(6)]\n"
-        "    return torch.nn.Sequential(*layers), torch.randn(1024, 64)\n"
-    )
-    plan = tmp_path / "fit.json"
-
-    def hocket(*arguments):
-        result = CliRunner().invoke(root, [*map(str, arguments), "--json"])
-        assert result.exception is None, result.output
-        return json.loads(result.stdout)
-
-    fitted = hocket("fit", f"{tmp_path}/own.py:build", "--on", "1xh200", "--memory", "2MiB",
-                    "--loss", "mean", "-o", plan)  # fmt: skip
-    assert fitted["offloaded_bytes"] or fitted["recomputed_flops"]
-    told = hocket("run", plan, "--backend", "recorded", "--steps", 2)
-    peak = told["devices"][0]["peak_bytes"]
-    assert peak["measured"] == peak["predicted"] <= 2 * 2**20
-    # The model itself, block by block, computes the same.
-    assert hocket("run", plan, "--steps", 2)["losses"] == told["losses"]

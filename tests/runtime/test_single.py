@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime.models import STEPS, LateWrite, Patchwork, shared_storages
 from runtime.placements import random_placement
+from runtime.plain_reference import reference_steps
 from runtime.small_zoo import SMALL_ZOO
 from simulate.problems import joined, problem_of
 
 from hocket.base.errors import RunError
 from hocket.capture import ZOO, capture_program, named_tensors
 from hocket.runtime.record import measured_timeline
-from hocket.runtime.reference import reference_steps
 from hocket.runtime.setup import Setup
 from hocket.runtime.single import SingleProcess
 from hocket.runtime.split import split

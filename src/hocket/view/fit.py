@@ -72,7 +72,6 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "lower_bound_bytes": fit.lower_bound_bytes,
         "lower_bound_s": fit.bound_s,
         "gap": fit.gap,
-        "recompute_alone_s": fit.recompute_alone_s,
         "chosen": None if fit.chosen is None else told.name,
         "leanest": fit.frontier.smallest.name,
         **numbers(told),
@@ -163,12 +162,6 @@ def sentences(fit: BudgetFit) -> list[str]:
             f"{format_seconds(fit.bound_s)} (gap {format_percent(fit.gap)}); "
             f"no plan at all needs less than {format_bytes(fit.lower_bound_bytes)}."
         )
-    alone = fit.recompute_alone_s
-    found = "not found to fit" if alone is None else f"estimated at {format_seconds(alone)} a step"
-    lines.append(
-        f"Recomputing freely, op by op and across blocks, with nothing on the host is {found}; "
-        "hocket does not carry that out."
-    )
     if fit.chosen is not None and (orders := fit.update_orders) is not None:
         times = ", ".join(f"{format_seconds(s)} {name}" for name, s in orders.step_s.items())
         lines.append(

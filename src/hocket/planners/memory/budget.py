@@ -9,26 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes, typed_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.memory.chain import Chain, schedule_chain
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.least import least_bytes
 from hocket.planners.memory.maker import CHUNKS
-from hocket.planners.memory.numbers import KEPT, RECOMPUTED, RESIDENT, BlockNumbers
-from hocket.planners.memory.recompute import schedule_graph
-from hocket.planners.memory.step_ops import step_ops
 from hocket.planners.memory.time_bound import bound_s
 from hocket.planners.memory.update_order import UpdateOrders
-from hocket.planners.order.levels import placement_of
-
-MOST_OPS, NUM_ROUNDS = 1000, 2
-"""What a step of more ops would take in seconds is not worth a number that is only told."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,34 +55,6 @@ class BudgetFit:
         if self.chosen is None or self.bound_s is None:
             return None
         return max(0.0, 1 - self.bound_s / self.chosen.step_s)
-
-    @cached_property
-    def recompute_alone_s(self) -> float | None:
-        """The least step with all parameters on the device and nothing moved, of blocks as a chain
-        and, where they are not too many, of ops as a graph; None where neither fits."""
-        found = [self._chain_s(), self._graph_s()]
-        return min((seconds for seconds in found if seconds is not None), default=None)
-
-    def _chain_s(self) -> float | None:
-        """Over checkpoints at the edges of blocks."""
-        numbers = self.frontier.numbers
-        chain, there = block_chain(numbers)
-        room = self.budget_bytes - there
-        found = schedule_chain(chain, room) if room > 0 else None
-        if found is None:
-            return None
-        return found.seconds + float(numbers.update_s[:, RESIDENT].sum())
-
-    def _graph_s(self) -> float | None:
-        """With each op made again by itself."""
-        problem, plan = self.frontier.problem, self.frontier.plan
-        device = int(placement_of(plan)[0])
-        ops = step_ops(problem.graph, problem.costs.op_s[problem.costs.device_row[device]])
-        if ops.num_ops > MOST_OPS:
-            return None
-        there = int(problem.graph.held_bytes[problem.graph.tensor_producer < 0].sum())
-        found = schedule_graph(ops, self.budget_bytes - there, num_rounds=NUM_ROUNDS)
-        return None if found is None else found.seconds
 
     @cached_property
     def update_orders(self) -> UpdateOrders | None:
@@ -141,29 +103,6 @@ class BudgetFit:
             step_bound_s=self.bound_s,
             gap=self.gap,
         )
-
-
-def block_chain(numbers: BlockNumbers) -> tuple[Chain, int]:
-    """The blocks of a step as a chain of stages, and the bytes that are there beside it."""
-    inputs = numbers.stay[:, RECOMPUTED].astype(np.int64)
-    output = np.append(inputs[1:], 0)
-    left = numbers.stay[:, KEPT].astype(np.int64)
-    # A block leaves its input behind, too; of a chain that is the stage before's.
-    kept = np.maximum(left - inputs, 0) + output
-    held = np.maximum(left, inputs)
-    chain = Chain(
-        forward_s=numbers.forward_s,
-        backward_s=numbers.backward_s,
-        output_bytes=output,
-        kept_bytes=kept,
-        gradient_bytes=output,
-        forward_work_bytes=np.maximum(numbers.forward_work.astype(np.int64) - held - output, 0),
-        backward_work_bytes=np.maximum(
-            numbers.backward_work.astype(np.int64) - held - output - inputs, 0
-        ),
-    )
-    there = numbers.base_bytes + numbers.home[:, RESIDENT].sum() + inputs[0]
-    return chain, int(there)
 
 
 def keep_budget(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from hocket.base.errors import UsageError, unknown_name
-from hocket.runtime.executors.budget import CallByCall, OneProcessLoop
+from hocket.runtime.executors.budget import OneProcessLoop
 from hocket.runtime.executors.division import DivisionExecutor
 from hocket.runtime.executors.executor import PlanExecutor
 from hocket.runtime.executors.ranks import RanksExecutor
@@ -36,7 +36,7 @@ EXECUTORS: dict[Kind, dict[str, PlanExecutor[Any]]] = {
         "nccl": RankedShares("nccl"),
         "gloo": RankedShares("gloo"),
     },
-    "budget": {"single": OneProcessLoop(), "recorded": CallByCall()},
+    "budget": {"single": OneProcessLoop()},
     "waves": {"single": OneProcessLoop()},
 }
 """Those of a kind in the order in which ``auto`` asks whether they suit; one always does."""

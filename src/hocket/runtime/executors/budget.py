@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hocket.hardware.cluster import Device
     from hocket.runtime.memory.ledger import Ledger
     from hocket.runtime.record import StepRecord
-    from hocket.runtime.rewritten import RewrittenSteps
     from hocket.runtime.train.loop import TrainingLoop
 
 _NUM_COUNTED = 3
@@ -67,36 +66,6 @@ class OneProcessLoop:
                     record.peak_bytes[0] = int(torch.cuda.max_memory_allocated())
                 elif number <= _NUM_COUNTED:
                     record.peak_bytes[0] = ledger.peak_bytes
-                watch.on_step(number, record)
-
-
-@dataclass(frozen=True)
-class CallByCall:
-    """A `PlanExecutor` for memory plans: the rewritten step itself, as it was simulated."""
-
-    processes_per_device = 0
-
-    def suits(self, devices: Sequence[Device]) -> bool:
-        """Never by itself: it shows what a plan holds and computes, and trains slowly."""
-        return False
-
-    def places(self, devices: Sequence[Device]) -> list[str]:
-        """The processor."""
-        return ["cpu"] * len(devices)
-
-    def run(self, work: RewrittenSteps, options: RunOptions, watch: Onlookers) -> None:
-        """Carry out all steps."""
-        import torch
-
-        from hocket.runtime.record import StepRecord
-        from hocket.runtime.threads import torch_threads
-
-        with torch_threads(options.threads), torch.random.fork_rng():
-            for number in range(1, options.steps + 1):
-                watch.on_progress(f"step {number} of {options.steps}")
-                record = StepRecord(start_s=time.perf_counter())
-                record.loss, record.peak_bytes[0] = work.step()
-                record.end_s = time.perf_counter()
                 watch.on_step(number, record)
 
 

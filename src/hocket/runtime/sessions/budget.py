@@ -9,22 +9,19 @@ from hocket.capture.fake import batch_tensors
 from hocket.capture.optimizer import required_optimizer
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Memory
 from hocket.plan.verify import require_structure
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.budget import LoopedModel
 from hocket.runtime.options import Onlookers, RunOptions
-from hocket.runtime.rebuild import ModelSource, build, rebuild
+from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
-from hocket.runtime.rewritten import RewrittenSteps
 from hocket.runtime.shared.trainer import torch_optimizer, trained_parameters
 from hocket.runtime.train.kept import planned_budget_carrier
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.predicted import claimed_step_s
 from hocket.runtime.train.recorded import Recipe
 from hocket.simulate import simulate
-from hocket.simulate.rewriting.step import budgeted
 
 
 def run_budget(
@@ -34,8 +31,7 @@ def run_budget(
     source: ModelSource | None,
     watch: Onlookers,
 ) -> RunResult:
-    """Train for some steps within the plan's budget, by the model's own modules or call by
-    call."""
+    """Train for some steps within the plan's budget, by the model's own modules."""
     options.require_meaning("budget")
     require_structure(plan, problem)
     if problem.cluster.num_devices != 1:
@@ -47,18 +43,7 @@ def run_budget(
     device = problem.cluster.devices[0]
     backend, (place,) = choose("budget", options.backend, [device])
     watch.on_progress(f"building {problem.graph.name}")
-    work: LoopedModel | RewrittenSteps
-    if backend == "recorded":
-        rebuilt = rebuild(problem.graph, model=options.model, source=source, seed=options.seed)
-        memory = plan.get(Memory)
-        assert memory is not None
-        work = RewrittenSteps(
-            rebuilt.graph, rebuilt.program, memory,
-            budgeted(problem, plan.without(Memory), memory), predicted, rebuilt.values,
-            seed=options.seed,
-        )  # fmt: skip
-    else:
-        work = _looped(problem, plan, options, source, watch, place)
+    work = _looped(problem, plan, options, source, watch, place)
     records: list[StepRecord] = []
     EXECUTORS["budget"][backend].run(work, options, watch.keeping(records))
     peaks = [record.peak_bytes[0] for record in records if 0 in record.peak_bytes]
