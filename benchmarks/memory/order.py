@@ -6,7 +6,7 @@ Steps are captured here (zoo models at several batch sizes, gradients released b
 ``step`` rows have AdamW in single ops, ``joint`` rows hold all gradients to the end), and where
 step graphs in the format memgraph-v1 lie in ../shared/data/memory they come first. Bytes are MiB
 beyond what exists before the step; seconds are processor time of order and proof together, after
-compiling; every proof is checked by `check_certificate`. ``--keep`` keeps the captured graphs.
+compiling. ``--keep`` keeps the captured graphs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 
 from hocket.graph import Graph
 from hocket.graph.files import read_graph, write_graph
-from hocket.planners.memory import certified_order, check_certificate, lifetimes, pack
+from hocket.planners.memory import bounded_order, lifetimes, pack
+from hocket.planners.memory.hoist import peak_bytes
 from hocket.planners.memory.release import release_gradients
 from hocket.planners.memory.storages import storages_of
-from hocket.planners.memory.walk import peak_bytes
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "memory"
 MIB = 2**20
@@ -103,18 +103,16 @@ def graphs(keep: Path | None, only: str) -> Iterator[tuple[str, Graph, float]]:
 def measured(name: str, graph: Graph, best_known_mib: float) -> Row:
     """Order, prove, check and pack one graph."""
     start_s = time.process_time()
-    order, certificate = certified_order(graph)
+    order, found = bounded_order(graph)
     cpu_s = time.process_time() - start_s
-    check_certificate(graph, certificate)
     storages = storages_of(graph)
     recorded = peak_bytes(storages, np.arange(graph.num_ops))
     planned, bound = (
-        (number - certificate.start_bytes) / MIB
-        for number in (certificate.peak_bytes, certificate.bound_bytes)
+        (number - found.start_bytes) / MIB for number in (found.peak_bytes, found.bound_bytes)
     )
     waste = pack(lifetimes(storages, order)).waste
     return Row(
-        name, graph.num_ops, recorded / MIB, planned, bound, certificate.gap, waste, cpu_s,
+        name, graph.num_ops, recorded / MIB, planned, bound, found.gap, waste, cpu_s,
         best_known_mib,
     )  # fmt: skip
 

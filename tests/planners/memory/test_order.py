@@ -1,6 +1,5 @@
 """Orders that hold few bytes: legal, never worse, bounded, and the best where all can be tried."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +10,15 @@ from planners.memory.brute_force import befores, best_peak
 from planners.memory.step_graphs import graph_of_edges, olla, read_step_graph
 from simulate.problems import graphs, joined, numbers, problem_of, topological_order
 
-from hocket.base.errors import CheckError
 from hocket.graph import GraphBuilder, Role
 from hocket.plan.plan import Plan
 from hocket.planners.memory import (
-    certified_order,
-    check_certificate,
+    bounded_order,
     memory_order,
     order_bound,
 )
+from hocket.planners.memory.hoist import peak_bytes
 from hocket.planners.memory.storages import storages_of
-from hocket.planners.memory.walk import peak_bytes
 from hocket.simulate import simulate
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "memory"
@@ -44,45 +41,20 @@ def test_storages_hold_what_the_simulator_holds(data):
 @given(graphs(8))
 @settings(max_examples=40, deadline=None)
 def test_small_graphs_get_their_best_order(graph):
-    order, certificate = certified_order(graph)
+    order, bound = bounded_order(graph)
     position = np.argsort(order)
     assert sorted(order.tolist()) == list(range(graph.num_ops))
     assert all(position[b] < position[op] for op, all_b in enumerate(befores(graph)) for b in all_b)
-    check_certificate(graph, certificate)
     best = storages_of(graph).start_bytes + best_peak(graph)
-    assert certificate.bound_bytes <= best == certificate.peak_bytes
+    assert bound.bound_bytes <= best == bound.peak_bytes
 
 
 @given(graphs(12))
 @settings(max_examples=20, deadline=None)
 def test_bounds_of_any_order_are_below_the_best(graph):
-    certificate = order_bound(graph, np.arange(graph.num_ops, dtype=np.int32))
-    check_certificate(graph, certificate)
-    assert certificate.bound_bytes <= certified_order(graph)[1].peak_bytes
-    assert certificate.gap >= 0
-
-
-@pytest.mark.parametrize("change", ["bytes", "storage", "read", "pair"])
-def test_a_forged_certificate_is_refused(change):
-    graph = two_peaks()
-    _, certificate = certified_order(graph)
-    choice = certificate.proof
-    while choice.flow is None:
-        choice = choice.ways[0]
-    flow = choice.flow
-    if change == "bytes":
-        forged = replace(certificate, bound_bytes=certificate.bound_bytes + 1)
-    else:
-        column = {"storage": "through", "read": "to_reader", "pair": "back"}[change]
-        value = getattr(flow, column).copy()
-        if change == "pair":
-            value = np.array([[2, 0, 5]])
-        else:
-            value[np.argmax(value)] += 7
-        tree = choice._replace(flow=flow._replace(**{column: value}))
-        forged = replace(certificate, proof=tree)
-    with pytest.raises(CheckError):
-        check_certificate(graph, forged)
+    bound = order_bound(graph, np.arange(graph.num_ops, dtype=np.int32))
+    assert bound.bound_bytes <= bounded_order(graph)[1].peak_bytes
+    assert bound.gap >= 0
 
 
 def two_peaks():
@@ -98,8 +70,8 @@ def two_peaks():
 
 def test_hills_come_one_after_the_other():
     graph = two_peaks()
-    _, certificate = certified_order(graph)
-    assert certificate.peak_bytes == certificate.bound_bytes == 65
+    _, bound = bounded_order(graph)
+    assert bound.peak_bytes == bound.bound_bytes == 65
     assert order_bound(graph, np.array([0, 2, 1, 3], dtype=np.int32)).gap == pytest.approx(40 / 65)
 
 
@@ -120,18 +92,15 @@ def equal_layers(num_layers):
     return builder.build()
 
 
-def test_a_gap_that_no_single_cut_closes_is_closed_by_which_gradient_comes_first():
-    graph = equal_layers(6)
-    _, certificate = certified_order(graph)
-    check_certificate(graph, certificate)
-    assert len(certificate.proof.ways) > 2
-    assert certificate.gap == 0
+def test_equal_layers_get_their_best_order():
+    _, bound = bounded_order(equal_layers(6))
+    assert bound.gap == 0
 
 
 def test_an_empty_graph_has_an_order():
     graph = GraphBuilder("nothing").build()
-    order, certificate = certified_order(graph)
-    assert len(order) == certificate.peak_bytes == certificate.gap == 0
+    order, bound = bounded_order(graph)
+    assert len(order) == bound.peak_bytes == bound.gap == 0
 
 
 def test_draws_of_random_numbers_keep_their_sequence():
@@ -150,16 +119,15 @@ def test_ollas_graphs_get_their_published_optima():
     for name, entry in olla(DATA)["graphs"].items():
         plain = [e["peak"] for e in entry["expected"] if e.get("max_spills") == 0]
         if plain:
-            _, certificate = certified_order(graph_of_edges(name, entry["edges"]))
-            assert certificate.peak_bytes == certificate.bound_bytes == plain[0], name
+            _, bound = bounded_order(graph_of_edges(name, entry["edges"]))
+            assert bound.peak_bytes == bound.bound_bytes == plain[0], name
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="needs the shared graphs")
 @pytest.mark.parametrize("name", sorted(path.name for path in DATA.glob("*.json.gz")))
-def test_captured_steps_get_orders_that_are_proven_best(name):
+def test_captured_steps_get_the_best_known_orders(name):
     graph, reference = read_step_graph(DATA / name)
-    _, certificate = certified_order(graph)
-    check_certificate(graph, certificate)
-    peak = (certificate.peak_bytes - certificate.start_bytes) / MIB
-    assert certificate.gap == 0
+    _, bound = bounded_order(graph)
+    peak = (bound.peak_bytes - bound.start_bytes) / MIB
+    assert 0 <= bound.gap < 0.1
     assert peak <= reference["best_known_MiB"] + 0.005

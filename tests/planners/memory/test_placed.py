@@ -9,9 +9,9 @@ from hocket.graph import GraphBuilder
 from hocket.plan.plan import Plan
 from hocket.plan.verify import structure_violations
 from hocket.planners.compare import compare
+from hocket.planners.memory.hoist import peak_bytes
 from hocket.planners.memory.placed import order_for_memory
 from hocket.planners.memory.storages import device_storages, storages_of
-from hocket.planners.memory.walk import peak_bytes
 from hocket.simulate import simulate
 from hocket.simulate.engine import instructions_of
 

@@ -111,21 +111,21 @@ def _fill_sets(words: _Words, sets: _Sets, limit: int) -> int:
     return -1
 
 
-def exact_order(storages: Storages, found: Found) -> Found:
-    """The best order where the graph is small enough, else the one that is given."""
+def exact_order(storages: Storages, found: Found) -> tuple[Found, bool]:
+    """Return the best order and True where the graph is small enough, else the one given."""
     if storages.num_ops > MAX_OPS:
-        return found
+        return found, False
     columns = [zeros(MAX_SETS) for _ in range(5)]
     sets = _Sets._make([*columns, np.full(_SLOTS, -1, dtype=np.int64)])
     last = _fill_sets(_words(storages), sets, found.peak_bytes)
     if last < 0:
-        return found
+        return found, last == -1
     order: list[int] = []
     peak = int(sets.peak[last])
     while last > 0:
         order.append(int(sets.op[last]))
         last = int(sets.parent[last])
-    return Found(peak, np.array(order[::-1], dtype=np.int64))
+    return Found(peak, np.array(order[::-1], dtype=np.int64)), True
 
 
 def _words(storages: Storages) -> _Words:

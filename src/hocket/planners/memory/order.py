@@ -1,30 +1,26 @@
-"""An order of a step's ops that holds few bytes at once, and the proof of how few are possible.
+"""An order of a step's ops that holds few bytes at once, and a bound on how few are possible.
 
-A portfolio: the graph's own order and the demand-driven ones, all hoisted (`hoist`); cuts at the
-ops with the most bytes bound every order (`cut`); while there is a gap, the peak's ops are moved to
-their cheapest moments (`refine`), then pairs of them are ordered both ways, which raises the bound
-and finds the orders that need it (`branch`). The effort is counted in walks over the graph, so the
-same graph gives the same order on every machine. O(effort · pins).
+A portfolio: the graph's own order and the demand-driven ones, all hoisted (`hoist`). Cuts at the
+ops with the most bytes bound every order (`cut`). While there is a gap, the peak's ops are moved to
+their cheapest moments, towards targets between the bound and the peak (`refine`); graphs of at most
+62 ops get their best order (`exact`). The effort is counted in walks over the graph, so the same
+graph gives the same order on every machine. O(effort · pins).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from hocket.base.arrays import IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.graph import Graph
-from hocket.planners.memory.bound import Certificate, largest_cuts
-from hocket.planners.memory.branch import Choice, branched
-from hocket.planners.memory.cut import maximum_flow
 from hocket.planners.memory.demand import demand_order
 from hocket.planners.memory.exact import exact_order
-from hocket.planners.memory.hoist import LONG_REACH, SHORT_REACH
-from hocket.planners.memory.legal import legal
-from hocket.planners.memory.refine import Found, WorkLeft, hoisted_both_ways, refined
-from hocket.planners.memory.storages import Storages, storages_of
-from hocket.planners.memory.walk import peak_bytes
+from hocket.planners.memory.hoist import LONG_REACH, SHORT_REACH, memory_curve, peak_bytes
+from hocket.planners.memory.refine import Found, WorkLeft, hoisted_both_ways, minimum_cut, refined
+from hocket.planners.memory.storages import Storages, legal, storages_of
 
 _VISITS = 3_000_000
 """Ops that all cuts of one search visit together, about."""
@@ -33,61 +29,89 @@ _SHARES = (0.0, 0.3, 0.6, 0.9)
 """Targets between the bound and the present peak."""
 _MAX_CUTS = 24
 """Cuts that one order is asked for."""
+_STRETCHES = 12
+"""Parts of an order whose fullest ops are asked first."""
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderBound:
+    """How far an order can be from the best one; all bytes with what exists before the step."""
+
+    peak_bytes: int
+    start_bytes: int
+    """What exists before the step."""
+    bound_bytes: int
+    """No order has a lower peak."""
+
+    @property
+    def gap(self) -> float:
+        """Share by which the bytes of the order are above the bound, without what exists before."""
+        bound = self.bound_bytes - self.start_bytes
+        return (self.peak_bytes - self.bound_bytes) / bound if bound else 0.0
 
 
 def memory_order(graph: Graph) -> IntArray:
-    """The ops in an order that holds few bytes at once, on one device."""
-    return certified_order(graph)[0]
+    """Return the ops in an order that holds few bytes at once, on one device."""
+    return bounded_order(graph)[0]
 
 
-def certified_order(graph: Graph) -> tuple[IntArray, Certificate]:
-    """Such an order, and how far from the best one it can be."""
+def bounded_order(graph: Graph) -> tuple[IntArray, OrderBound]:
+    """Return such an order, and how far from the best one it can be."""
     storages = storages_of(graph)
-    found, proof = search(storages)
-    return found.order.astype(np.int32), certificate_of(storages, found.peak_bytes, proof)
+    found, bound_bytes = search(storages)
+    return found.order.astype(np.int32), bound_of(storages, found.peak_bytes, bound_bytes)
 
 
-def order_bound(graph: Graph, order: IntArray) -> Certificate:
-    """How far from the best order a given one can be."""
+def order_bound(graph: Graph, order: IntArray) -> OrderBound:
+    """Return how far from the best order a given one can be."""
     storages = storages_of(graph)
-    along = order.astype(np.int64)
-    found = Found(peak_bytes(storages, along), along)
-    return certificate_of(
-        storages, found.peak_bytes, _bounded(storages, found, _effort(storages))[1]
+    return bound_of(storages, peak_bytes(storages, order.astype(np.int64)), search(storages)[1])
+
+
+def bound_of(storages: Storages, peak: int, bound_bytes: int) -> OrderBound:
+    """Add what exists before the step, and what stays to its end."""
+    kept = int(storages.num_bytes[storages.is_kept].sum())
+    return OrderBound(
+        peak_bytes=storages.start_bytes + peak,
+        start_bytes=storages.start_bytes,
+        bound_bytes=storages.start_bytes + max(kept, bound_bytes),
     )
 
 
-def search(storages: Storages) -> tuple[Found, Choice | None]:
-    """The best order that the portfolio finds, and what bounds every order."""
+def search(storages: Storages) -> tuple[Found, int]:
+    """Return the best order that the portfolio finds, and bytes that every order holds."""
     effort = _effort(storages)
     given = np.arange(storages.num_ops, dtype=np.int64)
     if np.any(storages.before >= storages.after):  # precedences besides those of the graph
         given = legal(storages, given)
     found = Found(peak_bytes(storages, given), given)
     if storages.num_ops == 0 or found.peak_bytes == 0:
-        return found, None
+        return found, 0
     demanded = (demand_order(storages, last_first=backwards) for backwards in (False, True))
     for base, reach in product((given, *demanded), (SHORT_REACH, LONG_REACH)):
         # A target that the next walk has to beat: one that is too low would forbid to run ahead.
         now = hoisted_both_ways(storages, base, found.peak_bytes - 1, effort, reach)
         found = min(found, now, key=lambda each: each.peak_bytes)
-    return _bounded(storages, found, effort)
+    return _refined(storages, found, effort) if found.peak_bytes else (found, 0)
 
 
-def _bounded(storages: Storages, found: Found, effort: WorkLeft) -> tuple[Found, Choice | None]:
-    """The order refined as far as its bound leaves a gap, and the bound."""
-    if found.peak_bytes == 0:
-        return found, None
-    cuts = largest_cuts(storages, found.order, _MAX_CUTS)
-    found = _squeezed(storages, found, cuts[0].num_bytes, effort)
-    found = refined(storages, found, cuts[0].num_bytes, effort)
-    if found.peak_bytes > cuts[0].num_bytes:
-        found = exact_order(storages, found)
-        known = {cut.op: cut for cut in (*cuts, *largest_cuts(storages, found.order, _MAX_CUTS))}
-        cuts = sorted(known.values(), key=lambda cut: -cut.num_bytes)
-    if found.peak_bytes > cuts[0].num_bytes:
-        return branched(storages, found, cuts, effort)
-    return found, Choice(cuts[0].num_bytes, maximum_flow(storages, cuts[0].op))
+def _refined(storages: Storages, found: Found, effort: WorkLeft) -> tuple[Found, int]:
+    """Refine the order as far as its bound leaves a gap."""
+    bound = 0
+    for _ in range(_ROUNDS):
+        before = found.peak_bytes
+        bound = max(bound, _largest_cut(storages, found.order))
+        found = _squeezed(storages, found, bound, effort)
+        for share in _SHARES:
+            target = bound + int(share * (found.peak_bytes - bound))
+            found = refined(storages, found, target, effort)
+        if found.peak_bytes in (bound, before):
+            break
+    if found.peak_bytes > bound:
+        found, is_best = exact_order(storages, found)
+        bound = found.peak_bytes if is_best else max(bound, _largest_cut(storages, found.order))
+    return found, bound
 
 
 def _squeezed(storages: Storages, found: Found, bound: int, effort: WorkLeft) -> Found:
@@ -105,13 +129,24 @@ def _effort(storages: Storages) -> WorkLeft:
     return WorkLeft(min(max(cuts, _MIN_EFFORT), _MAX_EFFORT))
 
 
-def certificate_of(storages: Storages, peak: int, proof: Choice | None) -> Certificate:
-    """What a search has proven, with what exists before the step."""
-    kept = int(storages.num_bytes[storages.is_kept].sum())
-    bound = max(kept, proof.bound_bytes if proof is not None else 0)
-    return Certificate(
-        peak_bytes=storages.start_bytes + peak,
-        start_bytes=storages.start_bytes,
-        bound_bytes=storages.start_bytes + bound,
-        proof=proof,
-    )
+def _largest_cut(storages: Storages, order: LongArray) -> int:
+    """Return the largest cut of the ops at which an order holds most; `_MAX_CUTS` end the search.
+
+    The op of each stretch of the order that holds most is asked first: an order that is bad in one
+    place says little about where the best one peaks.
+    """
+    curve = memory_curve(storages, order)
+    stretches = np.array_split(np.arange(len(order)), min(_STRETCHES, max(len(order), 1)))
+    tops = np.array([part[np.argmax(curve[part])] for part in stretches if len(part)])
+    tops = tops[np.argsort(-curve[tops], kind="stable")]
+    falling = np.argsort(-curve, kind="stable")
+    asked: set[int] = set()
+    bound = 0
+    for position in (*tops.tolist(), *falling.tolist()):
+        op = int(order[position])
+        if curve[position] > bound and op not in asked:
+            asked.add(op)
+            bound = max(bound, minimum_cut(storages, op).num_bytes)
+        if len(asked) == _MAX_CUTS:
+            break
+    return bound

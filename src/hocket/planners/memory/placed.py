@@ -13,9 +13,8 @@ import numpy as np
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.memory.legal import legal
-from hocket.planners.memory.order import certificate_of, search
-from hocket.planners.memory.storages import device_storages, preceded
+from hocket.planners.memory.order import bound_of, search
+from hocket.planners.memory.storages import device_storages, legal, preceded
 from hocket.planners.order.levels import placement_of
 from hocket.simulate.engine import instructions_of
 from hocket.simulate.evaluate import Evaluator
@@ -39,9 +38,9 @@ def order_for_memory(problem: Problem, plan: Plan) -> Plan:
     storages = None
     for device in sorted(tight, key=lambda device: -lacking[device]):
         storages = preceded(device_storages(problem.graph, tables, device), *fixed)
-        found, proof = search(storages)
+        found, bound_bytes = search(storages)
         if fixed is none and len(used) == 1:
-            bound = certificate_of(storages, found.peak_bytes, proof).bound_bytes
+            bound = bound_of(storages, found.peak_bytes, bound_bytes).bound_bytes
             bounds = [bound if each == device else 0 for each in range(len(lacking))]
             claims["peak_bound_bytes"] = tuple(bounds)
         own = found.order[device_of[found.order] == device]
