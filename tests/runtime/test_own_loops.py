@@ -143,7 +143,7 @@ def test_other_memory_for_a_parameter_is_refused_and_training_goes_on_with_its_o
         with pytest.raises(UsageError, match=r"write into it: parameter\.data\.copy_"):
             call(batches[0])
     with pytest.raises(UsageError, match=r"a parameter of 'layers\.1' \(\[64, 16\]\)"):
-        model.state_dict()
+        train.state_dict()
     weight.data = own
     assert train.step(batches[0]).isfinite()
 
@@ -279,9 +279,8 @@ def test_gradients_of_an_update_that_failed_are_in_no_later_one(way, monkeypatch
     section = uniform(model, 0, **{**way, "parameters": "streamed", "update": "host"})
     train = loop_of(model, optimizer, section, batch, classified)
     monkeypatch.setattr(Refusing, "last", model[2].weight)
-    train.step(batch)
     with pytest.raises(OSError, match="is full"):
-        train.state_dict()
+        train.step(batch)
     found = [train.step(batch).item() for _ in range(2)]
     losses = []
     for _ in range(3):

@@ -43,7 +43,13 @@ from hocket.runtime.memory.visits import Visits
 from hocket.runtime.train.batches import on_device, signature_of, strayed, unforeseen
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.forwards import carried_later, carry, put_forward, take_away
+from hocket.runtime.train.forwards import (
+    carried_later,
+    carry,
+    put_forward,
+    take_away,
+    unless_traced,
+)
 from hocket.runtime.train.generation import without_cache
 from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.repeats import AS_ASKED
@@ -109,7 +115,9 @@ class Budgeted:
             self._finish_step, lambda: self._lose(strayed(recipe.name)),
         )  # fmt: skip
         self._head = find_head(model, memory, graph, self.blocks)
-        self._states = WaitingStates(self._settle, is_idle=is_rehearsal)
+        # Where updates are finished when a step returns, nobody has to wait.
+        self._states = WaitingStates(self._settle, is_idle=is_rehearsal or not memory.async_update)
+        self._is_rehearsal = is_rehearsal
         self._put_visits()
         self._replayed = ReplayedBudget(model, device, called)
         self._first_steps = FirstSteps(recipe.name, device)
@@ -386,12 +394,13 @@ class Budgeted:
         sources = {block: sources_of(block, ring, deliver) for block in self.blocks}
         for path, blocks in blocks_by_module(self.blocks).items():
             block, module = blocks[-1], blocks[-1].modules[path]
-            grouped, forward = sources[block], module.forward
-            forward = called_in_groups(grouped, forward) if grouped else forward
+            own, grouped = module.forward, sources[block]
+            forward = called_in_groups(grouped, own) if grouped else own
             if module is self._head:
-                put_forward(module, self, partial(self._lazy, block, forward, module))
+                call = partial(self._lazy, block, forward, module)
             else:
-                put_forward(module, self, partial(self._visit, path, blocks, forward))
+                call = partial(self._visit, path, blocks, forward)
+            put_forward(module, self, call if self._is_rehearsal else unless_traced(own, call))
 
     def _visit(
         self, path: str, blocks: list[Block], forward: Any, *args: Any, **kwargs: Any

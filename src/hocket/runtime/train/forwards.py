@@ -6,9 +6,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from hocket.base.errors import UsageError
 
@@ -32,20 +34,18 @@ class OtherForward(partial[Any]):
     """A call that stands in the place of a module's own forward."""
 
     carrier: LeavesModel
+    module: nn.Module
     own: Any
     """What the module itself, not its class, had as its forward; None for most."""
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """A copy of the model would have its carrier with it, and the threads of that."""
-        raise carried_whole()
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copied or pickled model has its own forwards, and nothing of hocket."""
+        # The copy of the module is there by now, without attributes: its class's forward is found.
+        return (getattr, (self.module, "forward")) if self.own is None else (_as_it_is, (self.own,))
 
 
-def carried_whole() -> UsageError:
-    """The error of a model that is copied or pickled with what carries it."""
-    return UsageError(
-        "a model that hocket.prepare carries cannot be copied or pickled as a whole",
-        hint="save model.state_dict(), or load it into another model; or copy the model before",
-    )
+def _as_it_is(own: Any) -> Any:
+    return own
 
 
 def carry(model: nn.Module, carrier: LeavesModel | None) -> None:
@@ -73,8 +73,19 @@ def carried_later() -> UsageError:
 def put_forward(module: nn.Module, carrier: LeavesModel, function: Callable[..., Any]) -> None:
     """Have calls of a module go to ``function``."""
     other = OtherForward(function)
-    other.carrier, other.own = carrier, vars(module).get("forward")
+    other.carrier, other.module, other.own = carrier, module, vars(module).get("forward")
     module.forward = other
+
+
+def unless_traced(own: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call in place of a module's own forward, but for fake tensors: who captures a model in
+    training wants its own ops, and its parameters are not ours then."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        is_traced = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
+        return (own if is_traced else call)(*args, **kwargs)
+
+    return called
 
 
 def take_away(modules: Iterable[nn.Module]) -> None:

@@ -1,8 +1,7 @@
-"""State dicts that wait: what a person saves of a model or an optimizer between steps is whole.
+"""State dicts that wait for asynchronous updates, which run on after a step has returned.
 
-Updates on the host go on after a step has returned. ``model.state_dict()`` and
-``optimizer.state_dict()``, and what is loaded into them, wait for these as ``train.state_dict()``
-does.
+``model.state_dict()`` and ``optimizer.state_dict()``, and what is loaded into them, wait for these
+as ``train.state_dict()`` does; so does a copy of the model.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hocket.runtime.train.forwards import carried_whole
+from hocket.base.errors import UsageError
 
 
 class _WaitingHook:
@@ -31,12 +30,20 @@ class _WaitingHook:
         self._wait()
 
     def __deepcopy__(self, memo: object) -> _WaitingHook:
-        """The copy of a model has no carrier of its own."""
-        return self
+        """The copy of a model has nothing to wait for. Modules are copied after hooks."""
+        self._wait()
+        return _WaitingHook(_nothing)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """A file of the whole model would have the carrier in it."""
-        raise carried_whole()
+        """A file of the whole model would need hocket to be read."""
+        raise UsageError(
+            "a model with async_update=True cannot be pickled as a whole",
+            hint="save model.state_dict(), or copy.deepcopy(model); or leave async_update out",
+        )
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
 
 
 class WaitingStates:
