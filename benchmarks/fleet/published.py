@@ -39,8 +39,6 @@ NONE = math.nan
 SINGLE_RATES = (3.2, 4.8, 5.2, 5.6, 6.0)
 SINGLE: dict[str, tuple[float, ...]] = {
     "las-agnostic": (23.59, 35.79, 63.78, 95.99, NONE),
-    "gandiva": (17.83, 30.46, 34.32, 42.54, NONE),
-    "allox": (16.43, 20.92, 21.96, 25.32, NONE),
     "las": (16.08, 18.97, 22.02, 28.96, 41.23),
     "las+sharing": (16.18, 18.67, 19.14, 19.64, 20.42),
     "ftf-agnostic": (23.58, 34.93, 64.46, 85.54, 109.14),
@@ -51,7 +49,6 @@ SINGLE: dict[str, tuple[float, ...]] = {
 MULTI_RATES = (2.6, 2.8)
 MULTI: dict[str, tuple[float, ...]] = {
     "las-agnostic": (70.54, 169.93),
-    "gandiva": (60.43, NONE),
     "las": (36.44, 55.78),
     "las+sharing": (30.51, 38.25),
     "ftf-agnostic": (64.38, NONE),
@@ -60,7 +57,7 @@ MULTI: dict[str, tuple[float, ...]] = {
     "fifo": (93.60, 204.44),
 }
 MAKESPAN_H = {
-    "fifo-agnostic": 619.5, "gandiva": 347.3, "makespan": 244.2, "makespan+sharing": 226.2,
+    "fifo-agnostic": 619.5, "makespan": 244.2, "makespan+sharing": 226.2,
 }  # fmt: skip
 """Of 700 jobs that are all there from the start."""
 WEIGHTS: dict[tuple[str, float], str] = {
@@ -167,13 +164,13 @@ def _draw_duration_s(source: random.Random) -> float:
 def _run(work: TraceWork, rules: Rules, name: str, measured: tuple[int, int]) -> FleetRun:
     policy = name.removesuffix("+sharing")
     rules = replace(rules, policy=policy)
-    is_shared = name.endswith("+sharing") or policy == "gandiva"
+    is_shared = name.endswith("+sharing")
     return simulate(work, FLEET, rules, shares_devices=is_shared, measured=measured)
 
 
 def _mechanisms(name: str) -> tuple[Rules, ...]:
     """Jobs share devices in the improved rounds only."""
-    if name.endswith("+sharing") or name == "gandiva":
+    if name.endswith("+sharing"):
         return (RARELY,)
     return (GAVEL, IMPROVED)
 

@@ -67,7 +67,7 @@ def gang_behind_bound_jobs(patience_rounds: float) -> FleetState:
     state = submit(state, job(4, gang=4, slow=0.0))
     for _ in range(20):
         state, _ = step(state, Tick(time_s=state.next_tick_s))
-    return submit(state, job(5, slow=0.0))
+    return submit(state, job(5, slow=0.0, preemptible=False))
 
 
 @pytest.mark.parametrize(("patience_rounds", "is_kept"), [(2.0, True), (1e6, False)])

@@ -43,7 +43,7 @@ def rounds_held(policy: str, claimed_rounds: float, rounds: float, num_honest: i
 
 @pytest.mark.parametrize("num_honest", [1, 3])
 @pytest.mark.parametrize(
-    "policy", ["las", "shortest-job-first", "allox", "makespan", "min-cost-slo", "max-throughput"]
+    "policy", ["las", "shortest-job-first", "makespan", "min-cost-slo", "max-throughput"]
 )
 def test_a_job_gets_no_more_time_by_claiming_next_to_nothing(policy: str, num_honest: int) -> None:
     by_lying, _ = rounds_held(policy, NEXT_TO_NOTHING, 20.0, num_honest)
@@ -58,7 +58,7 @@ def test_no_claim_gives_more_than_an_equal_part_where_parts_are_the_measure(poli
         assert held <= num_rounds / (num_honest + 1) + UNTIL_CAUGHT
 
 
-@pytest.mark.parametrize("policy", ["las", "shortest-job-first", "allox", "finish-time-fairness"])
+@pytest.mark.parametrize("policy", ["las", "shortest-job-first", "finish-time-fairness"])
 def test_a_job_that_claims_next_to_nothing_cannot_hold_a_device(policy: str) -> None:
     """It delays another by what that one needs itself at most, whatever the policy looks at."""
     rounds_needed = 20
@@ -103,7 +103,7 @@ def market(remaining: list[float], is_overdue: list[bool], num_devices: int) -> 
     )
 
 
-@pytest.mark.parametrize("policy", ["shortest-job-first", "allox"])
+@pytest.mark.parametrize("policy", ["shortest-job-first"])
 def test_who_should_have_ended_long_ago_comes_last_and_who_had_least_first(policy: str) -> None:
     late = [True, True, False, False]
     for num_devices, runs in ((1, [3]), (2, [2, 3]), (3, [1, 2, 3])):

@@ -26,7 +26,7 @@ MAX_MIN = ("las", "finish-time-fairness", "makespan", "hierarchical", "hierarchi
 
 
 def policies_for(market: Market) -> list[str]:
-    return [name for name in POLICIES if name != "allox" or not np.any(market.gang > 1)]
+    return list(POLICIES)
 
 
 @given(team_markets)
@@ -195,21 +195,6 @@ def test_shortest_job_first_runs_short_jobs_on_their_fastest_kind():
     assert shares.tolist() == [[0, 0], [0, 1], [1, 0]]
 
 
-def test_allox_minimises_the_average_completion_time():
-    random = np.random.default_rng(5)
-    steps, remaining = random.uniform(1, 5, (6, 2)), random.uniform(10, 100, 6)
-    market = make_market(steps, [1, 1], remaining_steps=remaining)
-    duration = remaining[:, None] / steps
-    best = np.inf
-    for choice in range(2**6):
-        kind = np.array([(choice >> job) & 1 for job in range(6)])
-        total = 0.0
-        for one in range(2):
-            total += np.cumsum(np.sort(duration[kind == one, one])).sum()
-        best = min(best, total / 6)
-    assert POLICIES["allox"](market).objective == pytest.approx(best)
-
-
 def test_a_job_that_fits_nowhere_is_named_and_holds_nobody_up():
     market = make_market([[1.0], [1.0], [0.0]], [2], gang=[1, 4, 1])
     answer = POLICIES["las"](market)
@@ -230,7 +215,7 @@ def test_an_unknown_policy_is_refused_with_the_closest_name():
 
 def test_policies_that_count_steps_need_them():
     market = make_market([[1.0]], [1], remaining_steps=np.array([np.inf]))
-    for name in ("makespan", "finish-time-fairness", "shortest-job-first", "allox"):
+    for name in ("makespan", "finish-time-fairness", "shortest-job-first"):
         with pytest.raises(UsageError, match="remaining"):
             POLICIES[name](market)
 

@@ -32,7 +32,7 @@ from .markets import random_market
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "cluster"
-STAYING = ("allox", "fifo-agnostic")
+STAYING = ("fifo-agnostic",)
 
 
 @pytest.fixture

@@ -110,7 +110,6 @@ class Machine(RuleBasedStateMachine):
             mechanism="improved" if shares else mechanism,
             min_run_s=min_run_s,
             max_failures=2,
-            max_losses=1,
         )
         self.fleet = Fleet(rules, shares)
         self.next_number = 0

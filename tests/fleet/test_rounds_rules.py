@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hocket.fleet.rounds import rules
 from hocket.fleet.rounds.kernels import order, room
-from hocket.fleet.rounds.tables import HALF_ROUNDS, UNITS_PER_ROUND
+from hocket.fleet.rounds.rules import HALF_ROUNDS, UNITS_PER_ROUND
 from hocket.kernels.decorator import Kernel
 
 
@@ -111,27 +112,80 @@ def test_what_stays_in_the_way_counts_as_no_room(plain):
 
 # ── who is owed ──────────────────────────────────────────────────────────────────────────────────
 
-PACE = SimpleNamespace(round_s=100.0, slack_rounds=0.5)
+ROUND_S, SLACK = 100.0, 0.5
 
 
 def owed(credit_s, left=np.inf, speed=1.0, stays=0.0):
-    return order._rounds_owed.function(credit_s, left, speed, stays, PACE)
+    return rules.urgency_owed.function(credit_s, left, speed, stays, SLACK, ROUND_S)
 
 
 def test_debts_count_in_whole_units_of_a_round():
     assert owed(250.0) == 2.5
     assert owed(250.0, stays=1.0) == 3.5
-    unit_s = PACE.round_s / UNITS_PER_ROUND
+    unit_s = ROUND_S / UNITS_PER_ROUND
     assert owed(250.0 + 0.4 * unit_s) == owed(250.0)
     assert owed(-0.4 * unit_s) == -1.0 / UNITS_PER_ROUND
 
 
 def test_slack_is_whole_at_the_end_and_half_when_so_many_rounds_are_left():
-    assert owed(0.0, left=0.0) == PACE.slack_rounds
-    half = np.floor(PACE.slack_rounds / 2 * UNITS_PER_ROUND) / UNITS_PER_ROUND
-    assert owed(0.0, left=HALF_ROUNDS * PACE.round_s) == half
-    assert owed(0.0, left=HALF_ROUNDS * PACE.round_s * 2.0, speed=2.0) == half
+    assert owed(0.0, left=0.0) == SLACK
+    half = np.floor(SLACK / 2 * UNITS_PER_ROUND) / UNITS_PER_ROUND
+    assert owed(0.0, left=HALF_ROUNDS * ROUND_S) == half
+    assert owed(0.0, left=HALF_ROUNDS * ROUND_S * 2.0, speed=2.0) == half
     assert owed(0.0, left=np.inf) == 0.0
+
+
+INF = np.inf
+TABLE = [
+    # rule, arguments, answer, case
+    ("is_bound", (1,), False, "saves its work"),
+    ("is_bound", (0,), True, "saves nothing"),
+    ("is_bound", (-1,), True, "nobody knows"),
+    ("is_kept", (True, False, 0.0, 0.0, False), False, "may be stopped at a round"),
+    ("is_kept", (True, False, 0.0, 0.0, True), True, "between rounds"),
+    ("is_kept", (True, True, 900.0, 0.0, False), True, "bound"),
+    ("is_kept", (True, False, 59.0, 60.0, False), True, "has just begun"),
+    ("is_kept", (True, False, 60.0, 60.0, False), False, "has had its minimum time"),
+    ("is_kept", (False, True, 0.0, 60.0, True), False, "does not run"),
+    ("is_overdue", (2100.0, 0.0, 1000.0, 100.0), False, "at twice its time and a round"),
+    ("is_overdue", (2101.0, 0.0, 1000.0, 100.0), True, "beyond"),
+    ("is_overdue", (2101.0, 30.0, 1000.0, 100.0), False, "restarts do not count"),
+    ("is_overdue", (1e9, 0.0, INF, 100.0), False, "said nothing"),
+    ("stop_cost_rounds", (50.0, 900.0, 0, 4.0, 100.0), 0.5, "saves: only the restart"),
+    ("stop_cost_rounds", (50.0, 300.0, 1, 4.0, 100.0), 3.5, "lost once: its work too"),
+    ("stop_cost_rounds", (0.0, 9e9, 1, 4.0, 100.0), 8.0, "up to two turns"),
+    ("stop_cost_rounds", (0.0, 9e9, 2, 4.0, 100.0), 16.0, "lost twice: four turns"),
+    ("stop_cost_rounds", (0.0, 9e9, 9, 4.0, 100.0), 128.0, "and no more than 32"),
+    ("stop_cost_rounds", (0.0, 9e9, 1, 0.0, 100.0), 2.0, "a turn is a round at least"),
+    ("urgency_filling", (2.0, 4.0, False), -1e6 + 0.5, "half as fast as elsewhere"),
+    ("urgency_filling", (2.0, 4.0, True), -1e6 + 1.0, "but runs there"),
+    ("is_owed_too_much", (201.0, 0.1, 200.0), True, "beyond patience"),
+    ("is_owed_too_much", (200.0, 0.1, 200.0), False, "at patience"),
+    ("is_owed_too_much", (900.0, 0.0, 200.0), False, "has no share there"),
+    ("has_waited_too_long", (4, True, 60.0, 60.0, False, False), True, "gang behind bound jobs"),
+    ("has_waited_too_long", (4, True, 59.0, 60.0, False, False), False, "not yet"),
+    ("has_waited_too_long", (4, True, 90.0, 60.0, True, False), False, "stops would do"),
+    ("has_waited_too_long", (4, True, 9.0, 60.0, True, True), True, "stays reserved"),
+    ("has_waited_too_long", (4, True, 9e9, INF, False, True), False, "nobody is bound"),
+    ("has_waited_too_long", (4, False, 90.0, 60.0, False, True), False, "runs"),
+    ("has_waited_too_long", (1, True, 90.0, 60.0, False, False), False, "one device"),
+    ("ends_in_s", (100.0, 2.0, INF, 5.0, False), 55.0, "work and restart"),
+    ("ends_in_s", (100.0, 2.0, 20.0, 5.0, False), 20.0, "its limit comes first"),
+    ("ends_in_s", (100.0, 2.0, INF, 5.0, True), INF, "what it said is not true"),
+    ("ends_in_s", (100.0, 2.0, 700.0, 5.0, True), 700.0, "but its limit is"),
+    ("ends_in_s", (INF, 2.0, INF, 5.0, False), INF, "said nothing"),
+    ("ends_in_s", (100.0, 2.0, -3.0, 5.0, False), 0.0, "over its limit"),
+]
+
+
+@pytest.mark.parametrize(("rule", "arguments", "answer", "case"), TABLE)
+def test_the_rules_of_a_round(rule, arguments, answer, case):
+    assert getattr(rules, rule).function(*arguments) == answer, case
+
+
+def test_every_rule_is_in_the_table():
+    stated = {name for name, value in vars(rules).items() if isinstance(value, Kernel)}
+    assert stated - {"urgency_owed"} == {row[0] for row in TABLE}
 
 
 def test_debts_end_at_the_limit_on_both_sides():

@@ -148,7 +148,8 @@ def test_a_late_report_of_an_earlier_attempt_does_not_count() -> None:
 
 
 def test_a_job_that_waits_for_a_kind_does_not_hold_up_those_of_others() -> None:
-    state = submit(fleet(2, 1, Rules(policy="fifo")), job(0, gang=1), job(1, gang=2, slow=0.0))
+    rules = Rules(policy="fifo-strict")
+    state = submit(fleet(2, 1, rules), job(0, gang=1), job(1, gang=2, slow=0.0))
     state = submit(state, job(2, slow=0.0), job(3))
     assert state.jobs.rows["kind"].tolist() == [0, -1, -1, 1]
 

@@ -129,7 +129,8 @@ OUTCOMES = {
     "improved las 0 1": ("1de80d95fbe78e8c", 154),
     "improved las 30 2": ("91489bb3ab7e9b35", 155),
     "improved las-agnostic 0 4": ("3b4238e0ecbcb65f", 304),
-    "improved fifo 10 2": ("b62efba83bba382f", 0),
+    "improved fifo-strict 10 2": ("b62efba83bba382f", 0),
+    "improved fifo 10 2": ("7a3b96c62c98bb0d", 0),
 }
 """By mechanism, policy, seconds of a restart and devices per server: digest and preemptions."""
 

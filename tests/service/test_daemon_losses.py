@@ -72,8 +72,8 @@ def test_jobs_that_cannot_save_all_end(one_device):
         assert rig.job(number).status == "succeeded"
 
 
-def test_a_job_that_loses_its_work_too_often_runs_to_its_end(one_device):
-    rig = one_device.again(rules=dataclasses.replace(EAGER, max_losses=1))
+def test_jobs_that_lose_their_work_are_stopped_more_and_more_seldom(one_device):
+    rig = one_device
     rig.look()
     rig.submit(resume=("--resume",), preemptible=None)
     rig.submit()
@@ -86,9 +86,9 @@ def test_a_job_that_loses_its_work_too_often_runs_to_its_end(one_device):
     rows = rig.world.state.jobs.rows
     losses = rows["losses"][rig.world.state.row_of(1)], rows["losses"][rig.world.state.row_of(2)]
     # The processes die of the signal: nothing shows that they saved anything.
-    assert max(losses) == 1
-    assert max(attempts) <= 2
-    assert len(set(attempts[-30:])) == 1
+    assert 1 <= max(losses) <= 5
+    assert max(attempts) <= 6
+    assert 20 <= was_running <= 60
     assert [event.kind for event in rig.store.events(0, 10_000)].count("work-lost") == sum(losses)
 
 

@@ -133,11 +133,16 @@ def as_schema_1(folder, state: FleetState) -> None:
     packed = snapshot.pack(state)
     (length,) = struct.unpack_from(">Q", packed)
     head = json.loads(packed[8 : 8 + length])
-    old = [name for name in head["columns"] if name not in ("preemptible", "losses")]
+    old = [
+        name
+        for name in head["columns"]
+        if name not in ("preemptible", "losses", "user", "reserved_s")
+    ]
     arrays = list(snapshot.taken_apart(state)[1].values())
     head["columns"] = old
-    for name in ("max_losses",):
-        head["state"]["fields"]["rules"]["fields"].pop(name, None)
+    # Rules that came and went since.
+    head["state"]["fields"]["rules"]["fields"].pop("reserve_after_s")
+    head["state"]["fields"]["rules"]["fields"]["max_losses"] = 3
     dtype = np.dtype([(name, JOB_RECORD[name]) for name in old])
     bodies = []
     for array in arrays:

@@ -12,6 +12,7 @@ from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.jsonfile import finite_or_none
 from hocket.base.units import words_for_seconds
 from hocket.fleet.forecast import Forecast, earliest_start, first_start
+from hocket.fleet.rounds.assign import reserve_after_s
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import PHASES, RUNNING, UNDECIDED, WAITING, FleetState
 
@@ -64,6 +65,9 @@ def explain(state: FleetState, number: int) -> Explanation:
             not_before_s = ahead.reached_s
             span = words_for_seconds(not_before_s - state.time_s)
             sentence += f"; it is not expected to start within {span}{_endless(state, row)}"
+        later_s = _reserved_after_s(state, row) - state.time_s
+        if 0.0 < later_s < np.inf and not state.jobs.rows["reserved_s"][row]:
+            sentence += f"; devices are reserved for it after {words_for_seconds(later_s)} more"
         earliest_s = _earliest_s(state, number, ahead)
         if earliest_s is not None:
             when = _from_now(earliest_s - state.time_s)
@@ -76,6 +80,14 @@ def explain(state: FleetState, number: int) -> Explanation:
         earliest_start_s=earliest_s,
         not_before_s=not_before_s,
     )
+
+
+def _reserved_after_s(state: FleetState, row: int) -> float:
+    """Moment from which on devices may be reserved for a gang that waits; infinite for never."""
+    job = state.jobs.rows[row]
+    if job["phase"] != WAITING or job["gang"] <= 1:
+        return np.inf
+    return float(job["waiting_since_s"]) + reserve_after_s(state, state.jobs)
 
 
 def _endless(state: FleetState, row: int) -> str:
@@ -128,6 +140,8 @@ def _evidence(state: FleetState, row: int) -> dict[str, Any]:
         "held_s": float(job["held_s"]),
         "target_s": float(job["target_s"]),
         "waiting_since_s": float(job["waiting_since_s"]) if job["phase"] == WAITING else None,
+        "reserved_start_s": finite_or_none(float(job["reserved_s"]) or np.inf),
+        "reserved_after_s": finite_or_none(_reserved_after_s(state, row)),
         "failures": int(job["failures"]),
         "attempt": int(job["attempt"]),
         "next_round_s": finite_or_none(state.next_tick_s),

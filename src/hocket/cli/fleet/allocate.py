@@ -39,7 +39,7 @@ def command(problem: Path, policy: str, as_json: bool) -> None:
     hierarchical[-fifo]          teams by weight; fair, or a queue, inside
     max-throughput, min-cost     most steps, most steps for their price
     min-cost-slo                 the same with deadlines
-    fifo, shortest-job-first, allox, gandiva, *-agnostic
+    fifo[-strict], shortest-job-first, *-agnostic
     """
     from hocket.api.fleet import (
         find_policy,

@@ -73,6 +73,14 @@ if TYPE_CHECKING:
     metavar="ROUNDS",
     help="How much more a waiting job must be owed before it takes the devices of a running one.",
 )
+@click.option(
+    "--reserve-after",
+    "reserve_after_s",
+    type=FiniteRange(min=0.0, max=1e9),
+    metavar="SECONDS",
+    help="Wait after which devices are reserved for a job of several that others keep from "
+    "starting.  [default: two rounds or the median job, whichever is larger]",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -119,6 +127,7 @@ def command(
     min_run_s: float,
     slack_rounds: float,
     stickiness_rounds: float,
+    reserve_after_s: float | None,
     host: str,
     port: int,
     names: tuple[str, ...],
@@ -182,6 +191,7 @@ def command(
                 min_run_s=min_run_s,
                 slack_rounds=slack_rounds,
                 stickiness_rounds=stickiness_rounds,
+                reserve_after_s=reserve_after_s,
             ),
             host=host,
             port=port,

@@ -8,13 +8,11 @@ from hocket.base.errors import unknown_name
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.agnostic import ftf_agnostic, las_agnostic, makespan_agnostic
-from hocket.fleet.policies.allox import allox
 from hocket.fleet.policies.finish_time_fairness import finish_time_fairness
-from hocket.fleet.policies.gandiva import gandiva
 from hocket.fleet.policies.hierarchical import hierarchical, hierarchical_fifo
 from hocket.fleet.policies.las import las
 from hocket.fleet.policies.las_lexicographic import las_lexicographic
-from hocket.fleet.policies.lists import fifo, fifo_agnostic, shortest_job_first
+from hocket.fleet.policies.lists import fifo, fifo_agnostic, fifo_strict, shortest_job_first
 from hocket.fleet.policies.makespan import makespan
 from hocket.fleet.policies.max_throughput import max_throughput
 from hocket.fleet.policies.min_cost import min_cost
@@ -44,10 +42,9 @@ POLICIES: dict[str, Policy] = {
     "min-cost": min_cost,
     "min-cost-slo": min_cost_slo,
     "fifo": fifo,
+    "fifo-strict": fifo_strict,
     "fifo-agnostic": fifo_agnostic,
     "shortest-job-first": shortest_job_first,
-    "allox": allox,
-    "gandiva": gandiva,
 }
 
 

@@ -9,6 +9,7 @@ O(jobs that run x kinds), plus pairs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import shake_128
 
 import numpy as np
@@ -26,6 +27,11 @@ def fifo(market: Market, warm: Warm | None = None) -> Allocation:
     """Jobs in order of arrival, each where it is fastest; those who had a kind stay."""
     order, liking = _stay(market, market.usable_steps_per_s)
     return _listed("fifo", market, order, liking)
+
+
+def fifo_strict(market: Market, warm: Warm | None = None) -> Allocation:
+    """The same; rounds then let nobody overtake, where those of ``fifo`` backfill."""
+    return replace(fifo(market, warm), policy="fifo-strict")
 
 
 def fifo_as_gavel(market: Market, warm: Warm | None = None) -> Allocation:

@@ -8,7 +8,8 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.actions import Actions
-from hocket.fleet.rounds.state import FleetState, Jobs, Rules
+from hocket.fleet.rounds.rules import MIN_ROUNDS_TO_RESERVE
+from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, Rules
 from hocket.fleet.rounds.tables import Asked, Pace, Speeds, new_room
 
 
@@ -21,8 +22,15 @@ def assign(
     layout, num_kinds = state.layout, state.num_kinds
     num_devices = len(state.device_names)
     room = new_room(len(jobs.rows), num_kinds, num_devices, len(layout.server_kind), asked)
-    pace = _pace(state.rules, keeps_running, keeps_line(state))
+    pace = _pace(state.rules, keeps_running, keeps_line(state), backfills(state))
+    pace = pace._replace(
+        reserve_after_s=reserve_after_s(state, jobs), next_round_s=float(state.next_tick_s)
+    )
     play(state.time_s, jobs, asked, pace, speeds_of(state), layout, state.holders, room)
+    if pace.backfills:
+        running = np.flatnonzero(jobs.rows["phase"] == RUNNING)
+        jobs.shares[:] = 0.0
+        jobs.shares[running, jobs.rows["kind"][running]] = 1.0
     sizes = room.few[2 * num_kinds : 2 * num_kinds + 3].tolist()
     stopped, started = room.by_job[2:5, : sizes[0]], room.by_job[5:8, : sizes[1]]
     actions = Actions(
@@ -40,7 +48,7 @@ def assign(
 
 
 @lru_cache(maxsize=64)
-def _pace(rules: Rules, keeps_running: bool, keeps_line: bool) -> Pace:
+def _pace(rules: Rules, keeps_running: bool, keeps_line: bool, backfills: bool) -> Pace:
     # A rule that is given as a whole number would compile everything once more.
     round_s, patience_s = float(rules.round_s), float(rules.patience_rounds * rules.round_s)
     min_run_s = float(rules.min_run_s)
@@ -52,10 +60,12 @@ def _pace(rules: Rules, keeps_running: bool, keeps_line: bool) -> Pace:
         most_owed_s=2.0 * patience_s,
         restart_s=float(rules.restart_s),
         keeps_line=keeps_line,
+        backfills=backfills,
+        reserve_after_s=np.inf,
+        next_round_s=np.inf,
         # Kinds that are equally fast may differ in price.
         keeps_equal=not rules.policy.startswith("min-cost"),
         min_run_s=min_run_s,
-        max_losses=int(rules.max_losses),
         min_turn_s=max(min_run_s, rules.stickiness_rounds * round_s),
         keeps_running=keeps_running,
         by_share=rules.mechanism == "gavel",
@@ -73,6 +83,30 @@ def keeps_line(state: FleetState) -> bool:
     """Whether jobs run to their end in order of arrival; Gavel's move, and those who share do."""
     is_improved = state.rules.mechanism != "gavel" and state.pair_table is None
     return is_improved and state.rules.policy.startswith("fifo")
+
+
+def backfills(state: FleetState) -> bool:
+    """True under first come, first served with conservative backfill."""
+    return state.rules.policy == "fifo" and keeps_line(state)
+
+
+def reserve_after_s(state: FleetState, jobs: Jobs) -> float:
+    """Wait after which devices are reserved for a gang: what the rules say, else two rounds or the
+    median length of the jobs that are there, whichever is larger."""
+    rules, rows = state.rules, jobs.rows
+    # Where all jobs can be stopped, deficits decide; but who is reserved stays so.
+    concerns = (rows["preemptible"] <= 0).any() or (rows["reserved_s"] > 0.0).any()
+    if rules.mechanism == "gavel" or not concerns:
+        return np.inf
+    if rules.reserve_after_s is not None:
+        return float(rules.reserve_after_s)
+    least_s = MIN_ROUNDS_TO_RESERVE * float(rules.round_s)
+    known = (rows["phase"] <= RUNNING) & np.isfinite(rows["total_steps"])
+    best = jobs.steps_per_s.max(axis=1, initial=0.0)
+    known &= best > 0.0
+    if not known.any():
+        return least_s
+    return max(least_s, float(np.median(rows["total_steps"][known] / best[known])))
 
 
 def speeds_of(state: FleetState) -> Speeds:

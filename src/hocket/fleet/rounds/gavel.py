@@ -35,7 +35,7 @@ def refuse_unlike_gavel(policy: str) -> None:
     """Raise `UsageError` for a policy that could not be compared with Gavel's own results."""
     reason = UNLIKE_GAVEL.get(policy)
     if reason is not None:
-        hint = "leave out --compatible gavel, or compare las, fifo or allox"
+        hint = "leave out --compatible gavel, or compare las or fifo"
         raise UsageError(f"{policy!r} cannot be run as Gavel does: {reason}", hint=hint)
 
 

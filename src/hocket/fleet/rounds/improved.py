@@ -19,10 +19,11 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.rounds.actions import NOTHING, Actions
-from hocket.fleet.rounds.assign import assign, slack_rounds
+from hocket.fleet.rounds.assign import assign, backfills, slack_rounds
+from hocket.fleet.rounds.rules import HALF_ROUNDS, UNITS_PER_ROUND
 from hocket.fleet.rounds.share import is_overdue, share
 from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rules, some_rows
-from hocket.fleet.rounds.tables import HALF_ROUNDS, NO_PAIRS, UNITS_PER_ROUND, Asked
+from hocket.fleet.rounds.tables import NO_PAIRS, Asked
 
 
 def begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
@@ -49,6 +50,10 @@ def refill(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
 
 def _share(state: FleetState, jobs: Jobs) -> FleetState:
     """New shares, unless the last ones are too young."""
+    if backfills(state):
+        # In line, the places of jobs say all; there is nothing to solve.
+        jobs.rows["has_share"] = 2
+        return state.but(solved_s=state.time_s, is_dirty=False)
     is_due = state.time_s - state.solved_s >= state.rules.min_solve_s
     return share(state, jobs) if is_due else state
 
@@ -56,7 +61,7 @@ def _share(state: FleetState, jobs: Jobs) -> FleetState:
 def _depends_on_time(policy: str) -> bool:
     """Whether a policy looks at what the jobs did since the last answer."""
     return policy.split("-agnostic")[0] in {
-        "finish-time-fairness", "ftf", "makespan", "min-cost-slo", "shortest-job-first", "allox",
+        "finish-time-fairness", "ftf", "makespan", "min-cost-slo", "shortest-job-first",
     }  # fmt: skip
 
 

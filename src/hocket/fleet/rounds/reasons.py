@@ -52,18 +52,31 @@ def _queued(state: FleetState, row: int, fits: np.ndarray) -> str:
         f"{int(free[kind])} of {int(state.num_devices[kind])} {state.kinds[kind]} free"
         for kind in np.flatnonzero(fits)
     )
-    if share <= 0.0 and state.is_dirty:
+    if share <= 0.0 and state.is_dirty and job["reserved_s"] <= 0.0:
         return f"waits for new shares ({kinds}); the next round begins {_soon(state)}"
-    if share <= 0.0:
+    if share <= 0.0 and job["reserved_s"] <= 0.0:
         return f"is owed no time under {state.rules.policy} now ({kinds})"
     gang = int(job["gang"])
     need = f"{gang} devices" if gang > 1 else "1 device"
+    if job["reserved_s"] > 0.0:
+        return _reserved(state, row, need, kinds)
     if gang > 1 and not (state.jobs.spread_steps_per_s[row] > 0.0).any():
         need += " of one server"
     return (
         f"waits for its turn on {need} ({kinds}): it gets {_part(share)} of its time and "
         f"{_owed(state, row)}; the next round begins {_soon(state)}"
     )
+
+
+def _reserved(state: FleetState, row: int, need: str, kinds: str) -> str:
+    """What is reserved for a job, and from when on."""
+    in_s = float(state.jobs.rows["reserved_s"][row]) - state.time_s
+    if np.isinf(in_s):
+        return (
+            f"is next for {need} ({kinds}): those that become free are kept for it, but jobs "
+            "without a known end hold the others (a time limit would tell when)"
+        )
+    return f"has {need} reserved ({kinds}): it starts in {max(in_s, 0.0):.0f} s at the latest"
 
 
 def _owed(state: FleetState, row: int) -> str:

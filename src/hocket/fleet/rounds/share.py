@@ -16,8 +16,8 @@ from hocket.fleet.policies.lists import fifo_as_gavel
 from hocket.fleet.policies.normalise import isolated_steps_per_s
 from hocket.fleet.rounds.assign import keeps_line
 from hocket.fleet.rounds.class_shares import class_shares, group_jobs
+from hocket.fleet.rounds.rules import LONGEST
 from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rows, Rules, some_rows
-from hocket.fleet.rounds.tables import LONGEST
 
 _ISOLATING = ("finish-time-fairness", "ftf-agnostic")
 """Policies that look at how far a job would be on its own part of the cluster."""

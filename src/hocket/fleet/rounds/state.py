@@ -49,14 +49,15 @@ class Rules:
     slack_rounds: float = 150.0
     """Rounds that a job may be made to wait by one that ends sooner; 0 for strict fairness."""
     patience_rounds: float = 200.0
-    """Rounds that a job may be owed before it goes first and devices are kept for it."""
+    """Rounds that a job may be owed before it goes first and devices are reserved for it."""
+    reserve_after_s: float | None = None
+    """Wait after which devices are reserved for a gang that jobs which may not be stopped keep from
+    starting; None for two rounds or the median length of the jobs, whichever is larger."""
     stickiness_rounds: float = 4.0
     """How much more a waiting job must be owed before it takes the devices of a running one."""
     restart_s: float = 0.0
     """Time from the start of a job to its first step: what a preemption costs."""
     max_failures: int = 5
-    max_losses: int = 3
-    """Times that a stop may cost a job its work before it keeps its devices until it ends."""
     seed: int = 0
 
 
@@ -127,7 +128,7 @@ _REAL = (
     "weight", "total_steps", "submitted_s", "deadline_s", "done_steps", "saved_steps", "counted_s",
     "ready_s", "started_s", "waiting_since_s", "rate", "isolated_s", "isolated_rate", "target_s",
     "held_s", "pair_share", "pair_credit_s", "measured_s", "measured_steps", "isolated_steps",
-    "time_limit_s",
+    "time_limit_s", "reserved_s",
 )  # fmt: skip
 JOB_RECORD = np.dtype(
     [(name, np.int64) for name in _WHOLE] + [(name, np.float64) for name in _REAL]
@@ -348,6 +349,8 @@ def _refuse_wrong_rules(rules: Rules) -> None:
         value = getattr(rules, rule.name)
         if rule.type == "float" and not value >= 0.0:
             raise UsageError(f"{rule.name} cannot be {value}", hint="give a number from 0 on")
+    if rules.reserve_after_s is not None and not rules.reserve_after_s >= 0.0:
+        raise UsageError(f"reserve_after_s cannot be {rules.reserve_after_s}")
 
 
 def with_devices(state: FleetState, devices: tuple[FleetDevice, ...]) -> FleetState:

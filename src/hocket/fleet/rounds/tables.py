@@ -8,13 +8,6 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 
-UNITS_PER_ROUND = 16.0
-"""Debts are compared in coarse units, so that noise of a solver decides nothing."""
-HALF_ROUNDS = 300.0
-"""Rounds that a job still needs where it may take half of the slack."""
-LONGEST = 2.0
-"""Times that a job may need of what it said; from there on it has no slack."""
-
 
 class Pace(NamedTuple):
     """Rules by which debts are compared and devices handed out."""
@@ -28,12 +21,16 @@ class Pace(NamedTuple):
     restart_s: float
     keeps_line: bool
     """Whether running jobs keep what they have in every round too."""
+    backfills: bool
+    """Whether all jobs are reserved in order of arrival, and others fill gaps."""
+    reserve_after_s: float
+    """Wait after which devices are reserved for a gang that bound jobs keep from starting."""
+    next_round_s: float
+    """When jobs can be stopped that keep their devices until then."""
     keeps_equal: bool
     """Whether a job stays on a kind that is as good to it as the one that it was given."""
     min_run_s: float
     """A job that was started so lately stays where it is,"""
-    max_losses: int
-    """one that lost its work so often stays until it ends,"""
     min_turn_s: float
     """and one that was started so lately does not give way to a larger debt."""
     keeps_running: bool
@@ -114,6 +111,8 @@ class RoundChoice(NamedTuple):
     """``[kind]``: devices that are not given yet."""
     before: LongArray
     """``[job]``: the kind on which it runs, -1 for one that does not."""
+    ends_s: FloatArray
+    """``[job]``: when it gives back what it was granted now; minus infinity for whenever asked."""
 
 
 class Floor(NamedTuple):
@@ -131,6 +130,8 @@ class Floor(NamedTuple):
     """``[kind]``: no server of the kind before this one has room."""
     slots: LongArray
     """Scratch, a power of two: rows of jobs by the last bits of their numbers."""
+    closed_s: FloatArray
+    """``[server]``: when a reserved gang needs the whole of it; infinite for never."""
 
 
 class Alike(NamedTuple):
@@ -236,6 +237,13 @@ class Room(NamedTuple):
     parts: LongArray
     few: LongArray
     """What is free and the first server (by kind), sizes of changes, room of servers."""
+    bound: LongArray
+    """``[kind]``: devices of running jobs that may not be stopped."""
+    moments: FloatArray
+    """``[job + server]``: ends of jobs, then when servers are needed by reserved gangs."""
+    steps: FloatArray
+    """``[2, kind, step]``: times and free devices of the timeline."""
+    num_steps: LongArray
     queue_at: LongArray
     slots: LongArray
     device: LongArray
@@ -254,6 +262,11 @@ def new_room(
         marks=np.empty((6, num_wishes), dtype=np.bool_),
         parts=np.empty((2 * num_kinds, 3), dtype=np.int64),
         few=np.empty(2 * num_kinds + 3 + num_servers, dtype=np.int64),
+        bound=np.empty(num_kinds, dtype=np.int64),
+        moments=np.empty(num_jobs + num_servers),
+        # A step where a job ends, and two for each that is granted or reserved something.
+        steps=np.empty((2, num_kinds, num_devices + 2 * num_jobs + 2)),
+        num_steps=np.empty(num_kinds + 1, dtype=np.int64),
         queue_at=np.empty(asked.queue_at.shape, dtype=np.int64),
         slots=np.empty(1 << (2 * num_jobs).bit_length(), dtype=np.int64),
         device=np.empty(2 * num_devices, dtype=np.int64),

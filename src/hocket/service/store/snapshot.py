@@ -34,17 +34,19 @@ from hocket.fleet.rounds.state import (
 FORMAT = "hocket-fleet-snapshot"
 VERSION = 1
 _LENGTH = struct.Struct(">Q")
+_RULES = {rule.name for rule in fields(Rules)}
+"""Those of other versions are passed over: a service is started with rules of its own."""
 # The names that files have; those of classes may change.
 _CLASSES: dict[str, Callable[..., Any]] = {
     "State": FleetState,
-    "Rules": Rules,
+    "Rules": lambda **parts: Rules(**{k: v for k, v in parts.items() if k in _RULES}),
     "Jobs": Jobs,
     "Layout": DeviceLayout,
     "Warm": Warm,
     "PairTable": PairTable,
     "PairPlan": PairPlan,
 }
-_NAMES_OF_CLASSES = {made: name for name, made in _CLASSES.items()}
+_NAMES_OF_CLASSES = {made: name for name, made in _CLASSES.items()} | {Rules: "Rules"}
 _DTYPES = {
     "int64": np.dtype("<i8"),
     "float64": np.dtype("<f8"),

@@ -5,18 +5,30 @@ from __future__ import annotations
 from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.kernels.order import sort_part
 from hocket.fleet.rounds.kernels.rates import speed_on
+from hocket.fleet.rounds.kernels.reserve import may_backfill, start_or_reserve
+from hocket.fleet.rounds.kernels.timeline import Timeline
 from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import RoundChoice, Wishes
+from hocket.fleet.rounds.tables import Floor, Pace, RoundChoice, Wishes
 from hocket.kernels import kernel
 
 
 @kernel
-def choose(jobs: Jobs, num_parts: int, wishes: Wishes, choice: RoundChoice) -> None:
+def choose(
+    time_s: float,
+    jobs: Jobs,
+    num_parts: int,
+    pace: Pace,
+    largest_server: LongArray,
+    wishes: Wishes,
+    choice: RoundChoice,
+    floor: Floor,
+    timeline: Timeline,
+) -> None:
     """Who runs where, part by part as long as devices are left.
 
     A wish below ``jobs x kinds`` is a job on a kind; the others are rows of ``pairs`` (profile,
-    profile, kind) and go to the first jobs of both profiles in ``queue`` that are still free. A
-    reserved job that does not fit keeps what is left of the kind from those after it.
+    profile, kind) and go to the first jobs of both profiles in ``queue`` that are still free.
+    Reserved jobs come first; before their time, others get what they give back in time.
     """
     for part in range(num_parts):
         start, stop, kind = wishes.parts[part, 0], wishes.parts[part, 1], wishes.parts[part, 2]
@@ -24,9 +36,10 @@ def choose(jobs: Jobs, num_parts: int, wishes: Wishes, choice: RoundChoice) -> N
         for other in range(choice.free.shape[0]):
             if kind < 0 or other == kind:
                 num_free += choice.free[other]
-        if num_free > 0:
+        # Without anything free, reserved jobs are to be told when they may start.
+        if num_free > 0 or timeline.size[choice.free.shape[0]] > 0:
             sort_part(wishes, start, stop)
-            _grant(jobs, start, stop, wishes, choice)
+            _grant(time_s, jobs, start, stop, pace, largest_server, wishes, choice, floor, timeline)
 
 
 @kernel
@@ -54,24 +67,41 @@ def stay(jobs: Jobs, largest_server: LongArray, choice: RoundChoice) -> bool:
 
 
 @kernel
-def _grant(jobs: Jobs, start: int, stop: int, wishes: Wishes, choice: RoundChoice) -> None:
+def _grant(
+    time_s: float,
+    jobs: Jobs,
+    start: int,
+    stop: int,
+    pace: Pace,
+    largest_server: LongArray,
+    wishes: Wishes,
+    choice: RoundChoice,
+    floor: Floor,
+    timeline: Timeline,
+) -> None:
     num_kinds = choice.free.shape[0]
+    has_reserved = timeline.size[num_kinds] > 0
     num_single = jobs.rows.shape[0] * num_kinds
     for at in range(start, stop):
         wish = wishes.order[at]
-        if wishes.is_withdrawn[wish]:
-            continue
         if wish >= num_single:
-            _grant_pair(jobs, wish - num_single, wishes, choice)
+            if not wishes.is_withdrawn[wish]:
+                _grant_pair(jobs, wish - num_single, wishes, choice)
             continue
         job, kind = wish // num_kinds, wish % num_kinds
-        if choice.kind[job] >= 0:
+        if choice.kind[job] >= 0 or jobs.rows.reserved_s[job] > 0.0:
             continue
-        if jobs.rows.gang[job] <= choice.free[kind]:
+        if wishes.is_reserved[job] and has_reserved:
+            start_or_reserve(
+                time_s, jobs, job, kind, pace, largest_server, wishes, choice, floor, timeline
+            )
+            continue
+        fits = jobs.rows.gang[job] <= choice.free[kind] and not wishes.is_withdrawn[wish]
+        if fits and has_reserved:
+            fits = may_backfill(time_s, jobs, job, kind, pace, largest_server, choice, timeline)
+        if fits:
             choice.kind[job] = kind
             choice.free[kind] -= jobs.rows.gang[job]
-        elif wishes.is_reserved[job]:
-            choice.free[kind] = 0
 
 
 @kernel

@@ -9,18 +9,25 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
+from hocket.fleet.rounds.rules import (
+    FILLING_LAST,
+    RESERVED_FIRST,
+    UNITS_PER_ROUND,
+    has_waited_too_long,
+    is_overdue,
+    is_owed_too_much,
+    stop_cost_rounds,
+    urgency_filling,
+    urgency_owed,
+)
 from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import HALF_ROUNDS, LONGEST, UNITS_PER_ROUND, Pace, Wishes
+from hocket.fleet.rounds.tables import Pace, Wishes
 from hocket.kernels import kernel
 
 _WAITING, _RUNNING = 0, 1
 _OWED, _FILLING, _NO_WISH = 0, 1, 2
 _ONLY_SHARE = 2
 """Mark of a job that fills no devices of which it has no share."""
-_FIRST = 1e6
-"""Rounds by which reserved jobs go before others."""
-_LAST = -1e6
-"""Rounds by which wishes that nobody owes come after all debts."""
 
 
 @kernel
@@ -74,7 +81,12 @@ def _set_part(wishes: Wishes, part: int, start: int, stop: int, kind: int) -> No
 
 @kernel
 def order_by_debt(
-    jobs: Jobs, time_s: float, pace: Pace, largest_server: LongArray, wishes: Wishes
+    jobs: Jobs,
+    time_s: float,
+    pace: Pace,
+    stoppable: LongArray,
+    largest_server: LongArray,
+    wishes: Wishes,
 ) -> int:
     """All that jobs and pairs want, what is owed most first; of equals, what would be lost most.
 
@@ -82,7 +94,7 @@ def order_by_debt(
     """
     if not pace.keeps_running:
         _limit_debts(jobs, pace.most_owed_s)
-    _rank_by_debt(jobs, time_s, pace, largest_server, wishes)
+    _rank_by_debt(jobs, time_s, pace, stoppable, largest_server, wishes)
     first_pair = jobs.rows.shape[0] * jobs.shares.shape[1]
     for pair in range(wishes.pairs.shape[0]):
         wishes.rank[first_pair + pair] = _OWED
@@ -107,7 +119,12 @@ def _limit_debts(jobs: Jobs, most_s: float) -> None:
 
 @kernel
 def _rank_by_debt(
-    jobs: Jobs, time_s: float, pace: Pace, largest_server: LongArray, wishes: Wishes
+    jobs: Jobs,
+    time_s: float,
+    pace: Pace,
+    stoppable: LongArray,
+    largest_server: LongArray,
+    wishes: Wishes,
 ) -> None:
     """Rank and keys of the wishes of all jobs; numbers are handed on, because handing on tuples of
     arrays for every wish would take most of the time."""
@@ -119,12 +136,13 @@ def _rank_by_debt(
         if phase > _RUNNING or wishes.is_kept[i]:
             continue
         here = jobs.rows.kind[i] if jobs.rows.partner[i] < 0 else -1
-        best, slowest, is_reserved = 1e-300, np.inf, False
+        best, slowest, is_reserved, fits_by_stops = 1e-300, np.inf, False, False
         for j in range(num_kinds):
             speeds = jobs.steps_per_s if gang <= largest_server[j] else jobs.spread_steps_per_s
             speed = speeds[i, j]
             best = max(best, speed)
             slowest = min(slowest, speed) if speed > 0.0 else slowest
+            fits_by_stops = fits_by_stops or (speed > 0.0 and gang <= stoppable[j])
             # Kinds that are equally fast are one kind to a job: it is owed time on any of them.
             owed_s = jobs.credit_s[i, j]
             for k in range(num_kinds):
@@ -135,22 +153,31 @@ def _rank_by_debt(
                     if speeds[i, k] == speed:
                         owed_s += jobs.credit_s[i, k]
             wishes.keys[0, i * num_kinds + j] = owed_s
-            if owed_s > pace.patience_s and jobs.shares[i, j] > 0.0:
+            if is_owed_too_much(owed_s, jobs.shares[i, j], pace.patience_s):
                 is_reserved = True
-        wishes.is_reserved[i] = is_reserved
-        left = max(jobs.rows.total_steps[i] - jobs.rows.done_steps[i], 0.0)
-        # A job that has long had the time that it said to need is not about to end.
-        most_s = LONGEST * jobs.rows.total_steps[i] / slowest + pace.round_s
-        if jobs.rows.held_s[i] - jobs.rows.attempt[i] * pace.restart_s > most_s:
-            left = np.inf
         waited_s = time_s - jobs.rows.waiting_since_s[i]
+        waits_too_long = has_waited_too_long(
+            gang,
+            phase == _WAITING,
+            waited_s,
+            pace.reserve_after_s,
+            fits_by_stops,
+            jobs.rows.reserved_s[i] > 0.0,
+        )
+        wishes.is_reserved[i] = is_reserved or waits_too_long
+        left = max(jobs.rows.total_steps[i] - jobs.rows.done_steps[i], 0.0)
+        longest_s = jobs.rows.total_steps[i] / slowest
+        restarts_s = jobs.rows.attempt[i] * pace.restart_s
+        # A job that has long had the time that it said to need is not about to end.
+        if is_overdue(jobs.rows.held_s[i], restarts_s, longest_s, pace.round_s):
+            left = np.inf
         lost, cost = 0.0, 0.0
         if phase == _RUNNING and jobs.rows.rate[i] > 0.0:
             lost_s = (jobs.rows.done_steps[i] - jobs.rows.saved_steps[i]) / jobs.rows.rate[i]
             lost = np.floor(lost_s / pace.round_s * UNITS_PER_ROUND)
-            # Rounds that a stop costs: the restart, and what a job did that saves nothing by then.
-            cost_s = pace.restart_s + (lost_s if jobs.rows.losses[i] > 0 else 0.0)
-            cost = cost_s / pace.round_s
+            cost = stop_cost_rounds(
+                pace.restart_s, lost_s, jobs.rows.losses[i], pace.stickiness_rounds, pace.round_s
+            )
         for j in range(num_kinds):
             speeds = jobs.steps_per_s if gang <= largest_server[j] else jobs.spread_steps_per_s
             wish, speed = i * num_kinds + j, speeds[i, j]
@@ -159,34 +186,27 @@ def _rank_by_debt(
             if jobs.shares[i, j] > 0.0:
                 credit_s = wishes.keys[0, wish]
                 stays = pace.stickiness_rounds + cost if here == j else 0.0
-                urgency = _rounds_owed(credit_s, left, speed, stays, pace)
-                if is_reserved:
-                    urgency += _FIRST
+                urgency = urgency_owed(
+                    credit_s, left, speed, stays, pace.slack_rounds, pace.round_s
+                )
+                if waits_too_long:
+                    urgency = RESERVED_FIRST + waited_s / pace.round_s
+                elif is_reserved:
+                    urgency += RESERVED_FIRST
                     # Debts end at a limit, where a gang that fits beside nobody looks like all
                     # others: there, waiting counts. One device is free sooner or later.
                     is_at_limit = gang > 1 and credit_s >= pace.most_owed_s
                     has_waited = waited_s >= pace.stickiness_rounds * pace.round_s
                     if is_at_limit and has_waited and phase == _WAITING:
-                        urgency += _FIRST
+                        urgency += RESERVED_FIRST
             elif jobs.rows.has_share[i] == _ONLY_SHARE:
                 continue
             else:
-                urgency = _LAST + np.rint(speed / best * 1e6) / 1e6 + (0.5 if here == j else 0.0)
+                urgency = urgency_filling(speed, best, here == j)
             wishes.keys[0, wish] = urgency
             wishes.keys[1, wish] = lost if here == j else 0.0
             wishes.keys[2, wish] = 0.0
-            wishes.rank[wish] = _FILLING if wishes.keys[0, wish] < 0.5 * _LAST else _OWED
-
-
-@kernel
-def _rounds_owed(
-    credit_s: float, left_steps: float, speed: float, stays_rounds: float, pace: Pace
-) -> float:
-    """Rounds that a job with a share is owed on a kind, with what favours it."""
-    owed = credit_s / pace.round_s + stays_rounds
-    rounds_left = left_steps / (speed * pace.round_s)
-    owed += pace.slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left)
-    return float(np.floor(owed * UNITS_PER_ROUND) / UNITS_PER_ROUND)
+            wishes.rank[wish] = _FILLING if wishes.keys[0, wish] < 0.5 * FILLING_LAST else _OWED
 
 
 @kernel

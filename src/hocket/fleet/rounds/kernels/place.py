@@ -7,7 +7,9 @@ import numpy as np
 from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.kernels.choose import choose, stay
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
+from hocket.fleet.rounds.kernels.reserve import fill_in_line, foresee
 from hocket.fleet.rounds.kernels.room import make_room
+from hocket.fleet.rounds.kernels.timeline import Timeline
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Floor, Pace, RoundChoice, Speeds, StopsAndStarts, Wishes
 from hocket.kernels import kernel
@@ -29,6 +31,7 @@ def hand_out(
     choice: RoundChoice,
     floor: Floor,
     changes: StopsAndStarts,
+    timeline: Timeline,
 ) -> bool:
     """Grant wishes in their order, give devices to those granted, and write both down.
 
@@ -41,15 +44,21 @@ def hand_out(
         choice.before[i] = jobs.rows.kind[i] if jobs.rows.phase[i] == _RUNNING else -1
         choice.kind[i] = choice.before[i] if wishes.is_kept[i] else -1
         choice.partner[i] = -1
+        choice.ends_s[i] = -np.inf
+        jobs.rows.reserved_s[i] = 0.0
         if choice.kind[i] >= 0 and jobs.rows.partner[i] >= 0:
             choice.partner[i] = row_of(jobs, jobs.rows.partner[i])
     _count_kept(wishes, floor, choice)
-    choose(jobs, num_parts, wishes, choice)
+    foresee(time_s, jobs, pace, wishes, choice, floor, timeline)
+    if pace.backfills:
+        fill_in_line(time_s, jobs, pace, largest_server, wishes, choice, floor, timeline)
+        num_parts = 0
+    choose(time_s, jobs, num_parts, pace, largest_server, wishes, choice, floor, timeline)
     if pace.keeps_equal and not pace.by_share:
         is_changed = stay(jobs, largest_server, choice)
         # Others may want what is free now; a pair would be granted once more.
         if is_changed and wishes.pairs.shape[0] == 0:
-            choose(jobs, num_parts, wishes, choice)
+            choose(time_s, jobs, num_parts, pace, largest_server, wishes, choice, floor, timeline)
     if pace.by_share:
         for i in range(jobs.rows.shape[0]):
             if jobs.rows.has_share[i] == 0 and not wishes.is_kept[i]:
@@ -160,7 +169,7 @@ def _place(
     """Large gangs first, so that they find whole servers; smaller jobs may have to move.
 
     Before all come gangs that waited too long and need one server: nobody stays in their way.
-    Returns whether all that were granted devices, and for whom none are kept, got them.
+    Returns whether all that were granted devices got them.
     """
     _place_reserved(time_s, jobs, pace, wishes, choice, floor, changes)
     is_done, gang = True, 0
@@ -180,9 +189,8 @@ def _place(
                 make_room(jobs, kind, gang, time_s, False, wishes, floor, changes)
             if _place_one(jobs, i, choice, floor, changes):
                 continue
-            if partner >= 0 or not wishes.is_reserved[i]:
-                _withdraw(jobs, i, partner, kind, wishes)
-                is_done = False
+            _withdraw(jobs, i, partner, kind, wishes)
+            is_done = False
         # Those that moved away are smaller.
         for i in range(jobs.rows.shape[0]):
             if choice.kind[i] >= 0 and not changes.stays[i] and jobs.rows.gang[i] < gang:
@@ -238,11 +246,13 @@ def _place_one(
     """Give a job its devices; False where it can run on one server only and none has room."""
     partner, kind, need = choice.partner[i], choice.kind[i], jobs.rows.gang[i]
     joins = partner >= 0 and (changes.stays[partner] or changes.is_placed[partner])
-    best = -1 if joins else _best_server(kind, need, floor)
+    ends_s = choice.ends_s[i]
+    best = -1 if joins else _best_server(kind, need, ends_s, floor)
     is_spread = best < 0 or floor.num_free[best] < need
     if joins:
         is_spread = changes.is_spread[partner]
-    if is_spread and not _can_spread(jobs, i, choice):
+    has_room = joins or not is_spread or _room_on(kind, ends_s, floor) >= need
+    if not has_room or (is_spread and not _can_spread(jobs, i, choice)):
         choice.kind[i] = -1
         choice.partner[i] = -1
         if partner >= 0:
@@ -252,7 +262,7 @@ def _place_one(
     if joins:
         _join(i, partner, floor, changes)
     else:
-        _take(i, kind, need, best, floor, changes)
+        _take(i, kind, need, best, ends_s, floor, changes)
     at = changes.size[1]
     changes.started[0, at] = i
     changes.device_ptr[at + 1] = changes.size[2]
@@ -282,8 +292,19 @@ def _join(i: int, partner: int, floor: Floor, changes: StopsAndStarts) -> None:
 
 
 @kernel
-def _best_server(kind: int, need: int, floor: Floor) -> int:
-    """The fullest server with room for all, else the emptiest; -1 where all are full."""
+def _room_on(kind: int, ends_s: float, floor: Floor) -> int:
+    """Free devices on servers that a job may have, which ends by then."""
+    room = 0
+    for server in range(floor.num_free.shape[0]):
+        if floor.server_kind[server] == kind and ends_s <= floor.closed_s[server]:
+            room += floor.num_free[server]
+    return room
+
+
+@kernel
+def _best_server(kind: int, need: int, ends_s: float, floor: Floor) -> int:
+    """The fullest server with room for all, else the emptiest; -1 where all are full. Servers that
+    a reserved gang needs before the job ends count as full."""
     best, num_servers = -1, floor.num_free.shape[0]
     first = floor.first[kind]
     while first < num_servers and (floor.server_kind[first] != kind or floor.num_free[first] == 0):
@@ -291,7 +312,7 @@ def _best_server(kind: int, need: int, floor: Floor) -> int:
     floor.first[kind] = first
     for server in range(first, num_servers):
         room = floor.num_free[server]
-        if floor.server_kind[server] != kind or room == 0:
+        if floor.server_kind[server] != kind or room == 0 or ends_s > floor.closed_s[server]:
             continue
         if room == need:
             return server
@@ -306,7 +327,15 @@ def _best_server(kind: int, need: int, floor: Floor) -> int:
 
 
 @kernel
-def _take(i: int, kind: int, need: int, best: int, floor: Floor, changes: StopsAndStarts) -> None:
+def _take(
+    i: int,
+    kind: int,
+    need: int,
+    best: int,
+    ends_s: float,
+    floor: Floor,
+    changes: StopsAndStarts,
+) -> None:
     while need > 0 and best >= 0:
         for at in range(floor.server_ptr[best], floor.server_ptr[best + 1]):
             device = floor.order[at]
@@ -317,7 +346,7 @@ def _take(i: int, kind: int, need: int, best: int, floor: Floor, changes: StopsA
                 changes.size[2] += 1
                 need -= 1
         if need > 0:
-            best = _best_server(kind, need, floor)
+            best = _best_server(kind, need, ends_s, floor)
 
 
 @kernel

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hocket.base.arrays import BoolArray, LongArray
 from hocket.fleet.rounds.kernels.order import order_by_debt, order_by_share
 from hocket.fleet.rounds.kernels.place import hand_out
 from hocket.fleet.rounds.kernels.rates import row_of
+from hocket.fleet.rounds.kernels.timeline import Timeline
+from hocket.fleet.rounds.rules import is_bound
+from hocket.fleet.rounds.rules import is_kept as must_be_kept
 from hocket.fleet.rounds.state import DeviceLayout, Jobs
 from hocket.fleet.rounds.tables import (
     Asked,
@@ -57,6 +62,7 @@ def play(
         room.by_job[1, :num_jobs],
         room.few[:num_kinds],
         room.by_job[9, :num_jobs],
+        room.moments[:num_jobs],
     )
     floor = Floor(
         room.holders,
@@ -66,7 +72,9 @@ def play(
         room.few[servers:],
         room.few[num_kinds:sizes],
         room.slots,
+        room.moments[num_jobs:],
     )
+    timeline = Timeline(room.steps[0], room.steps[1], room.num_steps)
     changes = StopsAndStarts(
         room.marks[2, :num_jobs],
         room.marks[3, :num_jobs],
@@ -77,7 +85,8 @@ def play(
         room.device,
         room.few[sizes:servers],
     )
-    num_parts = _order(time_s, jobs, asked, pace, layout, wishes)
+    _count_stoppable(jobs, layout, room.bound)
+    num_parts = _order(time_s, jobs, asked, pace, layout, room.bound, wishes)
     for tries_left in range(_MAX_TRIES - 1, -1, -1):
         _clear(asked, layout, holders, wishes, choice, floor, changes)
         is_final = tries_left == 0
@@ -93,13 +102,20 @@ def play(
             choice,
             floor,
             changes,
+            timeline,
         ):
             break
 
 
 @kernel
 def _order(
-    time_s: float, jobs: Jobs, asked: Asked, pace: Pace, layout: DeviceLayout, wishes: Wishes
+    time_s: float,
+    jobs: Jobs,
+    asked: Asked,
+    pace: Pace,
+    layout: DeviceLayout,
+    stoppable: LongArray,
+    wishes: Wishes,
 ) -> int:
     for i in range(wishes.is_reserved.shape[0]):
         wishes.is_reserved[i] = False
@@ -113,7 +129,7 @@ def _order(
         wishes.keys[0, first_pair + pair] = asked.urgency[pair]
         wishes.keys[1, first_pair + pair] = 0.0
         wishes.keys[2, first_pair + pair] = 0.0
-    return order_by_debt(jobs, time_s, pace, layout.largest_server, wishes)
+    return order_by_debt(jobs, time_s, pace, stoppable, layout.largest_server, wishes)
 
 
 @kernel
@@ -121,13 +137,26 @@ def _keep(time_s: float, jobs: Jobs, pace: Pace, is_kept: BoolArray) -> None:
     """Mark running jobs that nobody may stop or move, and those beside them."""
     keeps_all = pace.keeps_running or pace.keeps_line
     for i in range(jobs.rows.shape[0]):
-        is_fresh = time_s - jobs.rows.started_s[i] < pace.min_run_s
-        is_bound = jobs.rows.preemptible[i] <= 0 or jobs.rows.losses[i] >= pace.max_losses
+        ran_s = time_s - jobs.rows.started_s[i]
+        bound = is_bound(jobs.rows.preemptible[i])
         is_running = jobs.rows.phase[i] == _RUNNING
-        is_kept[i] = is_running and (keeps_all or is_fresh or is_bound)
+        # Devices were collected for a gang among bound jobs: it has a turn before it gives way.
+        is_collected = jobs.rows.gang[i] > 1 and pace.reserve_after_s < np.inf
+        least_s = pace.min_turn_s if is_collected else pace.min_run_s
+        is_kept[i] = must_be_kept(is_running, bound, ran_s, least_s, keeps_all)
     for i in range(jobs.rows.shape[0]):
         if is_kept[i] and jobs.rows.partner[i] >= 0:
             is_kept[row_of(jobs, jobs.rows.partner[i])] = True
+
+
+@kernel
+def _count_stoppable(jobs: Jobs, layout: DeviceLayout, stoppable: LongArray) -> None:
+    """Devices of each kind that are free, or held by jobs that may be stopped."""
+    for kind in range(stoppable.shape[0]):
+        stoppable[kind] = layout.num_devices[kind]
+    for i in range(jobs.rows.shape[0]):
+        if jobs.rows.phase[i] == _RUNNING and is_bound(jobs.rows.preemptible[i]):
+            stoppable[jobs.rows.kind[i]] -= jobs.rows.gang[i]
 
 
 @kernel
@@ -150,6 +179,8 @@ def _clear(
     for device in range(holders.shape[0]):
         floor.holders[device, 0] = holders[device, 0]
         floor.holders[device, 1] = holders[device, 1]
+    for server in range(floor.closed_s.shape[0]):
+        floor.closed_s[server] = np.inf
     for i in range(changes.is_placed.shape[0]):
         changes.is_placed[i] = False
     for part in range(changes.size.shape[0]):

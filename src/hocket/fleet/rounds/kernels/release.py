@@ -36,6 +36,7 @@ def take_away(
         jobs.rows.kind[i] = -1
         jobs.rows.partner[i] = -1
         jobs.rows.waiting_since_s[i] = time_s
+        jobs.rows.reserved_s[i] = 0.0
 
 
 @kernel

@@ -1,0 +1,136 @@
+"""Who runs, who waits, who is reserved: the rules of a round, each a function of a few numbers.
+
+1. A running job keeps its devices between rounds. At a round it keeps them only if it is bound
+   (it saves nothing when it is stopped) or has not run for the minimum time yet (`is_bound`,
+   `is_kept`).
+2. Every waiting job, and every running one that is not kept, has a wish per device type. Wishes are
+   granted in order of urgency (`urgency_owed`, `urgency_filling`): rounds of deficit, a bonus for
+   jobs that end soon (slack), and for a job that runs there already what a stop would cost it
+   (`stop_cost_rounds`).
+3. A job with too large a deficit is reserved (`is_owed_too_much`), and so is a gang that has waited
+   too long while bound jobs hold what it needs (`has_waited_too_long`). Reserved jobs come first.
+   One that cannot start gets the earliest time at which enough devices will be free.
+4. A job may backfill devices before a reservation if it ends in time (`ends_in_s`) or can be
+   stopped; `kernels/timeline.py` keeps free devices by time for that.
+5. Under ``fifo`` every job is reserved in order of arrival: conservative backfill.
+
+Kernels apply these rules to arrays; the table in ``tests/fleet/test_rounds_rules.py`` states them
+case by case.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.kernels import kernel
+
+UNITS_PER_ROUND = 16.0
+"""Deficits are compared in coarse units, so that noise of a solver decides nothing."""
+HALF_ROUNDS = 300.0
+"""Rounds that a job still needs where it may take half of the slack."""
+LONGEST = 2.0
+"""Times that a job may need of what it said; from there on it has no slack and no known end."""
+RESERVED_FIRST = 1e6
+"""Rounds by which reserved jobs go before others."""
+FILLING_LAST = -1e6
+"""Rounds by which wishes that nobody is owed come after all deficits."""
+MAX_DOUBLINGS = 5
+"""Losses of work up to which the turn of a job grows."""
+MIN_ROUNDS_TO_RESERVE = 2.0
+"""Rounds that a gang waits at least before devices are reserved for it, by default."""
+
+
+@kernel
+def is_bound(preemptible: int) -> bool:
+    """True if a stop would cost a job its work: it may not be stopped for others. ``preemptible``
+    is 1, 0, or -1 where nobody knows."""
+    return preemptible <= 0
+
+
+@kernel
+def is_kept(is_running: bool, bound: bool, ran_s: float, min_run_s: float, keeps_all: bool) -> bool:
+    """True if a running job keeps its devices in this round whatever others are owed."""
+    return is_running and (keeps_all or bound or ran_s < min_run_s)
+
+
+@kernel
+def is_overdue(held_s: float, restarts_s: float, longest_s: float, round_s: float) -> bool:
+    """True if a job has long had the time that it said to need where it is slowest: what it said
+    cannot be trusted any more."""
+    return held_s - restarts_s > LONGEST * longest_s + round_s
+
+
+@kernel
+def stop_cost_rounds(
+    restart_s: float, lost_s: float, losses: int, stickiness_rounds: float, round_s: float
+) -> float:
+    """Rounds that a stop would cost a running job: its restart, and the work since its last
+    checkpoint where it is known to lose that.
+
+    The work counts up to a turn that doubles with each loss. So a job that saves nothing gets
+    longer and longer turns, in which it can end, but never more than its share in the long run.
+    """
+    cost_s = restart_s
+    if losses > 0:
+        cost_s += min(
+            lost_s, max(stickiness_rounds, 1.0) * round_s * 2.0 ** min(losses, MAX_DOUBLINGS)
+        )
+    return cost_s / round_s
+
+
+@kernel
+def urgency_owed(
+    credit_s: float,
+    left_steps: float,
+    steps_per_s: float,
+    stays_rounds: float,
+    slack_rounds: float,
+    round_s: float,
+) -> float:
+    """Urgency of a wish on a device type of which a job has a share, in rounds."""
+    owed = credit_s / round_s + stays_rounds
+    rounds_left = left_steps / (steps_per_s * round_s)
+    owed += slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left)
+    return float(np.floor(owed * UNITS_PER_ROUND) / UNITS_PER_ROUND)
+
+
+@kernel
+def urgency_filling(steps_per_s: float, best_steps_per_s: float, runs_there: bool) -> float:
+    """Urgency of a wish for devices that nobody is owed: they go to whoever is fastest there."""
+    speed = np.rint(steps_per_s / best_steps_per_s * 1e6) / 1e6
+    return float(FILLING_LAST + speed + (0.5 if runs_there else 0.0))
+
+
+@kernel
+def is_owed_too_much(owed_s: float, share: float, patience_s: float) -> bool:
+    """True if the deficit of a job on a device type is beyond patience."""
+    return owed_s > patience_s and share > 0.0
+
+
+@kernel
+def has_waited_too_long(
+    gang: int,
+    is_waiting: bool,
+    waited_s: float,
+    reserve_after_s: float,
+    fits_by_stops: bool,
+    was_reserved: bool,
+) -> bool:
+    """True if a gang is to be reserved: it has waited for long, and stopping others would not help
+    because bound jobs hold what it needs. It then stays reserved until it starts. A single device
+    is free sooner or later."""
+    if gang <= 1 or not is_waiting or reserve_after_s == np.inf:
+        return False
+    return was_reserved or (waited_s >= reserve_after_s and not fits_by_stops)
+
+
+@kernel
+def ends_in_s(
+    left_steps: float, steps_per_s: float, limit_left_s: float, restart_s: float, overdue: bool
+) -> float:
+    """Time after which a job has ended, infinite where that is not known: what it says itself
+    counts as long as it can be trusted, and its time limit always."""
+    work_s = np.inf
+    if steps_per_s > 0.0 and not overdue:
+        work_s = restart_s + left_steps / steps_per_s
+    return float(max(min(work_s, limit_left_s), 0.0))
