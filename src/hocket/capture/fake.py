@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.capture.assemble import unique_names
 from hocket.capture.grouped import know_grouped_products
+from hocket.capture.recording import has_storage
 from hocket.capture.recurrent import know_recurrent_layers
 from hocket.graph import Role
 
@@ -101,6 +102,8 @@ def fake_twins(
     What is to be ``flat`` shares a storage, one after the other, if none of it shares one yet.
     """
     distinct = {id(tensor): tensor for tensor in tensors}
+    if not all(map(has_storage, distinct.values())):
+        raise TypeError("the batch or the model has a sparse or nested tensor")
     by_storage: dict[int, list[torch.Tensor]] = {}
     for tensor in distinct.values():
         by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)

@@ -30,6 +30,7 @@ from hocket.capture.recording import (
     TensorLayout,
     Value,
     flat_results,
+    has_storage,
     map_tree,
 )
 from hocket.graph import Phase, Role
@@ -140,7 +141,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ── values ───────────────────────────────────────────────────────────────────────────────
 
     def add_source(self, name: str, role: Role, tensor: torch.Tensor) -> None:
-        """Declare a tensor that exists before the step."""
+        """Declare a tensor that exists before the step; one without a storage is a constant."""
+        if not has_storage(tensor):
+            return
         known = self.storage_of(tensor)
         layout = layout_of(tensor)
         if known is None:
@@ -164,6 +167,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def storage_of(self, tensor: torch.Tensor) -> int | None:
         """The number of the storage that a tensor looks at; None where it was never seen."""
+        if not has_storage(tensor):
+            return None
         return self._storage_at.get(tensor.untyped_storage()._cdata)
 
     def _new_storage(self, tensor: torch.Tensor, num_bytes: int = 0) -> int:
@@ -227,6 +232,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         and comes to the op in a way that did not let it be replaced by its source."""
         if self._originals is None:
             return
+        if not has_storage(tensor):
+            raise UntracedTensorError("an op reads a sparse or nested tensor")
         if tensor.untyped_storage()._cdata in self._originals:
             raise UntracedTensorError("an op reads a tensor of the model from outside the model")
         if tensor.requires_grad:
@@ -262,7 +269,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs: list[int | None] = []
         is_new, is_fresh = bool(writes), False
         for item in flat_results(result):
-            if not isinstance(item, torch.Tensor):
+            if not isinstance(item, torch.Tensor) or not has_storage(item):
                 outputs.append(None)
                 continue
             storage = self.storage_of(item)
@@ -398,7 +405,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def layout_of(tensor: torch.Tensor) -> TensorLayout:
-    """How a tensor looks at its storage."""
+    """How a tensor looks at its storage; one without is described as if it were dense."""
+    if not has_storage(tensor):
+        shape = tuple(tensor.shape)
+        stride = torch.empty(shape, device="meta").stride()
+        return TensorLayout(shape, stride, 0, tensor.dtype)
     return TensorLayout(
         tuple(tensor.shape),
         tensor.stride(),

@@ -166,6 +166,11 @@ class Recording:
     """What the step does besides its calls, so that they alone would compute something else."""
 
 
+def has_storage(tensor: torch.Tensor) -> bool:
+    """False for sparse and nested tensors: their elements lie in several storages."""
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
 def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
     """Arguments with ``change`` applied to every leaf; lists stay lists, tuples tuples."""
     if isinstance(tree, Ref | Constant):

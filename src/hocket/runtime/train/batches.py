@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from hocket.base.errors import UsageError
 from hocket.capture.fake import batch_tensors, map_batch, plain_batch
+from hocket.capture.recording import has_storage
 
 Padding = Callable[[Any], Any]
 """Makes a batch one of few shapes."""
@@ -44,6 +45,9 @@ def settled(batch: Any) -> Any:
     own: dict[int, torch.Tensor] = {}
     made: dict[tuple[Any, ...], torch.Tensor] = {}
     for _, tensor in batch_tensors(batch):
+        if not has_storage(tensor):
+            own[id(tensor)] = tensor
+            continue
         look = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         if look not in made:
             made[look] = tensor if _is_whole(tensor) else tensor.clone()
@@ -73,7 +77,8 @@ def signature_of(batch: Any) -> Signature:
     parts = []
     for position, (name, tensor) in enumerate(batch_tensors(batch)):
         twin = first.setdefault(id(tensor), position)
-        parts.append(BatchTensor(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, twin))
+        stride = tensor.stride() if has_storage(tensor) else ()
+        parts.append(BatchTensor(name, tuple(tensor.shape), stride, tensor.dtype, twin))
     return Signature(tuple(parts), tuple(_constants(batch)))
 
 

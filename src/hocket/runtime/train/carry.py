@@ -18,7 +18,7 @@ import torch
 
 from hocket.base.errors import RunError, one_line
 from hocket.capture.perform import BoundCall, draw_seed, seed_device
-from hocket.capture.program import Program
+from hocket.capture.program import Call, Program
 from hocket.graph.graph import Phase, Role
 from hocket.runtime.kernels import stand_in
 from hocket.runtime.package import pack, unpack
@@ -173,6 +173,8 @@ class CarriedStep:
         if starts_backward(self.setup.program, call):
             function = self._weighted(call.function)
         do = performed(BoundCall(call, self.device, function), call, slots)
+        if call.function is torch.ops.aten.as_strided.default:
+            do = self._checked(do, call, slots)
         if self._seed is not None and op in self.setup.program.draws:
             do = partial(self._seeded, do, self.setup.program.draws[op])
         elif op in self.setup.program.draws and self.setup.program.repeats:
@@ -192,6 +194,21 @@ class CarriedStep:
             self.gradients[parameter] = self.on_gradient(parameter, slots[gradient])
             if not is_read_again:
                 slots[gradient] = None
+
+    def _checked(self, do: Callable[[], None], call: Call, slots: Slots) -> Callable[[], None]:
+        """A view by strides, which says nothing where the real tensor has others than traced."""
+        base = call.args[0].number
+        layout = self.setup.program.tensors[base].layout
+        assert layout is not None
+        traced = _strides(layout.shape, layout.stride), layout.offset
+
+        def checked() -> None:
+            tensor = slots[base]
+            if (_strides(tensor.shape, tensor.stride()), tensor.storage_offset()) != traced:
+                raise ValueError("a tensor lies in memory otherwise than it was traced")
+            do()
+
+        return checked
 
     def _hand_out(self, parameter: int, gradient: int, slots: Slots) -> None:
         if parameter not in self.gradients:
@@ -236,6 +253,11 @@ def _gradients_of_ops(program: Program) -> dict[int, list[tuple[int, int, bool]]
         if producer >= 0:
             found.setdefault(producer, []).append((parameter, gradient, gradient in read))
     return found
+
+
+def _strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
+    """Those that matter."""
+    return tuple(step for extent, step in zip(shape, stride, strict=True) if extent > 1)
 
 
 def kept_tensors(setup: Setup, *, everything: bool) -> frozenset[int]:

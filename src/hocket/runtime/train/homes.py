@@ -42,6 +42,12 @@ class Homes:
             homes.append(here)
         return homes
 
+    def bring(self, device: torch.device) -> None:
+        """Take everything to one device."""
+        for tensor in self.tensors.values():
+            if tensor.device != device:
+                self._move(tensor, device)
+
     def _move(self, tensor: torch.Tensor, device: torch.device) -> None:
         """Take a whole storage to another device, with everything that looks at it."""
         storage = tensor.untyped_storage()

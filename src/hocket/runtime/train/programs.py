@@ -7,14 +7,18 @@ batch, which modules train, which parameters are frozen, and in what type autoca
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from hocket.base.errors import UsageError
+from hocket.base.errors import RunError, UsageError
+from hocket.capture.fake import plain_batch
+from hocket.capture.model import CaptureWarning, UntraceableError
 from hocket.capture.program import Program
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -29,8 +33,10 @@ from hocket.runtime.train.batches import (
     shapes_text,
     signature_of,
 )
+from hocket.runtime.train.called import CalledModel
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.carry import CarriedStep
+from hocket.runtime.train.first_run import StateBefore
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
 from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like
@@ -38,6 +44,12 @@ from hocket.runtime.train.repeats import called, never_replayed
 from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.replayed_update import ReplayedUpdate, with_update
 from hocket.runtime.train.weight import Weight
+
+
+class ManyShapesError(UsageError):
+    """Batches have more shapes than are traced."""
+
+    code = "many-shapes"
 
 
 class Programs:
@@ -77,6 +89,8 @@ class Programs:
         are_real = all(kinds[d].kind.is_cpu == (devices[d].type == "cpu") for d in used)
         self.predicted_s = self.first.predicted.makespan_s if are_real else None
         self._recorded = {self._key("train", self._planned): self.first}
+        self._untraceable: dict[tuple[Any, ...], UntraceableError] = {}
+        self._warned: set[str] = set()
         self._reducer: GradientReducer | None = None
         self._update = recipe.make_update
         if recipe.calls_optimizer and replay and {d.type for d in devices} == {"cuda"}:
@@ -119,25 +133,40 @@ class Programs:
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """Forward and backward at once."""
-        recorded, batch = self.find("train", batch)
+        recorded, batch = self._found("train", batch)
+        if recorded is None:
+            return self._called.train(batch, step, weight)
         self._hand_over(recorded)
         if isinstance(recorded.carried, ReplayedStep) and recorded.carried.lends:
             self._keep_lent()
-        recorded.carried.carry_out(self.given(recorded, batch), step, weight)
+        given = self.given(recorded, batch)
+        before = self._state_before(recorded, given)
+        try:
+            recorded.carried.carry_out(given, step, weight)
+        except RunError as error:
+            self._give_up(recorded, before, error)
+            return self._called.train(batch, step, weight)
+        recorded.has_run = True
         return self.taken(recorded)
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
         """The same step, op by op, with streams and marks; ranks time nothing."""
-        recorded, batch = self.find("train", batch)
-        if self._is_ranked:
+        recorded, batch = self._found("train", batch)
+        if recorded is None or self._is_ranked:
             return self.train(batch, step, weight), None
         usual, timed = recorded.carried, recorded.timed()
+        given = self.given(recorded, batch)
+        before = self._state_before(recorded, given)
         recorded.carried = timed
         try:
-            record = timed.carry_out(self.given(recorded, batch), step, weight)
+            record = timed.carry_out(given, step, weight)
             carried = self.taken(recorded)
+        except RunError as error:
+            self._give_up(recorded, before, error)
+            return self._called.train(batch, step, weight), None
         finally:
             recorded.carried = usual
+        recorded.has_run = True
         setup, problem = recorded.setup, recorded.problem
         measured = measured_timeline(
             record, np.array(setup.device_of, dtype=np.int32), setup.split.transfers,
@@ -147,7 +176,9 @@ class Programs:
 
     def forward(self, batch: Any, step: int) -> Carried:
         """Forward alone; backward is carried out when it is asked for."""
-        recorded, batch = self.find("train", batch)
+        recorded, batch = self._found("train", batch)
+        if recorded is None:
+            return self._called.forward(batch, step)
         carried: Any = recorded.carried
         if not recorded.is_on_one_device:
             raise UsageError(
@@ -155,20 +186,30 @@ class Programs:
                 hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
             )
         self._hand_over(recorded)
-        carried.forward(self.given(recorded, batch), step)
+        given = self.given(recorded, batch)
+        before = self._state_before(recorded, given)
+        try:
+            carried.forward(given, step)
+        except RunError as error:
+            self._give_up(recorded, before, error)
+            return self._called.forward(batch, step)
         loss = carried.value(recorded.program.outputs[0])
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
-        attached = _Recorded.apply(anchor, loss, self._backward_of(recorded))  # type: ignore[no-untyped-call]
+        backward = self._backward_of(recorded, before, partial(self._again, batch, step))
+        attached = _Recorded.apply(anchor, loss, backward)  # type: ignore[no-untyped-call]
         return Carried(attached, recorded.returned())
 
     def evaluate(self, batch: Any) -> Carried:
         """The loss, without gradients."""
         kept = self._use("evaluate", batch)
+        if kept is None:
+            return self._called.evaluate(batch)
         return Carried(kept["loss"], kept["returned"])
 
     def predict(self, batch: Any) -> Any:
         """What the model returns."""
-        return self._use("predict", batch)
+        found = self._use("predict", batch)
+        return self._called.predict(batch) if found is None else found
 
     def clip(self, max_norm: float) -> None:
         """Clip the gradients of all parameters, wherever they are, by their common norm."""
@@ -183,8 +224,17 @@ class Programs:
             gather_state(self.first.carried, self.tensors, optimizer)
 
     def _use(self, kind: Kind, batch: Any) -> Any:
-        recorded, batch = self.find(kind, batch)
-        recorded.carried.carry_out(self.given(recorded, batch), 1)
+        recorded, batch = self._found(kind, batch)
+        if recorded is None:
+            return None
+        given = self.given(recorded, batch)
+        before = self._state_before(recorded, given)
+        try:
+            recorded.carried.carry_out(given, 1)
+        except RunError as error:
+            self._give_up(recorded, before, error)
+            return None
+        recorded.has_run = True
         returned = recorded.returned()
         recorded.carried.forget()
         return returned
@@ -195,10 +245,21 @@ class Programs:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
-    def _backward_of(self, recorded: RecordedStep) -> Callable[[Weight], None]:
+    def _backward_of(
+        self,
+        recorded: RecordedStep,
+        before: StateBefore | None,
+        by_model: Callable[[Weight], None],
+    ) -> Callable[[Weight], None]:
         def backward(weight: Weight) -> None:
             carried: Any = recorded.carried
-            carried.backward(weight)
+            try:
+                carried.backward(weight)
+            except RunError as error:
+                self._give_up(recorded, before, error)
+                by_model(weight)
+                return
+            recorded.has_run = True
             self._add_gradients(recorded)
             carried.forget()
 
@@ -222,6 +283,55 @@ class Programs:
             elif parameter.grad is not gradient:  # else a reducer has taken it
                 parameter.grad.add_(gradient.to(parameter.device))
 
+    # ── the model itself, where there is no traced step ──────────────────────────────────────
+
+    def _found(self, kind: Kind, batch: Any) -> tuple[RecordedStep | None, Any]:
+        """As `find`; None for a batch that the model itself has to compute."""
+        try:
+            return self.find(kind, batch)
+        except (ManyShapesError, UntraceableError) as error:
+            if not self.first.is_on_one_device or self._reducer is not None:
+                raise
+            self._warn(error)
+            return None, plain_batch(batch)
+
+    def _state_before(self, recorded: RecordedStep, given: Any) -> StateBefore | None:
+        """What to go back to if the first run of a step fails; None where that is an error."""
+        if recorded.has_run or not recorded.is_on_one_device or self._reducer is not None:
+            return None
+        return StateBefore(recorded.program, given, self.devices[0])
+
+    def _give_up(self, recorded: RecordedStep, before: StateBefore | None, error: RunError) -> None:
+        """Have the model itself compute what a traced step failed at, in its first run."""
+        if before is None:
+            raise error
+        before.restore()
+        recorded.carried.forget()
+        found = UntraceableError(f"{error.message} (as traced)")
+        for key in [key for key, step in self._recorded.items() if step is recorded]:
+            del self._recorded[key]
+            self._untraceable[key] = found
+        self._warn(found)
+
+    def _warn(self, error: UsageError) -> None:
+        if error.message not in self._warned:
+            self._warned.add(error.message)
+            self.lost = (
+                f"{error.message}; such batches are computed by the model itself, with the same "
+                "numbers; placement, order and replay of traced steps are lost for them"
+            )
+            hint = f"; hint: {error.hint}" if error.hint else ""
+            warnings.warn(self.lost + hint, CaptureWarning, 6)
+
+    @cached_property
+    def _called(self) -> CalledModel:
+        self._homes.bring(self.devices[0])
+        return CalledModel(self._model, self._recipe, self.devices[0])
+
+    def _again(self, batch: Any, step: int, weight: Weight) -> None:
+        """Forward and backward of a batch whose traced forward pass is done: draws are as then."""
+        self._called.train(batch, step, weight)
+
     # ── which program ────────────────────────────────────────────────────────────────────────
 
     def given(self, recorded: RecordedStep, batch: Any) -> list[dict[int, torch.Tensor]]:
@@ -233,9 +343,15 @@ class Programs:
         batch = settled(batch)
         signature = signature_of(batch)
         key = self._key(kind, signature)
+        if key in self._untraceable:
+            raise self._untraceable[key]
         if key not in self._recorded:
             self._require_known(kind, signature)
-            self._recorded[key] = self._record(kind, batch)
+            try:
+                self._recorded[key] = self._record(kind, batch)
+            except UntraceableError as error:
+                self._untraceable[key] = error
+                raise
         return self._recorded[key], batch
 
     def _key(self, kind: Kind, signature: Signature) -> tuple[Any, ...]:
@@ -248,8 +364,9 @@ class Programs:
             require_alike(self._planned, signature)
         shapes = {key[1] for key in self._recorded if key[0] == kind}
         if signature not in shapes and len(shapes) >= self._max_shapes:
-            raise UsageError(
-                f"batches of more than {self._max_shapes} shapes: {shapes_text(signature)}",
+            raise ManyShapesError(
+                f"batches of more than {self._max_shapes} shapes",
+                where=shapes_text(signature),
                 hint="fill them up to few shapes with pad=hocket.PadTo(64), drop the last batch, "
                 "or raise max_shapes",
             )

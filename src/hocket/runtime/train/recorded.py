@@ -140,6 +140,8 @@ class RecordedStep:
         raise_violations(found, plan.planner)
         self.problem, self.plan, self.program = problem, plan, program
         self.devices, self.seed, self.is_ranked = list(devices), seed, is_ranked
+        self.has_run = False
+        """True once all of its ops have run on real tensors."""
         self.predicted: Timeline = simulate(problem, plan)
         parts = _parts(problem, plan, program, self.predicted, self.is_on_one_device)
         self.setup = Setup(problem.graph, program, plan.device_of, parts)
