@@ -32,7 +32,8 @@ from torch import nn
 
 Row = dict[str, Any]
 GIB = 2**30
-WARM_UP, STEPS = 4, 8
+WARM_UP, STEPS = 14, 8
+"""The first steps correct the choice of a plan."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -177,12 +178,16 @@ def within(name: str, toy: bool, budget: int, cap: float, async_update: bool, pr
     assert kept is not None
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    blocks = kept.section.blocks
-    ways = Counter(f"{b.activations}/{b.checkpoint}/{b.parameters}/{b.update}" for b in blocks)
+    row |= {"first_predicted_s": kept.step_s}
+    row["step_s"] = timed(lambda: train.step(batch))
+    kept = train.memory
+    assert kept is not None
+    ways = Counter(
+        f"{b.activations}/{b.checkpoint}/{b.parameters}/{b.update}" for b in kept.section.blocks
+    )
     row |= {"predicted_s": kept.step_s, "predicted_card": kept.peak_bytes,
             "predicted_allocated": kept.allocated_bytes, "blocks": ways,
             "loss_chunks": kept.section.loss_chunks, "replays": train.replays}  # fmt: skip
-    row["step_s"] = timed(lambda: train.step(batch))
     row |= held()
     row["retries"] = torch.cuda.memory_stats().get("num_alloc_retries") if DEVICE == "cuda" else 0
     if profile:

@@ -161,7 +161,7 @@ def prepare(
             logging.getLogger("hocket").warning(prepared.advice)
         train = Training(model, optimizer, prepared.carrier, options)
         train.plan, train.predicted_step_s = prepared.plan, prepared.step_s
-        train.advice = prepared.advice
+        train.advice, train.correction = prepared.advice, prepared.correction
         train.planned = None if isinstance(saved, Division) else saved
         return train
 

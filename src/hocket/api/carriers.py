@@ -59,6 +59,7 @@ from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.kept import planned_budget_carrier
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.modules import MovedModules
+from hocket.runtime.train.plan_correction import PlanCorrection
 from hocket.runtime.train.predicted import are_played, claimed_step_s
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.ranked import rank_device
@@ -75,6 +76,8 @@ class Prepared(NamedTuple):
     """Predicted on the plan's devices, also where others play them; None where nobody knows."""
     advice: str = ""
     """A shorter plan that needs several processes, in one line."""
+    correction: PlanCorrection | None = None
+    """What may have another memory plan go on after the first steps."""
 
 
 def placed_carrier(
@@ -168,7 +171,8 @@ def budgeted_carrier(
         require_one_device(cluster)
     host = _measured_host(device, cluster) if on == ON_THIS_MACHINE else None
     problem = make_problem(graph, cluster, calibration=host)
-    is_replayed = not launches.refusal and options.clip_norm is None and options.accumulate == 1
+    is_update_alone = options.clip_norm is None and options.accumulate == 1
+    is_replayed = not launches.refusal and is_update_alone
     # The plain step may hold more than any device has: memory plans are for that.
     alone = on_one_device(problem)
     _require_room(problem, alone, budget_bytes)
@@ -181,7 +185,11 @@ def budgeted_carrier(
     plan = alone.having(found.section).claiming(step_s=found.step_s)
     if are_played(problem, alone, device):
         found = found._replace(step_s=None)
-    return Prepared(rehearsals.carrier(found), plan, plan.claims.step_s)
+    carrier = rehearsals.carrier(found)
+    correction = None
+    if device.type == "cuda" and found.step_s is not None and is_update_alone:
+        correction = PlanCorrection(rehearsals, frontier, carrier)
+    return Prepared(carrier, plan, plan.claims.step_s, correction=correction)
 
 
 def _require_room(problem: Problem, alone: Plan, budget_bytes: int) -> None:

@@ -51,6 +51,10 @@ class PartSteps:
             for parameter in block.parameters:
                 _bring(optimizer.state.get(parameter, {}), place)
 
+    def forget(self) -> None:
+        """Another training may have moved states: look again where they are."""
+        self._looked = []
+
     def at_home(self, optimizer: torch.optim.Optimizer, block: Block) -> torch.optim.Optimizer:
         """The part that updates a block on the host."""
         return part_of(optimizer, block.twins, fused=self._is_real)

@@ -260,6 +260,7 @@ class Budgeted:
         assert self._aside is not None
         self._take_away()
         self._aside.take_back()
+        self._steps.forget()
         self._put_visits()
         self._aside = None
 

@@ -8,10 +8,12 @@ stay theirs: after a step ``model.parameters()`` have the new values.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -55,6 +57,15 @@ class LoopOptions:
     that is read between steps may not have its update yet; ``state_dict()`` waits for it."""
 
 
+class Correction(Protocol):
+    """A choice that the first steps correct once."""
+
+    is_over: bool
+
+    def note(self, step_s: float) -> Carrier | None:
+        """Note a step that has ended on the device; what runs the next ones, where that changes."""
+
+
 class DriftWarning(UserWarning):
     """Steps take other times than predicted."""
 
@@ -80,6 +91,8 @@ class TrainingLoop:
         """Of the last step that was timed."""
         self._wants_cause = False
         self._carrier = carrier
+        self.correction: Correction | None = None
+        """What may have another plan go on after the first steps."""
         self._parameters = list(model.parameters())
         self._is_updated = False
         """Whether the gradients that are there were used."""
@@ -117,7 +130,7 @@ class TrainingLoop:
         loop updates every `LoopOptions.accumulate` steps. ``weight`` is what the loss counts, by
         default its share of an update. With ``timed`` every op is timed, for a report.
         """
-        with self._turn:
+        with self._turn, self._correcting():
             require_free(self.model, self._carrier)
             # What was returned before is not held beside a step, which may fill its budget.
             self.outputs = None
@@ -145,6 +158,20 @@ class TrainingLoop:
                 self._update()
             self._watch_over(loss, batch)
             return loss
+
+    @contextmanager
+    def _correcting(self) -> Iterator[None]:
+        """Around a step: the first ones are timed, and may change what runs the others."""
+        if self.correction is None:
+            yield
+            return
+        started_s = _now_s()
+        yield
+        carrier = self.correction.note(_now_s() - started_s)
+        if carrier is not None:
+            self._carrier, self.watch = carrier, Watch(carrier.predicted_s)
+        if self.correction.is_over:
+            self.correction = None
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
@@ -278,6 +305,13 @@ class TrainingLoop:
         for parameter in self._parameters:
             parameter.grad = None
         self._is_updated = False
+
+
+def _now_s() -> float:
+    """The time when devices have done all that they were given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _generator_states() -> dict[str, torch.Tensor]:
