@@ -141,3 +141,18 @@ def test_a_serial_loop_is_told_what_may_help(tmp_path):
     told = run(f"{path}:pairs", "--data", data)
     assert 'permit={"c": "buffer"}' in told
     assert "--data" not in told
+
+
+def test_the_decorator_of_the_file_counts(tmp_path):
+    path = tmp_path / "sums.py"
+    path.write_text(
+        "import hocket\n\n"
+        '@hocket.parallel_for(permit={"w": "buffer"}, workers=UNKNOWN)\n'
+        "def fit(x, u, w):\n"
+        "    for n in range(len(u)):\n"
+        "        w[u[n]] = w[u[n]] * 0.5 + w[0] * x[n]\n"
+    )
+    found = json.loads(run(f"{path}:fit", "--json"))
+    assert found["loops"][0]["buffered"] == ["w"]
+    ordered = json.loads(run(f"{path}:fit", "--ordered", "--json"))
+    assert ordered["loops"][0]["schedule"] == "serial"

@@ -1,12 +1,13 @@
-"""The loops of these tests are small: they are run in parallel even where one core is faster."""
+"""Loops of these tests are small: they run in parallel or compiled even where that is slower."""
 
 from __future__ import annotations
 
 import pytest
 
-from hocket.loops import decide
+from hocket.loops import decide, pace
 
 
 @pytest.fixture(autouse=True)
 def _always_parallel(monkeypatch):
     monkeypatch.setattr(decide, "LEAST_SPEED_UP", 0.0)
+    monkeypatch.setattr(pace, "SHORT_S", 0.0)

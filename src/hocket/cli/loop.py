@@ -39,7 +39,10 @@ def explain(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Say how the loops of FUNCTION run: dependences, schedule, refusals. No code of FILE runs."""
+    """Describe how the loops of FUNCTION run: dependences, schedule, refusals. No code of FILE runs.
+
+    Options that the file's own @parallel_for(...) gives hold where none is given here.
+    """
     from hocket.api.loops import explain_data, explain_source, parsed_source
     from hocket.base.errors import UsageError, unknown_name
     from hocket.view.loop_report import write_loop_report
@@ -53,11 +56,18 @@ def explain(
     for name in permit:
         if name not in source.parameters:
             raise unknown_name("argument", name, source.parameters, where="--permit")
+    written = source.options
+    permitted = dict.fromkeys(permit, "buffer")
+    if not ordered and not permit:
+        ordered, permitted = bool(written.get("ordered")), dict(written.get("permit") or {})
+    through = {name: rule for name, rule in permitted.items() if rule != "buffer"}
     if data is None:
-        found = explain_source(source, ordered=ordered, permit=permit)
+        found = explain_source(source, ordered=ordered, permit=permitted, through=through)
     else:
         variables = _arguments(data, source.parameters, source.required)
-        found = explain_data(source, _runners(source, ordered, permit, workers), variables)
+        workers = workers or written.get("workers")
+        runners = _runners(source, ordered, tuple(permitted), workers)
+        found = explain_data(source, runners, variables)
     if report is not None:
         write_loop_report(report, found)
         say(f"wrote {report}")

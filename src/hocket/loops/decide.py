@@ -18,13 +18,14 @@ from hocket.loops import memory
 from hocket.loops.bounds import all_inside
 from hocket.loops.choice import TiledOption, choose, work_s
 from hocket.loops.compile import CompileOptions
+from hocket.loops.evaluate import CannotEvaluate, number
 from hocket.loops.exits import Loop, comprehension_names, is_evaluable, not_compilable
 from hocket.loops.faithful import Faithful
 from hocket.loops.flow import exposed_names
 from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource, list_kernel, range_kernel, serial_kernel
 from hocket.loops.names import called_names, local_names
-from hocket.loops.recall import sign, signature
+from hocket.loops.recall import content, sign, signature
 from hocket.loops.rows import lowered
 from hocket.loops.scope import Scope, data_scope, guessed_scope
 from hocket.loops.settings import Settings
@@ -88,14 +89,16 @@ class LoopDecider:
                 break
         way = "inside" if self._inner_pays(verdict, values, scope) else "serial"
         source = None
+        options = CompileOptions()
         if way == "serial":
             source = self._serial_source(values)
+            options = self._serial_options(verdict, values)
             way = "serial" if source is not None else "python"
             different = not_compilable(self.site.nest.node)
             if different is not None:
                 what, line = different
                 refusals.append(Refusal(f"{what} at line {line} is run by Python only", line))
-        return Decision(self.site, verdict, None, tuple(refusals), way, source)
+        return Decision(self.site, verdict, None, tuple(refusals), way, source, options)
 
     def _judged(
         self,
@@ -128,21 +131,42 @@ class LoopDecider:
     ) -> Decision | None:
         """Run on one core, compiled, where sharing the work costs more than it saves."""
         num_workers = candidate.tiling.num_workers
-        if num_workers == 1 or candidate.work_s >= LEAST_SPEED_UP * candidate.estimate_s:
+        if num_workers == 1 and candidate.option.buffered:
+            return None
+        if num_workers > 1 and candidate.work_s >= LEAST_SPEED_UP * candidate.estimate_s:
             return None
         reason = (
             f"one core is predicted to take {format_seconds(candidate.work_s)}, "
             f"{num_workers} workers {format_seconds(candidate.estimate_s)}"
+            if num_workers > 1
+            else "there is one worker"
         )
         refusals = [Refusal(reason, self.site.line)]
         faithful = [option for option in verdict.options if not option.buffered]
         alone, _ = choose(faithful, values, 1, None)
-        if alone is not None:
+        levels = candidate.option.reading.levels
+        if alone is not None and lowered(levels, values, self.source.names) is not None:
             return replace(self.parallel(verdict, alone, refusals), way="alone")
         source = self._serial_source(values)
         if source is None:
-            return None
-        return Decision(self.site, verdict, None, tuple(refusals), "serial", source)
+            return replace(self.parallel(verdict, alone, refusals), way="alone") if alone else None
+        options = self._serial_options(verdict, values)
+        return Decision(self.site, verdict, None, tuple(refusals), "serial", source, options)
+
+    def _serial_options(self, verdict: LoopVerdict, values: Mapping[str, Any]) -> CompileOptions:
+        """Without checks of indices where shapes and numbers prove all of them to be inside."""
+        if not self.settings.check_bounds:
+            return CompileOptions(boundscheck=False)
+        for reading in verdict.readings[:1]:
+            used = content([reading], values).values()
+            if any(isinstance(value, np.ndarray) for value in used):
+                continue  # index columns would have to be compared at every call
+            try:
+                if all_inside(Space.of(reading, values)):
+                    return CompileOptions(boundscheck=False)
+            except Refusal:
+                continue
+        return CompileOptions()
 
     def parallel(
         self, verdict: LoopVerdict, candidate: TiledOption, refusals: list[Refusal]
@@ -215,7 +239,10 @@ class LoopDecider:
         return name in exposed_names([node, read], lambda loop: loop is node)
 
     def _inner_pays(self, verdict: LoopVerdict, values: Mapping[str, Any], scope: Scope) -> bool:
-        """Whether a loop inside is parallel and long enough to be started from Python each time."""
+        """True if a loop inside is parallel and long enough to be started from Python each time."""
+        if self.settings.num_workers == 1:
+            return False
+        middle = self._middle(verdict, values)
         for child in self.site.children:
             nodes = [child.nest.node]
             guess = guessed_scope(nodes, child.inputs, self.source.names)
@@ -227,22 +254,24 @@ class LoopDecider:
             if not inner.is_parallel and not child.children:
                 continue
             try:
-                outer = len(Space.of(verdict.readings[0], values).outer) if verdict.readings else 0
-                typical = self._typical(verdict, values, child)
-                work = work_s(Space.of(inner.readings[0], typical))
+                work = work_s(Space.of(inner.readings[0], {**values, **middle}))
             except (Refusal, IndexError, KeyError):
                 continue
-            if outer and work > 2 * _CHILD_S:
+            if work > 2 * _CHILD_S:
                 return True
         return False
 
-    def _typical(
-        self, verdict: LoopVerdict, values: Mapping[str, Any], child: LoopSite
-    ) -> dict[str, Any]:
-        """Values in the middle of the outer loop, for guessing how long an inner loop is."""
-        outer = Space.of(verdict.readings[0], values).outer
-        middle = outer[len(outer) // 2]
-        return {**values, self.site.nest.levels[0].name: middle}
+    def _middle(self, verdict: LoopVerdict, values: Mapping[str, Any]) -> dict[str, int]:
+        """The variable in the middle of the loop, for guessing how long an inner loop is."""
+        node = self.site.nest.node
+        if not isinstance(node, ast.For) or not self.site.nest.levels:
+            return {}
+        try:
+            head = [number(ast.unparse(part), values) for part in node.iter.args]  # type: ignore[attr-defined]
+            outer = range(*head)
+        except (CannotEvaluate, AttributeError, TypeError):
+            return {}
+        return {self.site.nest.levels[0].name: outer[len(outer) // 2]} if outer else {}
 
 
 def _rebound(node: Loop, names: frozenset[str]) -> frozenset[str]:

@@ -15,12 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+import numpy as np
+
 from hocket.base.errors import UsageError, unknown_name
 from hocket.loops.decide import Decision
 from hocket.loops.exits import Exit, Loop, leaving_statements
 from hocket.loops.flow import stored_names
 from hocket.loops.job import LoopJob
-from hocket.loops.names import function_node, live_names, parsed
+from hocket.loops.names import LiveNames, function_node, parsed
+from hocket.loops.pace import SKIPPED
 from hocket.loops.runner import SiteRunner
 from hocket.loops.settings import Settings
 from hocket.loops.source import AsWritten, LoopSite, LoopSource, source_of
@@ -30,6 +33,8 @@ R = TypeVar("R")
 BACKENDS = ("threads", "processes", "ray", "in-turn")
 PERMISSIONS = ("buffer", "table", "revise")
 TABLE_BACKENDS = ("threads", "ray")
+_OWN = ("hocket_run_", "hocket_end_", "hocket_skip_")
+"""Names of ours in the function that is made of the user's."""
 
 
 class ParallelFunction(Generic[P, R]):
@@ -39,6 +44,9 @@ class ParallelFunction(Generic[P, R]):
         functools.update_wrapper(self, function)
         self.function = function
         self.options = dict(options)
+        self._num_asked = self._num_left = 0
+        self._num_plain, self._plain_size = 0, 0
+        """Calls that are handed to the plain function, as long as they are no larger."""
 
     @functools.cached_property
     def source(self) -> LoopSource:
@@ -54,7 +62,7 @@ class ParallelFunction(Generic[P, R]):
                 hint="define the function in a file",
             ) from error
         place = function.__code__.co_filename
-        return source_of(node, live_names(function), place)
+        return source_of(node, LiveNames(function), place)
 
     @functools.cached_property
     def runners(self) -> dict[int, SiteRunner]:
@@ -65,8 +73,16 @@ class ParallelFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function."""
-        host = self._host()
-        result: R = host(*args, **kwargs)
+        size = _rough_size(args)
+        if self._num_plain and size <= self._plain_size:
+            self._num_plain -= 1
+            return self.function(*args, **kwargs)
+        self._skip[:] = [0] * len(self._skip)
+        self._num_asked = self._num_left = 0
+        result: R = self._host(*args, **kwargs)
+        if self._num_asked and self._num_left == self._num_asked:
+            # Every loop was left to Python: the next calls of this size need not ask.
+            self._num_plain, self._plain_size = SKIPPED, 2 * size
         return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -94,15 +110,11 @@ class ParallelFunction(Generic[P, R]):
             self.source, ordered=settings.ordered, permit=settings.permit, through=settings.through
         )
 
-    def variables(self) -> dict[str, Any]:
-        """Globals and closure of the function, as they are now."""
-        assert isinstance(self.function, FunctionType)
-        return live_names(self.function).variables()
-
     @functools.cached_property
     def settings(self) -> Settings:
         """The arguments of ``parallel_for``, checked against the function."""
         options = self.options
+        assert isinstance(self.function, FunctionType)
         permit = dict(options["permit"])
         parameters = set(self.source.parameters)
         for array, way in permit.items():
@@ -122,7 +134,7 @@ class ParallelFunction(Generic[P, R]):
             ordered=options["ordered"], permit=tuple(sorted(permit)), rate=options["rate"],
             through={array: way for array, way in permit.items() if way != "buffer"},
             max_delay=options["max_delay"], fastmath=options["fastmath"],
-            check_bounds=options["check_bounds"], outside=lambda name: self.variables().get(name),
+            check_bounds=options["check_bounds"], outside=LiveNames(self.function).value,
         )  # fmt: skip
 
     @functools.cached_property
@@ -130,6 +142,12 @@ class ParallelFunction(Generic[P, R]):
         assert isinstance(self.function, FunctionType)
         return _host_code(self.source, self.runners, self.function.__code__.co_freevars)
 
+    @functools.cached_property
+    def _skip(self) -> list[int]:
+        """Per loop: entries to leave to Python; negative while one is timed there."""
+        return [0] * (max(self.runners, default=0) + 1)
+
+    @functools.cached_property
     def _host(self) -> Callable[..., Any]:
         """The function with its loops handed to the runners, on the cells of its own closure."""
         function = self.function
@@ -137,9 +155,10 @@ class ParallelFunction(Generic[P, R]):
         space: dict[str, Any] = {}
         exec(self._code, function.__globals__, space)
         free = function.__code__.co_freevars
-        made: FunctionType = space["hocket_make_"](self._run, *free)
+        own = dict(zip(_OWN, (self._ask, self._end, self._skip), strict=True))
+        made: FunctionType = space["hocket_make_"](*own.values(), *free)
         cells = dict(zip(free, function.__closure__ or (), strict=True))
-        cells["hocket_run_"] = CellType(self._run)
+        cells |= {name: CellType(value) for name, value in own.items()}
         code = made.__code__
         host = FunctionType(
             code, function.__globals__, function.__name__, function.__defaults__,
@@ -147,6 +166,21 @@ class ParallelFunction(Generic[P, R]):
         )  # fmt: skip
         host.__kwdefaults__ = function.__kwdefaults__
         return host
+
+    def _ask(self, number: int, variables: Mapping[str, Any]) -> Any:
+        found = self._run(number, variables)
+        self._num_asked += 1
+        if found is False:
+            runner = self.runners[number]
+            self._num_left += bool(runner.num_to_skip)
+            self._skip[number] = -1 if runner.is_timing else runner.num_to_skip
+            runner.num_to_skip = 0
+        return found
+
+    def _end(self, number: int) -> None:
+        self._skip[number] = 0
+        if self.runners[number].is_timing:
+            self.runners[number].end_plain()
 
     def _run(self, number: int, variables: Mapping[str, Any]) -> Any:
         return self.runners[number].run(variables)
@@ -186,7 +220,7 @@ def _host_code(
     host.args.kw_defaults = [d and ast.Constant(None) for d in host.args.kw_defaults]
     for argument in [*host.args.posonlyargs, *host.args.args, *host.args.kwonlyargs]:
         argument.annotation = None
-    names = [ast.arg(name) for name in ("hocket_run_", *free)]
+    names = [ast.arg(name) for name in (*_OWN, *free)]
     arguments = ast.arguments([], names, None, [], [], None, [])
     maker = ast.FunctionDef(
         "hocket_make_", arguments, [host, ast.Return(ast.Name(host.name, ast.Load()))], [], None
@@ -197,6 +231,20 @@ def _host_code(
 
 def _pairs(one: ast.AST, other: ast.AST) -> dict[int, ast.AST]:
     return {id(a): b for a, b in zip(ast.walk(one), ast.walk(other), strict=True)}
+
+
+_ASK = """
+if hocket_skip_[{number}]:
+    hocket_skip_[{number}] -= 1
+    hocket_done_ = False
+else:
+    hocket_done_ = hocket_run_({number}, locals())
+"""
+"""Asking takes longer than a few iterations: entries that are left to Python anyway are counted."""
+_END = """
+if hocket_skip_[{number}] < 0:
+    hocket_end_({number})
+"""
 
 
 class _Handed(ast.NodeTransformer):
@@ -222,11 +270,38 @@ class _Handed(ast.NodeTransformer):
         leaving = copy.deepcopy(leaving_statements(node))
         self.generic_visit(node)
         node = _as_written(node)
-        ask = ast.parse(f"hocket_done_ = hocket_run_({site.number}, locals())").body[0]
-        bind = _bound(self.runners[site.number].results, site.exits, leaving)
-        inside = ast.If(parsed("hocket_done_ is False"), [plain], bind)
+        number = site.number
+        ask = ast.parse(_ASK.format(number=number)).body[0]
+        bind = _bound(self.runners[number].results, site.exits, leaving)
+        timed = ast.parse(_END.format(number=number)).body[0]
+        plain = _Timed(timed).visit(plain) if site.exits else plain
+        inside = ast.If(parsed("hocket_done_ is False"), [plain, timed], bind)
         chosen = ast.If(parsed("hocket_done_ is None"), [node], [inside])
         return [ast.copy_location(part, node) for part in (ask, chosen)]
+
+
+class _Timed(ast.NodeTransformer):
+    """Ends the timing of a plain loop before each statement that leaves it for good."""
+
+    def __init__(self, end: ast.stmt) -> None:
+        self.end = end
+
+    def visit(self, node: ast.AST) -> Any:
+        """Functions inside the loop have exits of their own."""
+        if isinstance(node, (ast.Return, ast.Raise)):
+            return [copy.deepcopy(self.end), node]
+        return node if isinstance(node, (ast.FunctionDef, ast.Lambda)) else self.generic_visit(node)
+
+
+def _rough_size(arguments: tuple[Any, ...]) -> int:
+    """Cells and counts that a call is given; what its loops do grows with them."""
+    size = 1
+    for value in arguments:
+        if type(value) is np.ndarray:
+            size += value.size
+        elif type(value) is int:
+            size += abs(value)
+    return size
 
 
 def _bound(

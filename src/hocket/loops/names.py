@@ -12,7 +12,6 @@ import inspect
 import math
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
@@ -80,16 +79,26 @@ class OutsideNames(Names):
 class LiveNames(Names):
     """The globals and the closure of a function object."""
 
-    variables: Callable[[], dict[str, Any]]
+    function: FunctionType
+
+    def value(self, name: str) -> Any:
+        """What a name outside of the function is bound to now; None for nothing."""
+        free = self.function.__code__.co_freevars
+        if name in free and self.function.__closure__ is not None:
+            try:
+                return self.function.__closure__[free.index(name)].cell_contents
+            except ValueError:
+                return None
+        return self.function.__globals__.get(name)
 
     def meaning(self, name: str) -> Meaning:
         """By the object that the name is bound to now."""
-        found = self.variables().get(name, getattr(builtins, name, None))
-        return _meaning_of(name, found)
+        found = self.value(name)
+        return _meaning_of(name, getattr(builtins, name, None) if found is None else found)
 
     def fingerprint(self, called: frozenset[str]) -> Any:
         """By the code of the functions and the values of the numbers, followed into helpers."""
-        return _fingerprint(self.variables(), called, frozenset())
+        return _fingerprint(self, called, frozenset())
 
 
 @dataclass(frozen=True)
@@ -122,19 +131,19 @@ class ParsedNames(Names):
         return found
 
 
-def _fingerprint(
-    variables: dict[str, Any], names: frozenset[str], seen: frozenset[Any]
-) -> tuple[Any, ...]:
+def _fingerprint(live: LiveNames, names: frozenset[str], seen: frozenset[Any]) -> tuple[Any, ...]:
     found: list[Any] = []
     for name in sorted(names):
-        value = variables.get(name)
+        value = live.value(name)
+        if value is None:
+            continue
         plain = getattr(value, "py_func", value)
         if isinstance(value, (bool, int, float)):
             found.append((name, type(value), repr(value)))
         elif isinstance(plain, FunctionType) and plain.__code__ not in seen:
             code = plain.__code__
             used = frozenset((*code.co_names, *code.co_freevars))
-            inside = _fingerprint(live_names(plain).variables(), used, seen | {code})
+            inside = _fingerprint(LiveNames(plain), used, seen | {code})
             found.append((name, code, inside))
     return tuple(found)
 
@@ -198,17 +207,7 @@ def _helper(name: str, function: FunctionType) -> Meaning:
         node = function_node(function)
     except (OSError, TypeError, SyntaxError):
         return None
-    return Helper(name, node, live_names(function))
-
-
-def live_names(function: FunctionType) -> LiveNames:
-    """The names that a function object sees."""
-
-    def variables() -> dict[str, Any]:
-        closure = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
-        return {**function.__globals__, **closure}
-
-    return LiveNames(variables)
+    return Helper(name, node, LiveNames(function))
 
 
 def parsed(text: str) -> ast.expr:

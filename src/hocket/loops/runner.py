@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from hocket.base.units import format_seconds
 from hocket.loops import memory
 from hocket.loops.backends.inturn import run_in_turn
 from hocket.loops.bounds import may_leave
@@ -27,6 +29,7 @@ from hocket.loops.generate import KernelSource
 from hocket.loops.job import LoopJob
 from hocket.loops.names import Number, called_names
 from hocket.loops.nest import Reading
+from hocket.loops.pace import SKIPPED, Entries, Entry, Pace, sizes_of
 from hocket.loops.prefetch import Prefetch, prefetch_of
 from hocket.loops.recall import content, same_content, signature
 from hocket.loops.reductions import Reduction
@@ -58,17 +61,31 @@ class SiteRunner:
         self._fingerprint: Any = source.names.fingerprint(self._called)
         self._memories: dict[Any, _Memory] = {}
         self._kept: dict[str, Any] = {}
+        self._entries = Entries(tuple(dict.fromkeys((*site.inputs, *self.results))))
+        self._timed, self._plain_start = Pace(), 0.0
+        self._may_leave_unbound = isinstance(site.nest.node, ast.For) and bool(self.results)
+        self.is_timing = False
+        """Whether the loop that Python runs now is timed, see `end_plain`."""
+        self.num_to_skip = 0
+        """Entries that the function should leave to Python before it asks again."""
         self.last: Decision | None = None
 
     def run(self, variables: Mapping[str, Any]) -> Results | bool | None:
         """The loop's results; None: Python runs it and asks for its inner loops; False: alone."""
+        start = time.perf_counter()
+        self.is_timing = False
+        self._forget_if_changed()
+        given = self._given(variables)
+        entry = self._entries.get(given)
+        if entry is not None:
+            return self._run_entry(entry, given, start)
         try:
             values = self.values(variables)
         except Refusal as unread:
             self.last = Decision(self.site, LoopVerdict((), (), ()), None, (unread,), "python")
+            self.num_to_skip = SKIPPED
             return False
         owners = memory.owners(values)
-        self._forget_if_changed()
         looks = signature(values, owners), memory.shared_pairs(values)
         remembered = self._memories.get(looks)
         if remembered is None or not same_content(remembered.content, values):
@@ -81,27 +98,86 @@ class SiteRunner:
         if decision.way == "inside":
             return None
         if decision.way == "python":
+            self.num_to_skip = SKIPPED
             return False
         try:
             if decision.way == "serial":
-                if self._leaves_unbound(values):
-                    return False
-                return self._run_serial(decision, values)
+                return self._run_entry(self._new_entry(decision, values), given, start)
             return self._run_parallel(decision, values, owners)
         except _not_compiled() as error:
-            refusal = Refusal(f"the loop cannot be compiled: {_first_line(error)}", self.site.line)
-            refusals = (*decision.refusals, refusal)
-            remembered.decision = self.last = replace(
-                decision, way="python", refusals=refusals, candidate=None, source=None
-            )
+            remembered.decision = self._left_to_python(decision, error)
             return False
         except IndexError as error:
             raise IndexError(f"{error}, {self._where_outside(decision)}") from error
 
+    def _given(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The loop's inputs as they are, unchecked."""
+        given: dict[str, Any] = {}
+        for name in self._entries.names:
+            value = variables.get(name)
+            if value is None and name not in self._stored:
+                value = self._outside(name)
+            given[name] = value
+        return given
+
+    def _new_entry(self, decision: Decision, values: Mapping[str, Any]) -> Entry:
+        assert decision.source is not None
+        options = replace(decision.options, fastmath=self.settings.fastmath)
+        if not self._entries.proves:
+            options = replace(options, boundscheck=self.settings.check_bounds)
+        arguments = decision.source.arguments
+        is_proven = self.settings.check_bounds and not options.boundscheck
+        sizes = sizes_of(arguments, values) if is_proven else None
+        kernel = compiled(decision.source.text, options)
+        return self._entries.put(values, Entry(decision, kernel, arguments, sizes))
+
+    def _run_entry(self, entry: Entry, given: Mapping[str, Any], start: float) -> Results | bool:
+        """Run a serial kernel, or leave the loop to Python where that was faster."""
+        decision, pace = entry.decision, entry.pace
+        self.last = decision
+        if pace.prefers_plain:
+            self.num_to_skip = SKIPPED
+            self.last = _plain_is_faster(decision, pace)
+            return False
+        if pace.wants_plain:
+            pace.is_measured = True
+            self._timed = pace
+            self.is_timing, self._plain_start = True, time.perf_counter()
+            return False
+        if self._leaves_unbound(given):
+            return False
+        try:
+            found = entry.kernel(*[given[name] for name in entry.arguments])
+        except _not_compiled() as error:
+            entry.decision = self.last = self._left_to_python(decision, error)
+            for each in self._memories.values():
+                if each.decision is decision:
+                    each.decision = entry.decision
+            self._entries.found.clear()
+            return False
+        except IndexError as error:
+            raise IndexError(f"{error}, {self._where_outside(decision)}") from error
+        results = self._of_serial(decision, found, given)
+        pace.add_compiled(time.perf_counter() - start)
+        return results
+
+    def end_plain(self) -> None:
+        """A timed loop has ended in plain Python."""
+        self.is_timing = False
+        self._timed.plain_s = time.perf_counter() - self._plain_start
+
+    def _left_to_python(self, decision: Decision, error: BaseException) -> Decision:
+        refusal = Refusal(f"the loop cannot be compiled: {_first_line(error)}", self.site.line)
+        refusals = (*decision.refusals, refusal)
+        self.num_to_skip = SKIPPED
+        self.last = replace(decision, way="python", refusals=refusals, candidate=None, source=None)
+        return self.last
+
     def _leaves_unbound(self, values: Mapping[str, Any]) -> bool:
         """True if the loop is empty and a name is read after it that nothing else binds."""
-        node = self.site.nest.node
-        if not isinstance(node, ast.For) or all(name in values for name in self.results):
+        if not self._may_leave_unbound:
+            return False
+        if all(values.get(name) is not None for name in self.results):
             return False
         space = {"range": range, "len": len, "min": min, "max": max, "prange": range}
         # The user's own range, which the function would evaluate next.
@@ -127,6 +203,7 @@ class SiteRunner:
         if called != self._fingerprint:
             self._fingerprint = called
             self._memories.clear()
+            self._entries.found.clear()
             self.decider = LoopDecider(self.source, self.site, self.settings, self.results)
 
     def decide(self, values: Mapping[str, Any], owners: Mapping[str, str]) -> Decision:
@@ -166,11 +243,9 @@ class SiteRunner:
         """A global array or number that the function reads."""
         return self.settings.outside(name) if self.settings.outside else None
 
-    def _run_serial(self, decision: Decision, values: Mapping[str, Any]) -> Results:
+    def _of_serial(self, decision: Decision, found: Any, values: Mapping[str, Any]) -> Results:
+        """A serial kernel's results, or those of the exit that it took."""
         assert decision.source is not None
-        options = replace(decision.options, fastmath=self.settings.fastmath)
-        kernel = compiled(decision.source.text, options)
-        found = kernel(*(values[name] for name in decision.source.arguments))
         number, *parts = found if self.site.exits else (0, *(found or ()))
         given = _typed(decision.source, parts, values)
         if number:
@@ -277,6 +352,17 @@ def _is_unchanged(value: Any, before: Any) -> bool:
     if before is None or value != before:
         return False
     return bool(value) or not isinstance(value, float) or repr(value) == repr(float(before))
+
+
+def _plain_is_faster(decision: Decision, pace: Pace) -> Decision:
+    reason = (
+        f"plain Python takes {format_seconds(pace.plain_s)} for so few iterations, compiled code "
+        f"{format_seconds(pace.compiled_s)} with reaching it"
+    )
+    return replace(
+        decision, way="python", source=None, candidate=None,
+        refusals=(*decision.refusals, Refusal(reason, decision.site.line)),
+    )  # fmt: skip
 
 
 def _takes_equal(reading: Reading, reduction: Reduction) -> bool:

@@ -8,12 +8,13 @@ the loops inside it are.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hocket.base.errors import InputFileError, unknown_name
 from hocket.base.regular import read_regular
@@ -78,6 +79,8 @@ class LoopSource:
     names: Names
     sites: tuple[LoopSite, ...]
     place: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of its ``parallel_for`` decorator that are written out in the file."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -118,7 +121,23 @@ def parsed_source(path: str | Path, function: str) -> LoopSource:
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
     if function not in functions:
         raise unknown_name("function", function, functions, where=str(path))
-    return source_of(functions[function], ParsedNames(module), str(path))
+    node = functions[function]
+    found = source_of(node, ParsedNames(module), str(path))
+    return replace(found, options=_decorated(node))
+
+
+def _decorated(node: ast.FunctionDef) -> dict[str, Any]:
+    """The literal arguments of ``@hocket.parallel_for(...)``."""
+    found: dict[str, Any] = {}
+    for decorator in node.decorator_list:
+        if not isinstance(decorator, ast.Call):
+            continue
+        if ast.unparse(decorator.func).rpartition(".")[2] != "parallel_for":
+            continue
+        for keyword in decorator.keywords:
+            with contextlib.suppress(ValueError):
+                found[keyword.arg or ""] = ast.literal_eval(keyword.value)
+    return found
 
 
 def _sites(
