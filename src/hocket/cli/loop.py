@@ -39,7 +39,7 @@ def explain(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Describe how the loops of FUNCTION run: dependences, schedule, refusals. No code of FILE runs.
+    """Describe how the loops of FUNCTION run: dependences, schedule, refusals. FILE is not run.
 
     Options that the file's own @parallel_for(...) gives hold where none is given here.
     """
