@@ -35,7 +35,7 @@ def killed(folder: Path, number: int) -> tuple[float, bool]:
         [*command, *more], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert launched.stdout is not None
-    next(line for line in launched.stdout if line.startswith(f"step {3 + number % 4}:"))
+    next(line for line in launched.stdout if f" step {3 + number % 4}:" in line)
     children = psutil.Process(launched.pid).children(recursive=True)
     ranks = [c for c in children if "hocket.runtime.launched" in c.cmdline()]
     victim = next(rank for rank in ranks if rank.environ()["RANK"] == str(number % 2))

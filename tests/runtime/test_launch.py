@@ -47,7 +47,8 @@ def test_ranks_train_as_one_process_does_bit_for_bit(alone):
         out, err = launched.communicate()
     assert launched.returncode == 0, err
     assert json.loads(out)["ranks"] == 2
-    assert [line for line in err.splitlines() if "loss" in line] == printed.splitlines()
+    losses = [line for line in err.splitlines() if "loss" in line]
+    assert losses == [f"[rank0]: {line}" for line in printed.splitlines()]
     one, two = (read_state(folder / name / "step-5") for name in ("one", "two"))
     for name, tensor in one["model"].items():
         assert torch.equal(tensor, two["model"][name])
@@ -61,7 +62,7 @@ def test_a_killed_rank_is_named_and_all_are_gone(alone):
     saving = ("--save", "killed", "--every", "2")
     command = ("launch", folder / "plan.json", SCRIPT, "--steps", "1000000", *saving)
     with ForkedCommand(*command, cwd=folder) as launched:
-        next(line for line in launched.stdout if line.startswith("step 3:"))
+        next(line for line in launched.stdout if line.startswith("[rank0]: step 3:"))
         children = psutil.Process(launched.pid).children(recursive=True)
         ranks = [c for c in children if "hocket.runtime.launched" in c.cmdline()]
         assert len(ranks) == 2

@@ -170,7 +170,10 @@ def test_launch_carries_shares_in_a_persons_own_loop(folder, whole):
     with ForkedCommand(*command, cwd=folder, forks_ranks=True) as launched:
         printed, said = launched.communicate()
     assert launched.returncode == 0, said
-    told = [float(line.split()[1]) for line in printed.splitlines() if line.startswith("loss")]
+    told = [float(line.split()[2]) for line in printed.splitlines() if "]: loss" in line]
+    assert {line.split()[0] for line in printed.splitlines() if "loss" in line} == {
+        "[rank0]:", "[rank1]:"
+    }  # fmt: skip
     # Both ranks print the loss of the whole batch.
     assert sorted(told) == pytest.approx(sorted([*whole, *whole]), rel=1e-5)
     # The first one timed a step, with which the launcher has planned again.

@@ -10,12 +10,15 @@ import traceback
 from hocket.base.errors import RunError
 from hocket.processes.child import Parent, live
 from hocket.runtime.lost import lost_another
+from hocket.runtime.rank_output import name_lines
 
 
 def run_script(parent: Parent) -> None:
     """Run the script with its arguments, as Python itself would."""
     sys.argv = sys.argv[1:]
     script = sys.argv[0]
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        name_lines(int(os.environ["RANK"]))
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
         runpy.run_path(script, run_name="__main__")
