@@ -29,8 +29,7 @@ from hocket.planners.placement.devices import workers
 from hocket.planners.whole.budget import simulated
 from hocket.planners.whole.compare import compare_whole
 from hocket.planners.whole.groups import even_sizes
-from hocket.planners.whole.least import least_s
-from hocket.planners.whole.structures import structures
+from hocket.planners.whole.search import least_s, structures
 from hocket.planners.whole.tables import Tables, block_edges, tables_of
 
 BATCH = 8

@@ -19,8 +19,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.planners.parallelism.outlook import outlook_of
 from hocket.planners.parallelism.recheck import RecheckEffort, recheck
-from hocket.planners.parallelism.scan import scan
-from hocket.planners.parallelism.search import ROUNDS, compare_divisions, described
+from hocket.planners.parallelism.search import ROUNDS, compare_divisions, described, scan
 from hocket.transformer.files import find_model
 
 CASES = (

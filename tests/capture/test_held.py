@@ -8,7 +8,7 @@ from runtime.foreseen_models import FORESEEN, SavesMore
 
 from hocket.capture import capture
 from hocket.graph import Phase, verify_graph
-from hocket.simulate.rewriting.held import as_held
+from hocket.simulate.rewriting.uses import as_held
 
 
 @pytest.fixture(scope="module")

@@ -243,7 +243,7 @@ def test_usable_memory_is_what_the_control_group_allows(tmp_path, files, wanted_
 
 def test_processes_share_the_processor_and_talk_at_the_rate_that_was_measured(monkeypatch):
     from hocket.hardware import detect as module
-    from hocket.hardware.loopback import Loopback
+    from hocket.hardware.detect import Loopback
 
     monkeypatch.setattr(module, "measure_loopback", lambda: Loopback(2e9, 8e-5))
     monkeypatch.setattr(module, "_measured", lambda: (1e11, 2e10))
@@ -259,7 +259,7 @@ def test_processes_share_the_processor_and_talk_at_the_rate_that_was_measured(mo
 def test_a_connection_between_processes_is_measured_and_leaves_nothing_behind():
     import psutil
 
-    from hocket.hardware.loopback import GLOO_MESSAGE_S, measure_loopback
+    from hocket.hardware.detect import GLOO_MESSAGE_S, measure_loopback
 
     before = psutil.Process().children()
     found = measure_loopback()
@@ -270,7 +270,7 @@ def test_a_connection_between_processes_is_measured_and_leaves_nothing_behind():
 
 
 def test_processes_that_cannot_be_joined_are_no_error(monkeypatch):
-    from hocket.hardware import loopback
+    from hocket.hardware import detect as loopback
 
     def refused(*_, **__):
         raise PermissionError(13, "no sockets here")

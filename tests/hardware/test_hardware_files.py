@@ -17,8 +17,8 @@ from hocket.hardware.files import (
     read_cluster,
     read_machine,
 )
-from hocket.hardware.foreign import read_any_machine
 from hocket.hardware.kinds import PRESETS
+from hocket.hardware.shorthand import read_any_machine
 
 
 def refused(text: str) -> InputFileError:

@@ -23,8 +23,7 @@ from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
-from hocket.planners.bounds.bound import CROWD, MEMORY, PATH, SERIAL, WORK
-from hocket.planners.bounds.heads import windows_s
+from hocket.planners.bounds.bound import CROWD, MEMORY, PATH, SERIAL, WORK, windows_s
 from hocket.planners.bounds.units import find_units
 from hocket.planners.placement.m_topo import m_topo
 from hocket.planners.placement.one_device import one_device

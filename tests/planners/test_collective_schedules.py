@@ -22,15 +22,18 @@ from hocket.base.errors import CheckError
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.problem import Problem
 from hocket.plan.sections.communication import Communication, Tree
-from hocket.planners.communication.blink import blink, many_trees
 from hocket.planners.communication.certificate import LinkCut, Partition, Prices
 from hocket.planners.communication.check import check_certificate
 from hocket.planners.communication.classes import canonical_form, connected_classes
-from hocket.planners.communication.collective import plan_collective, planned_once
+from hocket.planners.communication.collective import (
+    blink,
+    many_trees,
+    plan_collective,
+    planned_once,
+)
 from hocket.planners.communication.cuts import best_root, broadcast_bound, gather_bound
-from hocket.planners.communication.directed import best_bundles
 from hocket.planners.communication.fabric import fabric_of
-from hocket.planners.communication.schedule import best_schedule
+from hocket.planners.communication.schedule import best_bundles, best_schedule
 
 COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
 ORACLE = Path(__file__).parents[3] / "shared/data/communication/dgx1_subset_oracle.json"

@@ -21,9 +21,8 @@ from hocket.api import make_problem
 from hocket.graph import GraphBuilder
 from hocket.graph.generators import generate
 from hocket.planners.favourites import children, favourite_children, matching
-from hocket.planners.favourites.matching import match_favourites
+from hocket.planners.favourites.children import longest_path_s, match_favourites
 from hocket.planners.favourites.net import net_of
-from hocket.planners.favourites.sweep import longest_path_s
 from hocket.planners.tables import mean_transfer_s
 
 

@@ -20,10 +20,13 @@ from planners.favourite_nets import (
 from hocket.api import make_problem
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
-from hocket.planners.favourites.descent import descended_favours
-from hocket.planners.favourites.linear import optimal_favours
+from hocket.planners.favourites.children import (
+    descended_favours,
+    longest_path_s,
+    needed_favours,
+    optimal_favours,
+)
 from hocket.planners.favourites.net import ReaderPairs, make_net, net_of
-from hocket.planners.favourites.sweep import longest_path_s, needed_favours
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "placement"
 

@@ -27,10 +27,9 @@ from hocket.plan.plan import Plan
 from hocket.plan.verify import require_structure
 from hocket.planners.max_load import dpl, max_load_bound, pipedream, scattered, throughput
 from hocket.planners.max_load.classes import device_classes
-from hocket.planners.max_load.contract import acyclic, contracted, depth_first_order
+from hocket.planners.max_load.contiguous import acyclic, contracted, depth_first_order, neck_blocks
 from hocket.planners.max_load.lattice import chain_lattice, ideal_lattice
 from hocket.planners.max_load.moves import Heat, annealed
-from hocket.planners.max_load.necks import neck_blocks
 from hocket.planners.max_load.pieces import Pieces, pieces_of
 from hocket.planners.max_load.split import best_split
 from hocket.simulate.load import device_load_s, max_load_s

@@ -11,8 +11,7 @@ from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
 from hocket.planners.parallelism import enumerate as enumeration
 from hocket.planners.parallelism.pools import pools_of
-from hocket.planners.parallelism.scan import scan
-from hocket.planners.parallelism.search import default_limits
+from hocket.planners.parallelism.search import default_limits, scan
 from hocket.transformer import RECOMPUTES
 
 

@@ -20,8 +20,7 @@ from hocket.planners import find_planner
 from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.outlook import most_in_the_middle
 from hocket.planners.parallelism.recheck import AS_SHORT, RecheckEffort
-from hocket.planners.parallelism.scan import scan
-from hocket.planners.parallelism.search import compare_divisions, default_limits, plan_of
+from hocket.planners.parallelism.search import compare_divisions, default_limits, plan_of, scan
 from hocket.simulate.verify import violations
 from hocket.view.parallel_report import parallel_report_html
 

@@ -12,6 +12,7 @@ from hocket.graph import GraphBuilder, Role
 from hocket.graph.graph import Phase
 from hocket.planners.placement.pardnn.emulate import emulate
 from hocket.planners.placement.pardnn.memory import (
+    Candidates,
     _BucketRoom,
     _fewest_moves,
     _move_enough,
@@ -21,7 +22,6 @@ from hocket.planners.placement.pardnn.memory import (
     split_critical_path,
     spread_variables,
 )
-from hocket.planners.placement.pardnn.potential import Candidates
 from hocket.planners.placement.pardnn.refinement import _match
 
 NUM_BUCKETS = MAX_REFUSED = 256

@@ -15,10 +15,9 @@ from hocket.planners.parallelism.schedules import (
     synthesise,
     verify_schedule,
 )
-from hocket.planners.parallelism.schedules.bound import lower_bound_s
 from hocket.planners.parallelism.schedules.greedy_tables import pipeline_table
-from hocket.planners.parallelism.schedules.join import joined
 from hocket.planners.parallelism.schedules.rows import folded, looped
+from hocket.planners.parallelism.schedules.synthesis import joined, lower_bound_s
 from hocket.simulate.pipeline import simulate_pipeline
 
 LONG = st.sampled_from([0.5, 1.0, 1.1, 1.5, 2.0])

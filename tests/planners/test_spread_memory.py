@@ -28,10 +28,10 @@ from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.planners.placement.memory import explain_shortage, memory_split, spread_memory
 from hocket.planners.placement.memory.attempt import attempt
+from hocket.planners.placement.memory.fit import layers, units
 from hocket.planners.placement.memory.ledger import spans_in_graph_order, spans_of_run
-from hocket.planners.placement.memory.needs import held_at_end_bytes, tie_needs
 from hocket.planners.placement.memory.relieve import Board, SizeLevel
-from hocket.planners.placement.memory.units import layers, units
+from hocket.planners.placement.memory.shortage import held_at_end_bytes, tie_needs
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import update_violations, violations
 

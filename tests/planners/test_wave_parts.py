@@ -17,11 +17,20 @@ from hocket.graph.generators import generate
 from hocket.graph.graph import Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Lanes
-from hocket.planners.waves.parts import hand_overs, parted, places_of, places_within
 from hocket.planners.waves.search import fit_waves
-from hocket.planners.waves.slab import own_slabs
 from hocket.planners.waves.waits_for_room import held_bytes, wave_lives
-from hocket.planners.waves.way import WAIT_S, best_within, handed_over, plan_of, simulated
+from hocket.planners.waves.way import (
+    WAIT_S,
+    best_within,
+    hand_overs,
+    handed_over,
+    own_slabs,
+    parted,
+    places_of,
+    places_within,
+    plan_of,
+    simulated,
+)
 from hocket.planners.waves.why import reasons
 from hocket.runtime.train.waves import wave_order
 from hocket.simulate import simulate

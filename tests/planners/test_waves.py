@@ -19,9 +19,8 @@ from hocket.graph.graph import Phase
 from hocket.plan.sections import Lanes
 from hocket.planners.waves.candidate import in_lanes
 from hocket.planners.waves.search import CLOSE, fit_waves
-from hocket.planners.waves.slab import own_slabs, slab_of
 from hocket.planners.waves.waits_for_room import held_bytes, room_waits
-from hocket.planners.waves.way import placed, plan_of
+from hocket.planners.waves.way import own_slabs, placed, plan_of, slab_of
 from hocket.planners.waves.why import reasons
 from hocket.planners.whole.budget import simulated as judged
 from hocket.simulate import simulate

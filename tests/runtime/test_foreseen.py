@@ -33,8 +33,8 @@ from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.casts import CAST
-from hocket.simulate.rewriting.given import held_by_calls
 from hocket.simulate.rewriting.step import budgeted
+from hocket.simulate.rewriting.uses import held_by_calls
 from hocket.simulate.rewriting.visits import find_visits
 
 NAMES = (

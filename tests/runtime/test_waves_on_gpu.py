@@ -10,8 +10,8 @@ from runtime.waved_models import Attends, Net
 from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.sections import Lanes
-from hocket.planners.waves.parts import hand_overs, parted, places_of
 from hocket.planners.waves.search import fit_waves
+from hocket.planners.waves.way import hand_overs, parted, places_of
 from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update

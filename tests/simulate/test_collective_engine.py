@@ -22,9 +22,8 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections.communication import Communication, channel
-from hocket.simulate.collective import CollectiveTimes, levels_of
+from hocket.simulate.collective import CollectiveTimes, OverlappedTimes, TimedSend, levels_of
 from hocket.simulate.engine import simulate
-from hocket.simulate.overlapped import OverlappedTimes, TimedSend
 
 
 def engine_s(section: Communication, cluster: Cluster, size_bytes: int) -> float:

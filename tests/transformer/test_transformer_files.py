@@ -12,12 +12,12 @@ from hocket.transformer.captured import from_graph
 from hocket.transformer.counts import parameter_counts
 from hocket.transformer.files import (
     find_model,
+    from_hf_config,
     model_from_dict,
     model_to_dict,
     preset_names,
     read_model,
 )
-from hocket.transformer.hf import from_hf_config
 
 SMALL = {"hidden": 64, "layers": 2, "heads": 4, "vocabulary": 100, "sequence": 32}
 

@@ -6,7 +6,7 @@ from simulate.pipelines import CASES, even_costs
 
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
-from hocket.view.pipeline import pipeline_svg, pipeline_text
+from hocket.view.parallel_report import pipeline_svg, pipeline_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 

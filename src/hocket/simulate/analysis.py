@@ -6,15 +6,17 @@ O(n log n) in the number of spans.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.units import format_percent
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
-from hocket.simulate.path import PathStep, Reason, critical_path
 from hocket.simulate.timeline import Timeline
 
 __all__ = [
@@ -29,6 +31,204 @@ __all__ = [
     "summarize",
     "used_devices",
 ]
+
+
+# The critical path: the chain of ops and transfers that makes the step as long as it is.
+#
+# Walk back from what ends last to something that ended when it started and that it had to wait for:
+# a tensor, the device, or a transfer ahead in the queue. At an instant where several things of no
+# length happen the walk may meet a dead end, and then tries the next cause. O(n log n).
+
+Reason = Literal["start", "data", "device", "link"]
+
+
+@dataclass(frozen=True)
+class PathStep:
+    """An op or a transfer on the critical path, and why it did not start earlier."""
+
+    kind: Literal["op", "transfer"]
+    index: int
+    """Number of the op, or position among the transfers of the timeline."""
+    start_s: float
+    end_s: float
+    reason: Reason
+    """``start``: nothing came before; ``data``: a tensor had to be made or to arrive; ``device``:
+    another op ran; ``link``: another transfer was ahead."""
+    wait_s: float
+    """For ``data`` how long the device stood idle, for ``device`` how long the data was there, for
+    ``link`` how long the tensor was there to be sent."""
+
+
+class _Cause(NamedTuple):
+    item: int
+    """The op, or the number of ops plus the position of the transfer."""
+    reason: Reason
+    wait_s: float
+
+
+def critical_path(timeline: Timeline, problem: Problem) -> tuple[PathStep, ...]:
+    """The steps from the start to the end of the timeline, each right after the one before."""
+    num_ops = problem.graph.num_ops
+    start_s = np.concatenate((timeline.op_start_s, timeline.transfer_start_s))
+    end_s = np.concatenate((timeline.op_end_s, timeline.transfer_end_s))
+    if not len(end_s):
+        return ()
+    causes = _Causes(timeline, problem)
+    steps: list[PathStep] = []
+    for item, reason, wait_s in _walk(int(np.argmax(end_s)), causes):
+        is_op = item < num_ops
+        steps.append(
+            PathStep(
+                kind="op" if is_op else "transfer",
+                index=item if is_op else item - num_ops,
+                start_s=float(start_s[item]),
+                end_s=float(end_s[item]),
+                reason=reason,
+                wait_s=wait_s,
+            )
+        )
+    return tuple(reversed(steps))
+
+
+def _walk(last: int, causes: _Causes) -> list[tuple[int, Reason, float]]:
+    """Depth-first from the last item to one without a cause: (item, reason, wait) each."""
+    trail: list[tuple[int, Reason, float]] = [(last, "start", 0.0)]
+    untried = [causes.of(last)]
+    seen = {last}
+    while True:
+        item = trail[-1][0]
+        cause = next((c for c in untried[-1] if c.item not in seen), None)
+        if cause is not None:
+            trail[-1] = (item, cause.reason, cause.wait_s)
+            seen.add(cause.item)
+            trail.append((cause.item, "start", 0.0))
+            untried.append(causes.of(cause.item))
+        elif not untried[-1] or len(trail) == 1:
+            return trail
+        else:
+            trail.pop()
+            untried.pop()
+
+
+class _Causes:
+    """Looks up what ops and transfers waited for; an item is an op, or a transfer counted on."""
+
+    def __init__(self, timeline: Timeline, problem: Problem) -> None:
+        graph = problem.graph
+        self.num_ops = graph.num_ops
+        op_start_s, op_end_s = timeline.op_start_s, timeline.op_end_s
+        self.start_s: list[float] = np.append(op_start_s, timeline.transfer_start_s).tolist()
+        self.end_s: list[float] = np.append(op_end_s, timeline.transfer_end_s).tolist()
+        self.ready_s: list[float] = timeline.transfer_ready_s.tolist()
+        self.producer: list[int] = graph.tensor_producer[timeline.transfer_tensor].tolist()
+        self.read_ptr: list[int] = graph.read_ptr.tolist()
+        self.read_from: list[int] = _read_from(timeline, problem).tolist()
+        ops = np.arange(graph.num_ops)
+        queue = timeline.op_device.astype(np.int64) * len(Stream) + graph.op_stream
+        self.on_stream = _Ended(ops, queue, op_start_s, op_end_s)
+        self.queues: list[_Ended] = []
+        if problem.transfers == "queued":
+            routes = problem.costs.routes
+            send = routes.send_queue[timeline.transfer_src]
+            receive = routes.receive_queue[timeline.transfer_dst]
+            transfers = graph.num_ops + np.arange(len(send))
+            items, queues = np.tile(transfers, 2), np.append(send, receive)
+            starts = np.tile(timeline.transfer_start_s, 2)
+            in_queues = _Ended(items, queues, starts, np.tile(timeline.transfer_end_s, 2))
+            self.queues = [in_queues.part(0, len(send)), in_queues.part(len(send), len(items))]
+
+    def of(self, item: int) -> list[_Cause]:
+        """What an item waited for last; nothing where it starts with the step."""
+        if item >= self.num_ops:
+            return self._of_transfer(item)
+        return self._of_op(item) if self.start_s[item] > 0 else []
+
+    def _of_op(self, op: int) -> list[_Cause]:
+        start_s, end_s = self.start_s[op], self.end_s
+        reads = self.read_from[self.read_ptr[op] : self.read_ptr[op + 1]]
+        arrivals = [item for item in reads if item >= 0]
+        before = self.on_stream.last_before(op, op)
+        data_s = max((end_s[item] for item in arrivals), default=0.0)
+        free_s = end_s[before[0]] if before else 0.0
+        if arrivals and data_s >= free_s:
+            item = next(item for item in arrivals if end_s[item] == data_s)
+            return [_Cause(item, "data", max(start_s - free_s, 0.0))]
+        return [_Cause(item, "device", max(start_s - data_s, 0.0)) for item in before]
+
+    def _of_transfer(self, item: int) -> list[_Cause]:
+        transfer = item - self.num_ops
+        wait_s = self.start_s[item] - self.ready_s[transfer]
+        if wait_s > 0 and self.queues:
+            ahead = [o for queue in self.queues for o in queue.last_before(transfer, item)]
+            latest_s = max((self.end_s[other] for other in ahead), default=0.0)
+            return [_Cause(o, "link", wait_s) for o in ahead if self.end_s[o] == latest_s]
+        producer = self.producer[transfer]
+        return [_Cause(producer, "link" if wait_s > 0 else "data", wait_s)] if producer >= 0 else []
+
+
+def _read_from(timeline: Timeline, problem: Problem) -> NDArray[np.int64]:
+    """For each entry of the graph's reads the item that brought the tensor; -1 for none."""
+    graph = problem.graph
+    reader = graph.reader
+    source = graph.tensor_producer[graph.reads].astype(np.int64)
+    if not len(timeline.transfer_tensor):
+        return source
+    num = timeline.num_devices
+    key = timeline.transfer_tensor.astype(np.int64) * num + timeline.transfer_dst
+    order = np.argsort(key, kind="stable")
+    wanted = graph.reads.astype(np.int64) * num + timeline.op_device[reader]
+    found = np.minimum(np.searchsorted(key[order], wanted), len(key) - 1)
+    is_sent = key[order][found] == wanted
+    return np.where(is_sent, graph.num_ops + order[found], source)
+
+
+class _Ended:
+    """Items by group (a stream, a queue) and end; finds those that ended last before a start.
+
+    A thing of no length may end when another starts and yet have run after it, so all that ended
+    then are found; one with a length surely ran before, and then is found alone.
+    """
+
+    def __init__(
+        self,
+        items: NDArray[np.int64],
+        group: NDArray[np.integer],
+        start_s: FloatArray,
+        end_s: FloatArray,
+    ) -> None:
+        has_length = end_s > start_s
+        order = np.lexsort((has_length, end_s, group))
+        times, rank = np.unique(end_s, return_inverse=True)
+        width = len(times) + 1
+        key = group.astype(np.int64) * width + rank + 1
+        query = group.astype(np.int64) * width + np.searchsorted(times, start_s, side="right")
+        self.first: list[int] = np.searchsorted(key[order], group * np.int64(width)).tolist()
+        self.stop: list[int] = np.searchsorted(key[order], query, side="right").tolist()
+        self.items: list[int] = items[order].tolist()
+        self.ends: list[float] = end_s[order].tolist()
+        self.has_length: list[bool] = has_length[order].tolist()
+
+    def part(self, start: int, stop: int) -> _Ended:
+        """The same items, asked for only some of them."""
+        part = copy(self)
+        part.first, part.stop = self.first[start:stop], self.stop[start:stop]
+        return part
+
+    def last_before(self, index: int, item: int) -> list[int]:
+        """Items other than ``item`` that ended last before the start of entry ``index``."""
+        found: list[int] = []
+        end_s = 0.0
+        for at in range(self.stop[index] - 1, self.first[index] - 1, -1):
+            if self.items[at] == item:
+                continue
+            if found and self.ends[at] < end_s:
+                break
+            end_s = self.ends[at]
+            found.append(self.items[at])
+            if self.has_length[at]:
+                break
+        return found
+
 
 TOGETHER = (Stream.COMMUNICATION,)
 """Where devices gather, scatter or sum together."""

@@ -21,11 +21,9 @@ from hocket.planners.placement.devices import workers
 from hocket.planners.whole.bound import shares_bound
 from hocket.planners.whole.budget import Budget, simulated
 from hocket.planners.whole.compare import PLACEMENT, compare_whole
-from hocket.planners.whole.groups import even_sizes, group_of, shared_out
+from hocket.planners.whole.groups import best_cut, even_sizes, group_of, shared_out
 from hocket.planners.whole.must import parse_must
-from hocket.planners.whole.pipelines import best_cut
-from hocket.planners.whole.search import shared_ways
-from hocket.planners.whole.structures import structures
+from hocket.planners.whole.search import shared_ways, structures
 from hocket.planners.whole.tables import tables_of
 
 

@@ -11,16 +11,258 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from hocket.base.arrays import IntArray, LongArray
+from hocket.base.arrays import BoolArray, IntArray, LongArray
 from hocket.graph.graph import Graph
-from hocket.planners.memory.demand import demand_order
-from hocket.planners.memory.exact import exact_order
+from hocket.kernels import kernel
+from hocket.kernels.containers import Heaps, new_heaps, zeros
+from hocket.kernels.heaps import pop, push
 from hocket.planners.memory.hoist import LONG_REACH, SHORT_REACH, memory_curve, peak_bytes
 from hocket.planners.memory.refine import Found, WorkLeft, hoisted_both_ways, minimum_cut, refined
-from hocket.planners.memory.storages import Storages, legal, storages_of
+from hocket.planners.memory.storages import Direction, Storages, legal, storages_of
+
+# The best order of a small graph, by dynamic programming over the sets of ops that have run.
+#
+# A set is a word of bits; for each one the least peak of the ways to it is kept, layer by layer of
+# equal size. Sets whose peak is no better than a known order are dropped, and where an op can run
+# under the peak so far that takes no more than it gives back, nothing else is tried: running it at
+# once never hurts (the bytes of sets are submodular). O(sets · ops), at most `MAX_SETS`.
+
+MAX_OPS = 62
+"""Bits of a word."""
+MAX_SETS = 40_000
+_SLOTS = 1 << 17
+_MIX = 0x9E3779B97F4A7C15 - (1 << 64)
+"""Spreads words over the slots (Knuth's multiplicative hashing)."""
+
+
+class _Sets(NamedTuple):
+    mask: LongArray
+    held: LongArray
+    peak: LongArray
+    parent: LongArray
+    op: LongArray
+    slot: LongArray
+    """Number of the set in each slot of the hash table, or -1."""
+
+
+class _Words(NamedTuple):
+    before: LongArray
+    """Per op: what must have run."""
+    taken: LongArray
+    passing: LongArray
+    read_ptr: LongArray
+    reads: LongArray
+    readers: LongArray
+    """Per storage: who reads it; all bits and more where it is kept."""
+    num_bytes: LongArray
+
+
+@kernel
+def _released(words: _Words, mask: int, op: int) -> int:
+    total: int = words.passing[op]
+    for at in range(words.read_ptr[op], words.read_ptr[op + 1]):
+        storage = words.reads[at]
+        if words.readers[storage] & ~(mask | (np.int64(1) << op)) == 0:
+            total += words.num_bytes[storage]
+    return total
+
+
+@kernel
+def _reach_set(sets: _Sets, count: int, at: int, op: int, peak: int, held: int) -> int:
+    """Note a way to a set; how many sets there are then."""
+    mask = sets.mask[at] | (np.int64(1) << op)
+    slot = ((mask * np.int64(_MIX)) >> 20) & (len(sets.slot) - 1)
+    while sets.slot[slot] >= 0 and sets.mask[sets.slot[slot]] != mask:
+        slot = (slot + 1) & (len(sets.slot) - 1)
+    known = sets.slot[slot]
+    if known < 0:
+        known = count
+        count += 1
+        sets.slot[slot] = known
+        sets.mask[known] = mask
+        sets.held[known] = held
+    elif sets.peak[known] <= peak:
+        return count
+    sets.peak[known] = peak
+    sets.parent[known] = at
+    sets.op[known] = op
+    return count
+
+
+@kernel
+def _fill_sets(words: _Words, sets: _Sets, limit: int) -> int:
+    """All sets in layers; the number of the full one, -1 where no order is below ``limit``, or -2
+    where there were too many sets."""
+    num_ops = len(words.before)
+    full = (np.int64(1) << num_ops) - 1
+    count, at = 1, 0
+    while at < count:
+        mask = sets.mask[at]
+        if mask == full:
+            return at
+        if count + num_ops >= len(sets.mask):
+            return -2
+        free = -1
+        for op in range(num_ops):
+            if mask >> op & 1 == 0 and words.before[op] & ~mask == 0:
+                gives = _released(words, mask, op) - words.taken[op]
+                if gives >= 0 and sets.held[at] + words.taken[op] <= sets.peak[at]:
+                    free = op
+                    break
+        for op in range(num_ops):
+            if mask >> op & 1 or words.before[op] & ~mask or (free >= 0 and op != free):
+                continue
+            most = sets.held[at] + words.taken[op]
+            if most < limit:
+                held = most - _released(words, mask, op)
+                count = _reach_set(sets, count, at, op, max(sets.peak[at], most), held)
+        at += 1
+    return -1
+
+
+def exact_order(storages: Storages, found: Found) -> tuple[Found, bool]:
+    """Return the best order and True where the graph is small enough, else the one given."""
+    if storages.num_ops > MAX_OPS:
+        return found, False
+    columns = [zeros(MAX_SETS) for _ in range(5)]
+    sets = _Sets._make([*columns, np.full(_SLOTS, -1, dtype=np.int64)])
+    last = _fill_sets(_words(storages), sets, found.peak_bytes)
+    if last < 0:
+        return found, last == -1
+    order: list[int] = []
+    peak = int(sets.peak[last])
+    while last > 0:
+        order.append(int(sets.op[last]))
+        last = int(sets.parent[last])
+    return Found(peak, np.array(order[::-1], dtype=np.int64)), True
+
+
+def _words(storages: Storages) -> _Words:
+    ways, bit = storages.forwards, np.int64(1) << np.arange(storages.num_ops, dtype=np.int64)
+    before = zeros(storages.num_ops)
+    np.bitwise_or.at(before, storages.after, bit[storages.before])
+    readers = np.where(storages.is_kept, np.int64(1) << 62, np.int64(0))
+    storage = np.repeat(np.arange(len(readers)), np.diff(storages.reader_ptr))
+    np.bitwise_or.at(readers, storage, bit[storages.readers])
+    taken = storages.passing_bytes.copy()
+    np.add.at(taken, storages.producer, storages.num_bytes)
+    return _Words(
+        before, taken, storages.passing_bytes.copy(), ways.close_ptr.copy(), ways.closes.copy(),
+        readers, storages.num_bytes.copy(),
+    )  # fmt: skip
+
+
+# Demand-driven emission: compute what the next result needs, and nothing before it is needed.
+#
+# The ops that nobody waits for are visited in the graph's order or against it, and each is preceded
+# by what it still misses, depth first. Of what one op misses, that goes first whose making holds
+# most beyond its result (Sethi and Ullman, 1970, with bytes for registers): so a sum over many
+# steps adds each part as it is made, and chains of different layers are not mixed. Exact on trees,
+# a good start elsewhere. O(ops + precedences · log).
+
+_ZERO = cast(int, np.int64(0))
+"""For a plain 0 as argument the compiler would make a further version of a function."""
+
+
+class _Needs(NamedTuple):
+    result_bytes: LongArray
+    """Per op: what is held of it when it has run."""
+    most_bytes: LongArray
+    """Per op: what is held at most while it and all that it needs are made, nothing shared."""
+    before: LongArray
+    """As `Direction.before`, in the order in which they are made."""
+    queue: LongArray
+    heap: Heaps
+
+
+@kernel
+def _fill_needs(ways: Direction, waits: LongArray, needs: _Needs) -> None:
+    last = 0
+    for op in range(len(waits)):
+        if waits[op] == 0:
+            needs.queue[last] = op
+            last += 1
+    first = 0
+    while first < last:
+        op = needs.queue[first]
+        first += 1
+        for at in range(ways.before_ptr[op], ways.before_ptr[op + 1]):
+            other = ways.before[at]
+            beyond = needs.most_bytes[other] - needs.result_bytes[other]
+            push(needs.heap, _ZERO, -float(beyond), other)
+        held, most = 0, 0
+        for at in range(ways.before_ptr[op], ways.before_ptr[op + 1]):
+            other = pop(needs.heap, _ZERO)
+            needs.before[at] = other
+            most = max(most, held + needs.most_bytes[other])
+            held += needs.result_bytes[other]
+        needs.most_bytes[op] = max(most, held + needs.most_bytes[op])
+        for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
+            waits[ways.after[at]] -= 1
+            if waits[ways.after[at]] == 0:
+                needs.queue[last] = ways.after[at]
+                last += 1
+
+
+@kernel
+def _emit(
+    ways: Direction,
+    before: LongArray,
+    roots: LongArray,
+    has_run: BoolArray,
+    stack: LongArray,
+    place: LongArray,
+    order: LongArray,
+) -> None:
+    count = 0
+    for root in roots:
+        depth = 0
+        stack[0] = root
+        place[0] = ways.before_ptr[root]
+        while depth >= 0:
+            op = stack[depth]
+            if place[depth] < ways.before_ptr[op + 1]:
+                other = before[place[depth]]
+                place[depth] += 1
+                if not has_run[other]:
+                    depth += 1
+                    stack[depth] = other
+                    place[depth] = ways.before_ptr[other]
+                continue
+            depth -= 1
+            if not has_run[op]:
+                has_run[op] = True
+                order[count] = op
+                count += 1
+
+
+def demand_order(storages: Storages, *, last_first: bool) -> LongArray:
+    """All ops, each as late as the results before it allow, these in order or backwards."""
+    ways, num_ops = storages.forwards, storages.num_ops
+    made = zeros(num_ops)
+    np.add.at(made, storages.producer, storages.num_bytes)
+    read = zeros(num_ops)
+    reader_of = storages.readers
+    np.maximum.at(read, reader_of, np.repeat(storages.num_bytes, np.diff(storages.reader_ptr)))
+    needs = _Needs(
+        # A view makes nothing, but what it looks at is held for its readers.
+        result_bytes=np.where(made > 0, made, read),
+        most_bytes=made + storages.passing_bytes,
+        before=zeros(len(ways.before)),
+        queue=zeros(num_ops),
+        heap=new_heaps(np.array([0, int(np.diff(ways.before_ptr).max(initial=0)) + 1])),
+    )
+    _fill_needs(ways, ways.num_waits.copy(), needs)
+    roots = np.flatnonzero(np.diff(ways.after_ptr) == 0)
+    roots = np.ascontiguousarray(roots[::-1]) if last_first else roots
+    order, has_run = zeros(num_ops), np.zeros(num_ops, dtype=np.bool_)
+    _emit(ways, needs.before, roots, has_run, zeros(num_ops), zeros(num_ops), order)
+    return order
+
 
 _VISITS = 3_000_000
 """Ops that all cuts of one search visit together, about."""

@@ -8,44 +8,134 @@ contribute, and the bound says what it bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from hocket.base.errors import UsageError
 from hocket.base.units import format_percent, format_seconds
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Memory, Priority, Shares
+from hocket.plan.sections import Communication, Memory, Priority, Replica, Shares
 from hocket.plan.sections.shares import SPLIT_SCHEDULES
 from hocket.plan.words import in_words
 from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
-from hocket.planners.candidates import Candidate, Comparison, propose
+from hocket.planners.candidates import Candidate, Comparison, empty_plan, propose
 from hocket.planners.goal import Goal, merit_told, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
+from hocket.planners.memory.budget import BudgetFit
+from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.placement.devices import workers
+from hocket.planners.placement.layer_blocks import layer_of
 from hocket.planners.registry import BASE
 from hocket.planners.waves.candidate import in_lanes
-from hocket.planners.whole.baselines import (
-    DDP,
-    DEEPSPEED,
-    FSDP,
-    GPIPE,
-    ddp,
-    gpipe,
-    unsplit_baselines,
-)
 from hocket.planners.whole.bound import shares_bound
 from hocket.planners.whole.budget import Budget
+from hocket.planners.whole.groups import even_sizes
 from hocket.planners.whole.must import ANYTHING, Must
 from hocket.planners.whole.search import shared_ways
 from hocket.planners.whole.sharded import equal_shards, unequal_shards
-from hocket.planners.whole.streamed import streamed
-from hocket.planners.whole.tables import Tables, tables_of
+from hocket.planners.whole.tables import Tables, largest_size, tables_of
 from hocket.planners.whole.travelling import by_priority
 from hocket.simulate.analysis import bottleneck
 from hocket.simulate.timeline import Timeline
+
+# What people do without a planner, under the names by which they know it.
+
+DDP = "DDP"
+FSDP = "FSDP"
+DEEPSPEED = "DeepSpeed offload"
+GPIPE = "GPipe by hand"
+UNSPLIT = {"one-device": "one device, unsplit", "device-map-auto": 'device_map="auto"'}
+"""Planners of the unsplit batch that stand in the table, and what people call them."""
+_GPIPE_MICROBATCHES = 4
+"""Microbatches per stage: what GPipe's authors found enough to hide the bubble."""
+
+
+def unsplit_baselines(problem: Problem) -> Iterator[tuple[str, Candidate]]:
+    """Placements of the unsplit batch that take no planning."""
+    for name, title in UNSPLIT.items():
+        yield title, propose(problem, name, BASE[name])
+
+
+def ddp(tables: Tables, devices: list[int]) -> Shares | None:
+    """Equal shares of the batch on all devices, in as few microbatches as the smallest allows."""
+    ranks = devices[: tables.num_samples]
+    if len(ranks) < 2:
+        return None
+    spare = tables.largest_bucket_bytes
+    sizes = [largest_size(tables, d, is_repeated=False, spare_bytes=spare) for d in ranks]
+    share = -(-tables.num_samples // len(ranks))
+    size = min(sizes)
+    if size < share:
+        size = min(largest_size(tables, d, is_repeated=True, spare_bytes=spare) for d in ranks)
+    names = tables.problem.cluster.device_names
+    counts = even_sizes(tables.num_samples, share)
+    replicas = tuple(
+        Replica(devices=(names[device],), microbatches=even_sizes(count, max(size, 1)))
+        for device, count in zip(ranks, counts, strict=False)
+    )
+    return Shares(replicas=replicas)
+
+
+def gpipe(tables: Tables, devices: list[int]) -> Shares | None:
+    """Stages of equally many layers on all devices in their order, all forward passes first."""
+    graph, count = tables.problem.graph, len(devices)
+    layer = layer_of(graph)
+    num_layers = int(layer.max(initial=0)) + 1
+    if count < 2 or num_layers < count:
+        return None
+    first = [stage * num_layers // count for stage in range(1, count)]
+    cuts = tuple(int(np.flatnonzero(layer >= number)[0]) for number in first)
+    if len(set(cuts)) < len(cuts) or min(cuts) < 1:
+        return None
+    number = min(tables.num_samples, _GPIPE_MICROBATCHES * count)
+    names = tables.problem.cluster.device_names
+    replica = Replica(
+        devices=tuple(names[device] for device in devices),
+        microbatches=even_sizes(tables.num_samples, -(-tables.num_samples // number)),
+        cuts=cuts,
+    )
+    return Shares(replicas=(replica,), schedule="gpipe")
+
+
+# Where no way of sharing fits: one device that fetches its parameters from the host as it goes.
+#
+# The memory planner's plans for the whole batch on the roomiest device (`hocket.planners.memory`):
+# parameters at home on the host, streamed block by block, activations offloaded or recomputed, the
+# loss in chunks. It takes longer than all the rest and is asked only where nothing else is left.
+
+STREAMED = "one device, streamed"
+_LEVELS = 8
+"""Budgets between the plain step and the leanest for which a plan is made."""
+_MOST_OPS = 20_000
+
+
+def streamed(problem: Problem) -> Candidate | None:
+    """The best plan of the whole batch on the roomiest device; None where even that needs more."""
+    if problem.graph.num_ops > _MOST_OPS:
+        return None
+    started = time.perf_counter()
+    devices = workers(problem)
+    device = int(devices[np.argmax(problem.memory_bytes[devices])])
+    place = np.full(problem.graph.num_ops, device, dtype=np.int32)
+    try:
+        frontier = find_frontier(
+            problem, empty_plan(problem, "memory").placing(place), num_levels=_LEVELS
+        )
+    except UsageError:
+        return None  # no training step
+    fit = BudgetFit(frontier, int(problem.memory_bytes[device]))
+    if fit.chosen is None:
+        return None
+    return Candidate(
+        planner=STREAMED, plan=fit.plan(), timeline=fit.chosen.timeline, feasible=True, reason="",
+        plan_seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
 
 PLACEMENT = "op placement, unsplit"
 HOW = "how"

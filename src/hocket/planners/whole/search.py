@@ -10,13 +10,17 @@ simulations of the best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
+from hocket.base.arrays import FloatArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.parts import even_parts
+from hocket.cost.collectives import ring_all_reduce_s
 from hocket.plan.gradient_buckets import BUCKET_BYTES
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Replica, Shares
@@ -27,14 +31,210 @@ from hocket.planners.communication.collective import plan_collective
 from hocket.planners.goal import Goal
 from hocket.planners.placement.devices import workers
 from hocket.planners.whole.budget import Budget
-from hocket.planners.whole.divided_matrices import divided_devices, tables_for
 from hocket.planners.whole.groups import DeviceGroup, even_sizes, group_of, shared_out
-from hocket.planners.whole.least import least_s
 from hocket.planners.whole.must import ANYTHING, Must
 from hocket.planners.whole.relief import fitted
-from hocket.planners.whole.structures import Structure, structures
 from hocket.planners.whole.tables import Tables, tables_of
-from hocket.simulate.shares.prices import best_ring
+from hocket.simulate.shares.matrices import degrees_of, one_part, regions_of
+from hocket.simulate.shares.order import places_of
+from hocket.simulate.shares.prices import best_ring, priced_at
+
+# Tensor parallelism: devices of one kind that divide every matrix count as one quicker device.
+#
+# For each degree that heads and widths allow, devices of a kind that are next to each other in the
+# cluster are taken together, and what one of them does is a problem of its own: the same graph with
+# a part of every matrix. Replicas and pipelines of such groups are then found by the same closed
+# forms as those of single devices, with the sums over parts added where they are made: nothing
+# hides them (Megatron-LM, Shoeybi et al. 2019; with pipelines, Narayanan et al. 2021). O(degrees x
+# structures).
+
+
+@dataclass(frozen=True, eq=False)
+class DividedDevices:
+    """Groups of devices that divide matrices, each known by its first one."""
+
+    degree: int
+    tables: Tables
+    """Of what one part does, with the sums over parts."""
+    groups: dict[int, tuple[int, ...]]
+    """All devices of a group, by the first."""
+
+    def widened(self, shares: Shares) -> Shares:
+        """Shares of the first devices as those of whole groups."""
+        names = self.tables.problem.cluster.device_names
+        of_name = {names[first]: tuple(names[d] for d in g) for first, g in self.groups.items()}
+        replicas = (
+            replace(r, devices=tuple(name for first in r.devices for name in of_name[first]))
+            for r in shares.replicas
+        )
+        return replace(shares, replicas=tuple(replicas), tensor=self.degree)
+
+
+def divided_devices(tables: Tables, devices: Sequence[int]) -> Iterator[DividedDevices]:
+    """Every degree, with the groups that devices of one kind and memory make."""
+    for degree in degrees_of(tables.problem.graph):
+        groups = [
+            tuple(alike[i : i + degree])
+            for alike in _alike(tables, devices)
+            for i in range(0, len(alike) - degree + 1, degree)
+        ]
+        if groups:
+            part = tables_of(one_part(tables.problem, degree))
+            summed = replace(part, passes_s=part.passes_s + _sums_s(part, groups))
+            yield DividedDevices(degree, summed, {group[0]: group for group in groups})
+
+
+def tables_for(tables: Tables, shares: Shares) -> Tables:
+    """The closed forms of what one device does under shares: of all, or of one part."""
+    return tables if shares.tensor == 1 else _part_tables(tables, shares.tensor)
+
+
+@lru_cache(maxsize=16)
+def _part_tables(tables: Tables, degree: int) -> Tables:
+    return tables_of(one_part(tables.problem, degree))
+
+
+def _alike(tables: Tables, devices: Sequence[int]) -> list[list[int]]:
+    """Devices of one kind and memory, in the order of the cluster."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for device in devices:
+        found[tables.row(device), int(tables.problem.memory_bytes[device])].append(device)
+    return list(found.values())
+
+
+def _sums_s(part: Tables, groups: Sequence[tuple[int, ...]]) -> FloatArray:
+    """[kind, size, place]: seconds of the sums before a place, in the first group of a kind."""
+    graph = part.problem.graph
+    regions = regions_of(graph)
+    assert regions is not None
+    place = places_of(graph)[[each.maker for each in regions.sums]]
+    tensors = [each.tensor for each in regions.sums]
+    found = np.zeros_like(part.passes_s)
+    for group in reversed(groups):
+        ring = best_ring(part.problem, group)
+        for index, size in enumerate(part.sizes.tolist()):
+            sizes = priced_at(part.problem, size).graph.tensor_bytes[tensors]
+            sums_s = ring_all_reduce_s(sizes, len(group), ring.latency_s, ring.bandwidth_bps)
+            at = np.bincount(place + 1, sums_s, graph.num_ops + 1)
+            found[part.row(group[0]), index] = np.cumsum(at)
+    return found
+
+
+# Which devices hold the model together: all ways for few devices, the sensible ones for many.
+#
+# A structure is a set of groups of devices; each group holds the model once, its devices in the
+# order of their stages. Devices of one kind with the same links are exchangeable, so of ways that
+# differ only by them the first is kept.
+
+Structure = tuple[tuple[int, ...], ...]
+FEW_DEVICES = 4
+"""Up to so many devices every set of groups in every order is considered."""
+_MOST_STAGES = 8
+
+
+def structures(tables: Tables, devices: list[int]) -> list[Structure]:
+    """Sets of groups, each once up to exchangeable devices, small ones first."""
+    found = _all_sets(devices) if len(devices) <= FEW_DEVICES else _sensible(tables, devices)
+    alike = {device: _class_of(tables, device) for device in devices}
+    seen: dict[object, Structure] = {}
+    for structure in found:
+        if structure:
+            key = tuple(sorted(tuple(alike[d] for d in group) for group in structure))
+            seen.setdefault(key, structure)
+    return sorted(seen.values(), key=lambda s: (sum(map(len, s)), len(s), s))
+
+
+def _class_of(tables: Tables, device: int) -> tuple[object, ...]:
+    problem = tables.problem
+    bandwidth = sorted(problem.costs.routes.bandwidth_bps[device].tolist())
+    return tables.row(device), int(problem.memory_bytes[device]), tuple(bandwidth)
+
+
+def _all_sets(devices: list[int]) -> Iterator[Structure]:
+    """Every set of ordered groups of some of the devices."""
+    if not devices:
+        yield ()
+        return
+    last = devices[-1]
+    for rest in _all_sets(devices[:-1]):
+        yield rest
+        yield (*rest, (last,))
+        for index, group in enumerate(rest):
+            for at in range(len(group) + 1):
+                grown = (*group[:at], last, *group[at:])
+                yield (*rest[:index], grown, *rest[index + 1 :])
+
+
+def _sensible(tables: Tables, devices: list[int]) -> Iterator[Structure]:
+    """The quickest devices as replicas, as one pipeline, or as replicas of pipelines."""
+    quickest = sorted(devices, key=lambda d: (tables.passes_s[tables.row(d), -1, -1], d))
+    roomy = sorted(devices, key=lambda d: (-int(tables.problem.memory_bytes[d]), d))
+    for order in (quickest, devices, roomy):
+        for count in sensible_counts(len(devices)):
+            some = order[:count]
+            yield tuple((device,) for device in some)
+            if 1 < count <= _MOST_STAGES:
+                yield (tuple(some),)
+                yield (tuple(reversed(some)),)
+            for stages in range(2, min(count // 2, _MOST_STAGES) + 1):
+                if count % stages == 0:
+                    yield _chunks(some, stages)
+                    yield tuple(tuple(some[i :: count // stages]) for i in range(count // stages))
+
+
+def _chunks(devices: list[int], stages: int) -> Structure:
+    return tuple(tuple(devices[i : i + stages]) for i in range(0, len(devices), stages))
+
+
+def sensible_counts(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, …, and all."""
+    found, power = {1, 3, most}, 2
+    while power <= most:
+        found |= {power, power * 3 // 2}
+        power *= 2
+    return sorted(count for count in found if count <= most)
+
+
+# What a way of sharing takes at least: what its busiest device computes, before and after others.
+#
+# A device computes one op after the other, so no step is shorter than all that one device does. The
+# first microbatch must have passed the stages before a stage, and its last one must pass them on
+# the way back. Exchanges, copies and waiting count nothing. O(replicas x stages) differences of
+# sums.
+
+_SLACK = 0.995
+"""Sizes between those that were priced are interpolated."""
+
+
+def least_s(tables: Tables, shares: Shares) -> float:
+    """Seconds that the way takes at least."""
+    num_shards = len(shares.replicas) if shares.sharded else 1
+    stages = shares.part_by_part().replicas  # one device of each, whose tables are those of a part
+    return _SLACK * max(_replica_s(tables, replica, num_shards) for replica in stages)
+
+
+def _replica_s(tables: Tables, replica: Replica, num_shards: int) -> float:
+    number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
+    bounds = (0, *replica.cuts, tables.problem.graph.num_ops)
+    sizes = Counter(replica.microbatches)
+    longest_s = before_s = 0.0
+    for stage, name in enumerate(replica.devices):
+        device, first, stop = number[name], bounds[stage], bounds[stage + 1]
+        passes_s = sum(
+            count * _stage_s(tables, device, size, first, stop) for size, count in sizes.items()
+        )
+        update_s = tables.update_s[tables.row(device)]
+        updates_s = float(update_s[stop] - update_s[first]) / num_shards
+        longest_s = max(longest_s, passes_s + max(before_s, updates_s))
+        before_s += _stage_s(tables, device, min(sizes), first, stop)
+    return longest_s
+
+
+def _stage_s(tables: Tables, device: int, size: int, first: int, stop: int) -> float:
+    """Forward and backward of one microbatch."""
+    along_s = tables.stage_s(device, size)
+    return float(along_s[stop] - along_s[first])
+
 
 _STARTS = 4
 """Ways that are improved by small moves, each with other devices or stages."""

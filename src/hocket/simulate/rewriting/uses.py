@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from hocket.base.arrays import BoolArray, LongArray, spans
+from hocket.base.arrays import BoolArray, LongArray, pointers, spans
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.rewriting.blocks import StepBlocks
+from hocket.simulate.rewriting.calls import Span, calls_of, outer_modules
 from hocket.simulate.rewriting.casts import CAST
 from hocket.simulate.rewriting.experts import BatchedExperts, find_experts
-from hocket.simulate.rewriting.given import held_by_calls
-from hocket.simulate.rewriting.held import as_held
 from hocket.simulate.rewriting.nodes import (
     BackwardNodes,
     Happening,
@@ -28,7 +27,70 @@ from hocket.simulate.rewriting.nodes import (
     find_turns,
 )
 from hocket.simulate.rewriting.updates import Update, find_updates
-from hocket.simulate.rewriting.visits import OUTSIDE, StepVisits, find_visits
+from hocket.simulate.rewriting.visits import OUTSIDE, StepVisits, find_visits, uncalled_lists
+
+# What calls of modules were given: the code that made them has it until they return.
+#
+# A container such as ``layer1`` of a residual net reads its input in its first block and is called
+# for all of them, and Python's frames hold what they were called with. So the forward pass holds
+# the inputs of modules and of those around them to the end of each call. O(ops · depth of modules).
+
+
+def held_by_calls(
+    graph: Graph, visits: StepVisits, num_forward: int, is_forward: BoolArray
+) -> LongArray:
+    """Pairs of a call's last op and a tensor that it was given, of tensors ``is_forward``."""
+    found = [np.zeros((0, 2), dtype=np.int64)]
+    for start, stop in _calls(graph, visits, num_forward):
+        at, _ = spans(graph.read_ptr, np.arange(start, stop))
+        read = np.unique(graph.reads[at].astype(np.int64))
+        given = read[is_forward[read] & (graph.tensor_producer[graph.root_of[read]] < start)]
+        found.append(np.stack([np.full(len(given), stop - 1), given], axis=1))
+    return np.concatenate(found)
+
+
+def _calls(graph: Graph, visits: StepVisits, num_forward: int) -> list[Span]:
+    """Of visited modules and of those around them that are called."""
+    modules = dict.fromkeys(visit.module for visit in visits.visits if visit.module)
+    uncalled = uncalled_lists(graph)
+    around = dict.fromkeys(outer for path in modules for outer in outer_modules(path))
+    return [(visit.start, visit.stop) for visit in visits.visits] + [
+        call
+        for path in around
+        if path not in uncalled
+        for call in calls_of(graph, path, num_forward)
+    ]
+
+
+# The graph of a step as autograd holds its tensors, where that is longer than they are read.
+#
+# A capture notes which ops' nodes hold storages that no op of the backward pass reads. For a step
+# of the model itself these ops read them. O(reads).
+
+HELD = "held"
+"""Note of a graph: names of tensors that an op's autograd node holds, by the op's name."""
+
+
+def as_held(graph: Graph) -> Graph:
+    """The graph in which ops read what their nodes hold."""
+    noted = graph.meta.get(HELD)
+    if not noted:
+        return graph
+    op_of = {name: op for op, name in enumerate(graph.op_names)}
+    tensor_of = {name: tensor for tensor, name in enumerate(graph.tensor_names)}
+    reader = graph.reader
+    # A graph that was made of another has its note and may lack some of its ops.
+    pairs = {
+        (op_of[op], tensor_of[name])
+        for op, names in noted.items()
+        for name in names
+        if op in op_of and name in tensor_of
+    }
+    every = sorted(pairs | {*zip(reader.tolist(), graph.reads.tolist(), strict=True)})
+    ops, tensors = (np.array(column, dtype=np.int32) for column in zip(*every, strict=True))
+    counts = np.bincount(ops, minlength=graph.num_ops)
+    return replace(graph, read_ptr=pointers(counts), reads=tensors)
+
 
 _RECURRENT = "aten._cudnn_rnn"
 """Draws what it drops from a state of cuDNN's own."""

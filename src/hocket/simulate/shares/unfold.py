@@ -12,14 +12,17 @@ O(replicas x microbatches x (ops + tensors)), numpy.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import InputFileError
+from hocket.cost.collectives import ring_all_reduce_s
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.plan.problem import Problem
@@ -27,9 +30,8 @@ from hocket.plan.sections import Communication, Lanes, Shares
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.simulate.shares.copies import Pass, ReplicaCopy
 from hocket.simulate.shares.exchange import exchange_alike
-from hocket.simulate.shares.joined import join_parts
 from hocket.simulate.shares.lanes import circle, hold_back, in_lane, updated
-from hocket.simulate.shares.matrices import one_part, regions_of
+from hocket.simulate.shares.matrices import Regions, one_part, regions_of
 from hocket.simulate.shares.memory import (
     copies_in,
     copies_out,
@@ -40,15 +42,167 @@ from hocket.simulate.shares.memory import (
     second_run,
 )
 from hocket.simulate.shares.order import pass_kinds, slots, stages_of
-from hocket.simulate.shares.parts import added_parts
 from hocket.simulate.shares.prices import (
     ACCUMULATE,
     accumulate_demand,
     accumulate_s,
+    best_ring,
+    gradients_of,
     priced_at,
 )
 from hocket.simulate.shares.sharded import exchange_shards
 from hocket.simulate.shares.sheet import CopiedNames, Sheet
+from hocket.simulate.shares.together import (
+    Exchanges,
+    JoinedNames,
+    all_reduced_bytes,
+    exchange_all,
+)
+
+# Parts of divided matrices while they are unfolded: what they make is summed where it leaves them.
+#
+# All devices of a stage have the same samples and a part of every divided op each; a sum begins
+# when all of them have what is added, and what reads it waits. Where a block runs again before its
+# backward pass, so do the sums inside it. O(sums x devices).
+
+_NEXT = 0.25
+"""After an op, before the one that follows it."""
+_CLOSE = 1e-6
+"""Likewise among second runs, which stand close together."""
+_BEGIN = 1e-5
+"""From when all are ready to the sum."""
+
+
+def join_parts(
+    problem: Problem, regions: Regions, copies: Sequence[ReplicaCopy], degree: int, sheet: Sheet
+) -> None:
+    """Add the sums over the parts of every replica; copies stand replica by replica."""
+    for start in range(0, len(copies), degree):
+        group = copies[start : start + degree]
+        for number in range(len(group[0].replica.microbatches)):
+            for runs in (_first_runs(group, number), _second_runs(group, number)):
+                _sum_all(problem, regions, group, number, runs, sheet)
+
+
+class _MicrobatchRuns(NamedTuple):
+    """One run of a microbatch's ops on all parts."""
+
+    op: list[IntArray]
+    """Per part and op of the graph; -1 where it does not run."""
+    priority: list[FloatArray]
+    tensor: list[IntArray] | None
+    """Per part and tensor of the graph; None where only ops are known."""
+    close: float
+    label: str
+
+
+def _first_runs(group: Sequence[ReplicaCopy], number: int) -> _MicrobatchRuns:
+    passes = [own.passes[number] for own in group]
+    return _MicrobatchRuns(
+        [p.op for p in passes], [p.priority for p in passes], [p.tensor for p in passes], _NEXT,
+        f"#{number}",
+    )  # fmt: skip
+
+
+def _second_runs(group: Sequence[ReplicaCopy], number: int) -> _MicrobatchRuns:
+    passes = [own.passes[number] for own in group]
+    return _MicrobatchRuns(
+        [p.again for p in passes], [p.again_priority for p in passes], None, _CLOSE,
+        f"#{number}@again",
+    )  # fmt: skip
+
+
+def _sum_all(
+    problem: Problem,
+    regions: Regions,
+    group: Sequence[ReplicaCopy],
+    number: int,
+    runs: _MicrobatchRuns,
+    sheet: Sheet,
+) -> None:
+    """The sums of one run, all at once."""
+    makers = np.array([each.maker for each in regions.sums])
+    runs_here = runs.op[0][makers] >= 0
+    sums = [each for each, is_here in zip(regions.sums, runs_here, strict=True) if is_here]
+    if not sums:
+        return
+    makers, num_parts = makers[runs_here], len(group)
+    sized = priced_at(problem, group[0].replica.microbatches[number]).graph
+    devices = np.stack([own.device_of[makers] for own in group], axis=1)
+    rings = [best_ring(problem, tuple(row)) for row in devices.tolist()]
+    when = np.stack([priority[makers] for priority in runs.priority], axis=1) + runs.close
+    sizes = sized.tensor_bytes[[each.tensor for each in sums]]
+    exchanges = Exchanges(
+        names=tuple(f"sum.{maker}{runs.label}" for maker in makers.tolist()),
+        labels=tuple(own.label for own in group),
+        devices=devices,
+        ready_priority=when,
+        priority=when + _BEGIN,
+        seconds=ring_all_reduce_s(
+            sizes, num_parts,
+            [ring.latency_s for ring in rings], [ring.bandwidth_bps for ring in rings],
+        ),
+        sent_bytes=all_reduced_bytes(sizes, num_parts),
+    )  # fmt: skip
+    waiting = _waits(sized, makers, runs, sheet)
+    ops = exchange_all(sheet, "exchange", exchanges, waiting, len(problem.costs.kind_names))
+    names = JoinedNames(exchanges.names, exchanges.labels, "#done")
+    told = sheet.add_tensors(names, role=Role.CONTROL, producer=ops.ravel()).reshape(ops.shape)
+    for part, op_of in enumerate(runs.op):
+        readers = op_of[np.concatenate([each.readers for each in sums])]
+        done = np.repeat(told[:, part], [len(each.readers) for each in sums])
+        sheet.add_reads(readers[readers >= 0], done[readers >= 0])
+
+
+def _waits(
+    sized: Graph, makers: LongArray, runs: _MicrobatchRuns, sheet: Sheet
+) -> tuple[IntArray, LongArray]:
+    """What sums wait for, and the flat number of the sum and part that does."""
+    num_parts, number = len(runs.op), np.arange(len(makers))
+    if runs.tensor is None:
+        # Of second runs it is known when they end, and that is all a sum has to know.
+        found = [
+            sheet.add_tensors([""] * len(makers), role=Role.CONTROL, producer=op_of[makers])
+            for op_of in runs.op
+        ]
+        at = [number * num_parts + part for part in range(num_parts)]
+        return np.concatenate(found), np.concatenate(at)
+    made = [sized.made_by(int(maker)) for maker in makers]
+    flat = np.concatenate([np.array(some, dtype=np.int64) for some in made])
+    number = np.repeat(number, [len(some) for some in made])
+    return (
+        np.concatenate([tensor[flat] for tensor in runs.tensor]),
+        np.concatenate([number * num_parts + part for part in range(num_parts)]),
+    )
+
+
+# Which gradients microbatches add up, and what comes once after that.
+
+_SUM = "aten.add"
+
+
+@lru_cache(maxsize=64)
+def added_parts(graph: Graph, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray]:
+    """What is added up over microbatches, and the ops that come once after it.
+
+    Of a weight that two stages use, each adds up its own part of the gradient, and the parts meet
+    once per step: else a gradient would travel with every microbatch.
+    """
+    gradients, stage = gradients_of(graph), stages_of(graph, cuts)
+    maker = graph.tensor_producer[gradients]
+    parts: list[int] = []
+    finals: list[int] = []
+    for gradient, op in zip(gradients.tolist(), maker.tolist(), strict=True):
+        reads = graph.reads_of(op)
+        sources = graph.tensor_producer[reads]
+        is_sum = graph.kind_of(op) == _SUM and len(reads) > 1 and bool((sources >= 0).all())
+        if is_sum and bool((stage[sources] != stage[op]).any()):
+            parts += reads.tolist()
+            finals.append(op)
+        else:
+            parts.append(gradient)
+    return np.array(parts, dtype=np.int32), np.array(finals, dtype=np.int32)
+
 
 _LATE = 1e15
 """A priority behind all passes."""
