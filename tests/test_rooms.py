@@ -1,7 +1,4 @@
-"""Rooms and their folders depend on each other one way, also by imports inside of functions.
-
-One name has one meaning: no two classes of the package have the same name.
-"""
+"""Rooms and their folders depend on each other one way, also by imports inside of functions."""
 
 from __future__ import annotations
 
@@ -25,27 +22,24 @@ class Source(NamedTuple):
     """Below the package."""
     imports: list[list[str]]
     """Modules of the package that it imports when it runs, without the package's name."""
-    classes: list[str]
 
 
 @functools.cache
 def sources() -> list[Source]:
     return [
-        Source(path.relative_to(ROOT), *read(ast.parse(path.read_text())))
+        Source(path.relative_to(ROOT), read(ast.parse(path.read_text())))
         for path in sorted(ROOT.rglob("*.py"))
     ]
 
 
-def read(tree: ast.Module) -> tuple[list[list[str]], list[str]]:
-    imports, classes = [], []
+def read(tree: ast.Module) -> list[list[str]]:
+    imports = []
     for node in nodes_that_run(tree):
-        if isinstance(node, ast.ClassDef):
-            classes.append(node.name)
-        elif isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):
             first, *rest = (node.module or "").split(".")
             if first == "hocket" and rest:
                 imports.append(rest)
-    return imports, classes
+    return imports
 
 
 def nodes_that_run(node: ast.AST) -> Iterator[ast.AST]:
@@ -96,11 +90,3 @@ def test_folders_of_a_room_import_each_other_one_way() -> None:
                 if other[0] == room.name and len(other) > 1 and other[1] in folders - {own}:
                     wants[own].add(other[1])
         assert circle(wants) == [], room.name
-
-
-def test_every_class_has_a_name_of_its_own() -> None:
-    homes: dict[str, list[str]] = defaultdict(list)
-    for source in sources():
-        for name in source.classes:
-            homes[name].append(str(source.path))
-    assert {name: found for name, found in homes.items() if len(found) > 1} == {}

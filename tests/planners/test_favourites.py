@@ -20,7 +20,7 @@ from simulate.problems import joined, problem_of, problems
 from hocket.api import make_problem
 from hocket.graph import GraphBuilder
 from hocket.graph.generators import generate
-from hocket.planners.favourites import children, favourite_children, matching
+from hocket.planners.favourites import children, favourite_children
 from hocket.planners.favourites.children import longest_path_s, match_favourites
 from hocket.planners.favourites.net import net_of
 from hocket.planners.tables import mean_transfer_s
@@ -130,7 +130,7 @@ def test_matching_has_the_greatest_weight_and_keeps_whole_favours(drawn):
 def test_large_matching_takes_the_heaviest_edges_first(drawn):
     net, favour = drawn
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "_MAX_EXACT_EDGES", -1)
+        patch.setattr(children, "_MAX_EXACT_EDGES", -1)
         child = match_favourites(net, favour)
     assert_matching(child, net)
     is_chosen = child[net.src] == net.dst
@@ -142,7 +142,7 @@ def test_large_matching_takes_the_heaviest_edges_first(drawn):
 def test_displaced_reader_takes_its_place_among_equals(monkeypatch):
     # Op 4 displaces op 2 at op 0; at op 1 the edge to op 2 stands before the equal one to op 3.
     net = net_from([1.0] * 5, [(0, 2), (1, 2), (1, 3), (0, 4)], [2.0, 1.0, 1.0, 3.0])
-    monkeypatch.setattr(matching, "_MAX_EXACT_EDGES", -1)
+    monkeypatch.setattr(children, "_MAX_EXACT_EDGES", -1)
     assert match_favourites(net, np.full(4, 0.5)).tolist() == [4, 2, -1, -1, -1]
 
 

@@ -25,7 +25,8 @@ from hocket.graph import GraphBuilder, Phase, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.plan.verify import require_structure
-from hocket.planners.max_load import dpl, max_load_bound, pipedream, scattered, throughput
+from hocket.planners.max_load import dpl, max_load_bound, pipedream, throughput
+from hocket.planners.max_load import planner as max_load_planner
 from hocket.planners.max_load.classes import device_classes
 from hocket.planners.max_load.contiguous import acyclic, contracted, depth_first_order, neck_blocks
 from hocket.planners.max_load.lattice import chain_lattice, ideal_lattice
@@ -272,7 +273,7 @@ def test_free_throughput_is_legal_and_no_worse_than_contiguous(problem):
 def test_throughput_of_a_training_step_beats_equal_blocks_and_repeats_itself(
     on, is_contiguous, monkeypatch
 ):
-    monkeypatch.setattr(scattered, "_MAX_TRIES", 30_000)
+    monkeypatch.setattr(max_load_planner, "_MAX_TRIES", 30_000)
     problem = make_problem(generate("gnmt", 800), on)
     problem = replace(problem, objective="throughput", contiguous=is_contiguous)
     plan = throughput(problem, Plan())

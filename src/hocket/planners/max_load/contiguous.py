@@ -34,7 +34,8 @@ from hocket.planners.max_load.split import StageSplit, best_split
 #   it: the device that loses it pays no more and the one that gets it touched the net already.
 # - An idle piece v joins the only piece m before it (or after it) if a net ties just these two and
 #   costs as much as all other nets of v together: apart, both devices pay that net; together,
-#   neither does, and the one that loses v and the one that gets it pay at most those others instead.
+#   neither does, and the one that loses v and the one that gets it pay at most those others
+#   instead.
 #
 # Backward ops are in the pieces of their forward partners; those without one have been given the
 # mirrored precedence of what they read and feed (`pieces`), which is the reverse of the order in

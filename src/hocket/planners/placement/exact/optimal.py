@@ -52,7 +52,7 @@ def _require_handled(problem: Problem) -> None:
             "the exact planner makes the time of one step small, on devices in any pattern",
             hint="for the load of the busiest device or contiguous devices try 'throughput'",
         )
-    if not can_be_tried(problem):
+    if problem.graph.num_ops and not can_be_tried(problem):
         raise UsageError(
             f"the exact planner takes up to {MAX_OPS} ops on one stream, the graph has "
             f"{problem.graph.num_ops}",
