@@ -24,7 +24,6 @@ LONG = (
     "runtime/test_divided.py",
     "fleet/test_simulator.py",
     "service/test_ray.py",
-    "loops/test_ray.py",
     "runtime/test_run_command.py",
     "service/test_slurm.py",
     "runtime/test_launch.py",

@@ -94,8 +94,8 @@ def main() -> None:
     options = parser.parse_args()
     for num in options.rows:
         measure("tcp://127.0.0.1:0", num, options.repeats)
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            measure(f"shm://{Path(folder)}/rings", num, options.repeats)
+        with tempfile.TemporaryDirectory() as folder:
+            measure(f"ipc://{Path(folder)}/shard", num, options.repeats)
 
 
 if __name__ == "__main__":

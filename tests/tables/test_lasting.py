@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -12,12 +11,11 @@ import threading
 
 import pytest
 
-from hocket.base.errors import InputFileError, RunError, UsageError
+from hocket.base.errors import InputFileError, UsageError
 from hocket.tables import Layout, Node, ShardServer, TableSpec
 from hocket.tables import checkpoint as checkpoint_module
-from hocket.tables.address import client_port, shard_port
+from hocket.tables.address import client_port
 from hocket.tables.transports.inside import inside_ports
-from hocket.tables.transports.memory import Ring
 
 pytest.importorskip("zmq")
 
@@ -124,51 +122,3 @@ def test_serve_writes_its_checkpoint_when_it_is_told_to_end(tmp_path):
     again = ShardServer(ONE, 0, ports[0], checkpoint=path)
     assert again.cells(0)[2].tolist() == [1, 1]
     again.abandon()
-
-
-def test_what_a_killed_process_had_begun_to_write_is_left_out(tmp_path):
-    killed, reader = Ring(tmp_path / "ring", 64), Ring(tmp_path / "ring", 64)
-    killed.send(b"a" * 90)  # in pieces, of which the last do not fit
-    assert reader.receive() is None
-    Ring(tmp_path / "ring", 64).send(b"new")
-    assert reader.receive() == b"new"
-    # And one who came in the middle leaves the rest out.
-    writer = Ring(tmp_path / "ring", 64)
-    writer.send(b"b" * 90)
-    assert reader.receive() is None
-    late = Ring(tmp_path / "ring", 64)
-    writer.send(b"next")
-    found = None
-    while found is None:
-        writer.push()
-        found = late.receive()
-    assert found == b"next"
-
-
-def test_rings_that_find_no_room_or_no_folder_are_told(tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
-    try:
-        with pytest.raises(RunError, match=r"no ring of .* KiB in shared memory"):
-            Ring(tmp_path / "ring", 2**22)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match="no ring of"):
-        Ring(tmp_path / "link", 64)
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(UsageError, match="others may write to it"):
-        shard_port(ONE, 0, f"shm://{tmp_path}/open")
-
-
-def test_nobody_reads_from_rings_of_another_process(tmp_path):
-    address = f"shm://{tmp_path}/rings"
-    shard, client = shard_port(ONE, 0, address), client_port(ONE, 0, [address])
-    with pytest.raises(RunError, match="another process is shard 0 here"):
-        shard_port(ONE, 0, address)
-    with pytest.raises(RunError, match="another process is client 0 here"):
-        client_port(ONE, 0, [address])
-    shard.close()
-    client.close()
-    shard_port(ONE, 0, address).close()

@@ -5,50 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hocket.base.errors import InputFileError, RunError, UsageError
+from hocket.base.errors import InputFileError, UsageError
 from hocket.tables import Layout, Node, ShardServer, TableSpec
 from hocket.tables.address import client_port, shard_port
 from hocket.tables.layout_file import layout_data, layout_of, read_layout
 from hocket.tables.machine import ShardProcesses
-from hocket.tables.transports.memory import Ring
 
 pytest.importorskip("zmq")
 
 
-@given(st.lists(st.one_of(st.none(), st.integers(0, 90)), max_size=60))
-@settings(max_examples=60, deadline=None)
-def test_a_ring_gives_every_message_once_and_in_order(tmp_path_factory, actions):
-    path = tmp_path_factory.mktemp("ring") / "ring"
-    writer, reader, expected = Ring(path, 64), Ring(path, 64), deque()
-    for number, length in enumerate(actions):
-        if length is not None:
-            expected.append(bytes([number % 256]) * length)
-            writer.send(expected[-1])
-        elif (found := reader.receive()) is not None:
-            assert found == expected.popleft()
-    for _ in range(1000):
-        writer.push()
-        if (found := reader.receive()) is not None:
-            assert found == expected.popleft()
-    assert not expected
-    with pytest.raises(RunError, match="no ring of this size"):
-        Ring(path, 128)
-
-
-@pytest.mark.parametrize("kind", ["shm", "tcp"])
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
 def test_two_clients_and_two_shards_agree_over_a_transport(tmp_path, kind):
     layout = Layout((TableSpec("w", 9, 3, staleness=0),), 2, 2)
-    given_at = f"shm://{tmp_path}/rings" if kind == "shm" else "tcp://127.0.0.1:0"
+    named = [f"ipc://{tmp_path}/{shard}" for shard in range(2)]
+    given_at = named if kind == "ipc" else ["tcp://127.0.0.1:0"] * 2
     stop = threading.Event()
-    ports = [shard_port(layout, shard, given_at) for shard in range(2)]
-    addresses = [getattr(port, "address", given_at) for port in ports]
+    ports = [shard_port(layout, shard, given_at[shard]) for shard in range(2)]
+    addresses = [port.address for port in ports]
     servers = [ShardServer(layout, shard, port) for shard, port in enumerate(ports)]
     threads = [threading.Thread(target=server.run, args=(stop,)) for server in servers]
     for thread in threads:

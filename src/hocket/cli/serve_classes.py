@@ -16,34 +16,25 @@ if TYPE_CHECKING:
 _DEADLINE, _SPIN = "1s", "0s"
 
 
-def _require_one_way(device: str | None, *, on_ray: bool, only_predict: bool) -> None:
-    """At most one of the ways that are not worker processes of this machine, and what it needs."""
+def _require_one_way(
+    device: str | None, deadline: str, spin: str, quorum: int | None, *, only_predict: bool
+) -> None:
+    """Refuse options of worker processes where all sub-models run on one device."""
     from hocket.base.errors import UsageError
     from hocket.base.extras import require
 
-    if device is not None:
-        require("torch", "hocket serve-classes --device")
-    if on_ray:
-        require("ray", "hocket serve-classes --ray")
-    if only_predict + on_ray + (device is not None) > 1:
-        raise UsageError(
-            "--predict, --device and --ray are three different things", hint="take one"
-        )
-
-
-def _refuse_unused(
-    deadline: str, spin: str, quorum: int | None, *, is_on_device: bool, on_ray: bool
-) -> None:
-    """Options of worker processes that the other ways of serving have no use for."""
-    from hocket.base.errors import UsageError
-
-    given = {"--deadline": deadline != _DEADLINE, "--quorum": quorum is not None}
-    ignored = [name for name, is_given in given.items() if is_on_device and is_given]
-    if spin != _SPIN and (is_on_device or on_ray):
-        ignored.append("--spin")
+    if device is None:
+        return
+    require("torch", "hocket serve-classes --device")
+    if only_predict:
+        raise UsageError("--predict and --device are two different things", hint="take one")
+    given = {
+        "--deadline": deadline != _DEADLINE, "--quorum": quorum is not None,
+        "--spin": spin != _SPIN,
+    }  # fmt: skip
+    ignored = [name for name, is_given in given.items() if is_given]
     if ignored:
-        way = "--device" if is_on_device else "--ray"
-        raise UsageError(f"{way} has no use for {' and '.join(ignored)}", hint="leave it out")
+        raise UsageError(f"--device has no use for {' and '.join(ignored)}", hint="leave it out")
 
 
 def _options(deadline: str, spin: str, quorum: int | None) -> ServeOptions:
@@ -98,8 +89,6 @@ def _require_workers(opened: Folder, options: ServeOptions) -> None:
               help="Answers per class that are waited for.")  # fmt: skip
 @click.option("--device", default=None,
               help="All parts on one device, such as cuda, a stream each.")  # fmt: skip
-@click.option("--ray", "on_ray", is_flag=True,
-              help="By Ray Serve, a deployment for each part.")  # fmt: skip
 @click.option("--predict", "only_predict", is_flag=True,
               help="Say how long an answer will take on this machine, and end.")  # fmt: skip
 @json_option
@@ -112,7 +101,6 @@ def command(
     spin: str,
     quorum: int | None,
     device: str | None,
-    on_ray: bool,
     only_predict: bool,
     as_json: bool,
 ) -> None:
@@ -124,8 +112,7 @@ def command(
         require(package, "hocket serve-classes")
     from hocket.api.serving import read_folder, rehearsed
 
-    _require_one_way(device, on_ray=on_ray, only_predict=only_predict)
-    _refuse_unused(deadline, spin, quorum, is_on_device=device is not None, on_ray=on_ray)
+    _require_one_way(device, deadline, spin, quorum, only_predict=only_predict)
     options, opened = _options(deadline, spin, quorum), read_folder(folder)
     _require_workers(opened, options)
     prediction: dict[str, Any] | None = None
@@ -156,4 +143,4 @@ def command(
             say(f"token: {token_file or token}; POST {url}/v1/predict; Ctrl-C ends it")
 
     serve(opened, options, host=host, port=port, token=token, on_ready=tell,
-          on_outlook=foretell, device=device, on_ray=on_ray)  # fmt: skip
+          on_outlook=foretell, device=device)  # fmt: skip

@@ -19,7 +19,7 @@ def command() -> None:
 @click.argument("file", metavar="TABLES.toml", type=click.Path(path_type=Path))
 @click.option("--shard", type=click.IntRange(0), default=0, show_default=True,
               help="Which shard of the layout this one is.")  # fmt: skip
-@click.option("--at", required=True, metavar="ADDRESS", help="tcp://*:4000, shm:///dev/shm/name …")
+@click.option("--at", required=True, metavar="ADDRESS", help="tcp://*:4000 or ipc:///path.")
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),

@@ -30,9 +30,9 @@ from hocket.loops.source import AsWritten, LoopSite, LoopSource, source_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-BACKENDS = ("threads", "processes", "ray", "in-turn")
+BACKENDS = ("threads", "processes", "in-turn")
 PERMISSIONS = ("buffer", "table", "revise")
-TABLE_BACKENDS = ("threads", "ray")
+TABLE_BACKENDS = ("threads",)
 _OWN = ("hocket_run_", "hocket_end_", "hocket_skip_")
 """Names of ours in the function that is made of the user's."""
 
@@ -196,10 +196,6 @@ def backend_named(name: str) -> Callable[[LoopJob], list[tuple[Any, ...]]]:
         from hocket.loops.backends.processes import run_on_processes
 
         return run_on_processes
-    if name == "ray":
-        from hocket.loops.backends.ray_workers import run_on_ray
-
-        return run_on_ray
     if name == "in-turn":
         from hocket.loops.backends.inturn import run_in_turn
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from hocket.base.errors import RunError
 from hocket.processes.crew import Crew, Heard
 from hocket.processes.member import ProcessSpec
-from hocket.tables.address import give_back
 from hocket.tables.layout_file import layout_data
 from hocket.tables.spec import Layout
 
@@ -78,8 +77,6 @@ class ShardProcesses:
         finally:
             for crew in self._crews:
                 crew.close()
-            for address in self.addresses:
-                give_back(address)
 
     def _await_end(self, shard: int, crew: Crew) -> None:
         try:

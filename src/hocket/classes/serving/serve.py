@@ -32,11 +32,10 @@ def serve(
     on_ready: Callable[[str], None],
     on_outlook: Callable[[LatencyOutlook], None] = lambda outlook: None,
     device: str | None = None,
-    on_ray: bool = False,
 ) -> None:
     """Serve a folder until SIGTERM or SIGINT; ``on_ready`` is told the address.
 
-    Parts are served by worker processes, all on one ``device`` such as ``cuda``, or by Ray Serve.
+    Sub-models are served by worker processes, or all on one ``device`` such as ``cuda``.
     ``on_outlook`` is told how long answers of worker processes will take, before they are asked.
     """
     if not is_loopback(host):
@@ -51,13 +50,6 @@ def serve(
             f"cannot listen on {host} port {port}: {error.strerror}",
             hint="leave out --port for a free one",
         ) from None
-    if on_ray:
-        from hocket.classes.serving.on_ray import serve_on_ray
-
-        port = listener.getsockname()[1]
-        listener.close()
-        serve_on_ray(folder, options, host=host, port=port, token=token, on_ready=on_ready)
-        return
     with listener, front_end_of(folder, options, device) as front_end:
         address = listener.getsockname()
         shown = f"[{host}]" if ":" in host else host

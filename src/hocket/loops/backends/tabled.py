@@ -23,7 +23,6 @@ from hocket.loops.backends.team import Abandoned, team
 from hocket.loops.job import AnyArray, LoopJob, arguments_for, finish
 from hocket.loops.prefetch import touched_rows
 from hocket.tables import Layout, Node, ShardServer, TableSpec, Worker, local_tables
-from hocket.tables.address import shard_port
 
 Rows = Mapping[str, NDArray[np.int64]]
 STALENESS = 1
@@ -93,24 +92,6 @@ class TabledArrays:
             is_gradient = self.worker[name].spec.is_adaptive
             self.worker[name].inc(rows[name], -change if is_gradient else change)
         self.worker.clock()
-
-
-@contextlib.contextmanager
-def served_tables(job: LoopJob, host: str) -> Iterator[tuple[ShardServer, str]]:
-    """The tables of a pass for workers elsewhere, and their address; see `put_back`."""
-    layout = layout_of(job, "managed")
-    port = shard_port(layout, 0, f"tcp://{host}:0")
-    server = ShardServer(layout, 0, port)
-    take_up(job, server)
-    stop = threading.Event()
-    thread = threading.Thread(target=server.run, args=(stop,), name="loop tables", daemon=True)
-    thread.start()
-    try:
-        yield server, port.address
-    finally:
-        stop.set()
-        thread.join()
-        port.close()
 
 
 def run_on_threads_through_tables(job: LoopJob) -> list[tuple[Any, ...]]:
