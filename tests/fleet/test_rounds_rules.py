@@ -115,13 +115,14 @@ def test_what_stays_in_the_way_counts_as_no_room(plain):
 ROUND_S, SLACK = 100.0, 0.5
 
 
-def owed(credit_s, left=np.inf, speed=1.0, stays=0.0):
-    return rules.urgency_owed.function(credit_s, left, speed, stays, SLACK, ROUND_S)
+def owed(credit_s, left=np.inf, speed=1.0, stays=0.0, priority=0):
+    return rules.urgency_owed.function(credit_s, left, speed, stays, SLACK, ROUND_S, priority)
 
 
 def test_debts_count_in_whole_units_of_a_round():
     assert owed(250.0) == 2.5
     assert owed(250.0, stays=1.0) == 3.5
+    assert owed(-4e4, priority=1) > owed(4e4) > owed(8e4, priority=-1), "whatever is owed"
     unit_s = ROUND_S / UNITS_PER_ROUND
     assert owed(250.0 + 0.4 * unit_s) == owed(250.0)
     assert owed(-0.4 * unit_s) == -1.0 / UNITS_PER_ROUND

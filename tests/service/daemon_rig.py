@@ -16,6 +16,7 @@ from hocket.service.daemon.recovery import recovered
 from hocket.service.daemon.world import World, violations
 from hocket.service.executors.executor import AttemptName, Executor
 from hocket.service.records import CheckpointRecord, JobRecord, LeaseAnswer
+from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 from hocket.service.store.batch import Batch
@@ -51,6 +52,7 @@ class Rig:
         kinds: tuple[str, ...] = KINDS,
         on_commit: Callable[[str], None] | None = None,
         team_weights: dict[str, float] | None = None,
+        config: ServerConfig | None = None,
         lives: list[Rig] | None = None,
     ) -> None:
         self.time = time
@@ -61,8 +63,8 @@ class Rig:
         self.lives.append(self)
         self.store = Store.open(folder)
         self._on_commit = on_commit or (lambda moment: None)
-        self._team_weights = team_weights or {}
-        world = recovered(self.store, rules, kinds, self._team_weights, time.now_s)
+        self.config = (config or ServerConfig()).with_teams(team_weights or {})
+        world = recovered(self.store, rules, kinds, self.config, time.now_s)
         # The wall clock stands for the monotonic one as well: tests set it back to show that.
         clock = Clock(world.state.time_s, wall_s=time, monotonic_s=time)
         self.decider = Decider(world, self.store, clock)
@@ -115,14 +117,15 @@ class Rig:
     def ask(self, command: Callable[..., Any], **values: Any) -> Any:
         return self.post(lambda draft: command(draft, **values)).result()
 
-    def submit(self, key: str | None = None, **spec: Any) -> int:
+    def submit(self, key: str | None = None, owner: str = "", **spec: Any) -> int:
         given = {"name": key or "job", "command": ("python", "train.py"), "preemptible": True}
         values = {**given, **spec}
         number: int = self.ask(
             commands.submit,
             spec=JobSpec(**values),
             key=key,
-            team_weights=self._team_weights,
+            config=self.config,
+            owner=owner,
             find_key=self.store.key,
             find_job=self.store.job,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hocket.base.errors import UsageError
 from hocket.service.daemon import commands
 from hocket.service.executors.executor import AttemptName
+from hocket.service.server_config import ServerConfig, TeamConfig, UserLimits
 from hocket.service.spec import parse_after
 
 
@@ -104,3 +106,28 @@ def test_drained_devices_take_no_jobs_and_the_store_remembers(rig, engine):
     assert rig.status(1) == "queued"
     rig.ask(commands.reopen, names=names)
     assert rig.status(1) == "starting"
+
+
+def test_quotas_and_priorities_are_those_of_the_config_also_after_a_restart(rig, engine):
+    config = ServerConfig(
+        users={"ann": UserLimits(weight=2.0, max_devices=0)},
+        teams={"vision": TeamConfig(weight=3.0, is_open=True, device_hours_per_week=1.0)},
+        priorities={"urgent": 2},
+    )
+    rig = rig.again(config=config)
+    rig.look()
+    rig.submit("hers", owner="ann")
+    rig.submit("late", owner="bob", team="vision")
+    rig.submit("soon", owner="bob", priority="urgent")
+    with pytest.raises(UsageError, match="unknown priority class 'urgnt'"):
+        rig.submit("typo", priority="urgnt")
+    assert [rig.status(number) for number in (1, 2, 3)] == ["queued", "starting", "queued"]
+    assert rig.world.state.jobs.rows["priority"].tolist() == [0, 0, 2]
+    rig = rig.again(config=config.model_copy(update={"users": {}}))
+    state = rig.world.state
+    assert state.users == ("", "ann", "bob")
+    assert state.user_weight.tolist() == [1.0, 1.0, 1.0]
+    assert np.isinf(state.user_quota).all()
+    assert state.team_quota[1].tolist() == [np.inf, 3600.0]
+    rig.ask(commands.cancel, number=2, version=None, find_job=rig.store.job)
+    assert rig.status(3) == "starting", "the urgent one is first in line"

@@ -170,7 +170,7 @@ def test_a_gang_that_can_never_fit_is_refused(rig):
     def submit(gang, **spec):
         return rig.ask(
             commands.submit, spec=JobSpec(name="x", command=("y",), gang=gang, **spec), key=None,
-            team_weights={}, find_key=rig.store.key, capacity={"v100": 2, "k80": 4},
+            config=rig.config, find_key=rig.store.key, capacity={"v100": 2, "k80": 4},
         )  # fmt: skip
 
     assert submit(4) == 1

@@ -163,7 +163,8 @@ def test_weight_and_team_are_limited_by_the_config(service, people, tmp_path):
         assert "at most 2" in is_problem(
             people["bob"].post("/v1/jobs", json=JOB | {"weight": 9.0}), 403
         )["detail"]  # fmt: skip
-        assert service.daemon.config.with_teams({"x": 4.0}).team_weights == {
+        teams = service.daemon.config.with_teams({"x": 4.0}).teams
+        assert {name: team.weight for name, team in teams.items()} == {
             "vision": 3.0, "all": 1.0, "x": 4.0,
         }  # fmt: skip
     finally:

@@ -3,17 +3,23 @@
 time_limit_s = 86400       # of jobs whose files name none
 memory = "64GiB"           # the same for the memory of all processes of a job on a machine
 cpus = 16                  # and for processors' worth of CPU time
+priorities = {urgent = 1, spare = -1}   # levels of the priority classes; 0 for jobs without one
 
 [defaults]                 # users that are not named below
 max_weight = 1.0
 
 [users.ann]
 max_weight = 4.0           # the largest weight that her job files may name
+weight = 2.0               # share against other users, whatever she submits
+max_devices = 8            # that her jobs hold at once
+device_hours_per_week = 500
 teams = ["vision"]         # teams that her job files may name
+priorities = ["urgent"]    # priority classes that they may name
 unix_user = "ann"          # her jobs run as this Unix user, where the service is root
 
 [teams.vision]
-weight = 2.0               # share against other teams
+weight = 2.0               # share against other teams and users
+max_devices = 16           # and device_hours_per_week, as for users
 is_open = true             # every user may name it
 
 Admins may ask for everything.
@@ -21,6 +27,7 @@ Admins may ask for everything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -28,34 +35,53 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from hocket.base.checked import checked
+from hocket.base.errors import unknown_name
 from hocket.base.fields import located
 from hocket.base.jsonfile import read_bounded
 from hocket.base.toml import parse_toml
+from hocket.fleet.rounds.fairness import MAX_PRIORITY
 from hocket.service.errors import ForbiddenError
 from hocket.service.spec import JobSpec, Memory, Name
 from hocket.service.tokens import Holder
 
 MAX_FILE_BYTES = 1_000_000
 Weight = Annotated[float, Field(ge=1e-6, le=1e6)]
+Level = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
 class _ConfigTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class UserLimits(_ConfigTable):
+class Quota(_ConfigTable):
+    """What a user or a team may hold, and its part against others."""
+
+    weight: Weight = 1.0
+    max_devices: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    """At once; None for as many as there are."""
+    device_hours_per_week: Annotated[float, Field(ge=0.0, le=1e9)] | None = None
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Devices at once and device seconds per week, infinite for none."""
+        most = math.inf if self.max_devices is None else float(self.max_devices)
+        hours = self.device_hours_per_week
+        return most, math.inf if hours is None else 3600.0 * hours
+
+
+class UserLimits(Quota):
     """What one user may ask for."""
 
     max_weight: Weight = 1.0
     teams: tuple[Name, ...] = ()
+    priorities: tuple[Name, ...] = ()
     unix_user: Annotated[str, Field(max_length=200)] = ""
     """Unix user that the jobs run as, where the service is root; empty for its own user."""
 
 
-class TeamConfig(_ConfigTable):
+class TeamConfig(Quota):
     """One team."""
 
-    weight: Weight = 1.0
     is_open: bool = False
     """True where every user may name it."""
 
@@ -66,6 +92,8 @@ class ServerConfig(_ConfigTable):
     defaults: UserLimits = UserLimits()
     users: dict[Name, UserLimits] = {}
     teams: dict[Name, TeamConfig] = {}
+    priorities: dict[Name, Level] = {}
+    """Level of each priority class; jobs that name none are at level 0."""
     time_limit_s: Annotated[float, Field(gt=0.0, le=1e9)] | None = None
     """Time that jobs may hold devices whose files name no limit; None for as long as they want."""
 
@@ -77,10 +105,15 @@ class ServerConfig(_ConfigTable):
         """What a user may ask for."""
         return self.users.get(user, self.defaults)
 
-    @property
-    def team_weights(self) -> dict[str, float]:
-        """Weight of each team that is named."""
-        return {name: team.weight for name, team in self.teams.items()}
+    def quota_of_team(self, team: str) -> Quota:
+        """What a team may hold."""
+        return self.teams.get(team, Quota())
+
+    def level(self, priority: str) -> int:
+        """Level of a priority class; raises `UsageError` for an unknown one."""
+        if priority and priority not in self.priorities:
+            raise unknown_name("priority class", priority, self.priorities, where="priority")
+        return self.priorities.get(priority, 0)
 
     def with_teams(self, weights: Mapping[str, float]) -> ServerConfig:
         """The config with teams that every user may name, as ``--team NAME=WEIGHT`` gives them."""
@@ -98,6 +131,12 @@ class ServerConfig(_ConfigTable):
                 f"not {spec.weight:g}",
                 hint="lower weight, or ask an admin to raise max_weight in the server's config",
                 where="weight",
+            )
+        if spec.priority and spec.priority not in limits.priorities:
+            raise ForbiddenError(
+                f"{holder.name!r} may not ask for priority {spec.priority!r}",
+                hint="leave out priority, or ask an admin for it (priorities of the user)",
+                where="priority",
             )
         team = self.teams.get(spec.team)
         if spec.team and spec.team not in limits.teams and not (team and team.is_open):

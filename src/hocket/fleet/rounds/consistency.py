@@ -20,6 +20,10 @@ def refuse_wrong_indices(state: FleetState) -> None:
         raise ValueError("tables of devices do not have one row per device")
     if state.dependencies.shape[1:] != (3,):
         raise ValueError("dependencies do not have three columns")
+    if state.user_quota.shape[1:] != (2,) or state.team_quota.shape[1:] != (2,):
+        raise ValueError("quotas do not have two columns")
+    if len(state.user_weight) != len(state.users) or len(state.team_weight) != len(state.teams):
+        raise ValueError("users or teams do not have one weight each")
     numbers, is_running = rows["number"], rows["phase"] == RUNNING
     ranges = (
         (numbers[:1], 0, np.inf),

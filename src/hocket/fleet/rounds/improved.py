@@ -20,6 +20,11 @@ import numpy as np
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.rounds.actions import NOTHING, Actions
 from hocket.fleet.rounds.assign import assign, backfills, slack_rounds
+from hocket.fleet.rounds.fairness import (
+    compare_by_group,
+    has_groups,
+    mark_over_quota,
+)
 from hocket.fleet.rounds.rules import HALF_ROUNDS, UNITS_PER_ROUND
 from hocket.fleet.rounds.share import is_overdue, share
 from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rules, some_rows
@@ -33,6 +38,7 @@ def begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
     if state.pair_plan is not None:
         most_s = 2.0 * state.rules.patience_rounds * state.rules.round_s
         np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
+    _settle_groups(state, jobs)
     return assign(state, jobs, _asked(state, jobs), keeps_running=False)
 
 
@@ -45,7 +51,16 @@ def refill(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
         return state, NOTHING
     if state.is_dirty:
         state = _share(state, jobs)
+    _settle_groups(state, jobs)
     return assign(state, jobs, _asked(state, jobs), keeps_running=True)
+
+
+def _settle_groups(state: FleetState, jobs: Jobs) -> None:
+    """What holds between users and teams, before wishes are granted."""
+    mark_over_quota(state, jobs)
+    if has_groups(state):
+        wanting = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
+        compare_by_group(state, jobs, wanting, _slack_rounds(state.rules, jobs, wanting))
 
 
 def _share(state: FleetState, jobs: Jobs) -> FleetState:

@@ -18,6 +18,8 @@ def reason(state: FleetState, number: int) -> str:
         return "is paused until it is resumed"
     if job["phase"] == BLOCKED:
         return f"waits until {_needed(state, number)}"
+    if job["over_quota"]:
+        return f"waits until {_whose_quota(state, row)} has room in the quota"
     able = state.jobs.steps_per_s[row] > 0.0
     if not able.any():
         return "can run on no kind of device"
@@ -33,6 +35,14 @@ def reason(state: FleetState, number: int) -> str:
     if job["has_share"] == 0:
         return f"came after the last allocation; the next round begins {_soon(state)}"
     return _queued(state, row, fits)
+
+
+def _whose_quota(state: FleetState, row: int) -> str:
+    """User or team whose quota keeps a job from starting."""
+    job = state.jobs.rows[row]
+    user, team = int(job["user"]), int(job["team"])
+    has_own = user < len(state.user_quota) and np.isfinite(state.user_quota[user]).any()
+    return f"user {state.users[user]!r}" if has_own else f"team {state.teams[team]!r}"
 
 
 def _needed(state: FleetState, number: int) -> str:

@@ -32,6 +32,8 @@ LONGEST = 2.0
 """Times that a job may need of what it said; from there on it has no slack and no known end."""
 RESERVED_FIRST = 1e6
 """Rounds by which reserved jobs go before others."""
+PRIORITY_FIRST = 1e4
+"""Rounds by which a priority level goes before the next."""
 FILLING_LAST = -1e6
 """Rounds by which wishes that nobody is owed come after all deficits."""
 MAX_DOUBLINGS = 5
@@ -86,9 +88,10 @@ def urgency_owed(
     stays_rounds: float,
     slack_rounds: float,
     round_s: float,
+    priority: int,
 ) -> float:
     """Urgency of a wish on a device type of which a job has a share, in rounds."""
-    owed = credit_s / round_s + stays_rounds
+    owed = credit_s / round_s + stays_rounds + priority * PRIORITY_FIRST
     rounds_left = left_steps / (steps_per_s * round_s)
     owed += slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left)
     return float(np.floor(owed * UNITS_PER_ROUND) / UNITS_PER_ROUND)

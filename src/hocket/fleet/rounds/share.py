@@ -16,6 +16,7 @@ from hocket.fleet.policies.lists import fifo_as_gavel
 from hocket.fleet.policies.normalise import isolated_steps_per_s
 from hocket.fleet.rounds.assign import keeps_line
 from hocket.fleet.rounds.class_shares import class_shares, group_jobs
+from hocket.fleet.rounds.fairness import set_weights
 from hocket.fleet.rounds.rules import LONGEST
 from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rows, Rules, some_rows
 
@@ -32,6 +33,8 @@ def share(state: FleetState, jobs: Jobs) -> FleetState:
     if state.rules.policy in _ISOLATING:
         _advance_alone(jobs)
     state = state.but(solved_s=state.time_s, is_dirty=False)
+    if state.rules.mechanism != "gavel":
+        set_weights(state, jobs)
     has_devices = bool(state.layout.num_devices.any())
     by_class = _share_by_class(state, jobs) if has_devices else None
     if by_class is not None:

@@ -123,12 +123,13 @@ class PairPlan:
 _WHOLE = (
     "number", "gang", "team", "profile", "phase", "kind", "partner", "attempt", "failures",
     "has_share", "is_spread", "preemptible", "losses", "user", "priority", "max_failures",
+    "over_quota",
 )  # fmt: skip
 _REAL = (
     "weight", "total_steps", "submitted_s", "deadline_s", "done_steps", "saved_steps", "counted_s",
     "ready_s", "started_s", "waiting_since_s", "rate", "isolated_s", "isolated_rate", "target_s",
     "held_s", "pair_share", "pair_credit_s", "measured_s", "measured_steps", "isolated_steps",
-    "time_limit_s", "reserved_s",
+    "time_limit_s", "reserved_s", "own_weight", "group_shift",
 )  # fmt: skip
 JOB_RECORD = np.dtype(
     [(name, np.int64) for name in _WHOLE] + [(name, np.float64) for name in _REAL]
@@ -209,6 +210,13 @@ class FleetState:
     team_weight: FloatArray = field(default_factory=lambda: np.ones(1))
     users: tuple[str, ...] = ("",)
     user_weight: FloatArray = field(default_factory=lambda: np.ones(1))
+    user_quota: FloatArray = field(default_factory=lambda: np.full((0, 2), np.inf))
+    """``[user, 2]``: devices at once and device seconds per week; infinite for no limit."""
+    team_quota: FloatArray = field(default_factory=lambda: np.full((0, 2), np.inf))
+    user_used_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    """Device seconds of each user in this week, counted where there are quotas."""
+    team_used_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    usage_week: int = 0
     dependencies: LongArray = field(default_factory=lambda: np.zeros((0, 3), dtype=np.int64))
     """``[edge, 3]``: a job, the job that must end before it, and the index of the condition."""
     drained: tuple[str, ...] = ()
@@ -281,6 +289,7 @@ def write_new_jobs(jobs: Jobs, first: int, fresh: tuple[Job, ...], time_s: float
             "phase": BLOCKED if job.after else WAITING,
             "time_limit_s": job.time_limit_s,
             "weight": job.weight,
+            "own_weight": job.weight,
             "total_steps": job.total_steps,
             "deadline_s": job.deadline_s,
             "submitted_s": time_s,

@@ -50,6 +50,7 @@ from hocket.fleet.rounds.events import (
     Tick,
     TimeOut,
 )
+from hocket.fleet.rounds.fairness import hand_on_credit, with_usage
 from hocket.fleet.rounds.state import (
     BLOCKED,
     CONDITIONS,
@@ -83,6 +84,7 @@ def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
     """The state at a later moment and its rows, to write to, with room for jobs that come."""
     from hocket.fleet.rounds.kernels.count import count
 
+    state = with_usage(state, float(event.time_s))
     before, time_s = state.jobs, float(event.time_s)
     num_fresh = len(event.jobs) if isinstance(event, Submit) else 0
     jobs = room_for_jobs(len(before.rows) + num_fresh, len(state.kinds))
@@ -214,6 +216,7 @@ def _time_out(state: FleetState, jobs: Jobs, event: TimeOut) -> tuple[FleetState
 
 def _end(state: FleetState, jobs: Jobs, at: LongArray, reason: int) -> tuple[FleetState, Actions]:
     state, actions = _stop(state, jobs, at, reason, ENDED)
+    hand_on_credit(state, jobs, at)
     state, actions = dependencies.settle(state, jobs, at, reason, actions)
     return _react(state.but(is_dirty=True), jobs, actions)
 

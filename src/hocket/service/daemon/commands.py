@@ -44,6 +44,7 @@ from hocket.service.errors import (
 )
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord, LeaseAnswer
+from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec, is_preemptible, on_gang, parse_after
 from hocket.service.store.batch import KeyRecord
 
@@ -58,12 +59,11 @@ def submit(
     draft: BatchDraft,
     spec: JobSpec,
     key: str | None,
-    team_weights: dict[str, float],
+    config: ServerConfig,
     find_key: FindKey,
     owner: str = "",
     capacity: Mapping[str, int] | None = None,
     find_job: FindJob = lambda number: None,
-    default_time_limit_s: float = math.inf,
 ) -> int:
     """A new job, or the one that the same key made before; its number, or the first of an array."""
     if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
@@ -85,8 +85,9 @@ def submit(
     _refuse_where_it_runs_nowhere(spec, draft.state.kinds, capacity)
     after = needed_jobs(draft, spec, owner, find_job)
     number = draft.last_number + 1
-    state, team = with_team(draft.state, spec.team, team_weights)
-    state, user = with_user(state, owner)
+    priority = config.level(spec.priority)
+    state, team = with_team(draft.state, spec.team, config)
+    state, user = with_user(state, owner, config)
     gang = first_gang(state, draft.jobs, number, spec)
     job = Job(
         number=number,
@@ -99,7 +100,8 @@ def submit(
         team=team,
         preemptible=is_preemptible(spec),
         user=user,
-        time_limit_s=default_time_limit_s if spec.time_limit_s is None else spec.time_limit_s,
+        priority=priority,
+        time_limit_s=spec.time_limit_s or config.time_limit_s or math.inf,
         max_failures=0 if spec.retries is None else spec.retries + 1,
         after=after,
     )
@@ -192,20 +194,31 @@ def steps_per_s(
     return tuple(speed_on(spec, kind, gang) for kind in kinds)
 
 
-def with_team(state: FleetState, team: str, weights: dict[str, float]) -> tuple[FleetState, int]:
+def with_team(state: FleetState, team: str, config: ServerConfig) -> tuple[FleetState, int]:
     """The state with a team in it, and the team's index."""
-    if team in state.teams:
-        return state, state.teams.index(team)
-    weight = np.append(state.team_weight, weights.get(team, 1.0))
-    return state.but(teams=(*state.teams, team), team_weight=weight), len(state.teams)
+    if team not in state.teams:
+        state = with_config(state.but(teams=(*state.teams, team)), config)
+    return state, state.teams.index(team)
 
 
-def with_user(state: FleetState, user: str) -> tuple[FleetState, int]:
+def with_user(state: FleetState, user: str, config: ServerConfig) -> tuple[FleetState, int]:
     """The state with a user in it, and the user's index."""
-    if user in state.users:
-        return state, state.users.index(user)
-    weight = np.append(state.user_weight, 1.0)
-    return state.but(users=(*state.users, user), user_weight=weight), len(state.users)
+    if user not in state.users:
+        state = with_config(state.but(users=(*state.users, user)), config)
+    return state, state.users.index(user)
+
+
+def with_config(state: FleetState, config: ServerConfig) -> FleetState:
+    """The state with weights and quotas of its users and teams as the config has them."""
+    users = [config.limits_of(user) for user in state.users]
+    teams = [config.quota_of_team(team) for team in state.teams]
+    return state.but(
+        user_weight=np.array([user.weight for user in users]),
+        team_weight=np.array([team.weight for team in teams]),
+        user_quota=np.array([user.limits for user in users]),
+        # Jobs without a team are in the first one, which has no limits.
+        team_quota=np.array([(math.inf, math.inf), *(team.limits for team in teams[1:])]),
+    )
 
 
 def cancel(

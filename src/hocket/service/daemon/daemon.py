@@ -6,7 +6,6 @@ thread acts: it alone talks to the executor.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -60,10 +59,9 @@ class Daemon:
         """Under which people and processes reach it."""
         self.config = config or ServerConfig()
         """What users and teams may ask for."""
-        self._team_weights = self.config.team_weights
         self._capacity = capacity
         """Devices of each kind, where no more can come: no larger gang is accepted."""
-        world = recovered(store, rules, kinds, self._team_weights, time.time())
+        world = recovered(store, rules, kinds, self.config, time.time())
         self._clock = clock or Clock(world.state.time_s)
         self._began_s = self._clock.now_s()
         self._heard: dict[int, tuple[int, float]] = {}
@@ -123,10 +121,9 @@ class Daemon:
                 spec=spec,
                 key=key,
                 owner=owner,
-                team_weights=self._team_weights,
+                config=self.config,
                 find_key=self._store.key,
                 find_job=self._store.job,
-                default_time_limit_s=self.config.time_limit_s or math.inf,
                 capacity=self._capacity,
             )
         )

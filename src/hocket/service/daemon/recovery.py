@@ -12,10 +12,11 @@ import numpy as np
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.fleet.rounds.state import FleetState, Rules, is_usable, lay_out, new_state
-from hocket.service.daemon.commands import steps_per_s
+from hocket.service.daemon.commands import steps_per_s, with_config
 from hocket.service.daemon.rehearse import rehearse_day, rehearse_round
 from hocket.service.daemon.world import World, holder_index, violations
 from hocket.service.records import JobRecord
+from hocket.service.server_config import ServerConfig
 from hocket.service.store.store import Store
 
 
@@ -23,7 +24,7 @@ def recovered(
     store: Store,
     rules: Rules,
     kinds: tuple[str, ...],
-    team_weights: Mapping[str, float],
+    config: ServerConfig,
     time_s: float,
 ) -> World:
     """The world that the store holds; raises `InputFileError` where its parts contradict, and
@@ -35,8 +36,7 @@ def recovered(
         state = new_state(kinds, (), rules, time_s=time_s)
     else:
         state = _refitted(loaded.state, rules, kinds, loaded.jobs)
-    weights = [team_weights.get(team, 1.0) for team in state.teams]
-    state = state.but(team_weight=np.array(weights), is_dirty=True)
+    state = with_config(state, config).but(is_dirty=True)
     rehearse_day(rules, state.kinds)
     rehearse_round(state)
     waiting, held = holder_index(loaded.attempts)

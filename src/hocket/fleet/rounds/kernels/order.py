@@ -133,7 +133,7 @@ def _rank_by_debt(
         for j in range(num_kinds):
             wishes.rank[i * num_kinds + j] = _NO_WISH
         phase, gang = jobs.rows.phase[i], jobs.rows.gang[i]
-        if phase > _RUNNING or wishes.is_kept[i]:
+        if phase > _RUNNING or wishes.is_kept[i] or jobs.rows.over_quota[i] > 0:
             continue
         here = jobs.rows.kind[i] if jobs.rows.partner[i] < 0 else -1
         best, slowest, is_reserved, fits_by_stops = 1e-300, np.inf, False, False
@@ -186,8 +186,15 @@ def _rank_by_debt(
             if jobs.shares[i, j] > 0.0:
                 credit_s = wishes.keys[0, wish]
                 stays = pace.stickiness_rounds + cost if here == j else 0.0
+                stays += jobs.rows.group_shift[i]
                 urgency = urgency_owed(
-                    credit_s, left, speed, stays, pace.slack_rounds, pace.round_s
+                    credit_s,
+                    left,
+                    speed,
+                    stays,
+                    pace.slack_rounds,
+                    pace.round_s,
+                    jobs.rows.priority[i],
                 )
                 if waits_too_long:
                     urgency = RESERVED_FIRST + waited_s / pace.round_s

@@ -232,14 +232,29 @@ def fill_in_line(
     floor: Floor,
     timeline: Timeline,
 ) -> None:
-    """First come, first served with conservative backfill: each job in order of arrival starts, or
-    gets the earliest time that delays nobody before it."""
-    in_line = 0
+    """First come, first served with conservative backfill: in order of priority and arrival, each
+    job starts or gets the earliest time that delays nobody before it."""
+    in_line, level = 0, _next_level(jobs, np.inf)
+    while level > -np.inf:
+        for i in range(jobs.rows.shape[0]):
+            is_waiting = jobs.rows.phase[i] == _WAITING and jobs.rows.over_quota[i] == 0
+            if not is_waiting or jobs.rows.priority[i] != level or in_line >= _MAX_IN_LINE:
+                continue
+            in_line += 1
+            start_or_reserve(
+                time_s, jobs, i, -1, pace, largest_server, wishes, choice, floor, timeline
+            )
+            if choice.kind[i] >= 0:
+                speed = speed_on(jobs, i, choice.kind[i], largest_server)
+                choice.ends_s[i] = time_s + _needed_s(jobs, i, speed, pace)
+        level = _next_level(jobs, level)
+
+
+@kernel
+def _next_level(jobs: Jobs, below: float) -> float:
+    """The highest priority of waiting jobs below a level; minus infinity for none."""
+    level = -np.inf
     for i in range(jobs.rows.shape[0]):
-        if jobs.rows.phase[i] != _WAITING or in_line >= _MAX_IN_LINE:
-            continue
-        in_line += 1
-        start_or_reserve(time_s, jobs, i, -1, pace, largest_server, wishes, choice, floor, timeline)
-        if choice.kind[i] >= 0:
-            speed = speed_on(jobs, i, choice.kind[i], largest_server)
-            choice.ends_s[i] = time_s + _needed_s(jobs, i, speed, pace)
+        if jobs.rows.phase[i] == _WAITING and level < jobs.rows.priority[i] < below:
+            level = float(jobs.rows.priority[i])
+    return level

@@ -1,0 +1,154 @@
+"""Shares by user or team first, then by job; quotas; priority classes.
+
+A job belongs to the group of its team, or of its user where it names no team. Under the policies of
+`BY_GROUP`, the weights of a group's jobs add up to the weight of the group, so that a user with 100
+jobs gets as much as one with a single job. What a job that ends was owed, or had too much, goes to
+the other jobs of its group. Short jobs go before long ones within a group, not across groups
+(`compare_by_group`).
+
+Quotas limit the devices that a user or a team holds at once, and device time per week. Jobs beyond
+a quota wait; nobody is stopped for one. A higher priority level goes first, whatever is owed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.base.arrays import BoolArray, FloatArray, LongArray
+from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs
+
+BY_GROUP = ("las", "las-lexicographic", "las-agnostic")
+WEEK_S = 7 * 86_400.0
+PRIORITY_WEIGHT = 10.0
+"""Factor of a job's weight from one priority level to the next."""
+MAX_PRIORITY = 3
+
+
+def groups_of(state: FleetState, rows: np.ndarray) -> tuple[LongArray, FloatArray]:
+    """The group of each job (0 to the number of groups) and the weight of each group."""
+    num_users = len(state.users)
+    keys = np.where(rows["team"] > 0, num_users + rows["team"], rows["user"])
+    weights = np.concatenate([state.user_weight, state.team_weight])
+    found, of = np.unique(keys, return_inverse=True)
+    return of.reshape(-1), weights[found]
+
+
+def set_weights(state: FleetState, jobs: Jobs) -> None:
+    """Write the weights that policies see; ``jobs`` are writable."""
+    rows = jobs.rows
+    wanting = np.flatnonzero(rows["phase"] <= RUNNING)
+    own = np.where(rows["own_weight"] > 0.0, rows["own_weight"], rows["weight"])
+    own = own * PRIORITY_WEIGHT ** np.clip(rows["priority"], -MAX_PRIORITY, MAX_PRIORITY)
+    if has_groups(state):
+        of, weights = groups_of(state, rows[wanting])
+        if len(weights) > 1:
+            # The total over all groups is that of the jobs, so that a level means the same.
+            total = np.bincount(of, own[wanting], len(weights))
+            part = weights / weights.sum() * own[wanting].sum()
+            own[wanting] *= (part / total)[of]
+    rows["weight"] = own
+
+
+def has_groups(state: FleetState) -> bool:
+    """True if shares go by user or team first: some are known, and the policy knows weights."""
+    is_alone = len(state.users) <= 1 and len(state.teams) <= 1
+    is_improved = state.rules.mechanism != "gavel"
+    return is_improved and not is_alone and state.rules.policy in BY_GROUP
+
+
+def compare_by_group(
+    state: FleetState, jobs: Jobs, wanting: LongArray, slack_rounds: FloatArray
+) -> None:
+    """Shift urgencies so that the first job of each group stands where its group's deficit is.
+
+    Within a group, deficits and slacks of its jobs order them; nobody gets ahead of another group
+    by having many or short jobs. Slacks are those of the rows ``wanting``.
+    """
+    rows = jobs.rows
+    rows["group_shift"] = 0.0
+    of, weights = groups_of(state, rows[wanting])
+    if len(weights) <= 1:
+        return
+    credit_rounds = jobs.credit_s[wanting] / state.rules.round_s
+    of_group = np.bincount(of, credit_rounds.sum(axis=1) * rows["gang"][wanting], len(weights))
+    first = np.full(len(weights), -np.inf)
+    np.maximum.at(first, of, credit_rounds.max(axis=1, initial=-np.inf) + slack_rounds)
+    rows["group_shift"][wanting] = (of_group - first)[of]
+
+
+def hand_on_credit(state: FleetState, jobs: Jobs, ended: LongArray) -> None:
+    """Share what jobs that have just ended were owed, or had too much, among their groups."""
+    if not has_groups(state):
+        return
+    rows = jobs.rows
+    left = np.flatnonzero(rows["phase"] <= RUNNING)
+    if not len(left):
+        return
+    of, _ = groups_of(state, rows)
+    for at in ended.tolist():
+        heirs = left[of[left] == of[at]]
+        if len(heirs):
+            device_s = jobs.credit_s[at] * rows["gang"][at]
+            jobs.credit_s[heirs] += device_s / rows["gang"][heirs].sum()
+            jobs.credit_s[at] = 0.0
+
+
+# ── quotas ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def has_quotas(state: FleetState) -> bool:
+    """True if anybody has a quota."""
+    return bool(np.isfinite(state.user_quota).any() or np.isfinite(state.team_quota).any())
+
+
+def with_usage(state: FleetState, time_s: float) -> FleetState:
+    """Count device time of users and teams up to a moment; each week begins with none."""
+    if not has_quotas(state):
+        return state
+    rows = state.jobs.rows
+    running = rows[rows["phase"] == RUNNING]
+    week = int(time_s // WEEK_S)
+    since_s = np.maximum(running["counted_s"], week * WEEK_S)
+    device_s = running["gang"] * (time_s - since_s)
+    keeps = float(week == state.usage_week)
+    used = [
+        np.resize(np.append(before, np.zeros(size)), size) * keeps
+        + np.bincount(running[column], device_s, size)
+        for before, column, size in (
+            (state.user_used_s, "user", len(state.users)),
+            (state.team_used_s, "team", len(state.teams)),
+        )
+    ]
+    return state.but(user_used_s=used[0], team_used_s=used[1], usage_week=week)
+
+
+def mark_over_quota(state: FleetState, jobs: Jobs) -> None:
+    """Mark the waiting jobs that a quota keeps from starting, those that are owed least first."""
+    rows = jobs.rows
+    rows["over_quota"] = 0
+    if not has_quotas(state):
+        return
+    for column, quota, used_s in (
+        ("user", state.user_quota, state.user_used_s),
+        ("team", state.team_quota, state.team_used_s),
+    ):
+        for index in np.flatnonzero(np.isfinite(quota).any(axis=1)).tolist():
+            mine = np.flatnonzero((rows[column] == index) & (rows["phase"] <= RUNNING))
+            is_spent = index < len(used_s) and used_s[index] >= quota[index, 1]
+            rows["over_quota"][mine[_beyond(jobs, mine, float(quota[index, 0]), is_spent)]] = 1
+
+
+def _beyond(jobs: Jobs, mine: LongArray, max_devices: float, is_spent: bool) -> BoolArray:
+    rows = jobs.rows
+    waits = rows["phase"][mine] != RUNNING
+    if is_spent:
+        return np.asarray(waits)
+    owed = jobs.credit_s[mine].max(axis=1, initial=0.0)
+    order = np.lexsort((rows["number"][mine], -owed, -rows["priority"][mine], waits))
+    left = max_devices - float(rows["gang"][mine[~waits]].sum())
+    beyond = np.zeros(len(mine), dtype=bool)
+    for at in order[int((~waits).sum()) :].tolist():
+        gang = int(rows["gang"][mine[at]])
+        beyond[at] = gang > left or bool(rows["over_quota"][mine[at]])
+        left -= 0 if beyond[at] else gang
+    return beyond
