@@ -11,7 +11,9 @@ from hocket.service.rest.app import make_app
 ENDLESS = "/v1/events"
 """Ends with the connection only, so that no answer is ever whole."""
 PATHS = (
-    "/healthz", "/metrics", "/readyz", "/v1/allocation", "/v1/devices", "/v1/jobs",
+    "/healthz", "/metrics", "/readyz", "/v1/agents/{agent}/checkpoints/{job}",
+    "/v1/agents/{agent}/logs/{job}/{attempt}", "/v1/agents/{agent}/sync", "/v1/allocation",
+    "/v1/devices", "/v1/jobs",
     "/v1/jobs/{job}", "/v1/jobs/{job}/attempts", "/v1/jobs/{job}/attempts/{attempt}/checkpoints",
     "/v1/jobs/{job}/attempts/{attempt}/report", "/v1/jobs/{job}/checkpoints",
     "/v1/jobs/{job}/explain", "/v1/jobs/{job}/log", "/v1/jobs/{job}:pause", "/v1/jobs/{job}:resume",

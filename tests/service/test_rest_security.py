@@ -18,7 +18,7 @@ OPEN = {("GET", "/healthz"), ("GET", "/readyz")}
 def routes_of(service) -> list[tuple[str, str]]:
     paths = service.client.get("/openapi.json").json()["paths"]
     return [
-        (method.upper(), path.format(job=1, attempt=1, round=1, name="x"))
+        (method.upper(), path.format(job=1, attempt=1, round=1, name="x", agent="a"))
         for path, methods in paths.items()
         for method in methods
     ]

@@ -14,18 +14,19 @@ from hocket.service.tokens import COOKIE_AGE_S, Holder, Tokens
 pytestmark = pytest.mark.usefixtures("nobody_left")
 
 JOB = {"name": "job", "command": ["sleep", "9"]}
-ALL, ADMIN, USER, OWN, ATTEMPT = "all", "admin", "user", "own", "attempt"
+ALL, OPEN, ADMIN, USER, OWN = "all", "open", "admin", "user", "own"
+ATTEMPT, AGENT = "attempt", "agent"
 # Who may use each route; a route that is missing here fails the test.
 TABLE = {
     ("GET", "/"): ALL,
-    ("GET", "/healthz"): ALL,
+    ("GET", "/healthz"): OPEN,
     ("GET", "/jobs/{number}"): ALL,
     ("GET", "/live"): ALL,
-    ("GET", "/login"): ALL,
+    ("GET", "/login"): OPEN,
     ("GET", "/metrics"): ALL,
-    ("GET", "/openapi.json"): ALL,
-    ("GET", "/readyz"): ALL,
-    ("GET", "/static/{name}"): ALL,
+    ("GET", "/openapi.json"): OPEN,
+    ("GET", "/readyz"): OPEN,
+    ("GET", "/static/{name}"): OPEN,
     ("GET", "/v1/allocation"): ALL,
     ("GET", "/v1/devices"): ALL,
     ("GET", "/v1/events"): ALL,
@@ -39,8 +40,8 @@ TABLE = {
     ("GET", "/v1/rounds/{round}"): ALL,
     ("GET", "/v1/tokens"): ALL,
     ("GET", "/what-if"): ALL,
-    ("POST", "/login"): ALL,
-    ("POST", "/logout"): ALL,
+    ("POST", "/login"): OPEN,
+    ("POST", "/logout"): OPEN,
     ("POST", "/v1/simulate"): ALL,
     ("POST", "/v1/jobs"): USER,
     ("POST", "/v1/login-links"): USER,
@@ -50,6 +51,10 @@ TABLE = {
     ("POST", "/v1/jobs/{job}:resume"): OWN,
     ("DELETE", "/v1/tokens/{name}"): ADMIN,
     ("POST", "/v1/tokens"): ADMIN,
+    ("GET", "/v1/agents/{agent}/checkpoints/{job}"): AGENT,
+    ("POST", "/v1/agents/{agent}/checkpoints/{job}"): AGENT,
+    ("POST", "/v1/agents/{agent}/logs/{job}/{attempt}"): AGENT,
+    ("POST", "/v1/agents/{agent}/sync"): AGENT,
     ("POST", "/v1/jobs/{job}/attempts/{attempt}/checkpoints"): ATTEMPT,
     ("POST", "/v1/jobs/{job}/attempts/{attempt}/report"): ATTEMPT,
 }
@@ -75,7 +80,9 @@ def routes_of(service: Service) -> set[tuple[str, str]]:
 @pytest.fixture
 def people(service):
     """A client of each role, by name."""
-    roles = {"root": "admin", "ann": "user", "bob": "user", "eve": "read-only"}
+    roles = {
+        "root": "admin", "ann": "user", "bob": "user", "eve": "read-only", "box": "agent",
+    }  # fmt: skip
     clients = {}
     for name, role in roles.items():
         answer = service.client.post("/v1/tokens", json={"name": name, "role": role})
@@ -97,13 +104,21 @@ def test_a_route_is_open_to_its_roles_alone(service, people, route):
         for owner in ("ann", "bob"):
             number = people[owner].post("/v1/jobs", json=JOB).json()["id"]
             path = template.format(
-                job=number, number=number, attempt=1, change="pause", name="nobody", round=0
+                job=number,
+                number=number,
+                attempt=1,
+                change="pause",
+                name="nobody",
+                round=0,
+                agent=name,
             )
             body = BODIES.get(template)
             status = client.request(method, path, json=body).status_code
             allowed = {
-                ALL: True,
-                USER: name != "eve",
+                OPEN: True,
+                ALL: name != "box",
+                USER: name in ("root", "ann", "bob"),
+                AGENT: name == "box",
                 OWN: name in ("root", owner),
                 ADMIN: name == "root",
                 ATTEMPT: False,
@@ -125,7 +140,7 @@ def test_the_page_offers_changes_of_own_jobs_only(service, people):
     number = people["ann"].post("/v1/jobs", json=JOB).json()["id"]
     offered = {name: "cancel-button" in one.get(f"/jobs/{number}").text
                for name, one in people.items()}  # fmt: skip
-    assert offered == {"root": True, "ann": True, "bob": False, "eve": False}
+    assert offered == {"root": True, "ann": True, "bob": False, "eve": False, "box": False}
 
 
 # ── what users may ask for ──

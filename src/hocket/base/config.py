@@ -72,6 +72,12 @@ def fleet_token() -> str | None:
     return os.environ.get("HOCKET_FLEET_TOKEN", "").strip() or None
 
 
+def fleet_fingerprint() -> str:
+    """Fingerprint of the certificate of a service that is reached by https
+    (``HOCKET_FLEET_FINGERPRINT``); empty where it has a public one."""
+    return os.environ.get("HOCKET_FLEET_FINGERPRINT", "").strip()
+
+
 def fleet_variables() -> dict[str, str]:
     """What the fleet's service told a command that it runs (``HOCKET_JOB``, ...), and its rank."""
     return {

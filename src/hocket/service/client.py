@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from hocket.base.config import fleet_token
+from hocket.base.config import fleet_fingerprint, fleet_token
 from hocket.base.errors import HocketError, RunError, UsageError, system_reason
 from hocket.service.endpoint import read_endpoint
 from hocket.service.local_door import ask_at_the_door
+from hocket.service.pinned_tls import checked_fingerprint, connection_to
 
 TIMEOUT_S = 60.0
 PATIENCE_S = 10.0
@@ -50,6 +51,8 @@ class Address:
 
     url: str
     token: str
+    fingerprint: str = ""
+    """Of its certificate, for https; without one, the certificate must be a public one."""
 
     def __repr__(self) -> str:
         return f"Address({self.url!r})"
@@ -117,7 +120,7 @@ def find_service(folder: Path, url: str | None = None) -> FleetClient:
         token = _token_of_environment()
         if token is None:
             raise UsageError("--url needs a token", hint="put it into HOCKET_FLEET_TOKEN")
-        address = Address(_checked_url(url), token)
+        address = Address(_checked_url(url), token, _fingerprint_of_environment())
         return FleetClient(lambda: address)
 
     def locate() -> Address:
@@ -160,6 +163,11 @@ def _token_of_environment() -> str | None:
     return token
 
 
+def _fingerprint_of_environment() -> str:
+    text = fleet_fingerprint()
+    return checked_fingerprint(text) if text else ""
+
+
 def _with_query(path: str, query: Mapping[str, object]) -> str:
     given = {key: _text(value) for key, value in query.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
@@ -192,9 +200,8 @@ class _Exchange:
         parts = urlsplit(address.url)
         self._address = address
         self._prefix = parts.path
-        is_secure = parts.scheme == "https"
-        make = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
-        self._connection = make(parts.hostname or "", parts.port, timeout=timeout_s)
+        fingerprint = address.fingerprint
+        self._connection = connection_to(parts.scheme, parts.netloc, fingerprint, timeout_s)
 
     def __enter__(self) -> _Exchange:
         return self

@@ -40,12 +40,16 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 _USER_PATH = re.compile(r"/v1/jobs(/[^/:]+(:pause|:resume)?)?|/v1/login-links")
 """Changes that users may ask for; the daemon checks whose job it is."""
 
+_AGENT_PATH = re.compile(r"/v1/agents/")
+
 Access = Literal["open", "attempt", "form", "user"]
 
 
 def needed_role(method: str, path: str) -> Role:
     """The least role that a request needs; what changes something and is not listed is for
     admins."""
+    if _AGENT_PATH.match(path):
+        return "agent"
     if method in _SAFE or path in _ASKING_PATHS:
         return "read-only"
     if _USER_PATH.fullmatch(path) or _FORM_PATH.fullmatch(path):
@@ -54,7 +58,9 @@ def needed_role(method: str, path: str) -> Role:
 
 
 def has_role(holder: Holder, needed: Role) -> bool:
-    """True if the role of a caller is the needed one or a higher one."""
+    """True if the role of a caller is the needed one or a higher one; that of agents is apart."""
+    if "agent" in (holder.role, needed):
+        return holder.role == needed
     return ROLES.index(holder.role) <= ROLES.index(needed)
 
 

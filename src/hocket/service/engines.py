@@ -1,4 +1,4 @@
-"""Which engine runs the jobs: ``local``, ``ray``, ``ray://host:port`` of a head, or ``slurm``."""
+"""Which engine runs the jobs: ``local``, ``agents``, ``ray``, ``ray://host:port``, ``slurm``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hocket.base.errors import UsageError, unknown_name
 from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.executors.executor import Executor
 
-NAMES = ("local", "ray", "slurm")
+NAMES = ("local", "agents", "ray", "slurm")
 
 
 def check_engine(on: str, devices: tuple[FleetDevice, ...]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from hocket.base.errors import RunError
+from hocket.service.pinned_tls import connection_to
 
 TIMEOUT_S = 5.0
 _STALE = frozenset((401, 403, 404, 409, 410))
@@ -40,6 +41,8 @@ class LeaseChannel(NamedTuple):
     job: str
     attempt: str
     token: str
+    fingerprint: str = ""
+    """Of the certificate of the service, where it is reached by TLS."""
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str]) -> LeaseChannel | None:
@@ -48,7 +51,7 @@ class LeaseChannel(NamedTuple):
         url, endpoint, job, attempt, token = (variables.get(name, "") for name in names)
         if not (url or endpoint) or not job:
             return None
-        return cls(url, endpoint, job, attempt, token)
+        return cls(url, endpoint, job, attempt, token, variables.get("HOCKET_FINGERPRINT", ""))
 
     def report(
         self, done_steps: float, *, is_finished: bool, can_save: bool = False
@@ -68,7 +71,8 @@ class LeaseChannel(NamedTuple):
         prefix = address.path.rstrip("/")
         path = f"{prefix}/v1/jobs/{self.job}/attempts/{self.attempt}/{what}"
         try:
-            status, content = _exchange(address.scheme, address.netloc, path, self.token, body)
+            connection = connection_to(address.scheme, address.netloc, self.fingerprint, TIMEOUT_S)
+            status, content = _exchange(connection, path, self.token, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise AwayError(f"no answer from {address.netloc}: {error}") from None
         if 200 <= status < 300 and expected in content:
@@ -94,11 +98,9 @@ class LeaseChannel(NamedTuple):
 
 
 def _exchange(
-    scheme: str, place: str, path: str, token: str, body: dict[str, Any]
+    connection: http.client.HTTPConnection, path: str, token: str, body: dict[str, Any]
 ) -> tuple[int, dict[str, Any]]:
     # Not urllib: it would send what is meant for this machine through a proxy of the environment.
-    kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-    connection = kind(place, timeout=TIMEOUT_S)
     try:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection.request("POST", path, json.dumps(body), headers)

@@ -6,6 +6,8 @@ folder takes it over.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import getpass
 import ipaddress
 import os
@@ -17,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -27,9 +29,11 @@ from hocket.fleet.rounds.state import FleetDevice, Rules
 from hocket.service.daemon import Daemon
 from hocket.service.endpoint import read_endpoint, write_endpoint
 from hocket.service.engines import check_engine, open_engine
+from hocket.service.executors.agent_executor import LEASE_S, AgentExecutor
 from hocket.service.executors.isolation import make_private
 from hocket.service.local_door import LocalDoor
 from hocket.service.outlook.process import ProcessOutlook
+from hocket.service.pinned_tls import ServerTls, open_tls
 from hocket.service.rest.app import make_app
 from hocket.service.rest.prompt import MAX_CONNECTIONS, PromptProtocol
 from hocket.service.rest.stream import Bell
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
 _BACKLOG = 128
 _MAX_HEADER_BYTES = 32768
 _SHUTDOWN_S = 5
+HANDSHAKE_S = 10.0
 SWITCH_S = 0.001
 """How long a thread may keep others from running."""
 
@@ -63,13 +68,25 @@ class ServeSettings:
     names: tuple[str, ...] = ()
     """Under which it may be reached beside the loopback ones."""
     is_remote_allowed: bool = False
+    tls: tuple[str, int] | None = None
+    """Host and port where it also listens with TLS, for agents and users of other machines."""
+    agent_lease_s: float = LEASE_S
     discards_state: bool = False
     config: ServerConfig = field(default_factory=ServerConfig)
 
 
-def serve(settings: ServeSettings, on_ready: Callable[[str, str], None]) -> None:
-    """Serve a fleet until SIGTERM or SIGINT; ``on_ready`` is told the address once it answers, and
-    one that logs a browser in."""
+class Serving(NamedTuple):
+    """Where a service answers."""
+
+    url: str
+    login: str
+    """Logs a browser in, once."""
+    secure_url: str = ""
+    fingerprint: str = ""
+
+
+def serve(settings: ServeSettings, on_ready: Callable[[Serving], None]) -> None:
+    """Serve a fleet until SIGTERM or SIGINT; ``on_ready`` is told where once it answers."""
     make_private()
     check_engine(settings.on, settings.devices)
     _check_host(settings)
@@ -79,15 +96,46 @@ def serve(settings: ServeSettings, on_ready: Callable[[str, str], None]) -> None
     store = Store.open(settings.folder, discard=settings.discards_state)
     try:
         tokens = open_tokens(store.folder, _user_name())
-        listener = _bound(settings.host, settings.port, _last_port(store.folder))
-        with listener:
-            executor = open_engine(settings.on, store.folder, settings.devices, settings.kinds)
-            try:
-                _run(settings, store, executor, tokens, listener, on_ready)
-            finally:
-                executor.close()
+        with contextlib.ExitStack() as opened:
+            listener = _bound(settings.host, settings.port, _last_port(store.folder))
+            opened.enter_context(listener)
+            secure = None
+            if settings.tls is not None:
+                secure = SecureListener(_bound(*settings.tls, 0), open_tls(store.folder))
+                opened.enter_context(secure.listener)
+            executor = _opened_engine(settings, store.folder, secure)
+            opened.callback(executor.close)
+            _run(settings, store, executor, tokens, listener, secure, on_ready)
     finally:
         store.close()
+
+
+class SecureListener(NamedTuple):
+    """A socket where the service is reached by TLS."""
+
+    listener: socket.socket
+    tls: ServerTls
+
+
+def _opened_engine(
+    settings: ServeSettings, folder: Path, secure: SecureListener | None
+) -> Executor:
+    if settings.on != "agents":
+        return open_engine(settings.on, folder, settings.devices, settings.kinds)
+    assert settings.tls is not None
+    assert secure is not None
+    url = _secure_url(settings, secure)
+    lease_s = settings.agent_lease_s
+    return AgentExecutor(folder / "agents", url, secure.tls.fingerprint, lease_s=lease_s)
+
+
+def _secure_url(settings: ServeSettings, secure: SecureListener) -> str:
+    assert settings.tls is not None
+    host = settings.tls[0]
+    if host in ("0.0.0.0", "::"):
+        host = settings.names[0] if settings.names else socket.gethostname()
+    shown = f"[{host}]" if ":" in host else host
+    return f"https://{shown}:{secure.listener.getsockname()[1]}"
 
 
 def _run(
@@ -96,7 +144,8 @@ def _run(
     executor: Executor,
     tokens: Tokens,
     listener: socket.socket,
-    on_ready: Callable[[str, str], None],
+    secure: SecureListener | None,
+    on_ready: Callable[[Serving], None],
 ) -> None:
     url = _url(settings, listener)
     daemon = Daemon(
@@ -113,10 +162,17 @@ def _run(
     outlook = ProcessOutlook()
     door = LocalDoor(store.folder, tokens.local_token)
     try:
+        agents = executor if isinstance(executor, AgentExecutor) else None
         hosts = (settings.host, *settings.names)
-        app = make_app(daemon, tokens, hosts=hosts, outlook=outlook)
-        link = f"{url}/login?code={tokens.make_link(tokens.local)}"
-        _Server(server_config(app), app.state.bell, lambda: on_ready(url, link)).serve_on(listener)
+        told = Serving(url, f"{url}/login?code={tokens.make_link(tokens.local)}")
+        if secure is not None and settings.tls is not None:
+            hosts = (*hosts, settings.tls[0], socket.gethostname())
+            told = told._replace(
+                secure_url=_secure_url(settings, secure), fingerprint=secure.tls.fingerprint
+            )
+        app = make_app(daemon, tokens, hosts=hosts, outlook=outlook, agents=agents)
+        server = _Server(server_config(app), app.state.bell, lambda: on_ready(told), secure)
+        server.serve_on(listener)
     finally:
         door.close()
         outlook.close()
@@ -189,15 +245,39 @@ class QuietServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open for requests."""
         await super().startup(sockets)
+        await self.open_more()
         self._on_ready()
+
+    async def open_more(self) -> None:
+        """Listen elsewhere too, before it says that it answers."""
 
 
 class _Server(QuietServer):
     """A server that also ends open streams when it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, bell: Bell, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        bell: Bell,
+        on_ready: Callable[[], None],
+        secure: SecureListener | None = None,
+    ) -> None:
         super().__init__(config, on_ready)
         self._bell = bell
+        self._secure = secure
+
+    async def open_more(self) -> None:
+        """Also answer by TLS."""
+        if self._secure is not None:
+            self._secure.listener.setblocking(False)
+            made = await asyncio.get_running_loop().create_server(
+                lambda: PromptProtocol(self.config, self.server_state, self.lifespan.state),
+                sock=self._secure.listener,
+                ssl=self._secure.tls.context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                backlog=_BACKLOG,
+            )
+            self.servers.append(made)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to shut down."""

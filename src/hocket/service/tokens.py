@@ -10,6 +10,7 @@ there is one more, which lives in the memory of the service alone; see `hocket.s
 | admin | everything: also change jobs of others, manage tokens, drain machines |
 | user | see everything, submit jobs, change the jobs that carry the user's name |
 | read-only | see everything |
+| agent | run jobs of the service on the machine of that name, nothing else |
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _MAX_BYTES = 1_000_000
 _MAX_NAME = 60
 
 Kind = Literal["token", "cookie"]
-Role = Literal["admin", "user", "read-only"]
+Role = Literal["admin", "user", "read-only", "agent"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
@@ -58,7 +59,7 @@ class Holder:
     @property
     def may_change(self) -> bool:
         """False for a token that only reads."""
-        return self.role != "read-only"
+        return self.role in ("admin", "user")
 
     @property
     def limited_to(self) -> str | None:

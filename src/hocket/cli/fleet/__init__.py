@@ -12,7 +12,7 @@ import click
 from hocket.base.errors import unknown_name
 
 _NAMES = (
-    "allocate", "simulate", "throughputs", "serve", "submit", "jobs", "explain",
+    "allocate", "simulate", "throughputs", "serve", "agent", "submit", "jobs", "explain",
     "logs", "cancel", "pause", "resume", "devices", "token", "login",
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hocket.base.errors import UsageError
+from hocket.base.extras import require
 from hocket.cli.fleet.connection import state_folder
 from hocket.cli.fleet.given import parse_cluster
 from hocket.cli.fleet.rounds import min_run_option, round_option
@@ -17,6 +18,7 @@ from hocket.cli.output import emit, json_option, say
 from hocket.cli.sources import announce_compilation
 
 if TYPE_CHECKING:
+    from hocket.api.daemon import Serving
     from hocket.fleet.rounds.state import FleetDevice
 
 
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     default="local",
     show_default=True,
     metavar="ENGINE",
-    help="What runs the jobs: local (processes of this machine), ray (the cluster that this "
+    help="What runs the jobs: local (processes of this machine), agents (machines that join by "
+    "hocket fleet agent, with --tls), ray (the cluster that this "
     "machine is part of), ray://HOST:PORT (that of a head, with the port that ray start prints, "
     "6379 unless told otherwise) or slurm.",
 )
@@ -100,6 +103,21 @@ if TYPE_CHECKING:
     help="Let --host be an address that other machines reach; the token is asked for as ever.",
 )
 @click.option(
+    "--tls",
+    metavar="HOST:PORT",
+    help="Also listen here with TLS, for agents and users of other machines; the certificate is "
+    "made at the first start and known by its fingerprint, which is printed.",
+)
+@click.option(
+    "--agent-lease",
+    "agent_lease_s",
+    type=FiniteRange(min=2.0, max=3600.0),
+    default=45.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="An agent without news for so long is lost; its jobs end themselves before that.",
+)
+@click.option(
     "--config",
     type=click.Path(path_type=Path),
     help="TOML file that says what users and teams may ask for.",
@@ -132,6 +150,8 @@ def command(
     port: int,
     names: tuple[str, ...],
     allow_remote: bool,
+    tls: str | None,
+    agent_lease_s: float,
     config: Path | None,
     teams: tuple[str, ...],
     discard_state: bool,
@@ -144,7 +164,6 @@ def command(
     add). The link that is printed opens the page once; hocket fleet login prints another.
     """
     from hocket.api.fleet import find_policy
-    from hocket.base.extras import require
 
     for package in ("fastapi", "uvicorn", "jinja2", "prometheus_client"):
         require(package, "hocket fleet serve")
@@ -167,12 +186,19 @@ def command(
 
     folder = state_folder(state).absolute()
 
-    def tell(url: str, link: str) -> None:
+    def tell(serving: Serving) -> None:
+        url, link, secure_url, fingerprint = serving
         if as_json:
-            emit({"url": url, "state": str(folder), "login": link})
-        else:
-            say(f"serving the fleet of {folder} at {url} (Ctrl-C ends it; jobs go on)")
-            say(f"open {link} within ten minutes; it works once")
+            secure = {"secure_url": secure_url, "fingerprint": fingerprint} if secure_url else {}
+            emit({"url": url, "state": str(folder), "login": link, **secure})
+            return
+        say(f"serving the fleet of {folder} at {url} (Ctrl-C ends it; jobs go on)")
+        say(f"open {link} within ten minutes; it works once")
+        if on == "agents":
+            say("on each machine, with a token of hocket fleet token add NAME --role agent:")
+            say(f"  hocket fleet agent --join {secure_url} --fingerprint {fingerprint} --token ...")
+        elif secure_url:
+            say(f"from other machines: --url {secure_url}, HOCKET_FLEET_FINGERPRINT={fingerprint}")
 
     check_engine(on, found)
     settled = read_server_config(config).with_teams(_weights(teams))
@@ -197,6 +223,8 @@ def command(
             port=port,
             names=names,
             is_remote_allowed=allow_remote,
+            tls=_host_and_port(tls, on),
+            agent_lease_s=agent_lease_s,
             discards_state=discard_state,
             config=settled,
         ),
@@ -215,6 +243,20 @@ def _found_here(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[FleetDev
     if devices:
         say(f"found {', '.join(device.name for device in devices)}")
     return tuple(dict.fromkeys(device.kind for device in devices)), devices
+
+
+def _host_and_port(text: str | None, on: str) -> tuple[str, int] | None:
+    if text is None:
+        if on == "agents":
+            hint = "add --tls HOST:PORT with an address of this machine, such as 10.0.0.1:7443"
+            raise UsageError("agents join by TLS", hint=hint)
+        return None
+    require("cryptography", "--tls")
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        hint = "write HOST:PORT, such as 10.0.0.1:7443"
+        raise UsageError(f"cannot read --tls {text[:60]!r}", hint=hint)
+    return host.strip("[]"), int(port)
 
 
 def _kinds(text: str | None) -> tuple[str, ...]:

@@ -20,10 +20,11 @@ def command() -> None:
 @click.argument("name")
 @click.option(
     "--role",
-    type=click.Choice(["admin", "user", "read-only"]),
+    type=click.Choice(["admin", "user", "read-only", "agent"]),
     default="user",
     show_default=True,
-    help="admin: everything; user: see all jobs, submit, change own jobs; read-only: see.",
+    help="admin: everything; user: see all jobs, submit, change own jobs; read-only: see; agent: "
+    "run jobs on the machine that is called NAME.",
 )
 @service_options
 @json_option

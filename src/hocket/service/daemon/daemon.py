@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hocket.fleet.rounds.state import FleetState, Rules
@@ -104,6 +105,11 @@ class Daemon:
         """What keeps jobs from being run now; empty where nothing does."""
         broken = self._decider.broken
         return str(broken or "") or self._loops.trouble or self._carrier.trouble
+
+    @property
+    def folder(self) -> Path:
+        """The state folder."""
+        return self._store.folder
 
     @property
     def identity(self) -> str:

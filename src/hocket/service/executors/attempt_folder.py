@@ -18,10 +18,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.base import locks
+from hocket.processes import system
 
 if TYPE_CHECKING:
     from hocket.service.executors.executor import Assignment
@@ -60,6 +62,8 @@ class AttemptOrder(NamedTuple):
     folder where empty."""
     memory_bytes: int | None = None
     """Limit of all its processes together."""
+    lease_file: str = ""
+    """Holds until when the attempt may run without news of the daemon; empty for ever."""
     cpus: float | None = None
     gpus: list[int] | None = None
     """Numbers of the GPUs that it may open; None where its devices are no GPUs."""
@@ -98,6 +102,8 @@ def write_assignment(
         processes=assignment.processes,
         grace_s=assignment.grace_s,
         log_limit_bytes=log_limit_bytes,
+        first_rank=assignment.first_rank,
+        lease_file=assignment.lease_file,
         mark=f"{os.path.realpath(folder)}:{os.urandom(8).hex()}",
         memory_bytes=assignment.memory_bytes,
         cpus=assignment.cpus,
@@ -165,6 +171,28 @@ def read_json(path: str | Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return content
+
+
+def boot_time_s() -> float:
+    """Time since the machine started, sleep included: the same clock for all of its processes."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def renew_lease(path: str | Path, until_s: float, grace_s: float) -> None:
+    """Let attempts run until a moment of `boot_time_s`; then they have ``grace_s`` to end."""
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w") as file:
+        json.dump({"boot": system.boot(), "until_s": until_s, "grace_s": grace_s}, file)
+    os.replace(temporary, path)
+
+
+def lease_grace_s(path: str | Path) -> float | None:
+    """Time that an attempt has to end because its lease is over; None while it holds."""
+    content = read_json(path)
+    if content is None or content["boot"] != system.boot():
+        return 0.0
+    is_over = boot_time_s() >= float(content["until_s"])
+    return float(content["grace_s"]) if is_over else None
 
 
 def beat(folder: str | Path) -> None:

@@ -62,6 +62,10 @@ class Assignment:
     """CPU time per time, as many processors; None for no limit."""
     gpus: tuple[int, ...] | None = None
     """Numbers of the GPUs that it may open, set by the executor; None where they are no GPUs."""
+    first_rank: int = 0
+    """Of its first process, where others of the gang run on other machines."""
+    lease_file: str = ""
+    """File that says until when it may run without news of the daemon; empty for ever."""
     has_own_folder: bool = False
     """True where ``work_folder`` is the job's alone, made by the daemon, and not one it named."""
     unix_user: str = ""

@@ -43,6 +43,7 @@ from hocket.service.executors.attempt_folder import (
     Result,
     asked_grace_s,
     beat,
+    lease_grace_s,
     mark_of,
     read_order,
     sync_folder,
@@ -149,6 +150,7 @@ class _Inputs:
 
     def __init__(self, log: BoundedLog) -> None:
         self.is_asked_to_end = False
+        self.is_lease_over = False
         self._log = log
         self._output, self.output_end = os.pipe()
         self._wake, wake_end = os.pipe()
@@ -300,6 +302,8 @@ def _supervise(order: AttemptOrder, inputs: _Inputs) -> Result:
         gang.group.remove()
     if gang.trouble:
         return Result(CANNOT_RUN, gang.trouble)
+    if inputs.is_lease_over and gang.was_asked:
+        return Result(-signal.SIGTERM, "there was no news of the daemon", is_lost=True)
     _, exit_code = gang.failure or (0, 0)
     if exit_code == 0 and (gang.was_asked or inputs.is_asked_to_end) and not os.path.exists(STOP):
         # Not the fleet asked but somebody else: a queue whose time limit has come, or an init
@@ -412,6 +416,9 @@ def _asked_s(order: AttemptOrder, inputs: _Inputs) -> float | None:
         # Whoever removes the folder has given the attempt up, and its devices away.
         os.stat(BEGUN)
         asked_s = asked_grace_s(".")
+        if asked_s is None and order.lease_file:
+            asked_s = lease_grace_s(order.lease_file)
+            inputs.is_lease_over |= asked_s is not None
     except OSError as error:
         # A file system that fails for a while is no reason to end what runs.
         asked_s = 0.0 if error.errno in REMOVED else None

@@ -14,7 +14,9 @@ from fastapi.routing import APIRoute
 from hocket import __version__
 from hocket.service.credentials import Credentials
 from hocket.service.daemon.daemon import Daemon
+from hocket.service.executors.agent_executor import AgentExecutor
 from hocket.service.outlook.outlook import FleetOutlook, HereOutlook
+from hocket.service.rest import agents as agent_routes
 from hocket.service.rest import attempts, fleet, health, jobs, login, logs, rounds
 from hocket.service.rest import tokens as token_routes
 from hocket.service.rest.context import Decisions
@@ -35,9 +37,11 @@ def make_app(
     *,
     hosts: Iterable[str] = (),
     outlook: FleetOutlook | None = None,
+    agents: AgentExecutor | None = None,
 ) -> FastAPI:
     """The service of a daemon that was started; ``hosts`` are names beside the loopback ones,
-    ``outlook`` answers what is asked about the future (this process does where None).
+    ``outlook`` answers what is asked about the future (this process does where None), ``agents``
+    run the jobs where the engine is one of agents.
 
     ``app.state.bell.close()`` ends open streams, which a server waits for when it shuts down.
     """
@@ -56,7 +60,8 @@ def make_app(
     app.state.bell = Bell(daemon)
     app.state.outlook = outlook or HereOutlook()
     app.state.decisions = Decisions()
-    for module in (jobs, logs, attempts, fleet, rounds, health, token_routes, login):
+    app.state.agents = agents
+    for module in (jobs, logs, attempts, fleet, rounds, health, token_routes, login, agent_routes):
         app.include_router(module.router)
     _mount_page(app, daemon, app.state.outlook)
     handle_errors(app)

@@ -51,10 +51,10 @@ class Guard(Gate):
         if holder is not None:
             scope["hocket.holder"] = holder
             needed = needed_role(method, path)
-            if needed == "read-only":
-                return None
             if not has_role(holder, needed):
                 return _forbidden(holder)
+            if needed == "read-only":
+                return None
             if given or PAGE_HEADER in headers or access == "form":
                 return None
             return problem(403, f"changes by cookie need the header {PAGE_HEADER}")
@@ -91,6 +91,8 @@ class Guard(Gate):
 
 
 def _forbidden(holder: Holder) -> Response:
+    if holder.role == "agent":
+        return problem(403, f"the token of {holder.name!r} is that of an agent")
     if not holder.may_change:
         return problem(403, f"the token of {holder.name!r} may look, not change anything")
     hint = "ask an admin: hocket fleet token list shows who is one"

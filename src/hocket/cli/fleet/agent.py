@@ -1,0 +1,75 @@
+"""``hocket fleet agent``: let a machine run jobs of a service elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import click
+
+from hocket.base.errors import UsageError
+from hocket.cli.fleet.given import parse_cluster
+from hocket.cli.output import json_option, say
+
+
+@click.command("agent")
+@click.option("--join", "url", required=True, metavar="https://HOST:PORT", help="The service.")
+@click.option(
+    "--token",
+    help="Token of hocket fleet token add NAME --role agent. [default: HOCKET_FLEET_TOKEN]",
+)
+@click.option("--fingerprint", required=True, help="Of its certificate, as serve prints it.")
+@click.option(
+    "--name", help="NAME of the token, under which this machine is known. [default: its hostname]"
+)
+@click.option(
+    "--devices",
+    metavar="KIND:COUNT,...",
+    help="Devices of this machine, such as v100:2. [default: the GPUs that nvidia-smi lists]",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of this agent. [default: hocket/agent below XDG_STATE_HOME]",
+)
+@json_option
+def command(
+    url: str,
+    token: str | None,
+    fingerprint: str,
+    name: str | None,
+    devices: str | None,
+    state: Path | None,
+    as_json: bool,
+) -> None:
+    """Run jobs here that the service at --join decides about, until Ctrl-C.
+
+    Jobs go on while the agent or the service is restarted. Without news of the service for half of
+    its lease (serve --agent-lease) they are ended, because it may start them elsewhere.
+    """
+    from hocket.api.daemon import Agent, AgentClient, checked_fingerprint, found_devices
+    from hocket.base.config import fleet_folder, fleet_token
+
+    secret = token or fleet_token()
+    if secret is None:
+        raise UsageError("an agent needs a token", hint="give --token, or set HOCKET_FLEET_TOKEN")
+    if not url.startswith("https://"):
+        raise UsageError("agents join by https", hint="take the address that serve --tls prints")
+    found = parse_cluster(devices, "--devices")[1] if devices else found_devices()
+    if not found:
+        hint = "name what jobs share, such as --devices v100:2 or --devices cpu:4"
+        raise UsageError("no GPU was found that may be used", hint=hint)
+    known_as = name or socket.gethostname()
+    client = AgentClient(url, secret, checked_fingerprint(fingerprint), known_as)
+    folder = fleet_folder().with_name("agent") if state is None else state
+    agent = Agent(folder.absolute(), found, client)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.close())
+    try:
+        agent.run(
+            lambda: say(f"{known_as} has joined {url} with {len(found)} devices"),
+            lambda trouble: say(f"trouble: {trouble}"),
+        )
+    finally:
+        agent.release()

@@ -1,0 +1,327 @@
+"""The agent of a machine: runs attempts here that a service elsewhere decides about.
+
+``hocket fleet agent`` calls the service again and again (`AgentExecutor.sync` is the other side),
+does what it is answered with a `LocalExecutor`, and sends output and checkpoints. Killed or started
+anew it finds its attempts in its folder. Without news of the service, be it because a link is cut
+or because this process is gone, supervisors end their attempts when the lease in ``lease.json`` is
+over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import shutil
+import tarfile
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from hocket.base.errors import HocketError, InputFileError, RunError, UsageError, system_reason
+from hocket.base.locks import try_lock
+from hocket.fleet.rounds.state import FleetDevice
+from hocket.service.executors import attempt_folder as files
+from hocket.service.executors.agent_executor import assignment_from
+from hocket.service.executors.executor import EXITED, LOST, RUNNING, Assignment, AttemptName
+from hocket.service.executors.local import LocalExecutor
+from hocket.service.executors.local_devices import with_cuda_indexes
+from hocket.service.pinned_tls import connection_to
+
+CALL_S = 0.3
+"""Between calls; longer after one that failed."""
+TIMEOUT_S = 10.0
+CHUNK_BYTES = 512 * 1024
+_MAX_ANSWER_BYTES = 64 * 2**20
+_MAX_WAIT_S = 2.0
+_LOG = logging.getLogger("hocket.service")
+
+
+class AgentClient:
+    """Requests of an agent; each thread has a connection of its own, which is kept open."""
+
+    def __init__(self, url: str, token: str, fingerprint: str, name: str) -> None:
+        self._parts = urlsplit(url)
+        self._token, self._fingerprint = token, fingerprint
+        self._prefix = f"{self._parts.path.rstrip('/')}/v1/agents/{quote(name, safe='')}"
+        self._local = threading.local()
+
+    def call(self, method: str, path: str, body: bytes | None, kind: str) -> bytes:
+        """The body of an answer; raises `RunError` where none came, and `UsageError` where the
+        service said no."""
+        connection = self._connection()
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
+        try:
+            connection.request(method, self._prefix + path, body, headers)
+            answer = connection.getresponse()
+            data = answer.read(_MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            reason = system_reason(error) or type(error).__name__
+            raise RunError(f"no answer from {self._parts.netloc}: {reason}") from None
+        if answer.status >= 500:
+            raise RunError(f"{self._parts.netloc} answered {answer.status}")
+        if answer.status >= 300:
+            detail = ""
+            with contextlib.suppress(ValueError, AttributeError):
+                detail = str(json.loads(data).get("detail", ""))
+            raise UsageError(f"{self._parts.netloc} refuses: {detail or answer.status}")
+        return data
+
+    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """What the service answers to a JSON body."""
+        data = self.call("POST", path, json.dumps(body).encode(), "application/json")
+        try:
+            content = json.loads(data)
+        except ValueError:
+            raise RunError(f"what answers at {self._parts.netloc} is no service") from None
+        assert isinstance(content, dict)
+        return content
+
+    def _connection(self) -> http.client.HTTPConnection:
+        found: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if found is None:
+            found = connection_to(
+                self._parts.scheme, self._parts.netloc, self._fingerprint, TIMEOUT_S
+            )
+            self._local.connection = found
+        return found
+
+
+class Agent:
+    """One machine; ``folder`` is its own and holds its memory."""
+
+    def __init__(self, folder: Path, devices: tuple[FleetDevice, ...], client: AgentClient) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder, self._client = folder, client
+        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        if not try_lock(self._lock):
+            os.close(self._lock)
+            hint = "end it, or name another folder with --state"
+            raise InputFileError("another agent runs here", hint=hint, where=str(folder))
+        self._devices = with_cuda_indexes(devices)
+        self._executor = LocalExecutor(folder / "attempts", self._devices)
+        self._identity = _identity(folder / "identity")
+        self._lease = folder / "lease.json"
+        self._is_closing = threading.Event()
+        self._sent_bytes: dict[AttemptName, int] = {}
+        """How much of each log the service has."""
+        self._is_sent: set[AttemptName] = set()
+        """Attempts whose output is there whole, of those that have ended."""
+        self._ended: set[AttemptName] = set()
+        self._checkpoints: dict[int, tuple[float, str]] = {}
+        self._stored: dict[int, float] = {}
+        """Step of the last checkpoint of each job that the service has."""
+
+    def run(self, on_join: Callable[[], None], on_trouble: Callable[[str], None]) -> None:
+        """Call until closed; jobs go on then, as long as their lease."""
+        workers = [
+            threading.Thread(target=self._repeat, args=(work,), name=f"agent-{name}", daemon=True)
+            for name, work in (("logs", self._send_logs), ("checkpoints", self._send_checkpoints))
+        ]
+        for worker in workers:
+            worker.start()
+        trouble, has_joined = "", False
+        while not self._is_closing.is_set():
+            try:
+                self.step()
+            except HocketError as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    on_trouble(trouble)
+                if isinstance(error, UsageError) and not has_joined:
+                    raise
+                self._is_closing.wait(_MAX_WAIT_S)
+            else:
+                if trouble or not has_joined:
+                    on_join()
+                trouble, has_joined = "", True
+                self._is_closing.wait(CALL_S)
+
+    def close(self) -> None:
+        """Stop calling."""
+        self._is_closing.set()
+
+    def release(self) -> None:
+        """Let go of the folder; what runs goes on."""
+        self._executor.close()
+        os.close(self._lock)
+
+    def step(self) -> None:
+        """Say what there is, and do what is answered."""
+        sent_s = files.boot_time_s()
+        poll = self._executor.poll()
+        over = {one.name for one in poll.attempts if one.phase in (EXITED, LOST)}
+        statuses = [
+            {
+                "job": one.name.job, "attempt": one.name.attempt,
+                # Its output is part of an attempt: whoever follows it must have all of it.
+                "phase": RUNNING if one.name in over - self._is_sent else one.phase,
+                "exit_code": one.exit_code, "detail": one.detail, "was_asked": one.was_asked,
+            }
+            for one in poll.attempts
+        ]  # fmt: skip
+        self._ended = over
+        answer = self._client.ask(
+            "/sync",
+            {
+                "identity": self._identity,
+                "devices": [[device.name, device.kind] for device in self._devices],
+                "attempts": statuses,
+            },
+        )
+        ends_s = sent_s + float(answer["ends_after_s"])
+        if files.boot_time_s() >= ends_s:
+            # An answer that took so long may say what is not so any more.
+            return
+        files.renew_lease(self._lease, ends_s, float(answer["grace_s"]))
+        self._checkpoints = {
+            int(job): (float(step), str(path)) for job, step, path in answer["checkpoints"]
+        }
+        self._obey(answer)
+
+    def _obey(self, answer: dict[str, Any]) -> None:
+        for job, attempt, grace_s in answer["stops"]:
+            self._executor.stop(AttemptName(job, attempt), float(grace_s))
+        for job, attempt in answer["forgets"]:
+            self._forget(AttemptName(job, attempt))
+        for data in answer["starts"]:
+            self._start(assignment_from(data))
+
+    def _start(self, assignment: Assignment) -> None:
+        job = assignment.name.job
+        own = self._folder / "jobs" / str(job)
+        environment = dict(assignment.environment)
+        checkpoint = environment.get("HOCKET_CHECKPOINT", "")
+        if checkpoint and not os.path.exists(checkpoint):
+            environment.pop("HOCKET_CHECKPOINT")
+            with contextlib.suppress(HocketError, OSError, tarfile.TarError):
+                if found := self._fetch(job, os.path.basename(checkpoint)):
+                    environment["HOCKET_CHECKPOINT"] = str(found)
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = self._log_file(assignment.name)
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._executor.start(
+            replace(
+                assignment,
+                environment=environment,
+                work_folder=own if assignment.has_own_folder else assignment.work_folder,
+                log_file=log,
+                lease_file=str(self._lease),
+            )
+        )
+
+    def _forget(self, name: AttemptName) -> None:
+        self._executor.forget(name)
+        self._log_file(name).unlink(missing_ok=True)
+        self._sent_bytes.pop(name, None)
+        self._is_sent.discard(name)
+
+    def _log_file(self, name: AttemptName) -> Path:
+        return self._folder / "logs" / str(name.job) / f"attempt-{name.attempt}.log"
+
+    # ── output ──
+
+    def _repeat(self, work: Callable[[], None]) -> None:
+        while not self._is_closing.is_set():
+            try:
+                work()
+            except HocketError:
+                self._is_closing.wait(_MAX_WAIT_S)
+            except Exception:
+                _LOG.exception("an agent could not send")
+            self._is_closing.wait(CALL_S)
+
+    def _send_logs(self) -> None:
+        ended = set(self._ended)
+        for path in sorted((self._folder / "logs").glob("*/attempt-*.log")):
+            name = AttemptName(int(path.parent.name), int(path.stem.partition("-")[2]))
+            if name in self._is_sent:
+                continue
+            if self._send_log(name, path) and name in ended:
+                self._is_sent.add(name)
+        # What never printed has no log.
+        self._is_sent |= {name for name in ended if not self._log_file(name).exists()}
+
+    def _send_log(self, name: AttemptName, path: Path) -> bool:
+        """Send some of a log; True once the service has what was there."""
+        sent = self._sent_bytes.get(name, 0)
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            # A log that reached its limit was cut; what is new comes at its end.
+            file.seek(min(sent, size_bytes))
+            data = file.read(CHUNK_BYTES)
+            if name in self._sent_bytes and not data:
+                return True
+            query = f"/logs/{name.job}/{name.attempt}?offset={sent}"
+            answer = json.loads(self._client.call("POST", query, data, "application/octet-stream"))
+            self._sent_bytes[name] = int(answer["size_bytes"])
+            return self._sent_bytes[name] >= size_bytes
+        return True
+
+    # ── checkpoints ──
+
+    def _send_checkpoints(self) -> None:
+        for job, (step, path) in list(self._checkpoints.items()):
+            if self._stored.get(job) != step and self._is_in_its_folder(job, path):
+                with _packed(path) as file:
+                    offset = 0
+                    while data := file.read(CHUNK_BYTES):
+                        query = f"/checkpoints/{job}?step={step!r}&offset={offset}"
+                        self._client.call("POST", query, data, "application/octet-stream")
+                        offset += len(data)
+                query = f"/checkpoints/{job}?step={step!r}&offset={offset}&is_whole=true"
+                self._client.call("POST", query, b"", "application/octet-stream")
+                self._stored[job] = step
+
+    def _is_in_its_folder(self, job: int, path: str) -> bool:
+        """True for what lies in the folder of its job: a job names the path, and this process may
+        read more than the job."""
+        own = os.path.realpath(self._folder / "jobs" / str(job))
+        real = os.path.realpath(path)
+        return os.path.exists(real) and os.path.commonpath([own, real]) == own
+
+    def _fetch(self, job: int, name: str) -> Path | None:
+        """The newest checkpoint of a job that the service has, in a folder here."""
+        target = self._folder / "jobs" / str(job) / "fetched"
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(mode=0o700, parents=True)
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            kind, offset = "application/octet-stream", 0
+            while data := self._client.call(
+                "GET", f"/checkpoints/{job}?offset={offset}", None, kind
+            ):
+                file.write(data)
+                offset += len(data)
+            file.seek(0)
+            with tarfile.open(fileobj=file) as archive:
+                archive.extractall(target, filter="data")
+        found = target / name
+        return found if found.exists() else None
+
+
+@contextlib.contextmanager
+def _packed(path: str) -> Iterator[Any]:
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            archive.add(path, os.path.basename(path), filter=_plain)
+        file.seek(0)
+        yield file
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Files and folders only: a link may lead anywhere."""
+    return entry if entry.isreg() or entry.isdir() else None
+
+
+def _identity(path: Path) -> str:
+    """Of this agent, unlike that of any other; kept in its folder."""
+    if not path.exists():
+        path.write_text(os.urandom(16).hex())
+    return path.read_text().strip()
