@@ -1,6 +1,7 @@
 """Third-party models that predictions are compared on: transformers' code, built from configs.
 
-No configuration here was used to choose a constant. Families: dense and grouped attention, mixtures
+Rows of 2026-11-18 of these models were used to choose constants of kernels and of the host;
+``held_out.py`` has models that were not. Families: dense and grouped attention, mixtures
 of experts, encoder-decoders, vision with and without hierarchy, convolution, U-Net, recurrent,
 recommender. Each has a large batch, which the device limits, and a small one, which the host does.
 """
@@ -32,7 +33,9 @@ class Model:
     precisions: tuple[str, ...] = ("bf16", "fp32")
 
 
-def _tokens(seq: int, vocabulary: int, **names: str) -> Callable[[int], Batch]:
+def tokens(seq: int, vocabulary: int) -> Callable[[int], Batch]:
+    """Batches of words, each the label of itself."""
+
     def make(size: int) -> Batch:
         ids = torch.arange(size * seq).reshape(size, seq) % (vocabulary - 1)
         return {"input_ids": ids, "labels": ids}
@@ -40,7 +43,9 @@ def _tokens(seq: int, vocabulary: int, **names: str) -> Callable[[int], Batch]:
     return make
 
 
-def _images(side: int, classes: int = 1000) -> Callable[[int], Batch]:
+def images(side: int, classes: int = 1000) -> Callable[[int], Batch]:
+    """Batches of labelled images."""
+
     def make(size: int) -> Batch:
         return {
             "pixel_values": torch.zeros(size, 3, side, side),
@@ -58,21 +63,21 @@ def _causal(config: Any) -> Callable[[], nn.Module]:
     return build
 
 
-def _decoder(
+def decoder(
     name: str, family: str, config: Any, seq: int, sizes: tuple[int, ...],
     precisions: tuple[str, ...] = ("bf16", "fp32"),
 ) -> Model:  # fmt: skip
-    batch = _tokens(seq, config.vocab_size)
+    batch = tokens(seq, config.vocab_size)
     return Model(name, family, _causal(config), batch, sizes, precisions)
 
 
-def _vision(name: str, family: str, config: Any, side: int, sizes: tuple[int, ...]) -> Model:
+def vision(name: str, family: str, config: Any, side: int, sizes: tuple[int, ...]) -> Model:
     config.num_labels = 1000
 
     def build() -> nn.Module:
         return hf.AutoModelForImageClassification.from_config(config)
 
-    return Model(name, family, build, _images(side), sizes)
+    return Model(name, family, build, images(side), sizes)
 
 
 class Recommender(nn.Module):
@@ -219,53 +224,55 @@ def models() -> list[Model]:
     """All models; configurations are made when asked for, for each is a class of transformers."""
     small = {"num_hidden_layers": 16, "hidden_size": 2048}
     return [
-        _decoder("llama-1b", "grouped attention", hf.LlamaConfig(
+        decoder("llama-1b", "grouped attention", hf.LlamaConfig(
             **small, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8,
             vocab_size=128256, tie_word_embeddings=True), 2048, (4, 1), ("bf16",)),
-        _decoder("qwen3-0.6b", "grouped attention", hf.Qwen3Config(
+        decoder("qwen3-0.6b", "grouped attention", hf.Qwen3Config(
             hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
             num_key_value_heads=8, head_dim=128, vocab_size=151936, tie_word_embeddings=True),
             1024, (8, 1)),
-        _decoder("gpt-neox-410m", "dense", hf.GPTNeoXConfig(
+        decoder("gpt-neox-410m", "dense", hf.GPTNeoXConfig(
             hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16,
             vocab_size=50304), 1024, (8, 1)),
-        _decoder("gemma2-like", "grouped attention", hf.Gemma2Config(
+        decoder("gemma2-like", "grouped attention", hf.Gemma2Config(
             hidden_size=1024, intermediate_size=4096, num_hidden_layers=18, num_attention_heads=8,
-            num_key_value_heads=4, head_dim=128, vocab_size=64000), 1024, (8, 2), ("bf16",)),
-        _decoder("phi3-half", "dense", hf.Phi3Config(
+            num_key_value_heads=4, head_dim=128, vocab_size=64000, attn_implementation="eager"),
+            1024, (8, 2), ("bf16",)),
+        decoder("phi3-half", "dense", hf.Phi3Config(
             hidden_size=3072, intermediate_size=8192, num_hidden_layers=12, num_attention_heads=32,
             vocab_size=32064, pad_token_id=0), 2048, (4, 1), ("bf16",)),
-        _decoder("gpt2-medium", "dense", hf.GPT2Config(n_embd=1024, n_layer=24, n_head=16),
+        decoder("gpt2-medium", "dense", hf.GPT2Config(n_embd=1024, n_layer=24, n_head=16),
                  1024, (8, 1)),
-        _decoder("opt-350m-like", "dense", hf.OPTConfig(
+        decoder("opt-350m-like", "dense", hf.OPTConfig(
             hidden_size=1024, ffn_dim=4096, num_hidden_layers=24, num_attention_heads=16,
             word_embed_proj_dim=1024, vocab_size=50272), 1024, (8, 1)),
-        _decoder("mixtral-like", "experts", hf.MixtralConfig(
+        decoder("mixtral-like", "experts", hf.MixtralConfig(
             hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16,
             num_key_value_heads=4, num_local_experts=8, vocab_size=32000), 1024, (8, 1), ("bf16",)),
         Model("bert-large", "dense", lambda: hf.BertForMaskedLM(hf.BertConfig(
             hidden_size=1024, num_hidden_layers=24, num_attention_heads=16,
-            intermediate_size=4096)), _tokens(512, 30522), (16, 2)),
+            intermediate_size=4096)), tokens(512, 30522), (16, 2)),
         Model("t5-base", "encoder-decoder", lambda: hf.T5ForConditionalGeneration(hf.T5Config(
-            d_model=768, d_ff=3072, num_layers=12, num_heads=12, decoder_start_token_id=0)),
+            d_model=768, d_ff=3072, num_layers=12, num_heads=12, decoder_start_token_id=0,
+            attn_implementation="eager")),
             _translated, (16, 2)),
         Model("whisper-small", "encoder-decoder",
               lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(
                   d_model=768, encoder_layers=12, decoder_layers=12, encoder_attention_heads=12,
                   decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072)),
               _whisper, (8, 1)),
-        _vision("vit-large", "vision", hf.ViTConfig(
+        vision("vit-large", "vision", hf.ViTConfig(
             hidden_size=1024, intermediate_size=4096, num_hidden_layers=24,
             num_attention_heads=16), 224, (64, 4)),
-        _vision("swin-base", "hierarchical", hf.SwinConfig(
+        vision("swin-base", "hierarchical", hf.SwinConfig(
             embed_dim=128, depths=[2, 2, 18, 2], num_heads=[4, 8, 16, 32]), 224, (64, 4)),
-        _vision("convnext-base", "hierarchical", hf.ConvNextConfig(
+        vision("convnext-base", "hierarchical", hf.ConvNextConfig(
             hidden_sizes=[128, 256, 512, 1024], depths=[3, 3, 27, 3]), 224, (64, 4)),
-        _vision("efficientnet-b3", "convolution", hf.EfficientNetConfig(
+        vision("efficientnet-b3", "convolution", hf.EfficientNetConfig(
             width_coefficient=1.2, depth_coefficient=1.4, hidden_dim=1536, image_size=300),
             300, (64, 4)),
-        _vision("resnet101", "convolution", hf.ResNetConfig(depths=[3, 4, 23, 3]), 224, (128, 8)),
+        vision("resnet101", "convolution", hf.ResNetConfig(depths=[3, 4, 23, 3]), 224, (128, 8)),
         Model("unet", "diffusion", UNet, _latents, (16, 2)),
-        Model("lstm", "recurrent", Words, _tokens(128, 33_280), (128, 16)),
+        Model("lstm", "recurrent", Words, tokens(128, 33_280), (128, 16)),
         Model("dlrm", "recommender", Recommender, _clicks, (8192, 256)),
     ]  # fmt: skip
