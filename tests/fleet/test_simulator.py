@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -295,3 +296,11 @@ def test_a_seed_replays_identically() -> None:
     for seed in range(0, 40, 3):
         assert run_with_faults(seed)[2] == run_with_faults(seed)[2]
     assert run_with_faults(1)[2] != run_with_faults(6)[2]
+
+
+def test_work_without_end_is_refused_at_once() -> None:
+    work = small_work(0, num_jobs=50, most_steps=1e4)
+    endless = replace(work, total_steps=np.full(50, 1e12))
+    with pytest.raises(UsageError, match=r"take at least .* rounds") as refused:
+        simulate(endless, devices(4, ("fast", "slow")))
+    assert "--round" in (refused.value.hint or "")

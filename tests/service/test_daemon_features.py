@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hocket.base.errors import UsageError
-from hocket.service.daemon import commands
+from hocket.service.daemon import commands, decision_log
 from hocket.service.executors.executor import AttemptName
 from hocket.service.server_config import ServerConfig, TeamConfig, UserLimits
 from hocket.service.spec import parse_after
@@ -131,3 +131,32 @@ def test_quotas_and_priorities_are_those_of_the_config_also_after_a_restart(rig,
     assert state.team_quota[1].tolist() == [np.inf, 3600.0]
     rig.ask(commands.cancel, number=2, version=None, find_job=rig.store.job)
     assert rig.status(3) == "starting", "the urgent one is first in line"
+
+
+def test_every_decision_is_a_line_of_the_log(rig, engine):
+    rig.submit("first", preemptible=False, total_steps=600.0, throughputs={"v100": 1.0})
+    rig.submit("next", total_steps=600.0, throughputs={"v100": 1.0})
+    rig.look(2)
+    engine.exit(AttemptName(1, 1), 0)
+    rig.look(2)
+    lines = (rig.folder / "decisions.log").read_text().splitlines()
+    said = [line.split(" ", 1)[1] for line in lines]
+    assert said[0] == (
+        "job 1 starts attempt 1 on v100-0: waited 0 s, gets 100.0% of its time, deficit 0.0 rounds"
+    )
+    assert said[1] == "job 1 stops attempt 1: finished"
+    assert said[2].startswith("job 2 starts attempt 1 on v100-0: waited ")
+    rig = rig.again()
+    rig.ask(commands.drain, names=("v100-0",))
+    more = (rig.folder / "decisions.log").read_text().splitlines()
+    assert more[: len(lines)] == lines, "a restart keeps what was written"
+    assert more[-1].endswith("job 2 stops attempt 1: drained")
+
+
+def test_full_logs_of_decisions_are_kept_some_deep(tmp_path, monkeypatch):
+    monkeypatch.setattr(decision_log, "MAX_BYTES", 10)
+    log = decision_log.DecisionLog(tmp_path)
+    for number in range(7):
+        log.write(0.0, [f"decision {number}"])
+    kept = [path.read_text().split()[-1] for path in sorted(tmp_path.iterdir())]
+    assert kept == ["6", "5", "4", "3", "2"]

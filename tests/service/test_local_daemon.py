@@ -29,10 +29,10 @@ time.sleep(0.7)
 
 
 class Fleet:
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, rules: Rules | None = None):
         self.store = Store.open(folder)
         self.executor = LocalExecutor(folder / "attempts", DEVICES)
-        self.daemon = Daemon(self.store, self.executor, Rules(), ("v100",), poll_s=0.05)
+        self.daemon = Daemon(self.store, self.executor, rules or Rules(), ("v100",), poll_s=0.05)
         self.daemon.start()
 
     def close(self):
@@ -66,3 +66,34 @@ def test_every_job_ends_well_though_somebody_is_killed(tmp_path, who):
     assert [job.status for job in jobs] == ["succeeded"] * 4
     assert jobs[0].attempt == (2 if who == "supervisor" else 1)
     assert not (tmp_path / "double").exists()
+
+
+def test_a_gang_starts_though_small_jobs_keep_coming(tmp_path):
+    sleeps = (sys.executable, "-S", "-c", "import time; time.sleep(0.4)")
+    small = JobSpec(name="small", command=sleeps, time_limit_s=30.0)
+    fleet = Fleet(tmp_path / "state", Rules(round_s=0.2, reserve_after_s=0.5))
+    daemon = fleet.daemon
+    try:
+        for _ in range(4):
+            daemon.submit(small)
+        wide = daemon.submit(JobSpec(name="wide", command=sleeps, gang=2)).number
+
+        def has_started() -> bool:
+            if sum(job.status == "queued" for job in daemon.world.jobs.values()) < 4:
+                daemon.submit(small)
+            return daemon.job(wide).started_s is not None
+
+        wait_until(has_started)
+        overtook = [
+            job for job in daemon.jobs(wide, 1000)
+            if job.started_s is not None and job.started_s < daemon.job(wide).started_s
+        ]  # fmt: skip
+        lines = (tmp_path / "state" / "decisions.log").read_text()
+        assert f"job {wide} has 2 devices reserved: starts in " in lines
+        assert len(overtook) <= 10, "none with a limit of 30 s fits before the reservation"
+    finally:
+        for number in list(daemon.world.jobs):
+            daemon.cancel(number)
+        wait_until(lambda: not daemon.world.attempts)
+        fleet.close()
+        kill_everything(tmp_path / "state")

@@ -191,7 +191,7 @@ def test_weight_and_team_are_limited_by_the_config(service, people, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["[user.ann]", "[users.ann]\nweight = 3", "[defaults]\nmax_weight = -1", "x", "[[users]]"],
+    ["[user.ann]", "[users.ann]\nwieght = 3", "[defaults]\nmax_weight = -1", "x", "[[users]]"],
 )
 def test_a_config_that_says_something_else_is_refused(tmp_path, text):
     path = tmp_path / "fleet.toml"

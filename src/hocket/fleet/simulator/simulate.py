@@ -27,6 +27,8 @@ from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.fleet.simulator.load import load_compiled
 from hocket.fleet.simulator.record import FleetRecorder
 
+_MAX_ROUNDS = 2e7
+"""About ten minutes of simulation with few jobs."""
 OnProgress = Callable[[int, int], None]
 
 
@@ -72,6 +74,7 @@ def simulate(
         raise NoFeasiblePlanError(
             "no job of the trace fits the cluster", hint="give more devices to --cluster"
         )
+    _refuse_endless(work, can_run, state, first, end)
     total = num_left
     while num_left > 0:
         event, ended = feed.next_event(state)
@@ -96,6 +99,23 @@ def simulate(
     return recorder.finished(
         state, (first, end), np.flatnonzero(~can_run), time.process_time() - start_s
     )
+
+
+def _refuse_endless(
+    work: TraceWork, can_run: BoolArray, state: FleetState, first: int, end: int
+) -> None:
+    """Refuse work that takes more rounds than anybody would wait for."""
+    some = np.flatnonzero(can_run[first:end]) + first
+    best = np.maximum(work.steps_per_s[some].max(axis=1), 1e-300)
+    alone_s = work.total_steps[some] / best
+    device_s = float((alone_s * work.trace.gang[some]).sum()) / int(state.num_devices.sum())
+    rounds = max(float(alone_s.max()), device_s) / state.rules.round_s
+    if rounds > _MAX_ROUNDS:
+        raise UsageError(
+            f"these jobs take at least {rounds:.2g} rounds of {state.rules.round_s:g} s; a "
+            f"simulation has at most {_MAX_ROUNDS:.2g}",
+            hint="give longer rounds (--round), more devices, or check the lengths of the jobs",
+        )
 
 
 def _can_run(work: TraceWork, state: FleetState) -> BoolArray:

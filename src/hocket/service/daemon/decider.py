@@ -14,6 +14,7 @@ from typing import Any
 
 from hocket.base.errors import HocketError
 from hocket.service.daemon.clock import Clock
+from hocket.service.daemon.decision_log import DecisionLog
 from hocket.service.daemon.draft import BatchDraft
 from hocket.service.daemon.world import World
 from hocket.service.errors import UnavailableError
@@ -42,6 +43,7 @@ class Decider:
         """Called after each commit, before its answers."""
         self._store = store
         self._clock = clock
+        self._log = DecisionLog(store.folder)
 
     def decide(self, requests: Sequence[Request]) -> None:
         """Carry out commands in one transaction and answer them."""
@@ -83,6 +85,7 @@ class Decider:
             )
             raise self.broken from None
         self.world = world
+        self._log.write(draft.time_s, draft.decisions)
         self.on_commit(world, batch)
 
 

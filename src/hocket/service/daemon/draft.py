@@ -15,6 +15,11 @@ from hocket.fleet.rounds.events import Event
 from hocket.fleet.rounds.state import BLOCKED, PAUSED, RUNNING, FleetState
 from hocket.fleet.rounds.state import ENDED as STATE_ENDED
 from hocket.fleet.rounds.step import step
+from hocket.service.daemon.decision_log import (
+    describe_reserved,
+    describe_start,
+    describe_stop,
+)
 from hocket.service.daemon.preemptible import with_preemptible
 from hocket.service.daemon.world import World, find, name_of, phase_of
 from hocket.service.executors.executor import AttemptName
@@ -49,6 +54,8 @@ class BatchDraft:
         self.checkpoints = dict(world.checkpoints)
         self.last_number = world.last_number
         self.keys: dict[str, KeyRecord] = {}
+        self.decisions: list[str] = []
+        """Lines for the log of decisions."""
         self.num_changes = 0
         """Rises with everything that is done to the draft."""
         self._before = world
@@ -74,8 +81,12 @@ class BatchDraft:
     ) -> None:
         """Let `step` decide about an event and note what is to be done; ``state`` is what it
         happens to where that is not simply the draft's."""
+        before = self.state if state is None else state
         round_number = self.state.round_number
-        self.state, actions = step(self.state if state is None else state, event)
+        self.state, actions = step(before, event)
+        self.decisions += [describe_stop(stop) for stop in actions.stops]
+        self.decisions += [describe_start(before, self.state, one) for one in actions.starts]
+        self.decisions += describe_reserved(before, self.state)
         self.num_changes += 1
         if self.state.round_number != round_number:
             self.note("round", round=int(self.state.round_number))

@@ -1,0 +1,99 @@
+"""The log of decisions: a line in ``decisions.log`` of the state folder for whatever was decided.
+
+Each says what was done and the numbers behind it. Lines are written after the commit, so that none
+tells of something that did not happen; a disk without room costs lines, not decisions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hocket.fleet.rounds.actions import Start, Stop
+from hocket.fleet.rounds.state import FleetState
+from hocket.service.plain_file import open_plain
+
+NAME = "decisions.log"
+MAX_BYTES = 10_000_000
+NUM_KEPT = 4
+"""Files beside the current one."""
+
+
+class DecisionLog:
+    """Appends lines; a full file is kept as ``decisions.log.1``, and older ones after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+
+    def write(self, time_s: float, lines: Sequence[str]) -> None:
+        """Add the lines of one batch."""
+        if not lines:
+            return
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
+        text = "".join(f"{moment} {line}\n" for line in lines)
+        with contextlib.suppress(OSError):
+            self._make_room()
+            descriptor = open_plain(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with open(descriptor, "a", encoding="utf-8") as file:
+                file.write(text)
+
+    def _make_room(self) -> None:
+        if not self._path.exists() or self._path.stat().st_size < MAX_BYTES:
+            return
+        for older in range(NUM_KEPT, 0, -1):
+            newer = self._path.with_suffix(f".log.{older - 1}") if older > 1 else self._path
+            if newer.exists():
+                newer.replace(self._path.with_suffix(f".log.{older}"))
+
+
+def describe_start(before: FleetState, after: FleetState, start: Start) -> str:
+    """Why a job was started, from the state before and after the decision."""
+    row = after.row_of(start.number)
+    job = after.jobs.rows[row]
+    parts = [f"waited {after.time_s - job['waiting_since_s']:.0f} s"]
+    shares = after.jobs.shares[row]
+    if shares.any():
+        owed_s = float(after.jobs.credit_s[row][shares > 0.0].max())
+        parts.append(f"gets {shares.sum():.1%} of its time")
+        parts.append(f"deficit {owed_s / after.rules.round_s:.1f} rounds")
+    else:
+        parts.append("fills devices that nobody is owed")
+    if _reserved_s(before, start.number) > 0.0:
+        parts.append("had devices reserved")
+    elif (after.jobs.rows["reserved_s"] > 0.0).any():
+        parts.append("fills a gap before a reserved job")
+    return (
+        f"job {start.number} starts attempt {start.attempt} on {','.join(start.devices)}: "
+        f"{', '.join(parts)}"
+    )
+
+
+def describe_stop(stop: Stop) -> str:
+    """A job that is stopped, and why."""
+    return f"job {stop.number} stops attempt {stop.attempt}: {stop.reason}"
+
+
+def describe_reserved(before: FleetState, after: FleetState) -> list[str]:
+    """Jobs that have devices reserved since this decision, or from another time on."""
+    rows = after.jobs.rows
+    lines = []
+    for job in rows[rows["reserved_s"] > 0.0]:
+        number, start_s = int(job["number"]), float(job["reserved_s"])
+        if _reserved_s(before, number) != start_s:
+            when = "when enough are free"
+            if np.isfinite(start_s):
+                when = f"in {start_s - after.time_s:.0f} s at the latest"
+            lines.append(f"job {number} has {int(job['gang'])} devices reserved: starts {when}")
+    return lines
+
+
+def _reserved_s(state: FleetState, number: int) -> float:
+    rows = state.jobs.rows
+    at = int(np.searchsorted(rows["number"], number))
+    is_there = at < len(rows) and rows["number"][at] == number
+    return float(rows["reserved_s"][at]) if is_there else 0.0
