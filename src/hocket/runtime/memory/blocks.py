@@ -55,9 +55,13 @@ class Look:
         return self.start + aligned(self.num_bytes)
 
     def of(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The tensor."""
-        offset = self.start // self.dtype.itemsize
-        return looking(buffer, self.dtype, self.shape, self.stride, offset)
+        """The tensor; a buffer keeps those that look at it, because making one takes the host as
+        long as launching a kernel."""
+        views: dict[Look, torch.Tensor] = buffer.__dict__.setdefault("_views", {})
+        if self not in views:
+            offset = self.start // self.dtype.itemsize
+            views[self] = looking(buffer, self.dtype, self.shape, self.stride, offset)
+        return views[self]
 
 
 @dataclass(frozen=True)

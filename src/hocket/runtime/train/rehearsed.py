@@ -44,7 +44,9 @@ class Rehearsals:
 
     def card_bytes(self, section: Memory) -> int:
         """What a card must have for steps under a plan: see `hocket.runtime.memory.allocator`."""
-        return card_bytes(self.device, self.peak_bytes(section))
+        launches = self.launches(section.budget_bytes[0])
+        is_replayed = not launches.refusal_of(section)
+        return card_bytes(self.device, self.peak_bytes(section), is_replayed=is_replayed)
 
     def peak_bytes(self, section: Memory) -> int:
         """The most that steps under a plan allocate, as they are launched within its budget."""

@@ -9,6 +9,7 @@ call by call, and says why.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -83,7 +84,11 @@ class Repeats(Generic[Captured]):
                 # The end of a capture that has failed raises too, and says less than what failed.
                 causes = [error, *([error.__context__] if error.__context__ else [])]
                 self.refusal = "; after ".join(map(one_line, causes))
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
+                del causes
+        if self.refusal and torch.cuda.is_available():
+            # The pool of a graph that failed goes with its last reference, which tracebacks hold.
+            torch.cuda.synchronize()
+            gc.collect()
+            torch.cuda.empty_cache()
         self._num_alike += 1
         return self.captured
