@@ -70,7 +70,7 @@ def test_odd_rows_and_changes_are_told_or_taken_as_meant():
 
 
 def test_a_gradient_whose_square_is_no_number_is_refused_and_the_row_goes_on():
-    spec = TableSpec("w", 1, 1, staleness=0, is_adaptive=True)
+    spec = TableSpec("w", 1, 1, staleness=1, is_adaptive=True)
     with local_tables([spec]) as group:
         (worker,) = group.workers
         worker["w"].get([0])

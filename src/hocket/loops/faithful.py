@@ -212,11 +212,11 @@ class Faithful:
             name: value for name, value in self.values.items()
             if name not in bound and not isinstance(value, np.ndarray)
         }  # fmt: skip
-        made = _Rewriter(self, reader, fixed).block(statements)
+        made = _FaithfulWriter(self, reader, fixed).block(statements)
         for name, helper in reader.helpers.items():
             meaning = self._helper(reader, name)
             if meaning is not None:
-                body = _Rewriter(self, helper, {}).block(meaning.body)
+                body = _FaithfulWriter(self, helper, {}).block(meaning.body)
                 changed = copy.copy(meaning)
                 changed.body = body
                 self.helpers[name] = changed
@@ -252,7 +252,7 @@ class Faithful:
             self.deviations.append(found)
 
 
-class _Rewriter(ast.NodeTransformer):
+class _FaithfulWriter(ast.NodeTransformer):
     def __init__(self, out: Faithful, reader: KindReader, fixed: Mapping[str, Any]) -> None:
         self.out, self.reader, self.fixed = out, reader, fixed
 

@@ -2,7 +2,7 @@
 
 A serial loop keeps to the order as written, so all that its kernel depends on are kinds and ranks
 of its inputs; those are the key here. A key whose calls are short is timed once in plain Python,
-and the faster of the two is taken from then on (`Pace`).
+and the faster of the two is taken from then on (`CallPace`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_KEYS = 64
 
 
 @dataclass
-class Pace:
+class CallPace:
     """Times of one kind of call, compiled and in plain Python."""
 
     compiled_s: float = np.inf
@@ -54,7 +54,7 @@ class Pace:
 
 
 @dataclass
-class Entry:
+class SerialCall:
     """A serial decision that holds for every call of one key."""
 
     decision: Decision
@@ -62,7 +62,7 @@ class Entry:
     arguments: tuple[str, ...]
     sizes: tuple[Any, ...] | None
     """Shapes and numbers for which all indices were proven to be inside; None: they are checked."""
-    pace: Pace = field(default_factory=Pace)
+    pace: CallPace = field(default_factory=CallPace)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Entries:
 
     names: Sequence[str]
     """All inputs and results."""
-    found: dict[Any, Entry] = field(default_factory=dict)
+    found: dict[Any, SerialCall] = field(default_factory=dict)
     num_unproven: int = 0
     """Calls whose sizes were not those of the proof; after a few, indices are checked instead."""
 
@@ -90,7 +90,7 @@ class Entries:
                 parts.append(type(value))
         return tuple(parts)
 
-    def get(self, values: Mapping[str, Any]) -> Entry | None:
+    def get(self, values: Mapping[str, Any]) -> SerialCall | None:
         """The entry for a call; None where it has to be decided."""
         entry = self.found.get(self.key(values))
         if entry is None or entry.sizes is None:
@@ -100,7 +100,7 @@ class Entries:
         self.num_unproven += 1
         return None
 
-    def put(self, values: Mapping[str, Any], entry: Entry) -> Entry:
+    def put(self, values: Mapping[str, Any], entry: SerialCall) -> SerialCall:
         """Keep a decision; times of calls of its kind stay known."""
         if len(self.found) >= _MAX_KEYS:
             self.found.clear()

@@ -29,7 +29,7 @@ from hocket.loops.generate import KernelSource
 from hocket.loops.job import LoopJob
 from hocket.loops.names import Number, called_names
 from hocket.loops.nest import Reading
-from hocket.loops.pace import SKIPPED, Entries, Entry, Pace, sizes_of
+from hocket.loops.pace import SKIPPED, CallPace, Entries, SerialCall, sizes_of
 from hocket.loops.prefetch import Prefetch, prefetch_of
 from hocket.loops.recall import content, same_content, signature
 from hocket.loops.reductions import Reduction
@@ -62,7 +62,7 @@ class SiteRunner:
         self._memories: dict[Any, _Memory] = {}
         self._kept: dict[str, Any] = {}
         self._entries = Entries(tuple(dict.fromkeys((*site.inputs, *self.results))))
-        self._timed, self._plain_start = Pace(), 0.0
+        self._timed, self._plain_start = CallPace(), 0.0
         self._may_leave_unbound = isinstance(site.nest.node, ast.For) and bool(self.results)
         self.is_timing = False
         """Whether the loop that Python runs now is timed, see `end_plain`."""
@@ -120,7 +120,7 @@ class SiteRunner:
             given[name] = value
         return given
 
-    def _new_entry(self, decision: Decision, values: Mapping[str, Any]) -> Entry:
+    def _new_entry(self, decision: Decision, values: Mapping[str, Any]) -> SerialCall:
         assert decision.source is not None
         options = replace(decision.options, fastmath=self.settings.fastmath)
         if not self._entries.proves:
@@ -129,9 +129,11 @@ class SiteRunner:
         is_proven = self.settings.check_bounds and not options.boundscheck
         sizes = sizes_of(arguments, values) if is_proven else None
         kernel = compiled(decision.source.text, options)
-        return self._entries.put(values, Entry(decision, kernel, arguments, sizes))
+        return self._entries.put(values, SerialCall(decision, kernel, arguments, sizes))
 
-    def _run_entry(self, entry: Entry, given: Mapping[str, Any], start: float) -> Results | bool:
+    def _run_entry(
+        self, entry: SerialCall, given: Mapping[str, Any], start: float
+    ) -> Results | bool:
         """Run a serial kernel, or leave the loop to Python where that was faster."""
         decision, pace = entry.decision, entry.pace
         self.last = decision
@@ -354,7 +356,7 @@ def _is_unchanged(value: Any, before: Any) -> bool:
     return bool(value) or not isinstance(value, float) or repr(value) == repr(float(before))
 
 
-def _plain_is_faster(decision: Decision, pace: Pace) -> Decision:
+def _plain_is_faster(decision: Decision, pace: CallPace) -> Decision:
     reason = (
         f"plain Python takes {format_seconds(pace.plain_s)} for so few iterations, compiled code "
         f"{format_seconds(pace.compiled_s)} with reaching it"

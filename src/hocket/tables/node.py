@@ -94,7 +94,7 @@ class Node:
             raise
         start = max(int(link.state.facts[MY_CLOCK]) for link in self._all_links())
         for worker in self.workers:
-            worker.now = start
+            worker.ticks = start
         return self
 
     def __exit__(
@@ -119,7 +119,14 @@ class Node:
 
     def flush(self) -> None:
         """Send all changes and wait until the shards have them, in their checkpoints too."""
+        if self.layout.ticks_per_clock == 2:
+            self.wait_for(lambda: all(worker.leaving is None for worker in self.workers),
+                          "to end the last step", limit_s=self.timeout_s)  # fmt: skip
         with self.changed:
+            for worker in self.workers:
+                for table, rows, changes in worker.held:  # of a step that nobody has ended
+                    table.change(rows, changes)
+                worker.held.clear()
             for link in self._all_links():
                 link.is_flushing = True
         self.port.wake()
@@ -134,6 +141,24 @@ class Node:
         finally:
             with self.changed:
                 self._num_keeping -= 1
+
+    def advance(self) -> None:
+        """Take over the clock of the slowest worker; the lock is held."""
+        slowest = min(worker.ticks for worker in self.workers)
+        for link in self._all_links():
+            link.state.facts[MY_CLOCK] = slowest
+
+    def _release(self) -> None:
+        """Let changes go whose step everybody has ended."""
+        waiting = [worker for worker in self.workers if worker.leaving is not None]
+        if not waiting:
+            return
+        reached = min(int(link.shard_clock) for link in self._all_links())
+        for worker in waiting:
+            if reached >= worker.ticks:
+                worker.release()
+                self.changed.notify_all()
+        self.advance()
 
     def _all_links(self) -> Iterator[ShardLink]:
         return (link for links in self.links for link in links)
@@ -163,6 +188,7 @@ class Node:
                 self._take(*found)
                 self.changed.notify_all()
         with self.changed:
+            self._release()
             for link in self._all_links():
                 busy |= link.send_due()
             for shard, route in enumerate(self.routes):
@@ -230,10 +256,10 @@ class Node:
 
     def _ended_workers(self) -> list[Worker]:
         """Workers whose clock is the lowest and whose thread is gone: it will never be higher."""
-        now = min(worker.now for worker in self.workers)
+        now = min(worker.ticks for worker in self.workers)
         return [
             worker for worker in self.workers
-            if worker.now == now and worker.thread is not None and not worker.thread.is_alive()
+            if worker.ticks == now and worker.thread is not None and not worker.thread.is_alive()
         ]  # fmt: skip
 
     # ── waiting ─────────────────────────────────────────────────────────────────────────────────
@@ -309,15 +335,17 @@ class Node:
         """Name whoever holds back the clock that a worker waits for, if it is gone."""
         if link.shard_clock >= need:
             return
+        ticks = self.layout.ticks_per_clock
         if link.slowest == self.client and (ended := self._ended_workers()):
             raise RunError(
                 f"the thread of worker {ended[0].number} has ended at clock {ended[0].now} "
-                f"and another waits for its clock {need}"
+                f"and another waits for its clock {need // ticks}"
             )
         if link.slowest != self.client and link.slowest_silent_s > self.timeout_s:
             raise RunError(
                 f"client {link.slowest} has said nothing for {link.slowest_silent_s:.0f} s, stands "
-                f"at clock {link.shard_clock}, and a worker waits for its clock {need}",
+                f"at clock {link.shard_clock // ticks}, and a worker waits for its clock "
+                f"{need // ticks}",
                 hint="is it running? Started again under its number it goes on at its clock; "
                 f"the layout names {self.layout.num_clients} clients",
                 where=f"shard {link.route.peer}",

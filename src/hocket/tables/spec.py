@@ -15,7 +15,7 @@ ORDERS = ("fifo", "random", "magnitude")
 MAX_ROWS = 2**31 - 1
 _CLIENT_ROW_BYTES = 23
 """Of `core.shard.ShardState` for each client and row."""
-_PROTOCOL = 2
+_PROTOCOL = 3
 """Of the messages: who speaks another one is a stranger."""
 
 
@@ -24,7 +24,8 @@ class TableSpec:
     """One table of ``num_rows`` rows of ``width`` 32-bit floats, zero at first.
 
     A worker at clock c reads all changes of clocks before c - ``staleness`` and all of its own
-    process: 0 is bulk synchronous, ``math.inf`` asynchronous. ``mode`` says what moves when:
+    process; ``math.inf`` is asynchronous. 0 is bulk synchronous: reads hold exactly the changes of
+    earlier clocks, the worker's own included. ``mode`` says what moves when:
 
     - ``ssp``: changes at each clock; rows when a worker asks.
     - ``essp``: changes at each clock; a row that was read once is pushed whenever all have clocked.
@@ -94,6 +95,11 @@ class TableSpec:
         """Whether nobody waits for anybody."""
         return self.staleness == math.inf
 
+    @property
+    def is_synchronous(self) -> bool:
+        """True if a step's changes are seen by nobody before all have ended the step."""
+        return self.staleness == 0
+
     def need(self, clock: int) -> int:
         """The clock that a row must have for a reader at ``clock``."""
         return 0 if self.is_asynchronous else max(0, clock - int(self.staleness))
@@ -126,6 +132,15 @@ class Layout:
             raise UsageError(f"two tables have one name: {', '.join(sorted(names))}")
         if self.num_shards < 1 or self.num_clients < 1 or not names:
             raise UsageError("tables need at least one table, one shard and one client")
+
+    @property
+    def ticks_per_clock(self) -> int:
+        """Clocks of the protocol in one of the workers.
+
+        Two with a bulk-synchronous table: all have ended their step at the first, and only then
+        send what they changed; at the second all changes are there.
+        """
+        return 2 if any(table.is_synchronous for table in self.tables) else 1
 
     @property
     def idle_s(self) -> float:

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from hocket.base.arrays import BoolArray, LongArray
 from hocket.base.errors import UsageError, unknown_name
 from hocket.tables.core.client import (
-    MY_CLOCK,
     MY_REFUSED,
     change_rows,
     find_missing,
@@ -31,8 +30,12 @@ class Worker:
 
     def __init__(self, node: Node, number: int) -> None:
         self.node, self.number = node, number
-        self.now = 0
-        """Steps that it has ended; a client that is started again begins where it was."""
+        self.ticks = 0
+        """Clocks of the protocol, see `Layout.ticks_per_clock`."""
+        self.held: list[tuple[Table, LongArray, Cells]] = []
+        """Changes of bulk-synchronous tables in this step."""
+        self.leaving: list[tuple[Table, LongArray, Cells]] | None = None
+        """Those of the step before, until everybody has ended it."""
         self.thread: threading.Thread | None = None
         """The thread that used it last."""
         self._tables = {
@@ -45,20 +48,39 @@ class Worker:
         except KeyError:
             raise unknown_name("table", name, self._tables) from None
 
+    @property
+    def now(self) -> int:
+        """Steps that it has ended; a client that is started again begins where it was."""
+        return self.ticks // self.node.layout.ticks_per_clock + (self.leaving is not None)
+
     def clock(self) -> int:
         """End a step: the changes of this worker so far count to the step's clock. The new one."""
         node, self.thread = self.node, threading.current_thread()
+        is_synchronous = node.layout.ticks_per_clock == 2
+        if is_synchronous:
+            node.wait_for(lambda: self.leaving is None, "to end the step before")
         with node.changed:
             node.check_running()
             node.check_heard()
-            self.now += 1
-            slowest = min(worker.now for worker in node.workers)
+            if is_synchronous and self.held:
+                self.leaving, self.held = self.held, []
+                # Started again after it had ended this step, it must not end it twice.
+                self.ticks += 1 - self.ticks % 2
+            else:  # nothing to hold back
+                self.ticks += node.layout.ticks_per_clock - self.ticks % 2 * is_synchronous
+            node.advance()
             links = [link for links in node.links for link in links]
-            for link in links:
-                link.state.facts[MY_CLOCK] = slowest
         node.port.wake()
         node.wait_for(lambda: not any(link.is_behind for link in links), "to apply changes")
         return self.now
+
+    def release(self) -> None:
+        """Make the changes of the step that everybody has ended; the node's lock is held."""
+        for table, rows, changes in self.leaving or ():
+            table.change(rows, changes)
+        if self.leaving is not None:
+            self.leaving = None
+            self.ticks += 1
 
 
 class Table:
@@ -75,7 +97,7 @@ class Table:
         self.worker.thread = threading.current_thread()
         wanted = self._checked(rows)
         out = np.empty((wanted.size, self.spec.width), np.float32)
-        need = self.spec.need(self.worker.now)
+        need = self.spec.need(self.worker.now) * self.node.layout.ticks_per_clock
         for link, places, part in self._split(wanted.ravel()):
             if part is None:
                 self._read(link, places, need, out)
@@ -109,15 +131,23 @@ class Table:
         changes = self._changes(change, len(places))
         with self.node.changed:
             self.node.check_running()
-            for link, local, part in self._split(places):
-                own = changes if part is None else np.ascontiguousarray(changes[part])
+            for link, local, _ in self._split(places):
                 if self.spec.is_adaptive and (link.state.row_clock[local] < 0).any():
                     raise UsageError(
                         "a gradient of a row that was never read",
                         hint="get the row first: the gradient is revised by what has changed since",
                         where=f"table {self.spec.name!r}",
                     )
-                change_rows(link.state, self.worker.now, local, own)
+            if self.spec.is_synchronous:
+                self.worker.held.append((self, places.copy(), changes.copy()))
+            else:
+                self.change(places, changes)
+
+    def change(self, places: LongArray, changes: Cells) -> None:
+        """Take checked changes at the worker's clock; the node's lock is held."""
+        for link, local, part in self._split(places):
+            own = changes if part is None else np.ascontiguousarray(changes[part])
+            change_rows(link.state, self.worker.ticks, local, own)
 
     def _changes(self, change: ArrayLike, num_rows: int) -> Cells:
         """Changes as [rows, width]; raises `UsageError` where they cannot be meant so."""
