@@ -12,7 +12,7 @@ import torch._dynamo  # noqa: F401
 import hocket.api.carried
 import hocket.runtime.parallel.trainer
 import hocket.runtime.ranks
-import hocket.runtime.shared.trainer
+import hocket.runtime.train.made_optimizer
 import hocket.training  # noqa: F401
 from hocket.api.planned import plan_graph
 from hocket.graph.generators import generate

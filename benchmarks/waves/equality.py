@@ -30,8 +30,8 @@ from hocket.planners.waves.search import WaveFit, fit_waves
 from hocket.planners.waves.way import WaveWay
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.sessions.waves import waved_loop
-from hocket.runtime.shared.trainer import torch_optimizer
 from hocket.runtime.train.divided.shares import microbatches
+from hocket.runtime.train.made_optimizer import torch_optimizer
 from hocket.runtime.train.recorded import Recipe
 
 

@@ -16,9 +16,9 @@ from hocket.runtime.options import Onlookers, RunOptions
 from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
-from hocket.runtime.shared.trainer import torch_optimizer, trained_parameters
 from hocket.runtime.train.kept import planned_budget_carrier
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.made_optimizer import torch_optimizer, trained_parameters
 from hocket.runtime.train.predicted import claimed_step_s
 from hocket.runtime.train.recorded import Recipe
 from hocket.simulate import simulate

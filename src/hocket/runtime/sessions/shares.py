@@ -1,4 +1,4 @@
-"""Shares of a batch carried out: build the model, train, compare with the prediction."""
+"""A plan that splits the batch, run: build the model, train, compare with the prediction."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Shares
 from hocket.plan.verify import require_structure
 from hocket.runtime.executors import EXECUTORS, choose
-from hocket.runtime.executors.shares import SharedModel
+from hocket.runtime.executors.shares import SplitModel
 from hocket.runtime.options import Onlookers, RunOptions
 from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
 from hocket.runtime.room import require_room
-from hocket.runtime.shared.job import ShareJob
-from hocket.runtime.shared.rows import rows_of_replicas
 from hocket.runtime.smaller import smaller_shares
 from hocket.simulate import Timeline, simulate
 from hocket.simulate.engine import simulate_shares
@@ -33,18 +31,19 @@ def run_shares(
     source: ModelSource | None,
     watch: Onlookers,
 ) -> RunResult:
-    """Carry out shares for some steps; the stages of a pipeline run in one process, as one."""
+    """Train for some steps with one process per device, or with all microbatches in this one."""
     options.require_meaning("shares")
     require_structure(plan, problem)
     shares = plan[Shares]
-    update = required_optimizer(problem.graph.meta)
+    required_optimizer(problem.graph.meta)
     planned_samples = shares.num_samples
     if options.scale < 1:
         problem, shares = smaller_shares(problem, shares, options.scale)
         plan = plan.having(shares)
-    # Gloo and NCCL exchange as they do, whatever the plan says of its links.
-    predicted = simulate(problem, plan.without(Communication))
-    names = [replica.devices[0] for replica in shares.replicas]
+    # Gloo and NCCL sum gradients as they do, whatever the plan says of its links.
+    plan = plan.without(Communication)
+    predicted = simulate(problem, plan)
+    names = list(shares.devices)
     found = {device.name: device for device in problem.cluster.devices}
     wanted = options.backend
     if wanted == "auto" and source is not None:
@@ -56,19 +55,8 @@ def run_shares(
         problem.graph, model=options.model, source=source, seed=options.seed,
         is_scaled=options.scale < 1,
     )  # fmt: skip
-    job = ShareJob(
-        model=model.name,
-        options=model.options,
-        loss=model.loss if isinstance(model.loss, str) else None,
-        update=update,
-        rows=rows_of_replicas([replica.microbatches for replica in shares.replicas]),
-        num_samples=shares.num_samples,
-        steps=options.steps,
-        seed=options.seed,
-    )
     records: list[StepRecord] = []
-
-    work = SharedModel(job, model.module, model.batch, model.loss, names, places)
+    work = SplitModel(problem, plan, model, names, places)
     EXECUTORS["shares"][backend].run(work, options, watch.keeping(records))
     return RunResult(
         backend=backend,
@@ -91,23 +79,24 @@ def _require_room(
     places: Sequence[str],
     planned_samples: int,
 ) -> None:
-    """Refuse shares for which this machine has no room.
+    """Refuse a split for which this machine has no room.
 
-    Every process holds the whole model: stages run as one, and nothing is sharded.
+    In one process all microbatches run on one device, which holds the whole model.
     """
-    if shares.sharded or any(len(replica.devices) > 1 for replica in shares.replicas):
-        whole = [
-            replace(replica, devices=replica.devices[:1], cuts=()) for replica in shares.replicas
-        ]
-        as_run = replace(shares, replicas=tuple(whole), sharded=False, tensor=1)
-        predicted = simulate_shares(problem, as_run)[1]
     names = problem.cluster.device_names
-    devices = [names.index(replica.devices[0]) for replica in shares.replicas]
-    num_processes = EXECUTORS["shares"][backend].processes_per_device * len(devices)
+    num_processes = EXECUTORS["shares"][backend].processes_per_device * len(places)
     require = partial(require_room, problem, predicted, planned_samples=planned_samples)
-    # One after the other, in this process, the largest needs most.
-    largest = devices.index(max(devices, key=lambda device: int(predicted.peak_bytes[device])))
-    in_turn = partial(require, {devices[largest]: places[largest]}, num_processes=1)
+    as_one = replace(shares, replicas=tuple(
+        replace(replica, devices=replica.devices[:1], cuts=()) for replica in shares.replicas
+    ), sharded=False, tensor=1)  # fmt: skip
+    alone = simulate_shares(problem, as_one)[1]
+    first = [names.index(replica.devices[0]) for replica in shares.replicas]
+    largest = max(first, key=lambda device: int(alone.peak_bytes[device]))
+    in_turn = partial(
+        require_room, problem, alone, {largest: places[0]}, num_processes=1,
+        planned_samples=planned_samples,
+    )  # fmt: skip
+    devices = [names.index(name) for name in shares.devices]
     if not num_processes:
         in_turn()
         return
@@ -122,5 +111,5 @@ def _require_room(
             in_turn()
         except UsageError:
             raise error from None
-        hint = f"carry out one share after the other with --backend single; or {error.hint}"
+        hint = f"take one microbatch after the other with --backend single; or {error.hint}"
         raise UsageError(error.message, hint=hint) from None

@@ -22,11 +22,11 @@ from hocket.runtime.options import Onlookers, RunOptions
 from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
-from hocket.runtime.shared.trainer import torch_optimizer, trained_parameters
 from hocket.runtime.smaller import with_graph
 from hocket.runtime.train.divided.accumulated import AccumulatedAlone
 from hocket.runtime.train.divided.shares import microbatches
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.made_optimizer import torch_optimizer, trained_parameters
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.replayed_waves import make_waves

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -135,3 +135,11 @@ class SyncsGradients(Protocol):
 
     def set_requires_gradient_sync(self, is_required: bool) -> None:
         """False if more batches of the same update follow the next one (as in FSDP2)."""
+
+
+@runtime_checkable
+class ReportsProgress(Protocol):
+    """Passes that know how far a step is."""
+
+    def report_progress(self, tell: Callable[[float], None]) -> None:
+        """Call ``tell`` with the part of a batch that is done, from 0 to 1, in later steps."""

@@ -32,6 +32,10 @@ Given = Sequence[Mapping[int, torch.Tensor]]
 """Tensors that are there before a step, per device of the plan."""
 
 
+_NUM_MOVES = 100
+"""How often a step tells how far it is, about."""
+
+
 class _Act(NamedTuple):
     """One thing to do, and the slots that are free after it."""
 
@@ -67,6 +71,8 @@ class CarriedStep:
         """Called with a parameter and its gradient when the op that makes it has run; returns the
         tensor that the gradient is then."""
         self._gradients_of = _gradients_of_ops(setup.program)
+        self.on_move: Callable[[float], None] | None = None
+        """Called now and then with the part of the step that is done."""
         self._redraws = Redraws(setup.program, device)
         acts = self._acts()
         num_forward = 1 + max(
@@ -116,7 +122,15 @@ class CarriedStep:
 
     def _carry_out(self, acts: Sequence[_Act]) -> None:
         with self.as_recorded():
-            for act in acts:
+            if self.on_move is None:
+                for act in acts:
+                    self._perform(act)
+                return
+            total = sum(map(len, self._parts))
+            first = 0 if acts is self._parts[0] else len(self._parts[0])
+            for index, act in enumerate(acts, first):
+                if index % max(1, total // _NUM_MOVES) == 0:
+                    self.on_move(index / total)
                 self._perform(act)
 
     @contextmanager

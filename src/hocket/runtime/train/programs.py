@@ -92,6 +92,7 @@ class Programs:
         self._untraceable: dict[tuple[Any, ...], UntraceableError] = {}
         self._warned: set[str] = set()
         self._reducer: GradientReducer | None = None
+        self._on_move: Callable[[float], None] | None = None
         self._update = recipe.make_update
         if recipe.calls_optimizer and replay and {d.type for d in devices} == {"cuda"}:
             self._update = ReplayedUpdate()
@@ -118,9 +119,15 @@ class Programs:
         """Give gradients to a reducer as the ops that make them have run; see `FeedsReducer`."""
         self._reducer = reducer
 
+    def report_progress(self, tell: Callable[[float], None]) -> None:
+        """Call with the part of a step that is done, where ops are called one by one."""
+        self._on_move = tell
+
     def _hand_over(self, recorded: RecordedStep) -> None:
         """Connect the next step of a program with the reducer, if this step's gradients count."""
         reducer, carried = self._reducer, recorded.carried
+        if isinstance(carried, CarriedStep):
+            carried.on_move = self._on_move
         if reducer is None or not isinstance(carried, CarriedStep):
             return
         names = recorded.program.names

@@ -7,7 +7,7 @@ as it does in PyTorch where gradients are accumulated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,7 +17,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hocket.base.errors import UsageError
 from hocket.capture.perform import draw_seed
 from hocket.runtime.collectives.reducer import GradientReducer
-from hocket.runtime.train.carrier import Carried, Carrier, Passes, TellsReplay, Timings, feed
+from hocket.runtime.train.carrier import (
+    Carried,
+    Carrier,
+    Passes,
+    ReportsProgress,
+    TellsReplay,
+    Timings,
+    feed,
+)
 from hocket.runtime.train.divided.draws import draws_of
 from hocket.runtime.train.divided.shares import Count, microbatches, num_rows
 from hocket.runtime.train.waves import Waves
@@ -46,6 +54,7 @@ class Accumulated:
         self._waves = waves
         self._device, self._seed = device, seed
         self._reducer: GradientReducer | None = None
+        self._on_move: Callable[[float], None] | None = None
         self.predicted_s, self.lost = predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
 
@@ -59,6 +68,16 @@ class Accumulated:
         """Sum gradients over the ranks beside the last microbatch; see `FeedsReducer`."""
         self._reducer = reducer
         feed(self._inner, reducer)
+
+    def report_progress(self, tell: Callable[[float], None]) -> None:
+        """Call with the part of a batch that is done; see `ReportsProgress`."""
+        self._on_move = tell
+
+    def _report(self, index: int, count: int) -> None:
+        """Let a microbatch report its part of the batch."""
+        tell = self._on_move
+        if tell is not None and isinstance(self._inner, ReportsProgress):
+            self._inner.report_progress(lambda part: tell((index + part) / count))
 
     def _syncing(self, is_last: bool) -> AbstractContextManager[None]:
         if self._reducer is None or is_last:
@@ -86,6 +105,7 @@ class Accumulated:
                     parts = self._waves.train(batches, step, weights)
             else:
                 for index, (each, part) in enumerate(zip(batches, weights, strict=True), 1):
+                    self._report(index - 1, len(batches))
                     with self._syncing(is_last=index == len(batches)):
                         parts.append(self._inner.train(each, step, part))
         return _whole(parts, shares, [num_rows(each) for each in batches])

@@ -27,7 +27,7 @@ from hocket.capture.perform import draw_seed
 from hocket.plan.gradient_buckets import fill_buckets
 from hocket.runtime.collectives.reducer import GradientReducer
 from hocket.runtime.train.batches import settled
-from hocket.runtime.train.carrier import Carried, Passes, Timings, feed
+from hocket.runtime.train.carrier import Carried, Passes, ReportsProgress, Timings, feed
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.clip import clip_everywhere
 from hocket.runtime.train.divided.draws import draws_of
@@ -189,6 +189,11 @@ class Replicas:
     def set_requires_gradient_sync(self, is_required: bool) -> None:
         """False: gradients of the next batch stay on this rank; see `SyncsGradients`."""
         self._is_last = is_required
+
+    def report_progress(self, tell: Callable[[float], None]) -> None:
+        """Call with the part of this rank's rows that is done; see `ReportsProgress`."""
+        if isinstance(self._inner, ReportsProgress):
+            self._inner.report_progress(tell)
 
     @contextmanager
     def _syncing(self) -> Iterator[None]:

@@ -1,1 +1,0 @@
-"""Shares of a batch carried out: accumulation in one process, replicas in several."""

@@ -1,0 +1,34 @@
+"""The optimizer of ``torch.optim`` that a captured update stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from hocket.capture.optimizer import Optimizer
+
+
+def trained_parameters(update: Optimizer, model: nn.Module) -> list[nn.Parameter]:
+    """Parameters of a model that a captured update changes."""
+    return [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (update.only is None or name in update.only)
+    ]
+
+
+def torch_optimizer(update: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that makes a captured update of these parameters."""
+    settings = update.all_settings
+    if update.name in ("adamw", "adam"):
+        kind = torch.optim.AdamW if update.name == "adamw" else torch.optim.Adam
+        return kind(
+            parameters, lr=settings["lr"], betas=(settings["beta1"], settings["beta2"]),
+            eps=settings["eps"], weight_decay=settings["weight_decay"], fused=True,
+        )  # fmt: skip
+    return torch.optim.SGD(
+        parameters, lr=settings["lr"], weight_decay=settings["weight_decay"],
+        momentum=settings.get("momentum", 0.0),
+    )  # fmt: skip
