@@ -56,10 +56,10 @@ from hocket.classes.combine import accuracy
 from hocket.classes.cut import PartCut, best_units, build_part
 from hocket.classes.exported import as_onnx
 from hocket.classes.fit import WholeTimes, cut_to
-from hocket.classes.grouping import chosen_groups
 from hocket.classes.material import Material, described, moved
 from hocket.classes.settings import NetTraining, SplitRequest
 from hocket.classes.sources import load_data, load_net, state_arrays
+from hocket.classes.split import chosen_groups
 from hocket.classes.stepping import Lesson
 from hocket.classes.steps import Steps
 from hocket.classes.structure import multiplications

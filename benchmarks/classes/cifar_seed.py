@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from hocket.classes.artefact import write_folder
-from hocket.classes.calibrate import calibrated
 from hocket.classes.combine import Combiner, OddsCalibration, accuracy
 from hocket.classes.cut import PartCut, build_part
 from hocket.classes.exported import as_onnx
 from hocket.classes.material import Material
 from hocket.classes.sources import load_arrays, state_arrays
+from hocket.classes.split import calibrated
 from hocket.classes.structure import multiplications
 from hocket.classes.table import PartTable, ServedPart, Whole
 from hocket.classes.training import outputs_of

@@ -33,8 +33,7 @@ from hocket.classes.artefact import Folder, read_folder
 from hocket.classes.exported import as_onnx
 from hocket.classes.outlook import FanOut, answer_s
 from hocket.classes.serving.client import ClassesClient
-from hocket.classes.serving.cores import siblings_of
-from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.classes.serving.front_end import FrontEnd, ServeOptions, siblings_of
 from hocket.classes.serving.on_device import DeviceFrontEnd
 from hocket.classes.serving.rehearsal import outlook_of
 from hocket.classes.session import infer, latency_s, open_session

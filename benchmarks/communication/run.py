@@ -109,8 +109,8 @@ def _rank(file: Path) -> None:
     from hocket.plan.problem import Problem
     from hocket.plan.sections.communication import Communication
     from hocket.runtime.collectives.carry import Carry, CarryState, Connections
+    from hocket.runtime.collectives.group import PlannedRounds
     from hocket.runtime.collectives.layout import layout_of
-    from hocket.runtime.collectives.rounds import PlannedRounds
     from hocket.runtime.collectives.wires import AHEAD_S, connect_all
 
     task = json.loads(file.read_text())

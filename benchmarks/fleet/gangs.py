@@ -24,8 +24,7 @@ from gavel_models import gavel_graph
 from hocket.cost.collectives import RingPath, ring_all_reduce_s
 from hocket.cost.parallel.efficiency import CONSTANTS
 from hocket.fleet.throughputs import Throughputs, read_throughputs
-from hocket.fleet.throughputs.buckets import Gradients, exposed_s
-from hocket.fleet.throughputs.predict import predict
+from hocket.fleet.throughputs.predict import Gradients, exposed_s, predict
 from hocket.fleet.throughputs.servers import SPREAD, Servers, find_servers
 
 GANGS = (1, 2, 4, 8)

@@ -18,8 +18,8 @@ from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, new_state, 
 from hocket.fleet.rounds.events import Submit, Tick
 from hocket.fleet.rounds.state import WAITING
 from hocket.fleet.what_if import what_if
-from hocket.service.page.foresight import Foresight
 from hocket.service.page.rendering import live_page
+from hocket.service.page.router import Foresight
 from hocket.service.page.templating import render
 from hocket.service.page.what_if import what_if_form
 

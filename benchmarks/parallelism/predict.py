@@ -18,9 +18,9 @@ from hocket.hardware.cluster import Cluster
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.transformer import RECOMPUTES, SCHEDULES, Divisions
 from hocket.transformer.files import find_model
-from hocket.validation.clusters import site_cluster
 from hocket.validation.rows import Measured
 from hocket.validation.tables import load_tables
+from hocket.validation.validate import site_cluster
 
 NUM_DEVICES, BATCH = 4096, 1536
 

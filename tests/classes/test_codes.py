@@ -6,9 +6,9 @@ import pytest
 
 from hocket.base.errors import UsageError
 from hocket.classes import codes
-from hocket.classes.calibrate import calibrated
 from hocket.classes.codes import cyclic_code, pattern_table, ruler
 from hocket.classes.combine import Combiner, OddsCalibration, accuracy, probabilities
+from hocket.classes.split import calibrated
 from hocket.classes.validation import lost_workers
 
 

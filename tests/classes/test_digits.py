@@ -21,11 +21,9 @@ from classes.digits_data import images
 import hocket.cli
 from hocket.base.errors import RunError, UsageError
 from hocket.classes.artefact import read_folder
-from hocket.classes.calibrate import calibrated
 from hocket.classes.codes import cyclic_code
 from hocket.classes.combine import Combiner, OddsCalibration
 from hocket.classes.fit import WholeTimes, cut_to, group_work
-from hocket.classes.grouping import chosen_groups
 from hocket.classes.material import prepared
 from hocket.classes.part_job import train_together, trained_part
 from hocket.classes.serving.client import ClassesClient
@@ -34,6 +32,7 @@ from hocket.classes.serving.on_device import DeviceFrontEnd
 from hocket.classes.session import infer, open_session
 from hocket.classes.settings import ANY_NUMBER, SplitRequest
 from hocket.classes.sources import load_data
+from hocket.classes.split import calibrated, chosen_groups
 from hocket.classes.steps import Steps
 from hocket.classes.training import outputs_of
 from hocket.classes.validation import lost_workers

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
-from hocket.classes.groups import balanced_groups, even_sizes, evened
 from hocket.classes.settings import NetTraining, SplitRequest
+from hocket.classes.split import balanced_groups, even_sizes, evened
 
 
 @given(st.integers(2, 14), st.data())

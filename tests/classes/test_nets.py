@@ -17,7 +17,7 @@ from hocket.base.errors import UsageError
 from hocket.classes.artefact import read_folder
 from hocket.classes.cut import PartCut, best_units, build_part
 from hocket.classes.exported import as_onnx
-from hocket.classes.scores import class_scores
+from hocket.classes.material import class_scores
 from hocket.classes.session import infer, open_session
 from hocket.classes.settings import NetTraining, SplitRequest
 from hocket.classes.sources import load_data

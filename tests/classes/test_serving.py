@@ -14,8 +14,15 @@ from patience import wait_until
 import hocket.cli
 from hocket.base.errors import RunError, UsageError
 from hocket.classes.serving.app import answer_body, make_app, max_body_bytes
-from hocket.classes.serving.cores import apart, cores_for, siblings_of
-from hocket.classes.serving.front_end import FrontEnd, ServeOptions, answer_from, is_enough
+from hocket.classes.serving.front_end import (
+    FrontEnd,
+    ServeOptions,
+    answer_from,
+    apart,
+    cores_for,
+    is_enough,
+    siblings_of,
+)
 from hocket.classes.serving.link import WorkerLink
 from hocket.classes.serving.rehearsal import outlook_of, rehearsed
 

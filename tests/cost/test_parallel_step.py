@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
-from hocket.cost.parallel import keys
+from hocket.cost.parallel import step as keys
 from hocket.cost.parallel.coefficients import NAMES, Coefficients
 from hocket.cost.parallel.setting import setting_of, stack_settings
 from hocket.cost.parallel.softwares import SOFTWARES, find_software

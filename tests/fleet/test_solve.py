@@ -15,10 +15,10 @@ from hocket.fleet.policies import POLICIES
 from hocket.fleet.policies.normalise import proportional_steps_per_s
 from hocket.fleet.solve import pair_levels, sharing, water_filling
 from hocket.fleet.solve.check import throughputs, verify_allocation
-from hocket.fleet.solve.classes import EQUAL, find_classes
 from hocket.fleet.solve.ladder import owed
 from hocket.fleet.solve.price_tables import Crowd, new_search
 from hocket.fleet.solve.prices import highest_rung, root
+from hocket.fleet.solve.setup import EQUAL, find_classes
 from hocket.kernels.containers import table
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=40)

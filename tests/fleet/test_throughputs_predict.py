@@ -16,10 +16,8 @@ from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.root import root
 from hocket.cost.collectives import RingPath, ring_all_reduce_s
 from hocket.fleet.throughputs import JobProfile, read_throughputs, stacked, write_throughputs
-from hocket.fleet.throughputs.buckets import Gradients, exposed_s, in_buckets
-from hocket.fleet.throughputs.predict import predict
-from hocket.fleet.throughputs.ring import widest_ring
-from hocket.fleet.throughputs.servers import find_servers
+from hocket.fleet.throughputs.predict import Gradients, exposed_s, in_buckets, predict
+from hocket.fleet.throughputs.servers import find_servers, widest_ring
 from hocket.graph import Graph, Phase, Role
 from hocket.graph.build import GraphBuilder
 from hocket.graph.files import write_graph

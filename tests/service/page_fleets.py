@@ -9,9 +9,9 @@ import numpy as np
 from hocket.fleet.explain import explain
 from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, new_state, step
 from hocket.fleet.rounds.events import Submit, Tick
-from hocket.service.page.job import job_page
 from hocket.service.page.recent import Lately
 from hocket.service.page.rendering import live_page
+from hocket.service.page.router import job_page
 from hocket.service.page.templating import render
 from hocket.service.page.what_if import what_if_form
 from hocket.service.records import (

@@ -22,7 +22,7 @@ from hocket.service.errors import BusyError, UnavailableError
 from hocket.service.outlook import process
 from hocket.service.outlook.outlook import MAX_ASKED, FleetOutlook, HereOutlook
 from hocket.service.outlook.process import ProcessOutlook
-from hocket.service.page.shared import Shared
+from hocket.service.page.router import Shared
 
 
 def fleet(num_jobs: int = 6) -> FleetState:

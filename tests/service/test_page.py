@@ -20,10 +20,9 @@ from hocket.fleet.forecast import forecast
 from hocket.fleet.rounds import Rules, new_state, step
 from hocket.fleet.rounds.events import Pause, RemoveDevices, Tick
 from hocket.fleet.rounds.state import RUNNING, WAITING
-from hocket.service.page.foresight import Foresight
-from hocket.service.page.job import job_page
 from hocket.service.page.moments import ago, ahead, clock
 from hocket.service.page.rendering import MAX_ROWS, live_page
+from hocket.service.page.router import Foresight, job_page
 from hocket.service.page.templating import render
 from hocket.service.page.what_if import answer_of, what_if_form
 

@@ -16,8 +16,8 @@ from service.page_fleets import (
     whole_page,
 )
 
-from hocket.service.page.job import MAX_LOG_LINES, last_lines
 from hocket.service.page.rendering import live_page
+from hocket.service.page.router import MAX_LOG_LINES, last_lines
 from hocket.service.page.templating import render, static_files
 from hocket.service.page.what_if import answer_of, what_if_form
 

@@ -13,9 +13,9 @@ import pytest
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.tables import Layout, Node, ShardServer, TableSpec
-from hocket.tables import checkpoint as checkpoint_module
+from hocket.tables import server as checkpoint_module
 from hocket.tables.address import client_port
-from hocket.tables.transports.inside import inside_ports
+from hocket.tables.group import inside_ports
 
 pytest.importorskip("zmq")
 

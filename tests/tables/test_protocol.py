@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import CheckError, InputFileError, RunError
 from hocket.tables import Layout, ShardServer, TableSpec, check
-from hocket.tables.budget import SendBudget
 from hocket.tables.codec import decode, encode
 from hocket.tables.core.message import COUNT, HEAD, KIND, ROWS, UPDATES, Message
 from hocket.tables.core.rule import (
@@ -22,7 +21,8 @@ from hocket.tables.core.rule import (
     starting_cells,
     starting_hidden,
 )
-from hocket.tables.transports.inside import inside_ports
+from hocket.tables.group import inside_ports
+from hocket.tables.route import SendBudget
 
 
 @pytest.mark.timeout(400)  # the checker may have to be compiled

@@ -15,7 +15,7 @@ from hocket.tables import route as route_module
 from hocket.tables.address import client_port, shard_port
 from hocket.tables.codec import decode, encode
 from hocket.tables.core.message import COUNT, HEAD, KIND, UPDATES, Message
-from hocket.tables.transports.inside import inside_ports
+from hocket.tables.group import inside_ports
 
 pytest.importorskip("zmq")
 

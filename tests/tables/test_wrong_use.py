@@ -12,7 +12,7 @@ import pytest
 from hocket.base.errors import MissingExtraError, RunError, UsageError
 from hocket.tables import Node, ShardServer, TableSpec, local_tables
 from hocket.tables.address import client_port, shard_port
-from hocket.tables.transports.inside import inside_ports
+from hocket.tables.group import inside_ports
 
 pytest.importorskip("zmq")
 

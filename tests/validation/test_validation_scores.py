@@ -14,7 +14,6 @@ from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.validate import command
 from hocket.cost.parallel.likeness import likeness
 from hocket.validation import validate as module
-from hocket.validation.choose import alike, most_telling
 from hocket.validation.scores import (
     RankingScore,
     error_score,
@@ -23,8 +22,7 @@ from hocket.validation.scores import (
     ranking_score,
 )
 from hocket.validation.tables import load_tables
-from hocket.validation.tolerances import Tolerance
-from hocket.validation.validate import TableScores, validate
+from hocket.validation.validate import TableScores, Tolerance, alike, most_telling, validate
 
 TABLES = load_tables()
 

@@ -9,7 +9,6 @@ import pytest
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.transformer.counts import parameter_counts, step_flops
-from hocket.validation.clusters import SITES, site_cluster
 from hocket.validation.public import bloom_stages
 from hocket.validation.tables import (
     COLUMNS,
@@ -18,7 +17,7 @@ from hocket.validation.tables import (
     read_records,
     read_table,
 )
-from hocket.validation.validate import predict_memory, predict_steps
+from hocket.validation.validate import SITES, predict_memory, predict_steps, site_cluster
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "parallelism"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the repository")

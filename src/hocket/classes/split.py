@@ -10,34 +10,311 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.atomic import write_atomically
+from hocket.base.errors import UsageError
 from hocket.base.jsonfile import dump_json
+from hocket.base.parts import even_parts
 from hocket.classes.artefact import Folder, write_folder
-from hocket.classes.calibrate import calibrated
 from hocket.classes.codes import cyclic_code, held_classes
-from hocket.classes.combine import Combiner, OddsCalibration, accuracy
+from hocket.classes.combine import Combiner, OddsCalibration, accuracy, log_odds, probabilities
 from hocket.classes.cut import PartCut
 from hocket.classes.exported import as_exported, as_onnx
-from hocket.classes.fit import Budgets, cut_to, fitted_budgets, whole_times
-from hocket.classes.give_back import blame, larger_budgets
-from hocket.classes.grouping import chosen_groups
-from hocket.classes.groups import Groups
+from hocket.classes.fit import (
+    Budgets,
+    WholeTimes,
+    cut_to,
+    fitted_budgets,
+    group_work,
+    part_latency_s,
+    whole_times,
+)
 from hocket.classes.material import Material, Tell, prepared
 from hocket.classes.outlook import FanOut, answer_s
 from hocket.classes.part_job import REQUEST, part_key, save_cut, train_together, trained_part
 from hocket.classes.serving.rehearsal import rehearsed
 from hocket.classes.session import latency_s, open_session
-from hocket.classes.settings import SplitRequest
+from hocket.classes.settings import ANY_NUMBER, SplitRequest
 from hocket.classes.steps import Steps
 from hocket.classes.structure import multiplications
 from hocket.classes.table import PartTable, ServedPart, Whole
 from hocket.classes.training import outputs_of
 from hocket.classes.validation import StageScore, Validation, validated
+
+# Which classes share a part: balanced k-means on class embeddings, then moves that even the work.
+#
+# After Wang et al., "sensAI: ConvNets decomposition via class parallelism" (MLSys 2021): classes
+# that look alike need the same channels, so they are put together. Each round gives the classes
+# with most to lose their nearest centre that has a free place; then classes move or change places
+# while that lowers the work of the heaviest group, so that groups may become unequal. O(rounds · n
+# · k).
+
+Groups = tuple[tuple[int, ...], ...]
+_ROUNDS = 300
+_STARTS = 10
+
+
+def even_sizes(num_classes: int, num_parts: int) -> tuple[int, ...]:
+    """How many classes each part gets where all get as equally many as possible."""
+    if not 1 <= num_parts <= num_classes:
+        raise UsageError(
+            f"{num_classes} classes cannot be put into {num_parts} parts",
+            hint=f"ask for 1 to {num_classes} parts",
+        )
+    return even_parts(num_classes, num_parts)
+
+
+def balanced_groups(embeddings: FloatArray, sizes: tuple[int, ...], seed: int = 0) -> Groups:
+    """Classes in groups of the given sizes, those with near embeddings together."""
+    if sum(sizes) != len(embeddings):
+        raise UsageError(f"sizes {sizes} do not add up to {len(embeddings)} classes")
+    rng = np.random.default_rng(seed)
+    found = [_clustered(embeddings, sizes, rng) for _ in range(_STARTS)]
+    _, labels = min(found, key=lambda each: each[0])
+    groups = [tuple(np.flatnonzero(labels == part).tolist()) for part in range(len(sizes))]
+    return tuple(sorted(groups))
+
+
+def _clustered(
+    points: FloatArray, sizes: tuple[int, ...], rng: np.random.Generator
+) -> tuple[float, LongArray]:
+    centres = _spread(points, len(sizes), rng)
+    labels = np.full(len(points), -1)
+    for _ in range(_ROUNDS):
+        far = np.linalg.norm(points[:, None] - centres[None], axis=2)
+        now = _placed(far, sizes)
+        if np.array_equal(now, labels):
+            break
+        labels = now
+        centres = np.stack([points[labels == part].mean(axis=0) for part in range(len(sizes))])
+    inertia = float(((points - centres[labels]) ** 2).sum())
+    return inertia, labels
+
+
+def _spread(points: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
+    """First centres by k-means++: each far from those before it, at random."""
+    chosen = [int(rng.integers(len(points)))]
+    while len(chosen) < count:
+        gap = np.min(((points[:, None] - points[chosen][None]) ** 2).sum(axis=2), axis=1)
+        gap[chosen] = 0.0
+        total = gap.sum()
+        free = np.setdiff1d(np.arange(len(points)), chosen)
+        is_same = total <= 0
+        chosen.append(int(rng.choice(free) if is_same else rng.choice(len(gap), p=gap / total)))
+    return points[chosen].copy()
+
+
+def _placed(far: FloatArray, sizes: tuple[int, ...]) -> LongArray:
+    free = list(sizes)
+    labels = np.zeros(len(far), dtype=np.int64)
+    for point in np.argsort(far.min(axis=1) - far.max(axis=1), kind="stable"):
+        part = next(int(part) for part in np.argsort(far[point], kind="stable") if free[part])
+        labels[point], free[part] = part, free[part] - 1
+    return labels
+
+
+def evened(groups: Groups, work_of: Callable[[tuple[int, ...]], float]) -> Groups:
+    """Groups after moves and exchanges of single classes that lower the heaviest group's work."""
+    now = [tuple(group) for group in groups]
+    work = [work_of(group) for group in now]
+    while True:
+        heavy = int(np.argmax(work))
+        best: tuple[float, int, tuple[int, ...], tuple[int, ...]] | None = None
+        for other in range(len(now)):
+            if other == heavy:
+                continue
+            for first, second in _changes(now[heavy], now[other]):
+                higher = max(work_of(first), work_of(second))
+                if higher < work[heavy] * (1 - 1e-9) and (best is None or higher < best[0]):
+                    best = (higher, other, first, second)
+        if best is None:
+            return tuple(sorted(now))
+        _, other, now[heavy], now[other] = best
+        work[heavy], work[other] = work_of(now[heavy]), work_of(now[other])
+
+
+def _changes(
+    first: tuple[int, ...], second: tuple[int, ...]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Both groups after one class moved to the second, or after two changed places."""
+    found = []
+    for leaving in first:
+        rest = tuple(each for each in first if each != leaving)
+        if rest:
+            found.append((rest, tuple(sorted((*second, leaving)))))
+        for coming in second:
+            stay = tuple(each for each in second if each != coming)
+            found.append((tuple(sorted((*rest, coming))), tuple(sorted((*stay, leaving)))))
+    return found
+
+
+# Scale and shift of every part, fitted on validation data.
+#
+# Parts are trained apart, so that nothing makes the confidence of one comparable with another's.
+# Two numbers per part are chosen to give the labels of a validation split the highest likelihood
+# under the combined scores (Platt scaling, over all parts at once); the problem is convex for one
+# copy per class. L-BFGS with the exact gradient: O(iterations · inputs · classes).
+#
+# Then the doubt of classes that fewer parts have answered for: the one with the most right answers
+# when one or two workers are lost, over the patterns of their loss.
+
+_STRENGTH = 1e-3
+"""Pull towards scale 1 and shift 0, which a small validation split needs."""
+_DOUBTS = np.arange(11) / 10
+_MOST_LOST = 2
+_MOST_PATTERNS = 60
+_MOST_INPUTS = 5_000
+"""That a doubt is chosen by; there are so many answers to each."""
+
+
+def calibrated(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongArray) -> Combiner:
+    """The same parts with scales, shifts and a doubt that fit ``labels``."""
+    num_parts = len(outputs)
+    odds = [log_odds(output) for output in outputs]
+    copies = np.maximum(combiner.copies([True] * num_parts), 1)
+    truth = np.eye(combiner.num_classes)[labels]
+
+    def loss(values: FloatArray) -> tuple[float, FloatArray]:
+        scales, shifts = values[:num_parts], values[num_parts:]
+        now = replace(combiner, calibrations=_as_pairs(scales, shifts))
+        scores = now.scores(outputs)
+        shares = probabilities(scores)
+        likely = np.log(np.maximum(shares[np.arange(len(labels)), labels], 1e-30)).mean()
+        slope = (shares - truth) / copies / len(labels)
+        gradient = np.zeros(2 * num_parts)
+        for part, classes in enumerate(combiner.classes):
+            mine = slope[:, list(classes)]
+            gradient[part] = (mine * odds[part]).sum()
+            gradient[num_parts + part] = mine.sum()
+        pull = np.concatenate([scales - 1, shifts])
+        return float(-likely + _STRENGTH * (pull**2).sum()), gradient + 2 * _STRENGTH * pull
+
+    start = np.concatenate([np.ones(num_parts), np.zeros(num_parts)])
+    bounds = [(0.05, 20.0)] * num_parts + [(-20.0, 20.0)] * num_parts
+    from scipy.optimize import minimize
+
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    pairs = _as_pairs(found.x[:num_parts], found.x[num_parts:])
+    found_pairs = replace(combiner, calibrations=pairs)
+    return replace(found_pairs, doubt=best_doubt(found_pairs, outputs, labels))
+
+
+def best_doubt(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongArray) -> float:
+    """The least doubt with which most inputs are right when few workers are lost."""
+    copies = combiner.copies([True] * len(outputs))
+    patterns = [
+        gone
+        for lost in range(1, min(_MOST_LOST, int(copies.min()) - 1) + 1)
+        for gone in combinations(range(len(outputs)), lost)
+    ]
+    if not patterns:
+        return 0.0
+    chosen = np.linspace(0, len(labels) - 1, min(len(labels), _MOST_INPUTS)).astype(int)
+    few, truth = [each[chosen] for each in outputs], labels[chosen]
+    right = np.zeros(len(_DOUBTS))
+    for place in np.linspace(0, len(patterns) - 1, min(len(patterns), _MOST_PATTERNS)).astype(int):
+        has_answered = [index not in patterns[place] for index in range(len(outputs))]
+        means = replace(combiner, doubt=0.0).scores(
+            [each if came else None for each, came in zip(few, has_answered, strict=True)]
+        )
+        share = combiner.copies(has_answered) / copies
+        right += [accuracy(means * share**doubt, truth) for doubt in _DOUBTS]
+    return float(_DOUBTS[right.argmax()])
+
+
+def _as_pairs(scales: FloatArray, shifts: FloatArray) -> tuple[OddsCalibration, ...]:
+    return tuple(
+        OddsCalibration(float(scale), float(shift))
+        for scale, shift in zip(scales, shifts, strict=True)
+    )
+
+
+# How many parts, and which classes in each.
+
+_MOST_PARTS = 16
+_CLEAR_GAIN = 0.97
+"""More parts must lower the answer's time to this share of what fewer give."""
+
+
+def chosen_groups(material: Material, whole: WholeTimes, cores: int) -> Groups:
+    """The groups that were asked for, or as many as are predicted to answer soonest."""
+    request = material.request
+    if request.parts != ANY_NUMBER:
+        return _groups(material, request.parts)
+    offers = [_groups(material, count) for count in _counts(material)]
+    best = offers[0]
+    best_s = _predicted_s(material, whole, best, cores)
+    for offer in offers[1:]:
+        now_s = _predicted_s(material, whole, offer, cores)
+        if now_s < _CLEAR_GAIN * best_s:
+            best, best_s = offer, now_s
+    return best
+
+
+def _counts(material: Material) -> range:
+    # With as many copies as parts every part would have all classes.
+    least = material.request.redundancy + 1
+    return range(least, max(least, min(material.splits.num_classes, _MOST_PARTS)) + 1)
+
+
+def _groups(material: Material, count: int) -> Groups:
+    sizes = even_sizes(material.splits.num_classes, count)
+    groups = balanced_groups(material.scores.embeddings, sizes, material.request.seed)
+    return evened(groups, group_work(material)) if material.request.unequal else groups
+
+
+def _predicted_s(material: Material, whole: WholeTimes, groups: Groups, cores: int) -> float:
+    """An answer when every part has the work that its classes need; time linear in work."""
+    work_of = group_work(material)
+    classes = held_classes(groups, cyclic_code(len(groups), material.request.redundancy))
+    small = part_latency_s(material, cut_to(material, classes[0], 0.1 * material.whole_macs))
+    slope_s = max(whole.latency_s - small, 0.0) / 0.9
+    part_s = [small + slope_s * (work_of(mine) / material.whole_macs - 0.1) for mine in classes]
+    return answer_s(part_s, cores, FanOut())
+
+
+# Which parts get channels back when the combined answer has lost too much.
+#
+# An input that the whole net has right and the parts have wrong is held against the parts of its
+# class and of the class that won; the parts with most of these get a larger budget and are trained
+# again, the others stay as they are. O(inputs · parts).
+
+_MORE = 1.4
+"""Times the work of a part that gets channels back."""
+
+
+def blame(
+    combiner: Combiner, scores: FloatArray, whole_scores: FloatArray, labels: LongArray
+) -> FloatArray:
+    """How many newly wrong answers each part has a share in."""
+    said = scores.argmax(axis=1)
+    is_new = (said != labels) & (whole_scores.argmax(axis=1) == labels)
+    counts = np.zeros(len(combiner.classes))
+    for part, classes in enumerate(combiner.classes):
+        mine = np.isin(labels[is_new], classes).astype(float) + np.isin(said[is_new], classes)
+        counts[part] = mine.sum()
+    return counts
+
+
+def larger_budgets(
+    budgets: Sequence[float], blamed: FloatArray, whole_macs: float
+) -> tuple[float, ...] | None:
+    """Budgets for the next round; None where no blamed part can grow."""
+    can_grow = np.array([budget < whole_macs for budget in budgets])
+    held = np.where(can_grow, blamed, 0.0)
+    if held.max(initial=0.0) <= 0:
+        return None
+    grows = held >= max(1.0, held.max() / 2)
+    return tuple(
+        min(budget * _MORE, whole_macs) if grow else budget
+        for budget, grow in zip(budgets, grows, strict=True)
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,26 +15,405 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hocket.base.arrays import LongArray
 from hocket.base.errors import CheckError
-from hocket.tables.core.client import ClientState, new_client
-from hocket.tables.core.message import HEAD
-from hocket.tables.core.shard import new_shard
-from hocket.tables.schedule import (
-    LOST,
-    NOT_ONCE,
-    NUM_CLOCKS,
-    NUM_ROWS,
-    OLD_MISSING,
-    OWN_MISSING,
-    SLOTS,
-    STUCK,
-    CheckedWorld,
-    Mailboxes,
-    run_schedule,
+from hocket.kernels import kernel
+from hocket.tables.core.client import (
+    BASE,
+    END,
+    ME,
+    MY_CLOCK,
+    MY_LIFE,
+    MY_PUSHES,
+    NEXT,
+    ClientState,
+    ask_again,
+    batch_head,
+    batch_start,
+    change_rows,
+    find_missing,
+    mark_asked,
+    new_client,
+    newest_clock,
+    read_rows,
+    send_changes,
+    take_restored,
+    take_rows,
 )
+from hocket.tables.core.message import (
+    ASK,
+    CLIENT,
+    COUNT,
+    EPOCH,
+    HEAD,
+    KIND,
+    NEED,
+    PING,
+    RESTORED,
+    Cells,
+    Message,
+)
+from hocket.tables.core.shard import (
+    LIFE,
+    ShardState,
+    new_shard,
+    shard_head,
+    shard_restore,
+    shard_send,
+    shard_take,
+)
+
+# One random schedule of the protocol, as compiled code: everything that may happen next.
+#
+# A worker reads, changes or clocks; a client sends some of its changes, or some again; a message
+# arrives; a shard sends some rows, writes a checkpoint, dies (messages under way are lost or arrive
+# late) and comes back. Every read is checked as it is made; at the end all is delivered in turn.
+
+NUM_ROWS, NUM_CLOCKS, SLOTS, STEPS, MAX_ROUNDS = 2, 4, 48, 150, 400
+ROUND = (0, 0, 23, 11, 11, 11, 11, 21, 16, 16, 16, 16, 16, 16, 7, 7)
+"""What happens in turn at the end: work, ping, arrive above, push, arrive below, send."""
+OLD_MISSING, OWN_MISSING, NOT_ONCE, STUCK, LOST = range(1, 6)
+
+
+class Mailboxes(NamedTuple):
+    """Messages under way: [client, slot]; the first of each client and how many follow it."""
+
+    head: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    cells: NDArray[np.float32]
+    first: LongArray
+    num: LongArray
+
+
+class CheckedWorld(NamedTuple):
+    """What the check knows and the protocol does not."""
+
+    made: NDArray[np.int64]
+    """[row, worker, clock] changes that were made."""
+    clock: LongArray
+    """[worker]"""
+    wants: LongArray
+    """[worker] the row that it waits for, or -1."""
+    resend: LongArray
+    """[client] the next batch to send again."""
+    saved_cells: Cells
+    saved_applied: LongArray
+    saved_clocks: LongArray
+    rows: LongArray
+    more: LongArray
+    one: Cells
+    rules: LongArray
+    """staleness, workers per client, deaths left, staleness that is checked."""
+    random: NDArray[np.uint64]
+    read: Cells
+
+
+@kernel
+def _load(shard: ShardState, world: CheckedWorld, epoch: int) -> None:
+    """The shard as its last checkpoint has it."""
+    _copy(shard.cells, shard.applied, shard.clocks,
+          world.saved_cells, world.saved_applied, world.saved_clocks)  # fmt: skip
+    shard_restore(shard, epoch)
+
+
+@kernel
+def _copy(
+    cells: Cells, applied: LongArray, clocks: LongArray,
+    old_cells: Cells, old_applied: LongArray, old_clocks: LongArray,
+) -> None:  # fmt: skip
+    for k in range(len(applied)):
+        applied[k], clocks[k] = old_applied[k], old_clocks[k]
+    for row in range(cells.shape[0]):
+        for j in range(cells.shape[1]):
+            cells[row, j] = old_cells[row, j]
+
+
+@kernel
+def _member(members: ClientState, client: int) -> ClientState:
+    """One client of all."""
+    return ClientState(
+        members.facts[client], members.rate[client], members.cells[client],
+        members.row_clock[client], members.subscribed[client], members.asked[client],
+        members.pending[client], members.oldest[client], members.unsent[client],
+        members.importance[client],
+        members.last[client], members.log_row[client], members.log_before[client],
+        members.log_version[client], members.log_cells[client], members.batch_end[client],
+        members.batch_clock[client],
+    )  # fmt: skip
+
+
+@kernel
+def _below(world: CheckedWorld, bound: int) -> int:
+    """A random number below ``bound`` (xorshift64*)."""
+    x = world.random[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    world.random[0] = x
+    return int(np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % bound)
+
+
+@kernel
+def _place(channels: Mailboxes, client: int) -> Message:
+    """The next free slot, taken."""
+    slot = (channels.first[client] + channels.num[client]) % SLOTS
+    channels.num[client] += 1
+    return Message(
+        channels.head[client, slot], channels.rows[client, slot], channels.cells[client, slot]
+    )
+
+
+@kernel
+def _taken(channels: Mailboxes, client: int) -> Message:
+    """The message that arrives next."""
+    slot = channels.first[client]
+    channels.first[client] = (slot + 1) % SLOTS
+    channels.num[client] -= 1
+    return Message(
+        channels.head[client, slot], channels.rows[client, slot], channels.cells[client, slot]
+    )
+
+
+# ── what may happen ─────────────────────────────────────────────────────────────────────────────
+
+
+@kernel
+def run_schedule(
+    shard: ShardState,
+    members: ClientState,
+    up: Mailboxes,
+    down: Mailboxes,
+    world: CheckedWorld,
+) -> int:
+    """What happens at random, and then everything in turn until all is done."""
+    num_clients = len(up.first)
+    num_random = STEPS * num_clients
+    for step in range(num_random + MAX_ROUNDS * num_clients * len(ROUND)):
+        at_random = step < num_random
+        client, action = _below(world, num_clients), _below(world, 24)
+        worker = _below(world, world.rules[1])
+        if not at_random:
+            turn, place = (step - num_random) // len(ROUND), (step - num_random) % len(ROUND)
+            client, action = turn % num_clients, ROUND[place]
+            worker = turn // num_clients % world.rules[1]
+            if place == 0 and _is_complete(shard, world):
+                return 0
+        fault = 0
+        if action < 7:
+            fault = _work(members, up, world, client * world.rules[1] + worker, at_random)
+        elif action < 11:
+            _send(members, up, world, client, not at_random)
+        elif action < 16:
+            _arrive_up(shard, up, down, client)
+        elif action < 21:
+            _arrive_down(members, up, down, world, client)
+        elif action < 23:
+            _push(shard, down, world, client, not at_random)
+        else:
+            _seldom(shard, members, up, down, world, client, at_random)
+        if fault:
+            return fault
+    for worker in range(len(world.clock)):
+        if world.clock[worker] < NUM_CLOCKS:
+            return STUCK
+    return LOST
+
+
+@kernel
+def _work(
+    members: ClientState, up: Mailboxes, world: CheckedWorld, worker: int, at_random: bool
+) -> int:
+    """A worker reads, changes a row or clocks; one that waits looks again."""
+    client = worker // world.rules[1]
+    one = _member(members, client)
+    clock = world.clock[worker]
+    if clock == NUM_CLOCKS:
+        return 0
+    choice = _below(world, 4)
+    if world.wants[worker] >= 0 or choice == 0:
+        if world.wants[worker] < 0:
+            world.wants[worker] = _below(world, NUM_ROWS)
+        return _read(one, up, world, worker)
+    if choice < 3 and at_random:
+        row = _below(world, NUM_ROWS)
+        world.one[:] = 0
+        world.one[0, worker * NUM_CLOCKS + clock] = 1
+        world.rows[0] = row
+        change_rows(one, clock, world.rows[:1], world.one)
+        world.made[row, worker, clock] += 1
+        return 0
+    world.clock[worker] += 1
+    slowest = world.clock[worker]
+    for other in range(client * world.rules[1], (client + 1) * world.rules[1]):
+        slowest = min(slowest, world.clock[other])
+    one.facts[MY_CLOCK] = slowest
+    return 0
+
+
+@kernel
+def _read(one: ClientState, up: Mailboxes, world: CheckedWorld, worker: int) -> int:
+    row, client = world.wants[worker], worker // world.rules[1]
+    clock, staleness = world.clock[worker], world.rules[0]
+    need = max(0, clock - staleness)
+    world.rows[0] = row
+    if find_missing(one, world.rows[:1], need, world.more) > 0:
+        if one.facts[MY_LIFE] == 0:
+            _ping(one, up, client)
+        elif up.num[client] < SLOTS and mark_asked(one, world.more, 1, need, world.rows):
+            _ask(one, _place(up, client), world.rows, 1, need)
+        return 0
+    world.wants[worker] = -1
+    read_rows(one, world.rows[:1], world.read)
+    for other in range(len(world.clock)):
+        for k in range(NUM_CLOCKS):
+            seen, made = world.read[0, other * NUM_CLOCKS + k], world.made[row, other, k]
+            if seen > made:
+                return NOT_ONCE
+            if seen < made and k < clock - world.rules[3]:
+                return OLD_MISSING
+            if seen < made and other // world.rules[1] == client:
+                return OWN_MISSING
+    return 0
+
+
+@kernel
+def _ask(one: ClientState, out: Message, rows: LongArray, num: int, need: int) -> None:
+    out.head[:] = 0
+    out.head[KIND], out.head[CLIENT], out.head[EPOCH] = ASK, one.facts[ME], one.facts[MY_LIFE]
+    out.head[NEED], out.head[COUNT] = need, num
+    for i in range(num):
+        out.rows[i] = rows[i]
+
+
+@kernel
+def _ping(one: ClientState, up: Mailboxes, client: int) -> None:
+    if up.num[client] < SLOTS:
+        out = _place(up, client)
+        out.head[:] = 0
+        out.head[KIND], out.head[CLIENT], out.head[EPOCH] = PING, client, one.facts[MY_LIFE]
+
+
+@kernel
+def _send(
+    members: ClientState, up: Mailboxes, world: CheckedWorld, client: int, all_rows: bool
+) -> None:
+    """A client sends a batch again, or some of its changes for the first time."""
+    one = _member(members, client)
+    if up.num[client] >= SLOTS or one.facts[MY_LIFE] == 0:
+        return
+    if world.resend[client] < one.facts[NEXT]:
+        out = _place(up, client)
+        version = world.resend[client]
+        batch_head(one, version, out.head)
+        _copy_lines(one, batch_start(one, version), out)
+        world.resend[client] += 1
+        return
+    count = 0
+    for row in range(NUM_ROWS):
+        if all_rows or _below(world, 2):
+            world.rows[count] = row
+            count += 1
+    out = _place(up, client)
+    num = send_changes(one, world.rows[:count], out.head)
+    _copy_lines(one, one.facts[END] - num, out)
+
+
+@kernel
+def _copy_lines(one: ClientState, start: int, out: Message) -> None:
+    for i in range(out.head[COUNT]):
+        line = start - one.facts[BASE] + i
+        out.rows[i] = one.log_row[line]
+        for j in range(one.log_cells.shape[1]):
+            out.cells[i, j] = one.log_cells[line, j]
+
+
+@kernel
+def _arrive_up(shard: ShardState, up: Mailboxes, down: Mailboxes, client: int) -> None:
+    if up.num[client] == 0 or down.num[client] >= SLOTS:
+        return
+    if not shard_take(shard, _taken(up, client)):
+        shard_head(shard, client, RESTORED, _place(down, client).head)
+
+
+@kernel
+def _arrive_down(
+    members: ClientState,
+    up: Mailboxes,
+    down: Mailboxes,
+    world: CheckedWorld,
+    client: int,
+) -> None:
+    if down.num[client] == 0 or up.num[client] >= SLOTS:
+        return
+    one = _member(members, client)
+    message = _taken(down, client)
+    if message.head[KIND] != RESTORED:
+        take_rows(one, message)
+        return
+    is_new = one.facts[MY_LIFE] != message.head[EPOCH]
+    world.resend[client] = take_restored(one, message.head)
+    if is_new and one.facts[MY_PUSHES]:
+        count = ask_again(one, world.rows)
+        if count:
+            _ask(one, _place(up, client), world.rows, count, newest_clock(one))
+
+
+@kernel
+def _push(
+    shard: ShardState, down: Mailboxes, world: CheckedWorld, client: int, all_rows: bool
+) -> None:
+    """The shard sends some of the rows that it may send, or only tells how far it is."""
+    if down.num[client] >= SLOTS:
+        return
+    count = 0
+    for row in range(NUM_ROWS):
+        if all_rows or _below(world, 2):
+            world.rows[count] = row
+            count += 1
+    shard_send(shard, client, world.rows[:count], _place(down, client))
+
+
+@kernel
+def _seldom(
+    shard: ShardState, members: ClientState, up: Mailboxes, down: Mailboxes, world: CheckedWorld,
+    client: int, at_random: bool,
+) -> None:  # fmt: skip
+    """A checkpoint, a ping, or the death of the shard."""
+    choice = _below(world, 3) if at_random else 0
+    if choice == 0:
+        _ping(_member(members, client), up, client)
+    elif choice == 1:
+        _copy(world.saved_cells, world.saved_applied, world.saved_clocks,
+              shard.cells, shard.applied, shard.clocks)  # fmt: skip
+        for k in range(len(shard.applied)):
+            shard.durable[k] = shard.applied[k]
+    elif world.rules[2] > 0:
+        world.rules[2] -= 1
+        _load(shard, world, shard.facts[LIFE] + 1)
+        for other in range(len(up.num)):
+            if _below(world, 2):
+                up.num[other] = 0
+            if _below(world, 2):
+                down.num[other] = 0
+
+
+@kernel
+def _is_complete(shard: ShardState, world: CheckedWorld) -> bool:
+    for worker in range(len(world.clock)):
+        if world.clock[worker] < NUM_CLOCKS:
+            return False
+        for row in range(NUM_ROWS):
+            for k in range(NUM_CLOCKS):
+                place = worker * NUM_CLOCKS + k
+                if shard.cells[row, place] != world.made[row, worker, k]:
+                    return False
+    return True
+
 
 FAULTS = {
     OLD_MISSING: "a read missed a change that is older than the staleness allows",

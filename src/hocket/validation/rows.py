@@ -18,7 +18,7 @@ class Measured:
     model: Transformer
     division: Division
     cluster: str
-    """A name in `hocket.validation.clusters.SITES`."""
+    """A name in `hocket.validation.validate.SITES`."""
     software: Software
     step_s: float | None = None
     memory_bytes: float | None = None

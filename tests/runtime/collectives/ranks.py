@@ -87,7 +87,7 @@ def _odd_tensors(dist: Any, torch: Any) -> None:
 def _by_rounds(dist: Any, torch: Any) -> None:
     """As tensors of GPUs go, by point-to-point calls; here by those of gloo."""
     from hocket.hardware.shorthand import cluster_from_text
-    from hocket.runtime.collectives.rounds import RoundsQueue
+    from hocket.runtime.collectives.group import RoundsQueue
 
     group, rank, count = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     store = dist.PrefixStore("rounds", dist.distributed_c10d._get_default_store())

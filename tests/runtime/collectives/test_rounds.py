@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hocket.api import plan_collective
-from hocket.runtime.collectives.rounds import PlannedRounds
+from hocket.runtime.collectives.group import PlannedRounds
 
 
 class Boxes:

@@ -9,36 +9,272 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from hocket.base.errors import HocketError, UsageError
+from hocket.base.units import format_percent, words_for_seconds
 from hocket.fleet.explain import Explanation
-from hocket.fleet.forecast import at_moment
+from hocket.fleet.forecast import Forecast, at_moment
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import ENDED as STATE_ENDED
-from hocket.fleet.rounds.state import PAUSED, FleetState
+from hocket.fleet.rounds.state import PAUSED, WAITING, FleetState
 from hocket.service.credentials import Credentials, form_token
 from hocket.service.daemon.world import phase_of
 from hocket.service.errors import ForbiddenError, NotFoundError, UnavailableError
-from hocket.service.outlook.outlook import FleetOutlook
-from hocket.service.page.foresight import Foresight
-from hocket.service.page.job import MAX_LOG_BYTES, JobPage, job_page
+from hocket.service.outlook.outlook import FleetOutlook, HereOutlook
+from hocket.service.page.moments import ago, clock
 from hocket.service.page.recent import Recent
-from hocket.service.page.rendering import live_page, window_s
-from hocket.service.page.shared import Shared
-from hocket.service.page.shown import LivePage
+from hocket.service.page.rendering import live_page, named, window_s
+from hocket.service.page.shown import JobName, Listing, LivePage, Row, Stat
 from hocket.service.page.templating import render, static_files
 from hocket.service.page.what_if import WhatIfForm, answer_of, is_asked, what_if_form
-from hocket.service.records import ENDED, JobRecord
+from hocket.service.records import (
+    ENDED,
+    AttemptRecord,
+    CheckpointRecord,
+    JobRecord,
+    ending_of,
+)
 from hocket.service.tokens import Holder
-from hocket.view.names import inert
+from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import sentence
 
 if TYPE_CHECKING:
     from hocket.service.daemon.daemon import Daemon
+
+
+# The page of one job: what it does, why it waits, its attempts, checkpoints and last output.
+
+MAX_ATTEMPTS = 30
+MAX_CHECKPOINTS = 10
+MAX_LOG_LINES = 100
+MAX_LOG_BYTES = 64 * 1024
+_LONGEST_LINE = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRow:
+    """One attempt as it is shown."""
+
+    attempt: int
+    devices: str
+    started: str
+    started_at: str
+    lasted: str
+    outcome: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRow:
+    """One checkpoint as it is shown."""
+
+    attempt: int
+    step: str
+    path: str
+    committed: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPage:
+    """All that the page of a job shows."""
+
+    job: JobName
+    status: str
+    sentence: str
+    stats: tuple[Stat, ...]
+    command: str
+    folder: str
+    attempts: Listing[AttemptRow]
+    checkpoints: Listing[CheckpointRow]
+    log: str
+    has_log: bool
+    changes: tuple[str, ...]
+    """What may be done to it; empty for one that has ended."""
+
+
+def job_page(
+    record: JobRecord,
+    now_s: float,
+    *,
+    explanation: Explanation | None = None,
+    done_steps: float | None = None,
+    attempts: Sequence[AttemptRecord] = (),
+    checkpoints: Sequence[CheckpointRecord] = (),
+    log: bytes | None = None,
+    changes: tuple[str, ...] = (),
+) -> JobPage:
+    """The page of a job; ``done_steps`` is how far it should be by now, ``log`` the end of what its
+    newest attempt printed, ``changes`` the buttons."""
+    told = explanation.sentence if explanation else ending_of(record)
+    command = (*record.spec.command, *(record.spec.resume if record.attempt > 1 else ()))
+    return JobPage(
+        job=named(record),
+        status=record.status,
+        sentence=sentence(inert(told, LONGEST_SENTENCE)),
+        stats=_stats(record, now_s, record.done_steps if done_steps is None else done_steps),
+        command=inert(" ".join(_quoted(word) for word in command), LONGEST_SENTENCE),
+        folder=inert(record.spec.folder or "a folder of its own", LONGEST_SENTENCE),
+        attempts=_newest([_attempt(one, now_s) for one in attempts], MAX_ATTEMPTS),
+        checkpoints=_newest([_checkpoint(one, now_s) for one in checkpoints], MAX_CHECKPOINTS),
+        log=last_lines(log or b""),
+        has_log=bool(log),
+        changes=changes,
+    )
+
+
+def last_lines(data: bytes) -> str:
+    """The end of an output, with nothing in it that steers a page or a terminal."""
+    text = data[-MAX_LOG_BYTES:].decode("utf-8", "replace")
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(
+        inert(line.rstrip("\r").rpartition("\r")[2].expandtabs(), _LONGEST_LINE)
+        for line in lines[-MAX_LOG_LINES - 1 :]
+    ).rstrip("\n")
+
+
+def _quoted(word: str) -> str:
+    return word if word and not set(word) & set(" \t\n'\"") else repr(word)
+
+
+def _newest(rows: list[Row], most: int) -> Listing[Row]:
+    return Listing(rows=tuple(reversed(rows[-most:])), num_more=max(len(rows) - most, 0))
+
+
+def _stats(record: JobRecord, now_s: float, done_steps: float) -> tuple[Stat, ...]:
+    spec = record.spec
+    until_s = now_s if record.ended_s is None else record.ended_s
+    progress = f"{done_steps:,.0f}"
+    if spec.total_steps is not None:
+        progress += f" of {spec.total_steps:,.0f}"
+    part = format_percent(done_steps / spec.total_steps) if spec.total_steps else ""
+    return (
+        Stat(label="Status", value=record.status),
+        Stat(
+            label="Submitted",
+            value=ago(now_s - record.submitted_s),
+            note=clock(record.submitted_s),
+        ),
+        Stat(
+            label="Took" if record.status in ENDED else "Has taken",
+            value=words_for_seconds(max(until_s - record.submitted_s, 0.0)),
+        ),
+        Stat(label="Steps", value=progress, note=part),
+        Stat(label="Devices", value=f"{spec.gang:,}", note="all together" if spec.gang > 1 else ""),
+        Stat(
+            label="Attempts",
+            value=f"{record.attempt:,}",
+            note=f"{record.failures:,} failed" if record.failures else "",
+        ),
+    )
+
+
+def _attempt(attempt: AttemptRecord, now_s: float) -> AttemptRow:
+    start_s = attempt.started_s
+    end_s = now_s if attempt.ended_s is None else attempt.ended_s
+    outcome = attempt.outcome
+    if attempt.ended_s is None:
+        outcome = f"is being stopped ({outcome})" if attempt.stopping_since_s else "runs"
+        outcome = outcome if start_s is not None else "waits for its devices"
+    elif attempt.exit_code is not None:
+        outcome = f"{outcome}, exit code {attempt.exit_code}"
+    shown = ", ".join(attempt.devices[:6]) + (", …" if len(attempt.devices) > 6 else "")
+    return AttemptRow(
+        attempt=attempt.attempt,
+        devices=inert(shown),
+        started="–" if start_s is None else ago(now_s - start_s),
+        started_at="" if start_s is None else clock(start_s),
+        lasted="–" if start_s is None else words_for_seconds(max(end_s - start_s, 0.0)),
+        outcome=inert(outcome, LONGEST_SENTENCE),
+    )
+
+
+def _checkpoint(checkpoint: CheckpointRecord, now_s: float) -> CheckpointRow:
+    return CheckpointRow(
+        attempt=checkpoint.attempt,
+        step=f"{checkpoint.step:,.0f}",
+        path=inert(checkpoint.path, LONGEST_SENTENCE),
+        committed=ago(now_s - checkpoint.committed_s),
+    )
+
+
+# When waiting jobs are expected to start, worked out once per change of the fleet.
+#
+# All who look at the page between two changes see the same forecast, and whoever looks while the
+# next one is being made sees the last.
+
+
+class Foresight:
+    """The newest forecast; safe to ask from several threads."""
+
+    def __init__(self, outlook: FleetOutlook | None = None) -> None:
+        self._outlook = outlook or HereOutlook()
+        self._lock = threading.Lock()
+        self._key: object = None
+        self._newest: Forecast | None = None
+
+    def of(self, state: FleetState) -> Forecast | None:
+        """A forecast of the starts; that of a moment ago while another is being made, and None
+        where there is none yet or nobody waits."""
+        rows = state.jobs.rows
+        waiting = rows["number"][rows["phase"] == WAITING]
+        if not len(waiting):
+            return None
+        key = (state.round_number, waiting.tobytes(), state.is_up.tobytes())
+        if key != self._key and self._lock.acquire(blocking=self._newest is None):
+            try:
+                if key != self._key:
+                    self._newest = self._outlook.starts(state, state.time_s, waiting.tolist())
+                    self._key = key
+            except UnavailableError:
+                # The page does without, or with an older one.
+                pass
+            finally:
+                self._lock.release()
+        return self._newest
+
+
+# Something that many ask for at once and that is made once for all of them.
+
+Made = TypeVar("Made")
+
+
+class Shared(Generic[Made]):
+    """What ``make`` makes, by one thread at a time. Nobody gets what was begun before he asked, so
+    that whoever changed something sees it; all who ask while one is being made share the next."""
+
+    def __init__(self, make: Callable[[], Made]) -> None:
+        self._make = make
+        self._changed = threading.Condition()
+        self._num_begun = 0
+        self._is_making = False
+        self._newest: tuple[int, Made] | None = None
+
+    def get(self) -> Made:
+        """A value that was begun after this call."""
+        with self._changed:
+            last_begun = self._num_begun
+            while self._is_making:
+                self._changed.wait()
+                if self._newest is not None and self._newest[0] > last_begun:
+                    return self._newest[1]
+            self._is_making = True
+            self._num_begun += 1
+            mine = self._num_begun
+        try:
+            made = self._make()
+            self._newest = (mine, made)
+            return made
+        finally:
+            with self._changed:
+                self._is_making = False
+                self._changed.notify_all()
+
 
 _MAX_FIELDS = 200
 _KEEP_S = 3600

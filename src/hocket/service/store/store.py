@@ -8,12 +8,13 @@ knows of it, when it returns; where it raises `UnavailableError`, nothing was st
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hocket.base.errors import InputFileError
@@ -29,15 +30,142 @@ from hocket.service.records import (
     JobStatus,
 )
 from hocket.service.store import folder as folders
-from hocket.service.store import schema
+from hocket.service.store import schema, snapshot
 from hocket.service.store.batch import Batch, KeyRecord
-from hocket.service.store.check import check_rows, check_schema
 from hocket.service.store.lock import FolderLock
-from hocket.service.store.migration import migrated
-from hocket.service.store.parts import StoredParts, joined, numbers_in
-from hocket.service.store.schema import Row, StoredTable
-from hocket.service.store.totals import StoredTotals, read_totals, totals_row
+from hocket.service.store.parts import StoredParts, check_seal, joined, numbers_in
+from hocket.service.store.schema import FLEET, Row, StoredTable, opened, sealed
 from hocket.service.store.witness import Witness
+
+# The one row of table ``fleet``: what there is after the last commit.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTotals:
+    """What the last commit said there is: rows that are missing are found by it."""
+
+    commit: int = 0
+    state_commit: int = 0
+    """The commit that wrote the state; later ones left it as it was."""
+    last_number: int = 0
+    last_sequence: int = 0
+    num_attempts: int = 0
+    num_checkpoints: int = 0
+    num_keys: int = 0
+
+
+def totals_row(totals: StoredTotals) -> Row:
+    """Totals as they are stored."""
+    return sealed(1, json.dumps(asdict(totals)).encode())
+
+
+def read_totals(connection: sqlite3.Connection) -> StoredTotals:
+    """What `totals_row` wrote."""
+    row = connection.execute(FLEET.select_sql("")).fetchone()
+    if row is None:
+        raise InputFileError("the database holds no totals")
+    return StoredTotals(**json.loads(opened(FLEET, row)[-1]))
+
+
+# Whether a database is whole: sqlite's own check, every row's checksum, and no row missing.
+
+
+def check_schema(folder: Path, connection: sqlite3.Connection) -> None:
+    """Refuse files of others, and of versions that this one does not read."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != schema.APPLICATION_ID:
+        raise folders.damaged(folder, "this is no database of a fleet, or its head is damaged")
+    if version != schema.SCHEMA_VERSION:
+        age = "newer" if version > schema.SCHEMA_VERSION else "older"
+        raise InputFileError(
+            f"the database has schema {version}, {age} than {schema.SCHEMA_VERSION}, the one that "
+            "this version of hocket reads",
+            hint="start it with the version that wrote it",
+            where=str(folder / folders.DATABASE),
+        )
+
+
+def check_rows(folder: Path, connection: sqlite3.Connection) -> None:
+    """Read everything once; O(rows)."""
+    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if verdict != "ok":
+        raise folders.damaged(folder, f"the database is damaged: {verdict}")
+    counts = {table.name: _count_sound(folder, connection, table) for table in schema.TABLES}
+    if counts[schema.FLEET.name] != 1:
+        raise folders.damaged(folder, "the database holds no totals")
+    totals = read_totals(connection)
+    (first,) = connection.execute("SELECT coalesce(min(sequence), 1) FROM event").fetchone()
+    expected = {
+        schema.STATE.name: int(totals.state_commit > 0),
+        schema.SPEC.name: totals.last_number,
+        schema.JOB.name: totals.last_number,
+        schema.ATTEMPT.name: totals.num_attempts,
+        schema.CHECKPOINT.name: totals.num_checkpoints,
+        schema.KEY.name: totals.num_keys,
+        schema.EVENT.name: totals.last_sequence - first + 1,
+    }
+    _check_state(folder, connection, totals.state_commit)
+    for name, num in expected.items():
+        if counts[name] != num:
+            what = f"table {name!r} has {counts[name]} rows where {num} were stored"
+            raise folders.damaged(folder, what)
+
+
+def _check_state(folder: Path, connection: sqlite3.Connection, commit: int) -> None:
+    """Head and parts of the state are those of one commit, and of the last that wrote them."""
+    state = connection.execute("SELECT only, body FROM state").fetchone()
+    parts = dict(connection.execute("SELECT name, body FROM part"))
+    if state is None and not parts:
+        return
+    if state is None or state[0] != commit:
+        raise folders.damaged(folder, "the state is not that of the last commit")
+    try:
+        check_seal(state[1], parts)
+    except InputFileError as error:
+        raise folders.damaged(folder, error.message) from None
+
+
+def _count_sound(folder: Path, connection: sqlite3.Connection, table: schema.StoredTable) -> int:
+    """Rows of a table, all of whose checksums hold."""
+    num = 0
+    for row in connection.execute(table.select_sql("")):
+        try:
+            schema.opened(table, row)
+        except InputFileError as error:
+            raise folders.damaged(folder, str(error)) from None
+        num += 1
+    return num
+
+
+# Databases of earlier versions, brought to the form of this one in one transaction.
+#
+# Schema 1 held the state as one blob, written whole at every commit; since schema 2 it is in parts.
+
+
+def migrated(folder: Path, connection: sqlite3.Connection) -> None:
+    """Bring a database to this version's schema where it has an older one that is known."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version != 1:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(schema.PART.create_sql)
+        row = connection.execute(schema.STATE.select_sql("")).fetchone()
+        if row is not None:
+            commit, packed = schema.opened(schema.STATE, row)
+            change = StoredParts().changed(snapshot.unpack(packed))
+            rows = (schema.sealed(name, body) for name, body in change.written.items())
+            connection.executemany(schema.PART.put_sql, rows)
+            connection.execute(schema.STATE.put_sql, schema.sealed(commit, change.head()))
+        connection.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException as error:
+        connection.rollback()
+        if isinstance(error, InputFileError):
+            raise folders.damaged(folder, error.message) from None
+        raise
+
 
 MAX_EVENTS = 100_000
 """Older ones are dropped: what happened to jobs is in their own rows."""
