@@ -14,13 +14,12 @@ from hocket.cost.parallel.calibrate import calibrate, prediction_errors
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.step import predict
+from hocket.cost.published_tables import Measured, load_tables
+from hocket.cost.validation import site_cluster
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.transformer import RECOMPUTES, SCHEDULES, Divisions
 from hocket.transformer.files import find_model
-from hocket.validation.rows import Measured
-from hocket.validation.tables import load_tables
-from hocket.validation.validate import site_cluster
 
 NUM_DEVICES, BATCH = 4096, 1536
 

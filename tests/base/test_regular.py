@@ -11,10 +11,10 @@ import pytest
 from hocket.base.errors import HocketError, InputFileError
 from hocket.base.jsonfile import read_json
 from hocket.base.regular import is_file, open_regular, read_regular
+from hocket.cost.published_tables import COLUMNS, MAX_ROWS, read_records
 from hocket.hardware.files import read_machine
 from hocket.hardware.nccl_xml import read_nccl_machine
 from hocket.transformer.files import MAX_LAYERS, find_model
-from hocket.validation.tables import COLUMNS, MAX_ROWS, read_records
 from tests.cli.terminal import hocket
 
 READERS: dict[str, Callable[..., object]] = {

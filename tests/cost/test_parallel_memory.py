@@ -20,14 +20,14 @@ from hocket.cost.parallel.memory import (
     stage_memory,
 )
 from hocket.cost.parallel.software import Software
+from hocket.cost.published_tables import gpt, load_tables
+from hocket.cost.validation import fitted_overheads, predict_memory
 from hocket.plan.sections.schedule import StageWork
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Divisions, Experts
 from hocket.transformer.counts import parameter_counts
 from hocket.transformer.files import find_model
-from hocket.validation.tables import gpt, load_tables
-from hocket.validation.validate import fitted_overheads, predict_memory
 
 PLAIN = Software(name="plain", dtype="float16", attention="plain")
 FLASH = Software(name="flash")

@@ -10,10 +10,9 @@ import pytest
 from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.calibrate import calibrate, prediction_errors
 from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.published_tables import Measured, load_tables
+from hocket.cost.validation import site_cluster
 from hocket.hardware.cluster import Cluster
-from hocket.validation.rows import Measured
-from hocket.validation.tables import load_tables
-from hocket.validation.validate import site_cluster
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "parallelism"
 SHIPPED = load_tables()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hocket.validation.public import absent_tables
-from hocket.validation.tables import load_tables
-from hocket.validation.validate import validate
+from hocket.cost.published_files import absent_tables
+from hocket.cost.published_tables import load_tables
+from hocket.cost.validation import validate
 
 __all__ = [
     "absent_tables",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hocket.base.errors import InputFileError
-    from hocket.validation.validate import TableResult, TableScores
+    from hocket.cost.validation import TableResult, TableScores
 
 _PARTS = ("zero-shot", "calibrated")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hocket.cost.parallel.memory import FORMULAS_ONLY, stage_memory
-from hocket.validation.public_bridge import (
+from hocket.cost.published_megatron import (
     blackwell_dense,
     blackwell_experts,
     bridge_dense,

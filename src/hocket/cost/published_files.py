@@ -13,25 +13,21 @@ from hocket.base.errors import InputFileError
 from hocket.cost.parallel.options import with_options
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.softwares import find_software
-from hocket.transformer import Division
-from hocket.transformer.counts import step_flops
-from hocket.transformer.files import find_model
-from hocket.validation.public_bridge import (
+from hocket.cost.published_megatron import (
     blackwell_dense,
     blackwell_experts,
     bridge_dense,
     bridge_experts,
-)
-from hocket.validation.public_dgx import (
     dgx2_2020,
     dgx_a100_2020,
     h100_strong_scaling,
     h100_weak_scaling,
     nemo_float8,
 )
-from hocket.validation.records import Record, division_of, gpt_of
-from hocket.validation.rows import Measured
-from hocket.validation.tables import gpt, read_records
+from hocket.cost.published_tables import Measured, Record, division_of, gpt, gpt_of, read_records
+from hocket.transformer import Division
+from hocket.transformer.counts import step_flops
+from hocket.transformer.files import find_model
 
 # Readers of public files about the programs of today: FSDP and torchtitan.
 

@@ -8,17 +8,71 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hocket.base.errors import InputFileError
 from hocket.base.regular import read_regular
+from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.softwares import find_software
 from hocket.transformer import Division, Transformer
 from hocket.transformer.files import find_model
-from hocket.validation.rows import Measured
 
-TABLES = Path(__file__).parent / "tables"
+# One published measurement.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a run took, or that it ran out of memory."""
+
+    table: str
+    row: str
+    """Its place in the table, for people."""
+    model: Transformer
+    division: Division
+    cluster: str
+    """A name in `hocket.cost.validation.SITES`."""
+    software: Software
+    step_s: float | None = None
+    memory_bytes: float | None = None
+    """Peak of the fullest device, as its driver shows it."""
+    is_oom: bool = False
+    """Whether the run ended because memory was too small."""
+
+
+# Columns that the public files share, as values.
+
+Record = Mapping[str, str]
+
+
+def gpt_of(record: Record, *, dropout: bool = True) -> Transformer:
+    """The GPT of a row."""
+    return gpt(
+        hidden=int(record["hidden"]),
+        layers=int(record["layers"]),
+        heads=int(record["heads"]),
+        sequence=int(record["seq"]),
+        vocabulary=int(record["vocab"]),
+        dropout=dropout,
+    )
+
+
+def division_of(record: Record, *, recompute: str, chunks: int = 1, zero: int = 0) -> Division:
+    """The division of a row."""
+    return Division(
+        tensor=int(record["tp"]),
+        pipeline=int(record["pp"]),
+        data=int(record["dp"]),
+        chunks=chunks,
+        microbatch=int(record["microbatch"]),
+        global_batch=int(record["global_batch"]),
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        recompute=recompute,  # type: ignore[arg-type]
+        zero=zero,
+    )
+
+
+TABLES = Path(__file__).parent / "published"
 """Folder of the tables that come with hocket."""
 MAX_TABLE_BYTES = 16_000_000
 MAX_ROWS = 10_000
@@ -40,7 +94,7 @@ divided, sequence parallelism where tensors are."""
 
 def load_tables(data_dir: str | Path | None = None) -> dict[str, list[Measured]]:
     """All tables by name; a public file under ``data_dir`` replaces the part that is shipped."""
-    from hocket.validation.public import read_public
+    from hocket.cost.published_files import read_public
 
     tables = {path.stem: read_table(path) for path in sorted(TABLES.glob("*.csv"))}
     if data_dir is not None:

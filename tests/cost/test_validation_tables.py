@@ -8,16 +8,16 @@ import pytest
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.parallel.coefficients import Coefficients
-from hocket.transformer.counts import parameter_counts, step_flops
-from hocket.validation.public import bloom_stages
-from hocket.validation.tables import (
+from hocket.cost.published_files import bloom_stages
+from hocket.cost.published_tables import (
     COLUMNS,
     TABLES,
     load_tables,
     read_records,
     read_table,
 )
-from hocket.validation.validate import SITES, predict_memory, predict_steps, site_cluster
+from hocket.cost.validation import SITES, predict_memory, predict_steps, site_cluster
+from hocket.transformer.counts import parameter_counts, step_flops
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "parallelism"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the repository")

@@ -12,17 +12,21 @@ from scipy.stats import kendalltau
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.validate import command
+from hocket.cost import validation as module
 from hocket.cost.parallel.likeness import likeness
-from hocket.validation import validate as module
-from hocket.validation.scores import (
+from hocket.cost.published_tables import load_tables
+from hocket.cost.validation import (
     RankingScore,
+    TableScores,
+    Tolerance,
+    alike,
     error_score,
     kendall_tau,
+    most_telling,
     out_of_memory_score,
     ranking_score,
+    validate,
 )
-from hocket.validation.tables import load_tables
-from hocket.validation.validate import TableScores, Tolerance, alike, most_telling, validate
 
 TABLES = load_tables()
 

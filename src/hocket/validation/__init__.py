@@ -1,1 +1,0 @@
-"""Published measurements, and how well the predictions meet them."""
