@@ -8,7 +8,7 @@ INPUTS := pyproject.toml constraints.txt
 # Of tests; more than cores, because many wait for processes that they started.
 WORKERS ?= 4
 
-.PHONY: demo test check kernels rewritten clean
+.PHONY: demo test test-all check kernels rewritten clean
 
 demo: $(VENV)/.kernels
 	$(BIN)/hocket plan gpt2 --batch 16 --seq 1024 --on mixed-desktop -o plan.json
@@ -21,6 +21,12 @@ test: export PYTHONDONTWRITEBYTECODE =
 test:
 	$(MAKE) --no-print-directory -j2 check kernels rewritten
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile -p no:schemathesis
+
+# With whole programs too (tests/conftest.py lists them): before an issue is called resolved.
+test-all: export PYTHONDONTWRITEBYTECODE =
+test-all:
+	$(MAKE) --no-print-directory -j2 check kernels rewritten
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -p no:schemathesis --whole-programs
 
 # Compiled once, so that tests side by side find the kernels on disk.
 kernels: $(VENV)/.torch

@@ -57,6 +57,33 @@ LONG = (
     "runtime/test_given_models.py",
 )
 """Few tests that take long, most of it waiting for processes. A wrong list costs only time."""
+WHOLE_PROGRAMS = (
+    "capture/test_capture_zoo.py",
+    "classes/test_digits.py",
+    "cost/test_predict_script.py",
+    "export/test_torch_script.py",
+    "pages/test_fleet_commands.py",
+    "pages/test_others_commands.py",
+    "pages/test_parallelism_commands.py",
+    "pages/test_readme_commands.py",
+    "planners/test_hash_seeds.py",
+    "runtime/collectives/test_links.py",
+    "runtime/test_train_examples.py",
+    "service/test_daemon_kill.py",
+    "service/test_lease_examples.py",
+    "service/test_local_chaos.py",
+    "service/test_local_kills.py",
+    "service/test_page_in_browser.py",
+    "service/test_ray.py",
+    "service/test_ray_nodes.py",
+    "service/test_rest_schema.py",
+    "service/test_slurm.py",
+    "service/test_slurm_nodes.py",
+    "tables/test_ray.py",
+    "view/test_report_in_browser.py",
+)
+"""Third-party engines, namespaces, browsers, fuzzing, examples and pages as they are typed: run by
+``make test-all``, or where a file of them is named."""
 BROWSER_FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -66,6 +93,11 @@ BROWSER_FLAGS = (
     "--no-first-run",
     "--disable-quic",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make test-all` ask for everything."""
+    parser.addoption("--whole-programs", action="store_true", help="also run WHOLE_PROGRAMS")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,7 +117,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let every second file be a long one, until all have started; the largest of the others."""
+    """Leave out whole programs that nobody asked for; put long files first.
+
+    Every second file is a long one, until all have started; of the others the largest comes first.
+    """
+    if not config.getoption("whole_programs"):
+        named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+        left_out = {FOLDER / name for name in WHOLE_PROGRAMS} - named
+        config.hook.pytest_deselected(items=[item for item in items if item.path in left_out])
+        items[:] = [item for item in items if item.path not in left_out]
     if not hasattr(config, "workerinput"):
         return
     num_tests = Counter(item.path for item in items)
