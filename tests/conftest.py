@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# What another test has found is not found again: each finds its own.
+os.environ["HOCKET_DISK_CACHE"] = "0"
 # What collecting imports stays: looking for garbage in it would take a fifth of the time again.
 gc.disable()
 FOLDER = Path(__file__).parent

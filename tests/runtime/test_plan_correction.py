@@ -54,7 +54,7 @@ def training():
     section = Memory(budget_bytes=(BUDGET,), blocks=lean.memory.blocks)
     carrier = found.carrier(KeptBudget(section, lean.peak_bytes, lean.step_s))
     train = TrainingLoop(model, optimizer, carrier, LoopOptions())
-    return train, PlanCorrection(found, frontier, carrier), batches, forward
+    return train, PlanCorrection(found, lambda: frontier, carrier), batches, forward
 
 
 def trained(train, batches, forward, times, num_steps):

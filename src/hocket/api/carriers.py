@@ -11,6 +11,7 @@ import inspect
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ from hocket.api.planned import (
 from hocket.api.several_processes import faster_with_processes
 from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError
+from hocket.base.progress import Progress, progress
+from hocket.base.units import format_bytes
 from hocket.capture.loss import MEAN
 from hocket.capture.model import CaptureWarning, UntraceableError, capture
 from hocket.cost.calibrate import Calibration
@@ -45,7 +48,7 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.memory.frontier import find_frontier
+from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.placement.one_device import ONE_DEVICE, on_one_device
 from hocket.runtime.executors import choose
 from hocket.runtime.memory.allocator import expand_segments
@@ -57,6 +60,7 @@ from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.kept import planned_budget_carrier
+from hocket.runtime.train.known_plans import known_plan
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.plan_correction import PlanCorrection
@@ -152,7 +156,25 @@ def budgeted_carrier(
         )
         return Prepared(kept, saved.plan, claimed_step_s(saved.problem, saved.plan))
     assert memory is not None, "a budget is given, or a plan that has one"
-    budget_bytes = budget_of(memory)
+    with progress(f"hocket: {recipe.name} within {format_bytes(budget_of(memory))}") as doing:
+        return _chosen_budget_carrier(
+            model, optimizer, batch, recipe, on, budget_of(memory), options, doing
+        )
+
+
+def _chosen_budget_carrier(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    recipe: Recipe,
+    on: str | Path | Cluster,
+    budget_bytes: int,
+    options: LoopOptions,
+    doing: Progress,
+) -> Prepared:
+    """The fastest memory plan that keeps a budget, known from before or found now."""
+    device = torch.device(recipe.device)
+    doing.stage("trace the step")
     try:
         rehearsals = rehearsals_of(model, optimizer, batch, recipe, device, options)
     except UntraceableError as error:
@@ -162,33 +184,49 @@ def budgeted_carrier(
             async_update=options.async_update,
         )  # fmt: skip
         return Prepared(lean, Plan(planner="memory").having(lean.kept.section), None)
-    _warn_without_loss(rehearsals.graph, recipe.name, depth=4)
-    graph, launches = rehearsals.graph, rehearsals.launches(budget_bytes)
-    cluster = find_cluster(on)
-    if on == ON_THIS_MACHINE:
-        cluster = rated_here(cluster, device)
-    else:
+    _warn_without_loss(rehearsals.graph, recipe.name, depth=6)
+    graph, cluster = rehearsals.graph, find_cluster(on)
+    if on != ON_THIS_MACHINE:
         require_one_device(cluster)
-    host = _measured_host(device, cluster) if on == ON_THIS_MACHINE else None
-    problem = make_problem(graph, cluster, calibration=host)
-    is_update_alone = options.clip_norm is None and options.accumulate == 1
-    is_replayed = not launches.refusal and is_update_alone
+    problem = make_problem(graph, cluster)
     # The plain step may hold more than any device has: memory plans are for that.
     alone = on_one_device(problem)
     _require_room(problem, alone, budget_bytes)
-    frontier = find_frontier(
-        problem, alone, in_chunks=can_be_in_chunks(model, graph),
-        replayed=launched(make_problem(graph, cluster), "replayed") if is_replayed else None,
-        async_update=options.async_update,
-    )  # fmt: skip
-    found = rehearsals.fastest_that_keeps(budget_bytes, frontier)
+    is_update_alone = options.clip_norm is None and options.accumulate == 1
+
+    @cache
+    def frontier() -> Frontier:
+        doing.stage("measure this machine")
+        rated = rated_here(cluster, device) if on == ON_THIS_MACHINE else cluster
+        host = _measured_host(device, cluster) if on == ON_THIS_MACHINE else None
+        doing.stage(f"simulate memory plans of {graph.num_ops:,} ops")
+        is_replayed = not rehearsals.launches(budget_bytes).refusal and is_update_alone
+        timed = make_problem(graph, rated, calibration=host)
+        return find_frontier(
+            timed, on_one_device(timed), in_chunks=can_be_in_chunks(model, graph),
+            replayed=launched(make_problem(graph, rated), "replayed") if is_replayed else None,
+            async_update=options.async_update,
+        )  # fmt: skip
+
+    known = known_plan(rehearsals, problem, budget_bytes, rehearsals.beside_bytes)
+    recalled = known.recall()
+    if recalled is None:
+        plans = frontier()
+        doing.stage("run the fastest plans dry")
+        found, is_confirmed = rehearsals.fastest_that_keeps(budget_bytes, plans), False
+        known.keep(found, is_confirmed=False)
+    else:
+        found, is_confirmed = recalled
     plan = alone.having(found.section).claiming(step_s=found.step_s)
     if are_played(problem, alone, device):
         found = found._replace(step_s=None)
+    doing.stage("move parameters to where they are kept")
     carrier = rehearsals.carrier(found)
     correction = None
-    if device.type == "cuda" and found.step_s is not None and is_update_alone:
-        correction = PlanCorrection(rehearsals, frontier, carrier)
+    is_predicted = found.step_s is not None and is_update_alone
+    if device.type == "cuda" and is_predicted and not is_confirmed:
+        confirm = partial(known.keep, is_confirmed=True)
+        correction = PlanCorrection(rehearsals, frontier, carrier, confirm)
     return Prepared(carrier, plan, plan.claims.step_s, correction=correction)
 
 
@@ -198,7 +236,7 @@ def _require_room(problem: Problem, alone: Plan, budget_bytes: int) -> None:
     device = int(alone.device_of[0])
     require_memory(problem.cluster.devices[device], budget_bytes)
     if note := unusable_note(problem, budget_bytes, device):
-        warnings.warn(note, BudgetWarning, 5)
+        warnings.warn(note, BudgetWarning, 7)
 
 
 def _measured_host(device: torch.device, cluster: Cluster) -> Calibration | None:

@@ -41,6 +41,11 @@ def cache_folder() -> Path | None:
         return None
 
 
+def uses_disk_cache() -> bool:
+    """Whether what was found is kept there (``HOCKET_DISK_CACHE``, on unless it is 0)."""
+    return os.environ.get("HOCKET_DISK_CACHE", "1") != "0"
+
+
 def fleet_folder() -> Path:
     """Where a fleet keeps its state unless told otherwise (below ``XDG_STATE_HOME``)."""
     base = os.environ.get("XDG_STATE_HOME", "")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from hocket.base.errors import NoFeasiblePlanError, RunError
@@ -36,8 +37,10 @@ class PlanCorrection:
     """The first steps of a training within a budget."""
 
     rehearsals: Rehearsals
-    frontier: Frontier
+    make_frontier: Callable[[], Frontier]
     first: Budgeted
+    confirm: Callable[[KeptBudget], None] = lambda kept: None
+    """Is told which plan goes on."""
     is_over: bool = False
     _second: Budgeted | None = None
     _first_s: float = 0.0
@@ -62,7 +65,7 @@ class PlanCorrection:
         if predicted_s is not None and measured_s > LATE * predicted_s:
             other = self._other(GAIN * measured_s)
         if other is None:
-            self.is_over = True
+            self._end(self.first)
             return None
         with taken_over(self.rehearsals.model):
             self._second = self.rehearsals.carrier(other)
@@ -72,19 +75,19 @@ class PlanCorrection:
         """The fastest plan of the other kind: that moves nothing, where the first one does."""
         section = self.first.kept.section
         moves = bool(section.replay_hindrance(self.rehearsals.graph))
+        frontier = self.make_frontier()
         plans = tuple(
-            plan for plan in self.frontier.plans
+            plan for plan in frontier.plans
             if plan.memory is not None and bool(plan.moved_bytes) is not moves
             and plan.step_s < below_s
         )  # fmt: skip
-        keeping = self.frontier.keeping if moves else ()
+        keeping = frontier.keeping if moves else ()
         if not plans and not keeping:
             return None
         # Something has to be the smallest, also where only plans that keep some blocks are left.
-        plans = plans or self.frontier.plans
+        others = replace(frontier, plans=plans or frontier.plans, keeping=keeping)
         try:
-            frontier = replace(self.frontier, plans=plans, keeping=keeping)
-            found = self.rehearsals.fastest_that_keeps(section.budget_bytes[0], frontier)
+            found = self.rehearsals.fastest_that_keeps(section.budget_bytes[0], others)
         except (NoFeasiblePlanError, RunError):
             return None
         is_other = bool(found.section.replay_hindrance(self.rehearsals.graph)) is not moves
@@ -93,7 +96,6 @@ class PlanCorrection:
     def _compared(self, measured_s: float) -> Budgeted | None:
         """The faster one goes on."""
         assert self._second is not None
-        self.is_over = True
         before, now = format_seconds(self._first_s), format_seconds(measured_s)
         if measured_s < GAIN * self._first_s:
             predicted = format_seconds(self.first.predicted_s or 0.0)
@@ -103,7 +105,13 @@ class PlanCorrection:
                 PlanChangeWarning,
                 6,
             )
+            self._end(self._second)
             return None
         self._second.leave()
         self.first.come_back()
+        self._end(self.first)
         return self.first
+
+    def _end(self, going_on: Budgeted) -> None:
+        self.is_over = True
+        self.confirm(going_on.kept)

@@ -42,6 +42,11 @@ class Rehearsals:
         """Parameters that every op reads in another type only, by name."""
         return rounded_parameters(self.program)
 
+    @cached_property
+    def beside_bytes(self) -> int:
+        """Bytes on the device beside the step's tensors: workspaces and what others hold."""
+        return least_beside_bytes(self.model, self.optimizer, self.batch, self.device, self.graph)
+
     def card_bytes(self, section: Memory) -> int:
         """What a card must have for steps under a plan: see `hocket.runtime.memory.allocator`."""
         launches = self.launches(section.budget_bytes[0])
@@ -73,10 +78,7 @@ class Rehearsals:
 
     def fastest_that_keeps(self, budget_bytes: int, frontier: Frontier) -> KeptBudget:
         """The plan of a budget; raises `NoFeasiblePlanError` where none keeps it."""
-        beside_bytes = least_beside_bytes(
-            self.model, self.optimizer, self.batch, self.device, self.graph
-        )
-        beside_bytes = card_bytes(self.device, beside_bytes)
+        beside_bytes = card_bytes(self.device, self.beside_bytes)
         kept = fastest_that_keeps(budget_bytes, frontier, self.card_bytes, beside_bytes)
         return kept._replace(allocated_bytes=self.peak_bytes(kept.section))
 

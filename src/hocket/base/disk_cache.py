@@ -1,0 +1,61 @@
+"""Answers that take seconds to find, kept on disk as JSON by all that they depend on.
+
+A file is named by a digest of its key, which it also holds. Whatever cannot be read or written is
+found anew: nothing here fails. ``HOCKET_DISK_CACHE=0`` switches it off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hocket.base import config
+from hocket.base.atomic import write_atomically
+from hocket.base.errors import HocketError
+
+
+def recall(kind: str, key: dict[str, Any]) -> Any:
+    """What was kept under a key; None where nothing was."""
+    path = _path(kind, key)
+    if path is None:
+        return None
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_bytes())
+        if isinstance(found, dict) and found.get("key") == json.loads(_text(key)):
+            return found.get("value")
+    return None
+
+
+def keep(kind: str, key: dict[str, Any], value: Any) -> None:
+    """Keep a value that JSON can hold."""
+    path = _path(kind, key)
+    if path is None:
+        return
+    with suppress(OSError, HocketError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps({"key": key, "value": value}).encode())
+
+
+def _path(kind: str, key: dict[str, Any]) -> Path | None:
+    folder = config.cache_folder()
+    if folder is None or not config.uses_disk_cache():
+        return None
+    return folder / kind / f"{hashlib.sha256(_text(key).encode()).hexdigest()[:32]}.json"
+
+
+def _text(key: dict[str, Any]) -> str:
+    return json.dumps(key, sort_keys=True)
+
+
+@cache
+def source_digest() -> str:
+    """Of all of hocket's own code: what it found before it was changed does not count."""
+    folder, digest = Path(__file__).parent.parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,50 @@
+"""Lines about work that takes longer than two seconds, for programs that have no command line."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+QUIET_S = 2.0
+"""Work that ends within this says nothing."""
+
+
+class Progress:
+    """What is being done; a line for each stage that begins or goes on after `QUIET_S`."""
+
+    def __init__(self, title: str) -> None:
+        self._title, self._stage, self._is_told = title, "", True
+        self._started_s = time.perf_counter()
+        self._lock = threading.Lock()
+
+    def stage(self, name: str) -> None:
+        """Another part of the work begins."""
+        with self._lock:
+            self._stage, self._is_told = name, False
+        if time.perf_counter() - self._started_s >= QUIET_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            if self._is_told:
+                return
+            self._is_told = True
+            seconds = time.perf_counter() - self._started_s
+            sys.stderr.write(f"{self._title}: {self._stage} ({seconds:.0f} s)\n")
+            sys.stderr.flush()
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Progress]:
+    """Around work with stages."""
+    found = Progress(title)
+    timer = threading.Timer(QUIET_S, found._tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield found
+    finally:
+        timer.cancel()
