@@ -10,19 +10,35 @@ The protocol is in `core`, as functions of states and messages that `check` runs
 random schedules and `server` and `node` run over a transport.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from hocket.tables.group import Group, local_tables
 from hocket.tables.node import Node
 from hocket.tables.server import ShardServer
 from hocket.tables.spec import Layout, TableSpec
 from hocket.tables.worker import Table, Worker
 
+if TYPE_CHECKING:
+    from hocket.tables.embedding import Embedding, TableOptimizer
+
 __all__ = [
+    "Embedding",
     "Group",
     "Layout",
     "Node",
     "ShardServer",
     "Table",
+    "TableOptimizer",
     "TableSpec",
     "Worker",
     "local_tables",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Modules of PyTorch are imported when they are asked for."""
+    if name in ("Embedding", "TableOptimizer"):
+        from hocket.tables import embedding
+
+        return getattr(embedding, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
