@@ -8,6 +8,9 @@ ratio is the median over the pairs. Predicted is the simulator's step after a pr
 all ranks at once. Prints a row per strategy as soon as it is there; ``--seconds`` ends a strategy
 early, with the pairs that it has.
 
+With ``--cuda`` all ranks share the one GPU that is here and gloo moves its tensors, without shaped
+links; nothing is predicted then.
+
     ddp        equal replicas, gradients summed in buckets beside the backward pass
     unequal    two thirds of the batch on the first rank
     priority   gradients in the order of the next forward pass (P3)
@@ -68,19 +71,22 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, default=300)
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--steps", type=int, default=2, help="steps of each side of a pair")
+    parser.add_argument("--cuda", action="store_true", help="all ranks on one GPU, over gloo")
     parser.add_argument("--seconds", type=float, default=200, help="per strategy, at most")
     drive_or_follow(parser, _drive, _rank)
 
 
 def _drive(options: argparse.Namespace) -> None:
-    from testbed import Testbed, link_shape
+    from testbed import Loopback, Testbed, link_shape
 
-    print(f"{options.model}, {options.ranks} ranks, {options.mbit:g} Mbit/s", flush=True)
+    where = "one GPU" if options.cuda else f"{options.mbit:g} Mbit/s"
+    print(f"{options.model}, {options.ranks} ranks, {where}", flush=True)
     print("| strategy | predicted, s | ours, s | torch DDP, s | ours / torch | pairs |")
     print("|---|---|---|---|---|---|", flush=True)
     names = [f"r{n}" for n in range(options.ranks)]
     shape = link_shape(options.mbit * 1e6 / 8)
-    with tempfile.TemporaryDirectory() as folder, Testbed(dict.fromkeys(names, shape)) as bed:
+    hosts = Loopback() if options.cuda else Testbed(dict.fromkeys(names, shape))
+    with tempfile.TemporaryDirectory() as folder, hosts as bed:
         for strategy in options.strategies.split(","):
             file = Path(folder) / f"{strategy}.json"
             file.write_text(json.dumps({**vars(options), "rank": None, "strategy": strategy}))
@@ -90,7 +96,7 @@ def _drive(options: argparse.Namespace) -> None:
                           env={**os.environ, "RANK": str(number), "OMP_NUM_THREADS": "1",
                                "WORLD_SIZE": str(options.ranks), "LOCAL_RANK": "0",
                                "MASTER_ADDR": bed.address("r0"), "MASTER_PORT": "29500",
-                               "GLOO_SOCKET_IFNAME": "eth0"})
+                               "GLOO_SOCKET_IFNAME": "lo" if options.cuda else "eth0"})
                 for number, name in enumerate(names)
             ]  # fmt: skip
             found = json.loads(processes[0].communicate(timeout=580)[0].splitlines()[-1])
@@ -100,9 +106,9 @@ def _drive(options: argparse.Namespace) -> None:
                 a / b for a, b in zip(found["ours"], found["torch"], strict=True)
             )
             print(
-                f"| {strategy} | {found['predicted_s']:.3f} | "
-                f"{statistics.median(found['ours']):.3f} | "
-                f"{statistics.median(found['torch']):.3f} | {ratio:.3f} | {len(found['ours'])} |",
+                f"| {strategy} | {'-' if options.cuda else format(found['predicted_s'], '.3f')} | "
+                f"{statistics.median(found['ours']):.4f} | "
+                f"{statistics.median(found['torch']):.4f} | {ratio:.3f} | {len(found['ours'])} |",
                 flush=True,
             )
 
@@ -118,12 +124,13 @@ def _rank(file: Path) -> None:
     dist.init_process_group("gloo")
     rank, count = dist.get_rank(), dist.get_world_size()
     sizes, samples = MODELS[options.model]
-    batch = _batch(torch, sizes, samples * count)
+    device = "cuda" if options.cuda else "cpu"
+    batch = tuple(part.to(device) for part in _batch(torch, sizes, samples * count))
     saved = _planned(torch, options, sizes, batch)
-    model = _model(torch, sizes)
+    model = _model(torch, sizes).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     train = hocket.prepare(model, optimizer, batch, plan=saved, forward=_loss)
-    plain = _model(torch, sizes)
+    plain = _model(torch, sizes).to(device)
     wrapped = DistributedDataParallel(plain)
     plain_optimizer = torch.optim.SGD(plain.parameters(), lr=1e-3)
     rows = tuple(part[rank * samples : (rank + 1) * samples] for part in batch)
@@ -155,6 +162,8 @@ def _rank(file: Path) -> None:
             dist.barrier()
             start_s = time.monotonic()
             side()
+            if options.cuda:
+                torch.cuda.synchronize()
             spent[name].append((time.monotonic() - start_s) / options.steps)
         over = torch.tensor(float(time.monotonic() - began_s > options.seconds))
         dist.broadcast(over, 0)
@@ -183,20 +192,22 @@ def _planned(torch: Any, options: argparse.Namespace, sizes: list[int], batch: A
     from hocket.cost.measure import profile_program
     from hocket.cost.profile import profile_from_dict, profile_to_dict
     from hocket.hardware.files import cluster_from_dict
-    from hocket.plan.files import SavedPlan
-    from hocket.plan.plan import Plan
-    from hocket.plan.sections import Communication, Priority, Replica, Shares
-    from hocket.planners.communication.priority import choose_for_replicas
-    from hocket.runtime.train.predicted import claimed_step_s
     from hocket.runtime.train.update import planned_update
 
     count, samples = dist.get_world_size(), batch[0].shape[0] // dist.get_world_size()
-    model = _model(torch, sizes)
+    model = _model(torch, sizes).to(batch[0].device)
     rate_bps = options.mbit * 1e6 / 8
     cluster = cluster_from_dict(
         {"name": "shaped", **tomllib.loads(KIND.format(rate_bps=rate_bps, count=count))}
     )
     kind, update = cluster.kinds[0], torch.optim.SGD(model.parameters(), lr=1e-3)
+    if options.cuda:
+        # Ranks share one GPU, of which no cluster tells; the plan says who takes which samples.
+        graph = capture_sizes(
+            model, batch, forward=_loss, optimizer=planned_update(update, model), device="cuda"
+        )
+        problem = make_problem(graph, f"{count}xh200")
+        return _as_planned(options, problem, samples)
     local = tuple(part[:samples] for part in batch)
     for _ in range(3):
         _loss(model, local).backward()
@@ -210,6 +221,17 @@ def _planned(torch: Any, options: argparse.Namespace, sizes: list[int], batch: A
         model, batch, forward=_loss, optimizer=planned_update(update, model), device="cpu"
     )
     problem = make_problem(graph, cluster, calibration=calibrate(profile, kind))
+    return _as_planned(options, problem, samples)
+
+
+def _as_planned(options: argparse.Namespace, problem: Any, samples: int) -> Any:
+    from hocket.plan.files import SavedPlan
+    from hocket.plan.plan import Plan
+    from hocket.plan.sections import Communication, Priority, Replica, Shares
+    from hocket.planners.communication.priority import choose_for_replicas
+    from hocket.runtime.train.predicted import claimed_step_s
+
+    count = options.ranks
     parts = _unequal(samples, count) if options.strategy == "unequal" else [samples] * count
     names = problem.cluster.device_names
     shares = Shares(replicas=tuple(
