@@ -25,8 +25,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hocket.base.errors import HocketError
 from hocket.processes import system
-from hocket.service.client import FleetClient, UnreachableError, find_service, patiently
+from hocket.service.client import FleetClient, find_service, patiently
 from hocket.service.executors.attempt_folder import BEGUN, RUNNING, mark_of, read_json
 
 JOB = """
@@ -244,7 +245,7 @@ def _is_done(client: FleetClient, number: int) -> bool:
     """True if the output of the last attempt is there to its end."""
     try:
         log = b"".join(client.blocks(f"/v1/jobs/{number}/log"))
-    except UnreachableError:
+    except HocketError:
         return False
     return log.endswith(b"done\n")
 

@@ -17,7 +17,7 @@ import pytest
 from patience import wait_until
 from service.local_attempts import DEVICES, WAITS, assignment, kill_everything, left_of, python
 
-from hocket.base.errors import InputFileError, RunError
+from hocket.base.errors import InputFileError, RunError, UsageError
 from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.agent import Agent
 from hocket.service.errors import ConflictError
@@ -62,6 +62,8 @@ class Direct:
         offset = int(fields["offset"])
         if what == "logs":
             log = self.executor.log_file(self.name, AttemptName(*map(int, numbers)))
+            if log is None:
+                raise UsageError("there is no such attempt")
             return json.dumps({"size_bytes": _append(log, offset, body, 1 << 30)}).encode()
         whole = self.folder / f"{numbers[0]}.tar"
         if method == "GET":
@@ -275,6 +277,16 @@ def test_what_nobody_asked_for_is_told_so_that_it_is_ended(net):
     net.turn()
     net.turn()
     assert net.status() is None
+
+
+def test_a_log_that_nobody_wants_any_more_holds_up_no_other(net):
+    net.join("a")
+    stale = net.tmp_path / "a/logs/3/attempt-1.log"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("of an attempt that was given up")
+    net.start(*python("print('new')"))
+    assert net.wait_for(EXITED).exit_code == 0
+    assert (net.tmp_path / "log").read_text() == "new\n"
 
 
 # ── gangs of several machines ──

@@ -244,7 +244,13 @@ class Agent:
             name = AttemptName(int(path.parent.name), int(path.stem.partition("-")[2]))
             if name in self._is_sent:
                 continue
-            if self._send_log(name, path) and name in ended:
+            try:
+                is_whole = self._send_log(name, path)
+            except UsageError:
+                # The service has given the attempt up, and others must not wait behind its log.
+                self._is_sent.add(name)
+                continue
+            if is_whole and name in ended:
                 self._is_sent.add(name)
         # What never printed has no log.
         self._is_sent |= {name for name in ended if not self._log_file(name).exists()}
