@@ -13,7 +13,7 @@ ENDLESS = "/v1/events"
 PATHS = (
     "/healthz", "/metrics", "/readyz", "/v1/agents/{agent}/checkpoints/{job}",
     "/v1/agents/{agent}/logs/{job}/{attempt}", "/v1/agents/{agent}/sync", "/v1/allocation",
-    "/v1/devices", "/v1/jobs",
+    "/v1/devices", "/v1/devices:drain", "/v1/devices:reopen", "/v1/usage", "/v1/jobs",
     "/v1/jobs/{job}", "/v1/jobs/{job}/attempts", "/v1/jobs/{job}/attempts/{attempt}/checkpoints",
     "/v1/jobs/{job}/attempts/{attempt}/report", "/v1/jobs/{job}/checkpoints",
     "/v1/jobs/{job}/explain", "/v1/jobs/{job}/log", "/v1/jobs/{job}:pause", "/v1/jobs/{job}:resume",

@@ -11,9 +11,11 @@ from hocket.service.client import (
 )
 from hocket.service.executors.cgroups import describe_limits, find_cgroups
 from hocket.service.records import ENDED
+from hocket.service.shell_job import SCRIPT as SHELL_JOB
 
 __all__ = [
     "ENDED",
+    "SHELL_JOB",
     "RefusedByServiceError",
     "UnreachableError",
     "describe_limits",

@@ -22,6 +22,10 @@ weight = 2.0               # share against other teams and users
 max_devices = 16           # and device_hours_per_week, as for users
 is_open = true             # every user may name it
 
+[notify]                   # when a job fails (or with on = "end", when any job ends)
+webhook = "https://chat.example/hook"     # gets a JSON object by POST
+command = ["/usr/local/bin/mail-owner"]   # gets the same on standard input
+
 Admins may ask for everything.
 """
 
@@ -30,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -41,7 +45,7 @@ from hocket.base.jsonfile import read_bounded
 from hocket.base.toml import parse_toml
 from hocket.fleet.rounds.fairness import MAX_PRIORITY
 from hocket.service.errors import ForbiddenError
-from hocket.service.spec import JobSpec, Memory, Name
+from hocket.service.spec import JobSpec, Memory, Name, Text
 from hocket.service.tokens import Holder
 
 MAX_FILE_BYTES = 1_000_000
@@ -86,6 +90,14 @@ class TeamConfig(Quota):
     """True where every user may name it."""
 
 
+class NotifyConfig(_ConfigTable):
+    """Who is told that jobs have ended; see `hocket.service.notifier`."""
+
+    webhook: Annotated[str, Field(pattern=r"^(https?://\S+)?$", max_length=2000)] = ""
+    command: tuple[Text, ...] = ()
+    on: Literal["failure", "end"] = "failure"
+
+
 class ServerConfig(_ConfigTable):
     """The whole file; every table may be left out."""
 
@@ -100,6 +112,7 @@ class ServerConfig(_ConfigTable):
     memory: Memory | None = None
     """Memory limit of jobs whose files name none."""
     cpus: Annotated[float, Field(ge=0.01, le=100_000.0)] | None = None
+    notify: NotifyConfig = NotifyConfig()
 
     def limits_of(self, user: str) -> UserLimits:
         """What a user may ask for."""

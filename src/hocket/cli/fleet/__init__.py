@@ -13,7 +13,7 @@ from hocket.base.errors import unknown_name
 
 _NAMES = (
     "allocate", "simulate", "throughputs", "serve", "agent", "submit", "jobs", "explain",
-    "logs", "cancel", "pause", "resume", "devices", "token", "login",
+    "logs", "shell", "cancel", "pause", "resume", "devices", "drain", "usage", "token", "login",
 )  # fmt: skip
 
 

@@ -34,6 +34,13 @@ _TOKEN_COLUMNS = (
     Column(title="role"),
     Column(title="made"),
 )
+_USAGE_COLUMNS = (
+    Column(title="week"),
+    Column(title="user", is_name=True),
+    Column(title="team", is_name=True, rank=1),
+    Column(title="device type", is_name=True),
+    Column(title="device hours", align="right"),
+)
 _DEVICE_COLUMNS = (
     Column(title="device", is_name=True),
     Column(title="kind", is_name=True),
@@ -103,6 +110,18 @@ def tokens_table(tokens: Sequence[Mapping[str, Any]]) -> RenderableType:
     return FittedTable(columns=_TOKEN_COLUMNS, rows=rows)
 
 
+def usage_table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A row per week, user, team and device type."""
+    if not rows:
+        return Text("no device was used")
+    cells = [
+        [Text(row["week"]), *(Text(inert(row[key])) for key in ("user", "team", "kind")),
+         Text(f"{row['device_hours']:,.2f}")]
+        for row in rows
+    ]  # fmt: skip
+    return FittedTable(columns=_USAGE_COLUMNS, rows=cells)
+
+
 def devices_table(devices: Sequence[Mapping[str, Any]]) -> RenderableType:
     """A row per device."""
     if not devices:
@@ -126,6 +145,8 @@ def devices_table(devices: Sequence[Mapping[str, Any]]) -> RenderableType:
 def _use(device: Mapping[str, Any]) -> Text:
     if not device["is_up"]:
         return Text("lost", style="red")
+    drained = ", drained" if device["is_drained"] else ""
     if not device["jobs"]:
-        return Text("free", style="dim")
-    return Text("job " + ", ".join(str(number) for number in device["jobs"]), style="green")
+        return Text(f"free{drained}", style="dim")
+    numbers = ", ".join(str(number) for number in device["jobs"])
+    return Text(f"job {numbers}{drained}", style="green")

@@ -24,6 +24,7 @@ from hocket.service.daemon.world import World
 from hocket.service.errors import NotFoundError
 from hocket.service.executors.executor import AttemptName, Executor
 from hocket.service.metrics import FleetMetrics
+from hocket.service.notifier import Notifier
 from hocket.service.records import (
     AttemptRecord,
     CheckpointRecord,
@@ -36,6 +37,7 @@ from hocket.service.records import (
 from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec
 from hocket.service.store.store import Store
+from hocket.service.usage import WEEK_S, UsageRow, count_usage, week_start_s
 
 
 class Daemon:
@@ -71,6 +73,10 @@ class Daemon:
         self._loops = Loops(self._decider, self._clock, poll_s)
         self.metrics = FleetMetrics(lambda: self._decider.world, self._clock.now_s)
         self._loops.observers.append(self.metrics.count)
+        self._notifier: Notifier | None = None
+        if self.config.notify.webhook or self.config.notify.command:
+            self._notifier = Notifier(self.config.notify)
+            self._loops.observers.append(self._notifier.observe)
         self._carrier = ExecutorCarrier(
             executor,
             store.folder,
@@ -89,6 +95,8 @@ class Daemon:
     def close(self) -> None:
         """Stop deciding and acting; jobs go on running."""
         self._loops.close()
+        if self._notifier is not None:
+            self._notifier.close()
 
     @property
     def is_closing(self) -> bool:
@@ -234,6 +242,12 @@ class Daemon:
     def checkpoints(self, number: int) -> list[CheckpointRecord]:
         """All checkpoints of a job."""
         return self._store.checkpoints(number)
+
+    def usage(self, num_weeks: int) -> list[UsageRow]:
+        """Device time by week, user, team and type, of this week and those before."""
+        now_s = self.now_s()
+        since_s = week_start_s(now_s) - (num_weeks - 1) * WEEK_S
+        return count_usage(self._store.held_since(since_s), since_s, now_s)
 
     def events(self, after: int = 0, limit: int = 100) -> list[EventRecord]:
         """What happened after event ``after``; the oldest events are dropped in time."""

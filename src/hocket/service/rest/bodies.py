@@ -159,6 +159,7 @@ class DeviceBody(BaseModel):
     kind: str
     server: str
     is_up: bool
+    is_drained: bool = Field(description="Takes no new jobs")
     jobs: list[int]
 
 
@@ -166,6 +167,34 @@ class DeviceList(BaseModel):
     """All devices that are or were there."""
 
     devices: list[DeviceBody]
+
+
+class DrainRequest(_Body):
+    """Which machine or device."""
+
+    name: Name
+
+
+class DrainBody(BaseModel):
+    """The devices that were changed."""
+
+    devices: list[str]
+
+
+class UsageBody(BaseModel):
+    """Device time of a user in a team on a device type in a week."""
+
+    week: str = Field(description="ISO year and week, such as 2026-W47")
+    user: str
+    team: str
+    kind: str
+    device_hours: float
+
+
+class UsageList(BaseModel):
+    """Device time, the oldest week first."""
+
+    usage: list[UsageBody]
 
 
 class QueueBody(BaseModel):

@@ -9,20 +9,28 @@ from fastapi import APIRouter, Header, Query
 from numpy.typing import NDArray
 from starlette.responses import Response
 
+from hocket.base.errors import did_you_mean
+from hocket.base.fields import shown
 from hocket.base.jsonfile import finite_or_none
 from hocket.fleet.rounds.state import PAUSED, RUNNING, WAITING, FleetState
+from hocket.service.daemon.daemon import Daemon
+from hocket.service.errors import NotFoundError
 from hocket.service.rest.bodies import (
     MAX_NUMBER,
     AllocationBody,
     DeviceBody,
     DeviceList,
+    DrainBody,
+    DrainRequest,
     ForecastBody,
     QueueBody,
     QueueList,
     ShareBody,
+    UsageBody,
+    UsageList,
     WhatIf,
 )
-from hocket.service.rest.context import FOR_USERS, TheBell, TheDaemon, TheOutlook
+from hocket.service.rest.context import FOR_USERS, TheBell, TheDaemon, TheDecisions, TheOutlook
 from hocket.service.rest.problems import answers
 from hocket.service.rest.stream import TimedStream, events_from
 
@@ -42,11 +50,45 @@ def list_devices(daemon: TheDaemon) -> DeviceList:
                 kind=device.kind,
                 server=device.server,
                 is_up=device.is_up,
+                is_drained=device.name in daemon.state.drained,
                 jobs=list(device.jobs),
             )
             for device in daemon.devices()
         ]
     )
+
+
+@router.post("/devices:drain", responses=answers(404, 415))
+async def drain(body: DrainRequest, daemon: TheDaemon, decisions: TheDecisions) -> DrainBody:
+    """Let a machine, or one device, take no new jobs; those that save their work leave it."""
+    names = _devices_of(daemon, body.name)
+    await decisions.of(daemon.drain, names)
+    return DrainBody(devices=list(names))
+
+
+@router.post("/devices:reopen", responses=answers(404, 415))
+async def reopen(body: DrainRequest, daemon: TheDaemon, decisions: TheDecisions) -> DrainBody:
+    """Let a drained machine or device take jobs again."""
+    names = _devices_of(daemon, body.name)
+    await decisions.of(daemon.reopen, names)
+    return DrainBody(devices=list(names))
+
+
+def _devices_of(daemon: Daemon, name: str) -> tuple[str, ...]:
+    """Devices of a machine, or the device of that name."""
+    found = daemon.devices()
+    names = tuple(one.name for one in found if name in (one.server, one.name))
+    if not names:
+        known = sorted({one.server for one in found} | {one.name for one in found})
+        hint = did_you_mean(name, known) or "hocket fleet devices lists them"
+        raise NotFoundError(f"there is no machine or device {shown(name)}", hint=hint)
+    return names
+
+
+@router.get("/usage", responses=answers())
+def get_usage(daemon: TheDaemon, weeks: Annotated[int, Query(ge=1, le=520)] = 4) -> UsageList:
+    """Device hours by week, user, team and device type; weeks begin on Monday, UTC."""
+    return UsageList(usage=[UsageBody(**row._asdict()) for row in daemon.usage(weeks)])
 
 
 @router.get("/queues", responses=answers())

@@ -369,6 +369,19 @@ class Store:
         rows = self._rows(schema.ATTEMPT, "WHERE job = ? ORDER BY attempt", number)
         return list(map(schema.attempt_of, rows))
 
+    def held_since(self, since_s: float) -> Iterator[tuple[AttemptRecord, str, str]]:
+        """Attempts that held devices after a moment, with the user and the team of their jobs."""
+        rows = self._asked(
+            "SELECT attempt.job, attempt.attempt, attempt.phase, attempt.body, attempt.crc, "
+            "json_extract(CAST(job.body AS TEXT), '$.owner'), "
+            "json_extract(CAST(spec.body AS TEXT), '$.team') FROM attempt "
+            "JOIN job ON job.number = attempt.job JOIN spec ON spec.number = attempt.job "
+            "WHERE coalesce(json_extract(CAST(attempt.body AS TEXT), '$.ended_s'), 1e300) > ?",
+            (since_s,),
+        )
+        for row in rows:
+            yield schema.attempt_of(row[:5]), row[5] or "", row[6] or ""
+
     def checkpoints(self, number: int) -> list[CheckpointRecord]:
         """All checkpoints of a job, the oldest first."""
         rows = self._rows(schema.CHECKPOINT, "WHERE job = ? ORDER BY number", str(number))

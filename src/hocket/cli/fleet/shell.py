@@ -1,0 +1,171 @@
+"""``hocket fleet shell``: an interactive job on devices of the fleet, for a limited time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hocket.base.errors import RunError
+from hocket.cli.fleet.connection import connect, service_options
+from hocket.cli.numbers import FiniteRange
+from hocket.cli.output import emit, json_option, say
+
+if TYPE_CHECKING:
+    from hocket.service.client import FleetClient
+
+_BLOCK_BYTES = 65536
+_LOOK_S = 0.5
+
+
+@click.command("shell")
+@click.option("--gang", type=click.IntRange(1, 1000), default=1, show_default=True, help="Devices.")
+@click.option("--kind", help="Device type. [default: any]")
+@click.option(
+    "--time",
+    "time_limit_s",
+    type=FiniteRange(min=1.0, max=7 * 24 * 3600.0),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The shell is ended after so long.",
+)
+@click.argument("command", nargs=-1, metavar="[COMMAND...]")
+@service_options
+@json_option
+def command(
+    gang: int,
+    kind: str | None,
+    time_limit_s: float,
+    command: tuple[str, ...],
+    state: Path | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Open a shell (or COMMAND) on devices of the fleet, as a job that waits for its turn.
+
+    It sees the devices that it got, runs in this folder, and ends with the shell or after --time.
+    The service must run its jobs on this machine.
+    """
+    from hocket.api.service import job_path
+
+    client = connect(state, url)
+    with tempfile.TemporaryDirectory(prefix="hocket-shell-") as folder:
+        path = os.path.join(folder, "socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(path)
+            listener.listen(1)
+            job = _submit(client, path, gang, kind, time_limit_s, command)
+            say(f"job {job} waits for its devices; Ctrl-C cancels it")
+            try:
+                with _accepted(client, listener, job) as caller:
+                    _talk(caller)
+            finally:
+                _cancel(client, job)
+    if as_json:
+        emit(client.get(job_path(job)))
+
+
+def _submit(
+    client: FleetClient,
+    path: str,
+    gang: int,
+    kind: str | None,
+    time_limit_s: float,
+    command: tuple[str, ...],
+) -> int:
+    from hocket.api.service import SHELL_JOB
+
+    columns, rows = shutil.get_terminal_size()
+    shell = command or (os.environ.get("SHELL") or "/bin/sh",)
+    spec = {
+        "name": "shell",
+        "command": [sys.executable, "-P", SHELL_JOB, path, str(rows), str(columns), *shell],
+        "folder": os.getcwd(),
+        "environment": {"TERM": os.environ.get("TERM") or "xterm"},
+        "gang": gang,
+        "time_limit_s": time_limit_s,
+        "retries": 0,
+        "grace_s": 5.0,
+        "preemptible": False,
+    }
+    if kind is not None:
+        spec["throughputs"] = {kind: 1.0}
+    number: int = client.submit(spec)["id"]
+    return number
+
+
+@contextlib.contextmanager
+def _accepted(client: FleetClient, listener: socket.socket, job: int) -> Iterator[socket.socket]:
+    from hocket.api.service import ENDED, job_path
+
+    while not select.select([listener], [], [], _LOOK_S)[0]:
+        found = client.get_patiently(job_path(job))
+        if found["status"] in ENDED:
+            raise RunError(f"job {job} {found['status']}: {found['message']}")
+        if found["status"] == "running" and found["started_s"] + 30.0 < time.time():
+            hint = "the service must run its jobs on this machine"
+            raise RunError(f"job {job} runs and does not answer", hint=hint)
+    caller, _ = listener.accept()
+    with caller:
+        found = client.get_patiently(job_path(job))
+        say(f"job {job} runs on {', '.join(found['devices'])}")
+        yield caller
+
+
+def _talk(caller: socket.socket) -> None:
+    """Join this terminal and the shell until one of them ends."""
+    standard_input, output = sys.stdin.fileno(), sys.stdout.fileno()
+    with _raw(standard_input):
+        watched: list[int | socket.socket] = [standard_input, caller]
+        while True:
+            ready, _, _ = select.select(watched, [], [])
+            if caller in ready:
+                data = caller.recv(_BLOCK_BYTES)
+                if not data:
+                    return
+                os.write(output, data)
+            if standard_input in ready:
+                data = os.read(standard_input, _BLOCK_BYTES)
+                if data:
+                    caller.sendall(data)
+                else:
+                    # The end of a file: the shell is told as a terminal tells it.
+                    caller.sendall(b"\x04")
+                    watched.remove(standard_input)
+
+
+@contextlib.contextmanager
+def _raw(descriptor: int) -> Iterator[None]:
+    """A terminal that hands every key on; what is none stays as it is."""
+    import termios
+    import tty
+
+    if not os.isatty(descriptor):
+        yield
+        return
+    before = termios.tcgetattr(descriptor)
+    try:
+        # What was typed while the job waited is for the shell.
+        tty.setraw(descriptor, termios.TCSADRAIN)
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _cancel(client: FleetClient, job: int) -> None:
+    from hocket.api.service import RefusedByServiceError, job_path
+
+    # One that has ended by itself needs no end.
+    with contextlib.suppress(RefusedByServiceError):
+        client.delete(job_path(job))

@@ -1,0 +1,58 @@
+"""Device time that users and teams have had, by device type and week.
+
+Counted from the attempts that are stored, those that run included. Weeks begin on Monday 0:00 UTC.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from hocket.service.records import AttemptRecord
+
+WEEK_S = 7 * 24 * 3600.0
+_MONDAY_S = 4 * 24 * 3600.0
+"""The first Monday after 1970 began, a Thursday."""
+
+
+class UsageRow(NamedTuple):
+    """Device time of one user in one team on one device type in one week."""
+
+    week: str
+    """ISO year and week, such as ``2026-W47``."""
+    user: str
+    team: str
+    kind: str
+    device_hours: float
+
+
+def week_start_s(time_s: float) -> float:
+    """Monday 0:00 UTC of the week of a moment."""
+    return (time_s - _MONDAY_S) // WEEK_S * WEEK_S + _MONDAY_S
+
+
+def count_usage(
+    held: Iterable[tuple[AttemptRecord, str, str]], since_s: float, now_s: float
+) -> list[UsageRow]:
+    """Rows by week, user, team and type; ``held`` are attempts with the user and team of each."""
+    seconds: defaultdict[tuple[float, str, str, str], float] = defaultdict(float)
+    for attempt, user, team in held:
+        if attempt.started_s is None:
+            continue
+        end_s = now_s if attempt.ended_s is None else attempt.ended_s
+        for week_s, duration_s in _by_week(max(attempt.started_s, since_s), end_s):
+            seconds[week_s, user, team, attempt.kind] += duration_s * len(attempt.devices)
+    return [
+        UsageRow(f"{datetime.fromtimestamp(week_s, UTC):%G-W%V}", user, team, kind, total / 3600.0)
+        for (week_s, user, team, kind), total in sorted(seconds.items())
+    ]
+
+
+def _by_week(start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+    while start_s < end_s:
+        week_s = week_start_s(start_s)
+        stop_s = min(end_s, week_s + WEEK_S)
+        yield week_s, stop_s - start_s
+        start_s = stop_s
