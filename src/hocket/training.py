@@ -35,8 +35,10 @@ from torch import nn
 from hocket.api.carried import Training
 from hocket.api.carriers import Prepared, budgeted_carrier, placed_carrier
 from hocket.capture.fake import model_tensors
+from hocket.capture.given import first_batch, supervised, unwrapped
 from hocket.capture.loss import Loss
 from hocket.capture.step import Forward
+from hocket.capture.swap import generators_kept
 from hocket.priority import wrap
 from hocket.runtime.collectives.group import PLANNED, register
 from hocket.runtime.collectives.propagation import Propagation
@@ -110,13 +112,15 @@ def prepare(
         max_shapes=max_shapes, pad=pad, replay=replay, async_update=async_update,
     )  # fmt: skip
     _require_sensible(options)
+    model, batch = unwrapped(model), first_batch(batch)
+    loss, forward = supervised(model, batch, loss, forward)
     batch = settled(pad(batch) if pad is not None else batch)
     variables = rank_variables()
     if plan is None and PLAN_VARIABLE in variables:
         plan = variables[PLAN_VARIABLE]
     saved = read_plan(plan) if isinstance(plan, str | Path) else plan
     # What is recorded needs the model's own forwards, also where no plan keeps its limits.
-    with taken_over(model):
+    with taken_over(model), generators_kept():
         recipe = Recipe(
             loss=loss, forward=forward, update=planned_update(optimizer, model),
             device="cuda" if torch.cuda.is_available() else "cpu", name=type(model).__name__,

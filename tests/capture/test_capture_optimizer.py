@@ -8,8 +8,9 @@ from torch import nn
 
 from hocket.base.errors import UsageError
 from hocket.capture import capture, capture_program, execute, named_tensors
-from hocket.capture.optimizer import optimizer_of_meta
-from hocket.graph import Phase
+from hocket.capture.optimizer import OPTIMIZER_STATES, TORCH_OPTIMIZERS, optimizer_of_meta
+from hocket.cli.sources import _OPTIMIZERS
+from hocket.graph import Phase, Role
 
 
 def net():
@@ -59,11 +60,7 @@ def test_a_graph_notes_the_settings_so_that_the_step_can_be_captured_again():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: torch.optim.RMSprop(p), "RMSprop cannot be captured"),
-        (lambda p: torch.optim.SparseAdam(p), "SparseAdam cannot be captured"),
-        (lambda p: torch.optim.AdamW(p, amsgrad=True), "AdamW with amsgrad"),
-        (lambda p: torch.optim.SGD(p, momentum=0.9, nesterov=True), "SGD with nesterov"),
-        (lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:], "lr": 1}]), "groups"),
+        (lambda p: torch.optim.LBFGS(p), "LBFGS computes the loss several times"),
         (lambda p: torch.optim.SGD([torch.zeros(1, requires_grad=True)]), "not the model's"),
         (lambda p: 7, "cannot be of type 'int'"),
         (lambda p: torch.optim.AdamW, "AdamW is a class of optimizers"),
@@ -74,6 +71,38 @@ def test_what_cannot_be_captured_is_refused_by_name(make, message):
     model, batch = net()
     with pytest.raises(UsageError, match=message):
         capture(model, batch, optimizer=make(list(model.parameters())))
+
+
+@pytest.mark.parametrize(
+    ("make", "num_states"),
+    [
+        (lambda p: torch.optim.RMSprop(p), 1),
+        (lambda p: torch.optim.RMSprop(p, momentum=0.9, centered=True), 3),
+        (lambda p: torch.optim.AdamW(p, amsgrad=True), 3),
+        (lambda p: torch.optim.SGD(p, momentum=0.9, nesterov=True), 1),
+        (lambda p: torch.optim.Adafactor(p), 0),
+        (lambda p: torch.optim.NAdam(p), 2),
+        (lambda p: torch.optim.AdamW([{"params": p[:1]}, {"params": p[1:], "lr": 1}]), 2),
+        (lambda p: "rmsprop", 1),
+    ],
+)
+def test_any_optimizer_is_planned_by_what_it_keeps(make, num_states):
+    model, batch = net()
+    graph = capture(model, batch, loss="mse", optimizer=make(list(model.parameters())))
+    is_given = graph.tensor_producer < 0
+    parameters, states = (
+        sorted(graph.tensor_bytes[is_given & (graph.tensor_role == role)].tolist())
+        for role in (Role.PARAMETER, Role.OPTIMIZER_STATE)
+    )
+    assert states == sorted(num_states * parameters)
+    moved = int(graph.bytes_touched[graph.op_phase == Phase.OPTIMIZER].sum())
+    assert moved == sum(parameters) * (2 * (2 + num_states) - 1)
+    again = capture(model, batch, loss="mse", optimizer=optimizer_of_meta(graph.meta))
+    assert again.content_hash == graph.content_hash
+
+
+def test_the_command_line_names_the_optimizers_that_capture_knows():
+    assert {*_OPTIMIZERS} == {*OPTIMIZER_STATES, *TORCH_OPTIMIZERS, "none"}
 
 
 def test_sparse_gradients_are_refused_with_what_to_change():

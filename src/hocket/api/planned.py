@@ -198,9 +198,12 @@ def auto(
     ``must`` are as `plan_graph` takes them. With ``check`` it is tried at toy size whether parts of
     a batch train as the whole does; where they do not, the batch is not shared out.
     """
+    from hocket.capture.given import first_batch, supervised, unwrapped
     from hocket.capture.sizes import capture_sizes, trying_samples
     from hocket.runtime.rebuild import ModelSource
 
+    model, batch = unwrapped(model), first_batch(batch)
+    loss, forward = supervised(model, batch, loss, forward)
     graph = capture_sizes(model, batch, loss=loss, forward=forward, optimizer=optimizer)
     if check and not planners:
         graph = trying_samples(graph, model, batch, loss=loss, forward=forward)

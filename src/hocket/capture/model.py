@@ -22,6 +22,7 @@ from hocket.capture.attention import ACCELERATOR
 from hocket.capture.blocks import find_runs
 from hocket.capture.coarse import merge_modules
 from hocket.capture.fake import all_tensors, batch_tensors, plain_batch
+from hocket.capture.given import first_batch, supervised, unwrapped
 from hocket.capture.held import held_note
 from hocket.capture.link import link
 from hocket.capture.loss import ChosenLoss, Loss
@@ -76,6 +77,8 @@ def capture(
     A model that cannot be traced is run for real and gives one op per module, with a
     `CaptureWarning` that names the line.
     """
+    model, batch = unwrapped(model), first_batch(batch)
+    loss, forward = supervised(model, batch, loss, forward)
     try:
         graph, _ = capture_program(model, batch, loss=loss, optimizer=optimizer, name=name,
                                    repeat=repeat, device=device, forward=forward)  # fmt: skip

@@ -7,6 +7,7 @@ updates of ``torch.optim``, with its defaults or with the settings of an optimiz
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,8 +36,17 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "sgd-momentum": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9},
 }
 """Settings of each; those of ``torch.optim`` where it has defaults."""
-_REFUSED = ("amsgrad", "maximize", "nesterov", "dampening", "decoupled_weight_decay")
-"""Settings that must be off."""
+_OTHER_UPDATES = ("amsgrad", "maximize", "nesterov", "dampening", "decoupled_weight_decay")
+"""Settings that make another update of one that capture knows."""
+_USUAL_STATES = ("state_1", "state_2")
+TORCH_OPTIMIZERS: Mapping[str, str] = {
+    name.lower(): name
+    for name in (
+        "Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop",
+        "Rprop",
+    )
+}  # fmt: skip
+"""Further optimizers that can be named, and their classes in ``torch.optim``."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +58,24 @@ class Optimizer:
     """Those that are not the defaults."""
     only: frozenset[str] | None = None
     """Names of the parameters that are updated; None means all that have a gradient."""
+    states: tuple[str, ...] | None = None
+    """What it keeps per parameter, each of the parameter's size; None for one that capture knows.
+
+    Others are known by that alone: what they hold, and the bytes that an update moves."""
 
     @property
     def all_settings(self) -> dict[str, float]:
         """The settings with the defaults of what is not set."""
-        return {**DEFAULTS[self.name], **self.settings}
+        return {**DEFAULTS.get(self.name, {}), **self.settings}
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """What it keeps per parameter."""
+        return OPTIMIZER_STATES[self.name] if self.states is None else self.states
+
+    def moved_bytes(self, parameter_bytes: int) -> int:
+        """Bytes that an update of one parameter reads and writes: all but the gradient twice."""
+        return parameter_bytes * (2 * (2 + len(self.state_names)) - 1)
 
     def to_meta(self) -> dict[str, Any]:
         """What a graph notes, so that the step can be captured again."""
@@ -61,6 +84,8 @@ class Optimizer:
             meta["optimizer_settings"] = dict(self.settings)
         if self.only is not None:
             meta["optimizer_parameters"] = sorted(self.only)
+        if self.states is not None:
+            meta["optimizer_states"] = list(self.states)
         return meta
 
 
@@ -69,17 +94,23 @@ def optimizer_of_meta(meta: Mapping[str, Any]) -> Optimizer | None:
     name = meta.get("optimizer")
     if name is None:
         return None
-    as_optimizer(name, None)
+    states = meta.get("optimizer_states")
+    if states is None:
+        as_optimizer(name, None)
+    elif not isinstance(states, list) or not all(isinstance(each, str) for each in states):
+        raise UsageError("the graph's notes about its optimizer make no sense", hint="plan again")
     settings, only = meta.get("optimizer_settings", {}), meta.get("optimizer_parameters")
     are_settings = isinstance(settings, Mapping) and all(
-        key in DEFAULTS[name] and isinstance(value, (int, float)) for key, value in settings.items()
+        key in DEFAULTS.get(name, {}) and isinstance(value, (int, float))
+        for key, value in settings.items()
     )
     are_names = only is None or (
         isinstance(only, list) and all(isinstance(item, str) for item in only)
     )
     if not are_settings or not are_names:
         raise UsageError("the graph's notes about its optimizer make no sense", hint="plan again")
-    return Optimizer(name, dict(settings), None if only is None else frozenset(only))
+    names = None if only is None else frozenset(only)
+    return Optimizer(name, dict(settings), names, None if states is None else tuple(states))
 
 
 def required_optimizer(meta: Mapping[str, Any]) -> Optimizer:
@@ -95,9 +126,12 @@ def as_optimizer(given: Any, model: nn.Module | None) -> Optimizer | None:
     if given is None or isinstance(given, Optimizer):
         return given
     if isinstance(given, str):
-        if given not in OPTIMIZER_STATES:
-            raise unknown_name("optimizer", given, OPTIMIZER_STATES)
-        return Optimizer(given)
+        if given in OPTIMIZER_STATES:
+            return Optimizer(given)
+        if given not in TORCH_OPTIMIZERS:
+            raise unknown_name("optimizer", given, (*OPTIMIZER_STATES, *TORCH_OPTIMIZERS))
+        kind: Any = getattr(torch.optim, TORCH_OPTIMIZERS[given])
+        return Optimizer(given, states=_tried_states(kind([nn.Parameter(torch.ones(4, 4))])))
     if isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
         raise UsageError(
             f"{given.__name__} is a class of optimizers, not one of them",
@@ -112,29 +146,58 @@ def as_optimizer(given: Any, model: nn.Module | None) -> Optimizer | None:
 
 
 def _of_torch(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
+    if isinstance(given, torch.optim.LBFGS):
+        raise UsageError(
+            "LBFGS computes the loss several times per update, which a plan does not",
+            hint="use another optimizer of torch.optim",
+        )
+    only = updated_names(given, model)
     kind = type(given).__name__
-    groups = given.param_groups
-    first = {key: value for key, value in groups[0].items() if key != "params"}
+    # Costs are those of any group; what one group has of its own is the user's optimizer's affair.
+    largest = max(given.param_groups, key=lambda g: sum(p.numel() for p in g["params"]))
+    first = {key: value for key, value in largest.items() if key != "params"}
     name = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}.get(kind, "")
     if name == "sgd" and first["momentum"]:
         name = "sgd-momentum"
-    if not name or type(given).__module__.partition(".")[0] != "torch":
-        raise UsageError(
-            f"{kind} cannot be captured", hint="use AdamW, Adam or SGD of torch.optim, or name one"
-        )
-    for group in groups[1:]:
-        if any(group[key] != value for key, value in first.items()):
-            raise UsageError(
-                f"the groups of {kind} have different settings", hint="give all the same ones"
-            )
-    used = [key for key in _REFUSED if first.get(key) and (name, key) != _DECOUPLED]
-    if used:
-        raise UsageError(f"{kind} with {used[0]} cannot be captured", hint=f"leave out {used[0]}")
+    is_known = bool(name) and type(given).__module__.partition(".")[0] == "torch"
+    used = [key for key in _OTHER_UPDATES if first.get(key) and (name, key) != _DECOUPLED]
+    if not is_known or used:
+        return Optimizer(kind.lower(), only=only, states=_tried_states(given))
     if "betas" in first:
         first["beta1"], first["beta2"] = first["betas"]
     settings = {key: float(first[key]) for key in DEFAULTS[name]}
     changed = {key: value for key, value in settings.items() if value != DEFAULTS[name][key]}
-    return Optimizer(name, changed, updated_names(given, model))
+    return Optimizer(name, changed, only)
+
+
+def _tried_states(given: torch.optim.Optimizer) -> tuple[str, ...]:
+    """What an optimizer keeps of a parameter's size, as an update of a small one shows.
+
+    An optimizer that is not PyTorch's is not tried, for its update may do anything: it is taken to
+    keep two states, as most do.
+    """
+    if type(given).__module__.partition(".")[0] != "torch":
+        return _USUAL_STATES
+    parameter = nn.Parameter(torch.ones(4, 4))
+    parameter.grad = torch.ones(4, 4)
+    own: Any = object.__new__(type(given))
+    vars(own).update(vars(given))
+    vars(own).pop("step", None)
+    own._optimizer_step_pre_hooks, own._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    on_cpu = {key: False for key in ("fused", "capturable", "foreach") if key in given.defaults}
+    own.param_groups = [{**given.param_groups[0], **on_cpu, "params": [parameter]}]
+    own.state = defaultdict(dict)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            own.step()
+    except Exception:
+        return _USUAL_STATES
+    found = own.state[parameter].items()
+    return tuple(
+        str(name)
+        for name, value in found
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape
+    )
 
 
 def updated_names(given: torch.optim.Optimizer, model: nn.Module) -> frozenset[str] | None:
@@ -181,7 +244,7 @@ def _append_update(recording: Recording, optimizer: Optimizer, parameter: Source
     layout = recording.values[parameter.value].layout
     gradient = recording.gradients[parameter.value]
     states = []
-    for state in OPTIMIZER_STATES[optimizer.name]:
+    for state in optimizer.state_names:
         recording.storage_bytes.append(layout.size_bytes)
         number = len(recording.values)
         own = layout._replace(offset=0)
@@ -191,8 +254,7 @@ def _append_update(recording: Recording, optimizer: Optimizer, parameter: Source
         recording.sources.append(Source(name, Role.OPTIMIZER_STATE, number))
         states.append(number)
     read = (parameter.value, gradient, *states)
-    # Everything but the gradient is also written.
-    touched = layout.size_bytes * (2 * len(read) - 1)
+    touched = optimizer.moved_bytes(layout.size_bytes)
     kind = f"optimizer.{optimizer.name}"
     cost = Cost(kind, f"{kind}({layout_text(layout)})", dtype_index(layout.dtype), 0.0, touched)
     call = RawCall(

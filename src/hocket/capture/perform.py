@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hocket.base.errors import UsageError
 from hocket.capture.program import Call
 from hocket.capture.recording import Constant, Ref, flat_results, map_tree
 
@@ -35,7 +36,9 @@ class BoundCall:
         ``function`` takes the place of the recorded one where it is given.
         """
         is_update = isinstance(call.function, str)
-        self.update: Callable[..., None] | None = _UPDATES[call.function] if is_update else None
+        self.update: Callable[..., None] | None = None
+        if is_update:
+            self.update = _UPDATES.get(call.function) or partial(_refused, call.function)
         self.function = function or call.function
         args = [map_tree(item, lambda leaf: _placed(leaf, device)) for item in call.args]
         self.kwargs = {
@@ -162,6 +165,14 @@ def _sgd(
     if buffer is not None:
         gradient = buffer.mul_(momentum).add_(gradient)
     parameter.add_(gradient, alpha=-lr)
+
+
+def _refused(kind: str, *_: Any, **__: Any) -> None:
+    raise UsageError(
+        f"{kind.removeprefix('optimizer.')} is planned by what it holds, and cannot be run without "
+        "your optimizer",
+        hint="train with hocket.prepare(model, optimizer, batch, plan=…)",
+    )
 
 
 _UPDATES: dict[str, Callable[..., None]] = {

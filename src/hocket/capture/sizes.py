@@ -16,6 +16,7 @@ from torch import nn
 
 from hocket.capture.apart import samples_apart
 from hocket.capture.fake import batch_tensors, map_batch
+from hocket.capture.given import first_batch, supervised
 from hocket.capture.model import capture
 from hocket.graph import Graph, Phase, Role
 from hocket.graph.batches import (
@@ -30,6 +31,7 @@ from hocket.graph.meeting import SAMPLES, reading_samples
 
 def capture_sizes(model: nn.Module, batch: Any, **options: Any) -> Graph:
     """As `capture`, and the graph knows what grows with the batch where that can be known."""
+    batch = first_batch(batch)
     graph = capture(model, batch, **options)
     return knowing_sizes(graph, lambda size: capture(model, resized(batch, size), **options))
 
@@ -44,6 +46,10 @@ def trying_samples(graph: Graph, model: nn.Module, batch: Any, **options: Any) -
     forward = float(graph.flops[graph.op_phase == Phase.FORWARD].sum())
     is_given = (graph.tensor_role == Role.INPUT) & (graph.tensor_producer < 0)
     given_bytes = max(1, int(graph.tensor_bytes[is_given].sum()))
+    batch = first_batch(batch)
+    options["loss"], options["forward"] = supervised(
+        model, batch, options.get("loss"), options.get("forward")
+    )
     found = samples_apart(model, batch, flops_per_byte=forward / given_bytes, **options)
     if found.is_apart is None:
         return reading_samples(replace(graph, meta={**graph.meta, SAMPLES: found.told}))

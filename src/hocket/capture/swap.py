@@ -42,22 +42,30 @@ Twins = Mapping[int, torch.Tensor]
 
 
 @contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the generators of Python and numpy afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
 def swapped_tensors(model: nn.Module, twins: Twins, *functions: Any) -> Iterator[nn.Module]:
     """Give the model, with ``twins`` in place of its tensors; restore all of it afterwards.
 
     ``functions`` are called with the model, and may hold its tensors and modules themselves. The
     generators of Python and numpy are restored as well; PyTorch's is not touched.
     """
-    with _one_at_a_time:
+    with _one_at_a_time, generators_kept():
         state = _ReachableState((model, *functions))
-        generators = random.getstate(), np.random.get_state()
         try:
             state.swap(twins)
             yield model
         finally:
             state.restore()
-            random.setstate(generators[0])
-            np.random.set_state(generators[1])
 
 
 class _ReachableState:

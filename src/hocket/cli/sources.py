@@ -140,6 +140,13 @@ class ModelOptions:
                 )
 
 
+_OPTIMIZERS = (
+    "adamw", "adam", "sgd", "sgd-momentum", "adadelta", "adafactor", "adagrad", "adamax", "asgd",
+    "muon", "nadam", "radam", "rmsprop", "rprop", "none",
+)  # fmt: skip
+"""A list of its own, because the one of capture imports PyTorch; a test compares them."""
+
+
 def model_options(command: F) -> F:
     """The options that say how a model is built and what step is captured, as ``options``."""
 
@@ -159,14 +166,17 @@ def model_options(command: F) -> F:
     named = (
         click.option(
             "--optimizer",
-            type=click.Choice(["adamw", "adam", "sgd", "sgd-momentum", "none"]),
-            help="The step's optimizer; 'none' captures inference. [default: adamw]",
+            type=click.Choice(_OPTIMIZERS),
+            metavar="NAME",
+            help="The step's optimizer: adamw, adam, sgd, sgd-momentum or another class of "
+            "torch.optim in lower case; 'none' captures inference. [default: adamw]",
         ),
         click.option(
             "--loss",
             metavar="NAME_OR_FUNCTION",
-            help="What to minimise: cross-entropy, mse or mean of the model's output, or "
-            "package.module:function of it. [default: the loss that the model returns]",
+            help="What to minimise: cross-entropy, mse or mean of the model's output (for a batch "
+            "(x, y): against y), or package.module:function of it. [default: the loss that the "
+            "model returns]",
         ),
         click.option(
             "--dtype",

@@ -24,6 +24,7 @@ import torch
 
 from hocket.base.errors import HocketError, UsageError, one_line
 from hocket.base.units import format_bytes
+from hocket.capture.optimizer import OPTIMIZER_STATES
 from hocket.capture.program import Call, Program
 from hocket.capture.recording import TensorLayout
 from hocket.cost.beside import Neighbours, sharing_cores
@@ -211,12 +212,15 @@ def _measure(
     return call_s(calls, device, left_s), _workspace_bytes(calls[0], device)
 
 
+_FUSED = frozenset(f"optimizer.{name}" for name in OPTIMIZER_STATES)
+
+
 def _fused_update(
     call: Call, program: Program, device: torch.device, count: int, generator: torch.Generator
 ) -> tuple[Callable[[], Any], int]:
     """An update of several parameters of one shape, as fused optimizers launch them."""
     layout = program.tensors[call.args[0].number].layout
-    if layout is None:
+    if layout is None or call.function not in _FUSED:
         raise UsageError(f"no fused update for {call.function}")
     num = max(1, min(count, MAX_FUSED, MAX_FUSED_BYTES // max(4 * layout.size_bytes, 1)))
     own: TensorLayout = layout._replace(offset=0)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from hocket.base.errors import UsageError
 from hocket.capture.optimizer import Optimizer
 
 
@@ -21,6 +22,11 @@ def trained_parameters(update: Optimizer, model: nn.Module) -> list[nn.Parameter
 
 def torch_optimizer(update: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that makes a captured update of these parameters."""
+    if update.states is not None:
+        raise UsageError(
+            f"a plan of {update.name} knows what it holds, not its settings",
+            hint="train with hocket.prepare(model, optimizer, batch, plan=…)",
+        )
     settings = update.all_settings
     if update.name in ("adamw", "adam"):
         kind = torch.optim.AdamW if update.name == "adamw" else torch.optim.Adam

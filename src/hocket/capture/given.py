@@ -1,0 +1,147 @@
+"""What users give: wrapped models, DataLoaders as batches, ``(x, y)`` with a loss of both."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from hocket.base.errors import UsageError
+from hocket.capture.loss import Loss, first_floating
+from hocket.capture.step import Forward
+from hocket.capture.swap import generators_kept
+
+
+class WrapperWarning(UserWarning):
+    """A wrapper around a model is not used."""
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside of DataParallel, torch.compile and DistributedDataParallel of one rank.
+
+    The parameters are the same, so an optimizer of either is one of both.
+    """
+    inner = getattr(model, "_orig_mod", None)
+    if isinstance(inner, nn.Module):
+        warnings.warn(
+            "hocket runs its own steps of a model, not the kernels that torch.compile made for "
+            "it; hint: pass the model itself, with compiled=True for compiled steps",
+            WrapperWarning,
+            3,
+        )
+        return unwrapped(inner)
+    if isinstance(model, DataParallel) or (
+        isinstance(model, DistributedDataParallel) and num_ranks(model) == 1
+    ):
+        return unwrapped(model.module)
+    _refuse_sharded(model)
+    return model
+
+
+def num_ranks(model: DistributedDataParallel) -> int:
+    """Ranks that sum their gradients."""
+    return torch.distributed.get_world_size(model.process_group)
+
+
+def _refuse_sharded(model: Any) -> None:
+    """Refuse a model of `fully_shard`: its parameters are parts, which come and go by its hooks."""
+    is_sharded = isinstance(model, nn.Module) and any(
+        type(each).__name__.startswith("FSDP") and hasattr(each, "unshard")
+        for each in model.modules()
+    )
+    if is_sharded:
+        raise UsageError(
+            f"{type(model).__name__} is sharded by torch's fully_shard, and hocket shards models "
+            "itself",
+            hint="pass the model before fully_shard, with a plan that shards it: "
+            "hocket.prepare(model, optimizer, batch, plan=…) under hocket launch",
+        )
+
+
+def first_batch(batch: Any) -> Any:
+    """The first batch of a DataLoader, without moving any generator; any other batch as it is."""
+    if not isinstance(batch, DataLoader):
+        return batch
+    own = [g for g in (batch.generator, getattr(batch.sampler, "generator", None)) if g]
+    states = [generator.get_state() for generator in own]
+    try:
+        with torch.random.fork_rng(), generators_kept():
+            return next(iter(batch))
+    except StopIteration:
+        raise UsageError("the DataLoader is empty", hint="give one with a batch") from None
+    finally:
+        for generator, state in zip(own, states, strict=True):
+            generator.set_state(state)
+
+
+class SupervisedForward:
+    """Applies a model to the first part of a batch, and a loss to its output and the second."""
+
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """The loss."""
+        inputs, target = batch
+        found: torch.Tensor = self.loss(model(inputs), target)
+        return found
+
+
+def supervised(
+    model: Any, batch: Any, loss: Loss | str | None, forward: Forward | None
+) -> tuple[Loss | str | None, Forward | None]:
+    """Loss and forward of a step; of ``(x, y)`` the loss may be one of output and target.
+
+    That is a function of two arguments, such as ``torch.nn.functional.cross_entropy``, or the name
+    of a loss where the model takes ``x`` alone.
+    """
+    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+    if forward is not None or loss is None or not is_pair or isinstance(batch, Mapping):
+        return loss, forward
+    if isinstance(loss, str):
+        if loss not in _OF_TARGET or _can_be_called(model, *batch):
+            return loss, forward
+        return None, SupervisedForward(_OF_TARGET[loss])
+    if _num_required(loss) != 2:
+        return loss, forward
+    return None, SupervisedForward(loss)
+
+
+def _cross_entropy(output: Any, target: torch.Tensor) -> torch.Tensor:
+    """Of classes in the second dimension, as PyTorch has it, or in the last, as models of text."""
+    logits = first_floating(output)
+    if target.dim() == logits.dim() - 1 and target.shape == logits.shape[:-1]:
+        return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1))
+    return functional.cross_entropy(logits, target)
+
+
+def _mean_squares(output: Any, target: torch.Tensor) -> torch.Tensor:
+    return functional.mse_loss(first_floating(output), target)
+
+
+_OF_TARGET = {"cross-entropy": _cross_entropy, "mse": _mean_squares}
+
+
+def _num_required(loss: Any) -> int:
+    """Arguments without a default that a function takes by position; 1 where that is not known."""
+    try:
+        taken = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
+    except (TypeError, ValueError):
+        return 1
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is p.empty for p in taken.parameters.values())
+
+
+def _can_be_called(model: Any, *args: Any) -> bool:
+    try:
+        inspect.signature(model.forward).bind(*args)
+    except (TypeError, ValueError):
+        return False
+    return True

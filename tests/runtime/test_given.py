@@ -1,0 +1,95 @@
+"""What users have at hand is taken as it is: wrappers, DataLoaders, ``(x, y)`` with a loss."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import hocket
+import hocket.training
+from hocket.base.errors import UsageError
+from hocket.capture.given import WrapperWarning
+
+
+def built() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.ReLU(), nn.Linear(8, 3))
+
+
+def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
+    data = TensorDataset(torch.randn(12, 6), torch.randint(0, 3, (12,)))
+    return DataLoader(data, batch_size=4, shuffle=True)
+
+
+def groups(model: nn.Module) -> list[dict[str, object]]:
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    return [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+
+
+@pytest.mark.parametrize("loss", [functional.cross_entropy, nn.CrossEntropyLoss(), "cross-entropy"])
+def test_pairs_of_a_loader_train_with_a_loss_of_output_and_target(loss: object) -> None:
+    model = built()
+    batches, twin = loader(), copy.deepcopy(model)
+    optimizer, plain = (torch.optim.AdamW(groups(m), lr=1e-2) for m in (model, twin))
+    planned = hocket.auto(model, batches, on="1xv100-16g", loss=loss, optimizer=optimizer)
+    assert planned.step_s > 0
+    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
+    train = hocket.prepare(model, optimizer, batches, loss=loss)
+    assert torch.equal(torch.get_rng_state(), drawn[0])
+    assert random.getstate() == drawn[1]
+    assert np.array_equal(np.random.get_state()[1], drawn[2])
+    torch.manual_seed(3)
+    found = [train.step(batch).item() for batch in batches]
+    torch.manual_seed(3)
+    expected = []
+    for x, y in batches:
+        plain.zero_grad()
+        value = functional.cross_entropy(twin(x), y)
+        value.backward()
+        plain.step()
+        expected.append(value.item())
+    assert found == expected
+
+
+@pytest.mark.parametrize("make", [torch.optim.RMSprop, torch.optim.NAdam, torch.optim.Adagrad])
+def test_auto_plans_any_optimizer_and_prepare_follows(make: type[torch.optim.Optimizer]) -> None:
+    model, batch = built(), (torch.randn(4, 6), torch.randint(0, 3, (4,)))
+    optimizer = make(model.parameters())  # type: ignore[call-arg]
+    planned = hocket.auto(model, batch, on="2xv100-16g", planners="auto",
+                          loss=functional.cross_entropy, optimizer=optimizer)  # fmt: skip
+    train = hocket.prepare(model, optimizer, batch, plan=planned, loss=functional.cross_entropy)
+    assert torch.isfinite(train.step(batch))
+
+
+def test_a_wrapped_model_is_unwrapped() -> None:
+    model, batch = built(), torch.randn(4, 6)
+    train = hocket.prepare(
+        nn.DataParallel(model), torch.optim.SGD(model.parameters(), 0.1), batch, loss="mse"
+    )
+    assert train.model is model
+    assert not train.lost
+    compiled = torch.compile(model, backend="eager")
+    with pytest.warns(WrapperWarning, match="not the kernels that torch.compile made"):
+        train = hocket.prepare(
+            compiled, torch.optim.SGD(model.parameters(), 0.1), batch, loss="mse"
+        )
+    assert train.model is model
+
+
+def test_a_model_that_is_sharded_already_is_refused_with_what_to_do() -> None:
+    model = built()
+
+    class FSDPSequential(nn.Sequential):
+        def unshard(self) -> None: ...
+
+    model.__class__ = FSDPSequential
+    with pytest.raises(UsageError, match="sharded by torch's fully_shard"):
+        hocket.prepare(model, torch.optim.SGD(model.parameters(), 0.1), torch.randn(4, 6))
