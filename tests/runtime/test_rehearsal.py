@@ -4,6 +4,7 @@ import copy
 import gc
 import threading
 import weakref
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -63,6 +64,8 @@ def streamed_training(optimizer_of):
     model, batches, forward = MODELS["blocks"]()
     optimizer, batch = optimizer_of(model), batches[0]
     section = uniform(model, 0, parameters="streamed", update="host")
+    # A finished step would have no updates under way.
+    section = replace(section, async_update=True)
     train = loop_of(model, optimizer, section, batch, forward)
     train.step(batch)
     return train, train._carrier.lasting
