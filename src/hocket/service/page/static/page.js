@@ -4,7 +4,7 @@
 (() => {
   const KINDS = [
     "work-lost", "message", "submitted", "started", "running", "stopped", "stopping", "succeeded", "failed", "cancelled",
-    "paused", "resumed", "kind-unknown", "device-lost", "device-added", "device-back", "round", "checkpoint", "dropped",
+    "paused", "resumed", "kind-unknown", "device-lost", "device-added", "device-back", "drained", "reopened", "timed out", "round", "checkpoint", "dropped",
   ];
   const SOON_MS = 150, REST_MS = 1000, IDLE_MS = 15000;
   const status = document.getElementById("status");
