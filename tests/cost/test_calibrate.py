@@ -17,7 +17,7 @@ from hocket.cost.calibrate import (
     read_calibration,
     write_calibration,
 )
-from hocket.cost.efficiency import DEFAULT_EFFICIENCY, Efficiency, KindFit, ideal_s, roofline_s
+from hocket.cost.efficiency import Efficiency, KindFit, default_efficiency, ideal_s, roofline_s
 from hocket.cost.families import FAMILIES
 from hocket.cost.host import ISSUE, HostOverhead
 from hocket.cost.profile import write_profile
@@ -119,7 +119,7 @@ def test_calibrate_keeps_the_default_without_enough_evidence():
         entry_of("small", 1e-4, kind="aten.mm", flops=1e6, bytes_touched=10**4),
     ]
     fit = calibrate(profile_of(entries), TESLA).kinds["tesla"]
-    assert fit.of("matmul", "float32", TESLA) == DEFAULT_EFFICIENCY["matmul"]
+    assert fit.of("matmul", "float32", TESLA) == default_efficiency("matmul", "float32", TESLA)
     assert fit.of("elementwise", "float32", TESLA).memory == pytest.approx(0.1)
 
 

@@ -7,8 +7,10 @@ import transformers
 from torch import nn
 
 from hocket.capture import capture
-from hocket.cost.efficiency import roofline_s, work_of
+from hocket.cost.chips import chip_of
+from hocket.cost.efficiency import Efficiency, KindFit, roofline_s, work_of
 from hocket.cost.families import FAMILIES
+from hocket.cost.matrix_kernels import power_limit
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.efficiency import attention_s, matrix_s
 from hocket.cost.parallel.network import network_of
@@ -40,7 +42,9 @@ def _of_graph(shape, kind):
     batch = {"inputs_embeds": embeddings}
     graph = capture(model, batch, loss=lambda out: out.last_hidden_state.float().sum())
     work = work_of(graph)
-    seconds = roofline_s(work, kind)
+    # At the rate that power allows a chip which multiplies all the time, as in large runs.
+    share = chip_of(kind.name).matrix_share
+    seconds = roofline_s(work, kind, KindFit({"matmul": Efficiency(share, 0.8)}))
     attends = work.family == FAMILIES.index("attention")
     # Rotary angles are a product of 64 by 1 elements, in float32.
     multiplies = (work.family == FAMILIES.index("matmul")) & (graph.flops > 1e9)
@@ -89,3 +93,10 @@ def test_many_rows_that_eight_does_not_divide_cost_what_their_number_says():
         return roofline_s(work_of(graph), cluster_from_text("1xh100").kinds[0]).sum()
 
     assert seconds(4095) == pytest.approx(seconds(4096), rel=0.01)
+
+
+@pytest.mark.parametrize(("others", "rate"), [(0.0, "matrix_share"), (3.0, "mixed_share")])
+def test_power_limits_products_that_fill_a_step(others, rate):
+    chip = chip_of("h200-141g")
+    limit = power_limit(1.0, others, chip)
+    assert chip.mixed_share / limit == pytest.approx(getattr(chip, rate))

@@ -10,7 +10,13 @@ from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.calibrate import Calibration
 from hocket.cost.costs import Costs, TimeSource
 from hocket.cost.demand import ON_DEVICE, ON_HOST, demand_of
-from hocket.cost.efficiency import DEFAULT_EFFICIENCY, Efficiency, KindFit, peak_flops
+from hocket.cost.efficiency import (
+    DEFAULT_EFFICIENCY,
+    Efficiency,
+    KindFit,
+    default_efficiency,
+    peak_flops,
+)
 from hocket.cost.host import HostOverhead
 from hocket.cost.roofline import costs_from_settings, estimate_costs
 from hocket.graph import DTYPES, StatedTimes
@@ -20,7 +26,7 @@ KINDS = ("aten.mm", "aten.add", "aten.convolution", "aten.embedding", "aten.sum"
 
 def test_roofline_equals_its_closed_form_on_each_side():
     op_s = estimate_costs(step_graph(), cluster_of(TESLA)).op_s[0]
-    matmul, add = DEFAULT_EFFICIENCY["matmul"], DEFAULT_EFFICIENCY["elementwise"]
+    matmul, add = (default_efficiency(f, "float32", TESLA) for f in ("matmul", "elementwise"))
     assert op_s[0] == pytest.approx(1e12 / (10e12 * matmul.compute))
     assert op_s[1] == pytest.approx(1e9 / (1e12 * add.memory))
     assert op_s[2] == TESLA.launch_s

@@ -40,7 +40,9 @@ class Chip:
 
     name: str
     matrix_share: float
-    """Of the peak, by large matrix products in 16 bits."""
+    """Of the peak, by large matrix products in 16 bits, one after the other: power limits them."""
+    mixed_share: float
+    """The same in steps that do other work for more than half of their time, which saves power."""
     float8_share: float
     """Of the peak in 8 bits."""
     matrix_depth: float
@@ -55,6 +57,7 @@ class Chip:
 AMPERE = Chip(
     name="ampere",
     matrix_share=0.82,
+    mixed_share=0.82,
     float8_share=0.66,
     matrix_depth=400.0,
     attention=MappingProxyType(
@@ -75,6 +78,7 @@ AMPERE = Chip(
 HOPPER = Chip(
     name="hopper",
     matrix_share=0.66,
+    mixed_share=0.84,
     float8_share=0.63,
     matrix_depth=60.0,
     attention=MappingProxyType(
@@ -93,7 +97,8 @@ HOPPER = Chip(
     uncertainty=0.15,
     source="measured on one H200 of 700 W, 2026-11-15 (benchmarks/cost/predict_kernels.py): "
     "products of 4096 and wider hold 680 TFLOP/s, in 8 bits 1290; less 5 %, for the slowest of "
-    "many chips sets the pace (Sinha et al., SC'22: chips that power limits differ by 8 %)",
+    "many chips sets the pace (Sinha et al., SC'22: chips that power limits differ by 8 %); "
+    "in eager steps of 19 models 780 to 900 (benchmarks/predict/thirdparty.py, 2026-11-18)",
 )
 HOPPER_2023 = replace(
     HOPPER,
@@ -104,6 +109,7 @@ HOPPER_2023 = replace(
 HOPPER_500W = replace(
     HOPPER,
     matrix_share=0.515,
+    mixed_share=0.66,
     float8_share=0.49,
     source="as HOPPER; products are limited by power, which their rate follows with an exponent of "
     "about 3/4: (500 W / 700 W)^0.75 = 0.78",

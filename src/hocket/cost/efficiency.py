@@ -19,7 +19,7 @@ from hocket.base.errors import InputFileError
 from hocket.cost.chips import chip_of
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, refine
 from hocket.cost.host import HostOverhead
-from hocket.cost.matrix_kernels import HALF, attention_rates, matrix_losses
+from hocket.cost.matrix_kernels import HALF, attention_rates, matrix_losses, power_limit
 from hocket.cost.tiles import CONVOLUTION, ShapedWork, shaped_work
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import DeviceKind
@@ -64,6 +64,12 @@ DEFAULT_EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
     }
 )
 """Used where no calibration says better; `docs/concepts/costs.md` has the table with reasons."""
+
+FLOAT32_SHARE = 0.82
+"""Of an accelerator's peak, by large products in float32."""
+ACCELERATOR_MEMORY = {"elementwise": 0.90, "softmax": 0.58, "optimizer": 0.70}
+"""Of an accelerator's bandwidth, where that is not the usual share; all of 19 models on one H200
+(``benchmarks/predict/thirdparty.py``, 2026-11-18)."""
 
 _PEAK_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -119,11 +125,16 @@ def default_efficiency(family: str, dtype: str, kind: DeviceKind) -> Efficiency:
     """Shares of the peaks where nothing was measured on this machine: of 16-bit matrix units those
     of the chip, which `hocket parallel` uses, too."""
     usual = DEFAULT_EFFICIENCY[family]
-    if kind.is_cpu or dtype not in HALF or family not in ("matmul", "attention"):
+    if kind.is_cpu:
         return usual
-    chip = chip_of(kind.name)
-    share = chip.matrix_share if family == "matmul" else attention_rates(chip).forward
-    return replace(usual, compute=share)
+    if family in ACCELERATOR_MEMORY:
+        return replace(usual, memory=ACCELERATOR_MEMORY[family])
+    if family == "matmul":
+        share = chip_of(kind.name).mixed_share if dtype in HALF else FLOAT32_SHARE
+        return replace(usual, compute=share)
+    if family == "attention" and dtype in HALF:
+        return replace(usual, compute=attention_rates(chip_of(kind.name)).forward)
+    return usual
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +170,7 @@ class OpWork:
         flops, touched, kernels, fill = shaped_work(self.signature, self.signatures)
         flops = flops * matrix_losses(self.signature, self.signatures, chip_of(kind.name))
         return ShapedWork(
-            np.where(is_native, flops / CONVOLUTION, flops),
+            np.where(is_native & (flops >= CONVOLUTION), flops / CONVOLUTION, flops),
             np.where(is_native, 1.0, touched),
             np.where(is_native, 1.0, kernels),
             fill,
@@ -219,7 +230,21 @@ def roofline_s(work: OpWork, kind: DeviceKind, fit: KindFit | None = None) -> Fl
     compute_s, memory_s = ideal_s(work, kind)
     index = work.family, work.dtype
     seconds = np.maximum(compute_s / compute[index], memory_s / memory[index])
+    seconds = seconds * _power_limits(seconds, work, kind, fit)
     launches = (work.flops > 0) | (work.bytes_touched > 0)
     return np.where(
         launches, np.maximum(seconds, kind.launch_s * work.shaped_on(kind).kernels), 0.0
     )
+
+
+def _power_limits(seconds: FloatArray, work: OpWork, kind: DeviceKind, fit: KindFit) -> FloatArray:
+    """What 16-bit products take longer where they fill most of a step; 1 for all other ops, and
+    where a rate was measured."""
+    halves = [DTYPES.index(dtype) for dtype in HALF]
+    is_product = (work.family == FAMILIES.index("matmul")) & np.isin(work.dtype, halves)
+    measured = {"matmul", *(f"matmul/{dtype}" for dtype in HALF)} & set(fit.efficiency)
+    if kind.is_cpu or measured or not is_product.any():
+        return np.ones(len(seconds))
+    product_s = float(seconds[is_product].sum())
+    limit = power_limit(product_s, float(seconds.sum()) - product_s, chip_of(kind.name))
+    return np.where(is_product, limit, 1.0)

@@ -25,12 +25,22 @@ MATRIX_WAVE = 3.5e6
 """Elements of a result that keep all multiprocessors busy once."""
 MATRIX_TAIL = 0.14
 """Of a wave, lost per product."""
+SPLIT_DEPTH = 8192.0
+"""Summed dimension above which libraries give parts of it to multiprocessors of their own."""
 RATED_WIDTH = 128
 """Elements of a head that attention rates are stated for."""
 FUSED = "fused"
 """Kernel that PyTorch takes for 16-bit attention where the chip has it: cuDNN's on Hopper."""
 HALF = ("bfloat16", "float16")
+FLOAT32_DEPTH = 53.0
+"""As `Chip.matrix_depth`, of products in float32."""
+POWER_SAVED, POWER_LIMITED = 0.5, 0.9
+"""Share of a step's time in 16-bit products below which power does not limit their rate, and above
+which it does as if there was nothing else."""
+DROPOUT = 1.6
+"""What drawing numbers adds to fused attention."""
 _PRODUCT = re.compile(r"^aten\.(?:mm|bmm|addmm|baddbmm|addbmm)\.")
+_DROPS = re.compile(r", 0\.(?=[0-9]*[1-9])[0-9]+, (?:True|False|\[)")
 _ATTENTION = re.compile(r"^aten\._scaled_dot_product_\w*?attention(_backward)?\.")
 
 
@@ -40,7 +50,7 @@ def product_loss(elements: Any, depth: Any, matrix_depth: Any, shape: Any = 1.0)
     ``elements`` of the result, ``depth`` that is summed, ``matrix_depth`` of the chip; ``shape``
     scales both losses, as a calibration finds them.
     """
-    waves = elements / MATRIX_WAVE
+    waves = elements * np.maximum(1.0, depth / SPLIT_DEPTH) / MATRIX_WAVE
     return (1 + shape * matrix_depth / depth) * (1 + shape * MATRIX_TAIL / waves)
 
 
@@ -51,7 +61,7 @@ def attention_loss(width: Any, sequence: Any, width_half: Any, sequence_half: An
 
 
 class MatrixShape(NamedTuple):
-    """What the time of a 16-bit matrix op depends on; zeros for other ops."""
+    """What the time of a product, or of 16-bit attention, depends on; zeros for other ops."""
 
     elements: float = 0.0
     """Of a product's result."""
@@ -60,21 +70,32 @@ class MatrixShape(NamedTuple):
     """Of a head of fused attention."""
     sequence: float = 0.0
     is_backward: float = 0.0
+    is_half: float = 1.0
+    drops: float = 0.0
 
 
 def matrix_losses(signature: IntArray, signatures: Sequence[str], chip: Chip) -> FloatArray:
     """Time of each op over its arithmetic at the chip's usual rate; 1 for all other ops."""
     shapes = np.array([*map(matrix_shape, signatures), MatrixShape()], dtype=np.float64)
-    elements, depth, width, sequence, is_backward = shapes[signature].T
+    elements, depth, width, sequence, is_backward, is_half, drops = shapes[signature].T
     loss = np.ones(len(signature))
     is_product, attends = depth > 0, width > 0
-    loss[is_product] = product_loss(elements[is_product], depth[is_product], chip.matrix_depth)
+    half_depth = np.where(is_half > 0, chip.matrix_depth, FLOAT32_DEPTH)[is_product]
+    loss[is_product] = product_loss(elements[is_product], depth[is_product], half_depth)
     rates = chip.attention[FUSED]
     for phase, half in ((0.0, rates.forward_half), (1.0, rates.backward_half)):
         part = attends & (is_backward == phase)
         slower = rates.forward / rates.backward if phase else 1.0
         loss[part] = slower * attention_loss(width[part], sequence[part], rates.width_half, half)
-    return loss
+    return np.where(attends & (drops > 0), DROPOUT * loss, loss)
+
+
+def power_limit(product_s: float, other_s: float, chip: Chip) -> float:
+    """Time of 16-bit products in a step over that at `Chip.mixed_share`."""
+    total_s = product_s + other_s
+    share = product_s / total_s if total_s > 0 else 0.0
+    limited = min(1.0, max(0.0, (share - POWER_SAVED) / (POWER_LIMITED - POWER_SAVED)))
+    return chip.mixed_share / (chip.mixed_share + limited * (chip.matrix_share - chip.mixed_share))
 
 
 def attention_rates(chip: Chip) -> AttentionRates:
@@ -90,7 +111,7 @@ def matrix_shape(signature: str) -> MatrixShape:
         return MatrixShape()
     shapes = tensor_shapes(signature, HALF)
     if product is not None:
-        return _product_shape(shapes)
+        return _product_shape(shapes or tensor_shapes(signature, ("float32",)), bool(shapes))
     assert attention is not None
     first = 1 if attention[1] else 0
     if len(shapes) < first + 2 or any(len(shape) < 2 for shape in shapes[: first + 2]):
@@ -98,13 +119,16 @@ def matrix_shape(signature: str) -> MatrixShape:
     query, key = shapes[first : first + 2]
     if not (query[-1] and key[-2]):
         return MatrixShape()
-    return MatrixShape(0.0, 0.0, query[-1], key[-2], float(bool(attention[1])))
+    drops = float(_DROPS.search(signature) is not None)
+    return MatrixShape(0.0, 0.0, query[-1], key[-2], float(bool(attention[1])), 1.0, drops)
 
 
-def _product_shape(shapes: list[tuple[int, ...]]) -> MatrixShape:
+def _product_shape(shapes: list[tuple[int, ...]], is_half: bool) -> MatrixShape:
     matrices = [shape for shape in shapes if len(shape) > 1][-2:]
     if len(matrices) < 2:
         return MatrixShape()
     left, right = matrices
     elements = prod(left[:-1]) * right[-1]
-    return MatrixShape(elements, left[-1]) if elements and left[-1] else MatrixShape()
+    if not elements or not left[-1]:
+        return MatrixShape()
+    return MatrixShape(elements, left[-1], is_half=float(is_half))

@@ -20,12 +20,25 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
+from hocket.cost.streams import streamed
 from hocket.graph.signatures import tensor_shapes
 
 TILE_COLUMNS, TILE_DEPTH = 64, 32
 """Channels of the result, and of what is summed, that kernels compute at once."""
 CONVOLUTION = 1.5
-"""What whole tiles take over the usual share of the peak, which processors reach."""
+"""What tiles that channels leave partly empty take over the usual share of the peak."""
+POINT_COPIED = 2.0
+"""As `COPIED`, of windows of one pixel in float32, which some kernels read as they are."""
+DEPTH_ELEMENT, DEPTH_TAP = 1333.0, 73.0
+"""Operations at the usual rate that one element of a depthwise convolution takes, and each pixel of
+its window: vector units do it. H200: 6 ps and 0.33 ps in both types."""
+DEPTH_BACKWARD, DEPTH_WIDE_BACKWARD = 666.0, 1243.0
+"""The same of both gradients per pixel of the window, up to 5 x 5 and above."""
+DEPTH_WIDE_HALF = (43.0, 57.0)
+"""In 16 bits windows above 5 x 5 have kernels of matrix units: factors forward and backward."""
+NATIVE_WINDOW = 25
+FLOAT32_NORM = 0.68
+"""Time of cuDNN's norms over batches in float32 over PyTorch's own, which serve 16 bits."""
 NORM_PASSES = 2.3
 """Bytes that norms move over those that they touch: for statistics first, then to use them; layer
 norms and norms over groups and batches reach a quarter to a third of the bandwidth."""
@@ -85,12 +98,12 @@ def shaped(signature: str) -> Shaped:
         if norm[1] != "batch":
             return Shaped(1.0, NORM_PASSES)
         idle = _idle(signature)
-        width = _NORM_BYTES / 2 if _is_half(signature) else 1.0
+        width = _NORM_BYTES / 2 if _is_half(signature) else FLOAT32_NORM
         return Shaped(1.0, NORM_PASSES * idle * width, fill=1.0 / idle)
     match = _CONVOLUTION.match(signature)
     groups = _GROUPS.search(signature)
     if match is None or groups is None:
-        return Shaped()
+        return Shaped(1.0, *streamed(signature))
     shapes = tensor_shapes(signature)[1 if match[1] else 0 :]
     if len(shapes) < 2 or len(shapes[0]) < 3 or len(shapes[1]) != len(shapes[0]):
         return Shaped()
@@ -99,17 +112,31 @@ def shaped(signature: str) -> Shaped:
     num_groups = int(groups[1])
     if not (after and before and window and num_groups):
         return Shaped()
+    if num_groups == after and num_groups > 1:
+        flops = _depthwise(window, bool(match[1]), _is_half(signature))
+        return Shaped(flops, 1.0, BACKWARD_KERNELS if match[1] else KERNELS)
     flops = _waste(after // num_groups or 1, before, num_groups)
     if match[1]:
         flops = _backward_waste(signature, after, before, num_groups, flops)
-    if _is_half(signature) and (num_groups == after or before <= IMAGE_CHANNELS):
+    if _is_half(signature) and before <= IMAGE_CHANNELS:
         flops *= 2  # their kernels are no quicker in 16 bits
-    flops *= CONVOLUTION
+    if min(after, before) < TILE_COLUMNS:
+        flops *= CONVOLUTION
     # Other strides than usual are stated: channels last, most likely.
-    is_copied = window > 1 and "]{" not in signature
-    if not is_copied:
+    if "]{" in signature:
         return Shaped(flops)
-    return Shaped(flops, COPIED, BACKWARD_KERNELS if match[1] else KERNELS)
+    copied = COPIED if window > 1 or _is_half(signature) else POINT_COPIED
+    return Shaped(flops, copied, BACKWARD_KERNELS if match[1] else KERNELS)
+
+
+def _depthwise(window: int, is_backward: bool, is_half: bool) -> float:
+    """Of a convolution in which every channel meets its own window alone."""
+    if is_half and window > NATIVE_WINDOW:
+        return DEPTH_WIDE_HALF[is_backward]
+    per_tap = DEPTH_WIDE_BACKWARD if window > NATIVE_WINDOW else DEPTH_BACKWARD
+    # Two operations per pixel of a window forward, four for both gradients.
+    found = per_tap / 4 if is_backward else (DEPTH_ELEMENT + DEPTH_TAP * window) / (2 * window)
+    return 2 * found if is_half else found
 
 
 def _waste(columns: int, depth: int, groups: int) -> float:

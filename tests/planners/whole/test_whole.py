@@ -12,6 +12,7 @@ from hocket.api import best_of, make_problem, plan_graph
 from hocket.api.planners import compare_divided, fixed_degrees
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
+from hocket.graph.graph import Role
 from hocket.plan.sections import Memory, Replica, Shares
 from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
@@ -41,7 +42,8 @@ def test_what_people_do_by_hand_stands_beside_it(comparison):
 
 def test_it_is_deterministic(unequal, comparison):
     again = compare_whole(problem_on(unequal.graph, "1xrtx3090+1xv100-16g+1xt4"))
-    assert again.winner.plan[Shares] == comparison.winner.plan[Shares]
+    decided, before = again.winner.plan.sections, comparison.winner.plan.sections
+    assert [section.to_data() for section in decided] == [s.to_data() for s in before]
     assert again.why == comparison.why
 
 
@@ -120,12 +122,14 @@ def test_alike_devices_are_not_told_apart(graph):
 def test_a_batch_that_does_not_fit_is_accumulated(graph):
     roomy = problem_on(graph, "1xt4")
     whole = simulated(roomy, Shares(replicas=(Replica(devices=("gpu0",), microbatches=(12,)),)))
-    usable = int(whole.timeline.peak_bytes[0]) - 1
+    # More than the optimizer's state is missing, so that updates on the host do not help alone.
+    state = graph.tensor_bytes[graph.tensor_role == Role.OPTIMIZER_STATE].sum()
+    usable = int(whole.timeline.peak_bytes[0] - 1.2 * state)
     kept = roomy.cluster.devices[0].memory_bytes - usable
     problem = make_problem(graph, "1xt4", headroom_bytes=kept)
     winner = compare_whole(problem).winner
     (replica,) = winner.plan[Shares].replicas
-    assert len(replica.microbatches) == 2
+    assert len(replica.microbatches) > 1
     assert winner.feasible
 
 
@@ -257,7 +261,9 @@ def test_ways_in_words(shares, words):
 
 def test_the_view_by_degrees_gives_the_same_numbers(unequal, comparison):
     divided = compare_divided(unequal, 12)
-    assert divided.winner.step_s == pytest.approx(comparison.winner.step_s, rel=0.005)
+    # Degrees know no placement of single ops.
+    best_s = min(c.step_s for c in comparison.candidates if c.step_s and c.planner != PLACEMENT)
+    assert divided.winner.step_s == pytest.approx(best_s, rel=0.005)
     names = [candidate.planner for candidate in divided.candidates]
     assert len(set(names)) == len(names)
     two = compare_divided(unequal, None, fixed_degrees(("data=2,pipeline=1", "tensor=1")))
