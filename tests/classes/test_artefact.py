@@ -21,6 +21,7 @@ def test_a_folder_reads_as_it_was_written(path):
     folder = read_folder(path)
     assert PartTable.from_data(folder.table.to_data()) == folder.table
     assert folder.table.quorum == 1
+    assert read_folder(str(folder.path)).table == folder.table
     assert len(folder.models) == 3
 
 

@@ -61,6 +61,29 @@ def test_answers_are_those_of_the_whole_net(front_end):
         assert answer.probabilities.sum() == pytest.approx(1)
 
 
+def test_the_same_input_has_the_same_answer_in_every_pass(folder):
+    given = inputs(40, seed=4)
+    # Late means later than any pause of a busy machine.
+    with FrontEnd(folder, ServeOptions(deadline_s=60, patience_s=60)) as front_end:
+        passes = [[front_end.predict(each) for each in given] for _ in range(10)]
+    assert all(answer.came == 3 for each in passes for answer in each)
+    first = [answer.scores.tobytes() for answer in passes[0]]
+    for each in passes[1:]:
+        assert [answer.scores.tobytes() for answer in each] == first
+
+
+def test_a_late_worker_is_waited_for_no_longer_than_patience(folder):
+    with FrontEnd(folder, ServeOptions(deadline_s=60, restarts=False)) as front_end:
+        front_end.predict(inputs(1)[0])
+        os.kill(front_end.process_ids[1], signal.SIGSTOP)
+        try:
+            answer = front_end.predict(inputs(1)[0])
+        finally:
+            os.kill(front_end.process_ids[1], signal.SIGCONT)
+        assert answer.came == 2
+        assert answer.missing == ()
+
+
 def test_answers_are_enough_when_every_group_has_the_copies_that_can_come(folder):
     # Part k holds groups k and k + 1 of three, so that each group has two copies.
     table, came = folder.table, np.zeros((1, 5))

@@ -49,8 +49,9 @@ def write_folder(
     return hashed
 
 
-def read_folder(path: Path) -> Folder:
-    """A folder of parts; raises `InputFileError` where it was changed or is not whole."""
+def read_folder(path: Path | str) -> Folder:
+    """A folder of sub-models; raises `InputFileError` where it was changed or is not whole."""
+    path = Path(path)
     file = path / TABLE
     if not file.is_file():
         raise InputFileError(

@@ -76,7 +76,7 @@ class PartTable:
 
     @property
     def quorum(self) -> int:
-        """Answers for a class that are waited for: one less than there are, where it has three."""
+        """Answers for a class that suffice where a worker is late: one less than there are."""
         return max(1, self.redundancy - 1)
 
     def to_data(self) -> dict[str, Any]:

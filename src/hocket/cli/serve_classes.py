@@ -86,7 +86,7 @@ def _require_workers(opened: Folder, options: ServeOptions) -> None:
 @click.option("--spin", default=_SPIN, show_default=True,
               help="How long an idle worker keeps its core awake, such as 2ms.")  # fmt: skip
 @click.option("--quorum", type=click.IntRange(1), default=None,
-              help="Answers per class that are waited for.")  # fmt: skip
+              help="Answers per class that are waited for; default: all copies.")  # fmt: skip
 @click.option("--device", default=None,
               help="All parts on one device, such as cuda, a stream each.")  # fmt: skip
 @click.option("--predict", "only_predict", is_flag=True,

@@ -1,8 +1,9 @@
-"""The front end: an input to all workers at once, an answer as soon as every class has its copies.
+"""The front end: an input to all workers at once, one answer from all copies of every class.
 
-It never waits for a worker that it can do without: with r copies of each class, one less than r
-answers per class are enough, so that a dead or slow worker costs no time. What comes later is
-dropped. One request is under way at a time, because every worker takes part in every one.
+All living workers are waited for, so the same input has the same label, and accuracy is that of the
+report. A dead worker is not waited for. A late one is, but once the others suffice to answer (one
+copy less per class) no longer than `ServeOptions.patience_s`. What comes later is dropped. One
+request is under way at a time, because every worker takes part in every one.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ class ServeOptions:
     """How long an idle worker keeps its core busy to be there at once."""
     restarts: bool = True
     quorum: int | None = None
-    """Answers per class that are waited for; what the folder's copies allow where None."""
+    """Answers per class that are waited for; all copies where None."""
+    patience_s: float = 0.05
+    """How long a late worker is waited for when the others suffice to answer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +185,8 @@ class FrontEnd:
         self._table = folder.table
         self._combiner = folder.table.combiner()
         self._layout = InputLayout(folder.table.input_shape, folder.table.input_dtype)
-        self._quorum = self.options.quorum or folder.table.quorum
+        self._quorum = self.options.quorum or folder.table.redundancy
+        self._least = min(self._quorum, folder.table.quorum)
         self._descriptor = os.memfd_create("inputs")
         os.ftruncate(self._descriptor, self._layout.total_bytes)
         self._memory = mmap.mmap(self._descriptor, self._layout.total_bytes)
@@ -322,8 +326,12 @@ class FrontEnd:
         asked = {link.spec.index for link in self._links if link.send(number, slot)}
         answers: list[FloatArray | None] = [None] * len(self._links)
         replies: dict[int, WorkerReply] = {}
-        until_ns = start_ns + int(limit_s * 1e9)
+        until_ns, is_answerable = start_ns + int(limit_s * 1e9), False
         while not is_enough(self._table, quorum, answers, asked):
+            if not is_answerable and is_enough(self._table, self._least, answers, asked):
+                is_answerable = True
+                patient_ns = time.perf_counter_ns() + int(self.options.patience_s * 1e9)
+                until_ns = min(until_ns, patient_ns)
             left_s = (until_ns - time.perf_counter_ns()) * 1e-9
             if left_s <= 0:
                 break
