@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +15,9 @@ import click
 
 from hocket.cli.fleet.connection import connect, service_options
 from hocket.cli.output import console, emit, json_option, say
+
+_LOG_S = 10.0
+"""Between two lines of a log about one thing."""
 
 
 @click.command("split")
@@ -167,11 +172,27 @@ def _absolute(spec: str) -> str:
     return f"{Path(file).absolute()}{separator}{function}" if is_file else spec
 
 
+def _lines() -> Callable[[str, int, int], None]:
+    """Tell a log what is done: when it begins, now and then, and when it ends."""
+    told: dict[str, float] = {}
+
+    def tell(what: str, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if what in told and done < total and now_s - told[what] < _LOG_S:
+            return
+        if told.get(what) == math.inf:
+            return
+        told[what] = math.inf if done >= total else now_s
+        say(f"{what}: {done} of {total}")
+
+    return tell
+
+
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on stderr where somebody looks at them."""
+    """Bars on stderr where somebody looks at them; lines, at most one in ten seconds, in a log."""
     if not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        yield _lines()
         return
     from rich.progress import Progress, TaskID
 
