@@ -50,13 +50,8 @@ def command() -> None:
 @json_option
 def profiles_command(profiles: tuple[Path, ...], output: Path, on: str, as_json: bool) -> None:
     """Fit efficiencies per family of ops from PROFILES of one kind of device."""
-    from hocket.api.costs import (
-        calibrate,
-        calibration_errors,
-        merge_profiles,
-        read_profile,
-        write_calibration,
-    )
+    from hocket.cost.calibrate import calibrate, calibration_errors, write_calibration
+    from hocket.cost.profile import merge_profiles, read_profile
     from hocket.view.inputs import calibration_data
 
     profile = merge_profiles([read_profile(path) for path in profiles])
@@ -115,9 +110,10 @@ def parallel_command(
     """Fit the step predictor from a table of measured runs on one cluster."""
     from dataclasses import replace
 
-    from hocket.api.calibration import calibrate, prediction_errors, read_runs
     from hocket.api.clusters import cluster_from_text
     from hocket.api.divisions import Coefficients, find_software, usual_dtype, write_coefficients
+    from hocket.cost.parallel.calibrate import calibrate, prediction_errors
+    from hocket.cost.parallel.measurements import read_runs
     from hocket.view.inputs import coefficients_data
 
     cluster = cluster_from_text(on)

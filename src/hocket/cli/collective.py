@@ -147,8 +147,10 @@ def _gradients(plan: CollectivePlan, model: str) -> PropagationChoice:
 def _write(
     plan: CollectivePlan, output: Path | None, report: Path | None, trace: Path | None
 ) -> list[Path]:
-    from hocket.api.plans import Plan, Problem, plan_bytes
     from hocket.base.atomic import write_together
+    from hocket.plan.files import plan_bytes
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
     from hocket.view.collective import as_dict
     from hocket.view.collective_report import collective_report_html, collective_trace_bytes
 
@@ -170,18 +172,14 @@ def _write(
 
 def _export(plan: CollectivePlan, path: Path) -> Path:
     """Write a program of the chosen schedule, after running what is written."""
-    from hocket.api.exports import (
-        parse_msccl,
-        program_of,
-        program_of_plan,
-        run_program,
-        to_msccl,
-        to_mscclpp,
-        to_nccl_graph,
-    )
     from hocket.base.atomic import write_atomically
     from hocket.base.errors import UsageError
     from hocket.base.jsonfile import dump_json
+    from hocket.export.compile_trees import program_of
+    from hocket.export.msccl import parse_msccl, to_msccl
+    from hocket.export.mscclpp import program_of_plan, to_mscclpp
+    from hocket.export.nccl_graph import to_nccl_graph
+    from hocket.export.program import run_program
 
     section = plan.chosen.section
     if path.name.endswith(".graph.xml"):

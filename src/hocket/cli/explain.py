@@ -15,7 +15,8 @@ from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
 @json_option
 def command(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
     """Explain PLAN: its critical path, why devices wait, and what limits the step."""
-    from hocket.api.plans import carried_out, simulate
+    from hocket.simulate.engine import simulate
+    from hocket.simulate.rewriting.step import carried_out
     from hocket.view.plans import view_of, within_budget
 
     saved = load_plan(plan_file, graph_file)

@@ -57,11 +57,11 @@ def command(plan_file: Path, target: str, output: Path | None, as_json: bool) ->
 
 
 def _device_map(plan_file: Path) -> DeviceMap:
-    from hocket.api.exports import device_map
-    from hocket.api.plans import PlacedDivision, Placement
     from hocket.base.errors import UsageError
     from hocket.base.units import format_percent
     from hocket.cli.sources import load_plan
+    from hocket.export.accelerate import device_map
+    from hocket.plan.sections import PlacedDivision, Placement
 
     saved = load_plan(plan_file, None)
     if saved.plan.get(Placement) is None:
@@ -81,10 +81,11 @@ def _device_map(plan_file: Path) -> DeviceMap:
 
 
 def _parallel(plan_file: Path, target: str) -> dict[str, str]:
-    from hocket.api.exports import export_plan
-    from hocket.api.plans import DividedTraining, PlacedDivision, Placement
     from hocket.base.errors import UsageError
     from hocket.cli.sources import load_plan
+    from hocket.export import export_plan
+    from hocket.plan.divided import DividedTraining
+    from hocket.plan.sections import PlacedDivision, Placement
 
     saved = load_plan(plan_file, None)
     if saved.plan.get(PlacedDivision) is None:

@@ -165,11 +165,12 @@ def _largest(
 ) -> tuple[int, Graph | None, int]:  # fmt: skip
     """The largest size that fits and its step, or 0 and None; and the bytes that the least size
     needs of those that were tried."""
-    from hocket.api.costs import read_calibration, read_profile
     from hocket.api.memory import largest_that_fits
-    from hocket.api.models import require_depth
     from hocket.base.errors import UsageError
     from hocket.base.units import format_bytes
+    from hocket.cost.calibrate import read_calibration
+    from hocket.cost.profile import read_profile
+    from hocket.transformer.files import require_depth
 
     if is_graph_file(source):
         raise UsageError(

@@ -10,8 +10,8 @@ import click
 from hocket.cli.output import emit, json_option
 
 if TYPE_CHECKING:
-    from hocket.api.launching import Machines
-    from hocket.api.plans import SavedPlan
+    from hocket.plan.files import SavedPlan
+    from hocket.runtime.launch import Machines
 
 GIVEN = "-"
 """In place of a plan: the one that a variable names."""
@@ -55,8 +55,9 @@ def command(
 
     machines = _machines(nodes, node_rank, address)
     require("torch", "training")
-    from hocket.api.launching import launch, require_single_ops
-    from hocket.api.plans import read_plan
+    from hocket.api.refined import require_single_ops
+    from hocket.plan.files import read_plan
+    from hocket.runtime.launch import launch
 
     if str(plan) == GIVEN:
         plan = Path(given_plan())
@@ -75,8 +76,9 @@ def command(
 
 def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any] | None:
     """Plan again with the times that the first rank wrote, and say what that changes."""
-    from hocket.api.launching import planned_again, read_profile
+    from hocket.api.refined import planned_again
     from hocket.base.units import format_seconds
+    from hocket.cost.profile import read_profile
 
     if not profile.exists():
         click.echo(
@@ -98,9 +100,9 @@ def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any] | No
 
 
 def _machines(nodes: int, node_rank: int, address: str | None) -> Machines:
-    from hocket.api.launching import Machines
     from hocket.base.errors import UsageError
     from hocket.base.units import whole_number
+    from hocket.runtime.launch import Machines
 
     if node_rank >= nodes:
         raise UsageError(

@@ -33,7 +33,9 @@ def _presets() -> Names:
 def _models() -> Names:
     from importlib.util import find_spec
 
-    from hocket.api.models import PREFIX, cached_names, find_model, parameter_counts, preset_names
+    from hocket.transformer.counts import parameter_counts
+    from hocket.transformer.files import find_model, preset_names
+    from hocket.transformer.hf_cache import PREFIX, cached_names
 
     shapes = [(name, find_model(name)) for name in preset_names()]
     both = [
@@ -42,7 +44,7 @@ def _models() -> Names:
     ]
     others: Names = []
     if find_spec("torch") is not None:
-        from hocket.api.capture import ZOO
+        from hocket.capture import ZOO
 
         others = [(name, "plan") for name in ZOO if name not in preset_names()]
     cached = [(PREFIX + name, "from the cache of Hugging Face models") for name in cached_names()]

@@ -43,8 +43,9 @@ def explain(
 
     Options that the file's own @parallel_for(...) gives hold where none is given here.
     """
-    from hocket.api.loops import explain_data, explain_source, parsed_source
     from hocket.base.errors import UsageError, unknown_name
+    from hocket.loops.explain import explain_data, explain_source
+    from hocket.loops.source import parsed_source
     from hocket.view.loop_report import write_loop_report
 
     path, separator, function = target.rpartition(":")
@@ -80,7 +81,9 @@ def explain(
 def _runners(source: Any, ordered: bool, permit: tuple[str, ...], workers: int | None) -> Any:
     import os
 
-    from hocket.api.loops import Settings, SiteRunner, run_in_turn
+    from hocket.loops.backends.inturn import run_in_turn
+    from hocket.loops.runner import SiteRunner
+    from hocket.loops.settings import Settings
 
     count = workers or len(os.sched_getaffinity(0))
     settings = Settings(count, run_in_turn, ordered, permit)

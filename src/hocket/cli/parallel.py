@@ -203,8 +203,9 @@ def _require_folders(*paths: Path | None) -> None:
 def _write(
     plan: Plan, comparison: Comparison, output: Path | None, report: Path | None
 ) -> list[Path]:
-    from hocket.api.plans import DividedTraining, plan_bytes
     from hocket.base.atomic import write_together
+    from hocket.plan.divided import DividedTraining
+    from hocket.plan.files import plan_bytes
     from hocket.view.parallel_report import parallel_report_html
 
     contents: dict[str | Path, bytes] = {}
@@ -232,8 +233,8 @@ def _training(
 ) -> Problem:
     from dataclasses import replace
 
-    from hocket.api.models import check_model, find_model
     from hocket.base.errors import UsageError
+    from hocket.transformer.files import check_model, find_model
 
     for value, what in ((model, "MODEL"), (on, "--on CLUSTER"), (batch, "--batch N")):
         if value is None:

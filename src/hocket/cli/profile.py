@@ -64,15 +64,15 @@ def command(
     as_json: bool,
 ) -> None:
     """Time every distinct op of a model's step on this machine and store the times."""
-    from hocket.api.costs import write_profile
+    from hocket.cost.profile import write_profile
     from hocket.view.inputs import profile_data
 
     require_folder(output)
     place, kind = _local_kind(device)
     with working(f"capturing {model}"):
         # Imports PyTorch, which takes seconds, on a busy machine many.
-        from hocket.api.capture import capture_program
-        from hocket.api.measuring import profile_program
+        from hocket.capture import capture_program
+        from hocket.cost.measure import profile_program
 
         module, tensors = build_model(model, options)
         graph, program = capture_program(
@@ -102,8 +102,8 @@ def command(
 
 def _known(output: Path) -> Profile | None:
     """What an earlier run left in the file, where that is a profile."""
-    from hocket.api.costs import read_profile
     from hocket.base.errors import InputFileError
+    from hocket.cost.profile import read_profile
 
     try:
         return read_profile(output) if output.is_file() else None
@@ -113,7 +113,7 @@ def _known(output: Path) -> Profile | None:
 
 def _reasons(profile: Profile, output: Path) -> Iterator[str]:
     """Why ops have no time, one line per reason, and what can be done about it."""
-    from hocket.api.measuring import OUT_OF_MEMORY, OUT_OF_TIME
+    from hocket.cost.measure import OUT_OF_MEMORY, OUT_OF_TIME
 
     reasons = Counter(
         OUT_OF_MEMORY if text.startswith(OUT_OF_MEMORY) else text

@@ -119,8 +119,8 @@ def command(
         _check(saved, as_json)
         return
     from hocket.api import run_plan
-    from hocket.api.plans import carried_out
     from hocket.api.runs import RunOptions
+    from hocket.simulate.rewriting.step import carried_out
     from hocket.view.plans import view_of
 
     options = RunOptions(
@@ -185,8 +185,8 @@ def _check(saved: SavedPlan, as_json: bool) -> None:
 
 def _is_divided(plan: Plan, *, check_only: bool, only_placement: dict[str, Any]) -> bool:
     """Whether the plan divides a training; refuses options that its sections do not take."""
-    from hocket.api.plans import PlacedDivision
     from hocket.base.errors import UsageError
+    from hocket.plan.sections import PlacedDivision
 
     is_divided = plan.get(PlacedDivision) is not None
     if is_divided:
@@ -253,7 +253,7 @@ def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
 
 
 def _say_what_is_minimised(problem: Problem) -> None:
-    from hocket.api.capture import MEAN, told
+    from hocket.capture.loss import MEAN, told
 
     loss = problem.graph.meta.get("loss")
     if isinstance(loss, str):

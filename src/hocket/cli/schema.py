@@ -12,6 +12,6 @@ from hocket.cli.output import emit, json_option
 @json_option
 def command(what: str, as_json: bool) -> None:
     """Print the JSON Schema of a file format."""
-    from hocket.api.plans import json_schema
+    from hocket.plan.schema import json_schema
 
     emit(json_schema())

@@ -11,7 +11,9 @@ import click
 from hocket.cli.output import emit, json_option, say
 
 if TYPE_CHECKING:
-    from hocket.api.serving import Folder, LatencyOutlook, ServeOptions
+    from hocket.classes.artefact import Folder
+    from hocket.classes.serving.front_end import ServeOptions
+    from hocket.classes.serving.rehearsal import LatencyOutlook
 
 _DEADLINE, _SPIN = "1s", "0s"
 
@@ -38,9 +40,10 @@ def _require_one_way(
 
 
 def _options(deadline: str, spin: str, quorum: int | None) -> ServeOptions:
-    from hocket.api.serving import MAX_DEADLINE_S, ServeOptions
     from hocket.base.errors import UsageError
     from hocket.base.units import format_seconds, parse_seconds
+    from hocket.classes.serving.app import MAX_DEADLINE_S
+    from hocket.classes.serving.front_end import ServeOptions
 
     try:
         deadline_s, spin_s = parse_seconds(deadline), parse_seconds(spin)
@@ -110,7 +113,8 @@ def command(
 
     for package in ("onnxruntime", "fastapi", "uvicorn"):
         require(package, "hocket serve-classes")
-    from hocket.api.serving import read_folder, rehearsed
+    from hocket.classes.artefact import read_folder
+    from hocket.classes.serving.rehearsal import rehearsed
 
     _require_one_way(device, deadline, spin, quorum, only_predict=only_predict)
     options, opened = _options(deadline, spin, quorum), read_folder(folder)
@@ -131,7 +135,7 @@ def command(
         if as_json and prediction is not None:
             emit(prediction)
         return
-    from hocket.api.serving import serve, token_in
+    from hocket.classes.serving.serve import serve, token_in
 
     token = token_in(token_file)
 

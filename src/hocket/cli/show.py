@@ -33,8 +33,9 @@ def command(
     as_json: bool,
 ) -> None:
     """Show PLAN: devices, memory, links and the ops that take the most time."""
-    from hocket.api.plans import carried_out, simulate
     from hocket.base.atomic import write_atomically
+    from hocket.simulate.engine import simulate
+    from hocket.simulate.rewriting.step import carried_out
     from hocket.view.plans import view_of, within_budget
     from hocket.view.trace import trace_bytes
 

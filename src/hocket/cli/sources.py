@@ -244,8 +244,8 @@ def budget_options(
 
 def is_graph_file(text: str) -> bool:
     """Whether a name means a graph file rather than a model."""
-    from hocket.api.models import is_config_file
     from hocket.base.regular import is_file
+    from hocket.transformer.files import is_config_file
 
     path = Path(text)
     if is_config_file(path):
@@ -285,7 +285,7 @@ def load_graph(
 def build_model(text: str, options: ModelOptions) -> tuple[Any, Any]:
     """A model of the zoo or of the user, and its batch."""
     refuse_wrong_file(text, options)
-    from hocket.api.capture import load_model
+    from hocket.capture import load_model
 
     return load_model(
         text,
@@ -310,7 +310,8 @@ def capture_model(
     refuse_wrong_file(text, options)
     with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:
         # Imports PyTorch, which takes seconds, on a busy machine many.
-        from hocket.api.capture import ZOO, CaptureWarning, capture, capture_sizes, trying_samples
+        from hocket.capture import ZOO, CaptureWarning, capture
+        from hocket.capture.sizes import capture_sizes, trying_samples
 
         warnings.simplefilter("always", CaptureWarning)
         model, batch = build_model(text, options)
@@ -344,7 +345,7 @@ def say_unsplit(graph: Graph) -> None:
 
 def say_loss(graph: Graph) -> None:
     """Say what a captured step minimises, with a warning where the model does not say it."""
-    from hocket.api.capture import MEAN, OWN, told
+    from hocket.capture.loss import MEAN, OWN, told
 
     loss = graph.meta.get("loss")
     if loss == MEAN:
@@ -377,7 +378,8 @@ def make_problem(
 ) -> Problem:
     """A problem from a graph and the texts of the options."""
     from hocket import api
-    from hocket.api.costs import read_calibration, read_profile
+    from hocket.cost.calibrate import read_calibration
+    from hocket.cost.profile import read_profile
 
     say_joining(on)
     return api.make_problem(
@@ -404,8 +406,8 @@ def say_joining(on: str) -> None:
 def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
     """A plan file with the problem that it answers."""
     from hocket.api.graphs import Graph
-    from hocket.api.plans import read_plan
     from hocket.base.errors import UsageError
+    from hocket.plan.files import read_plan
 
     with working(f"reading {path}"):
         saved = read_plan(path, graph_file=graph_file)
@@ -416,7 +418,7 @@ def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
 
 def announce_compilation(about: int = 1) -> None:
     """Say what is left when a fresh installation has to compile kernels first, so many at most."""
-    from hocket.api.plans import tell_before_compiling
+    from hocket.kernels.progress import tell_before_compiling
 
     num_compiled = 0
 

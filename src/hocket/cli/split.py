@@ -80,7 +80,9 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
     for package in ("torch", "torch_pruning", "onnxruntime", "safetensors"):
         require(package, "hocket split")
     request = _request(net, data, parts, asked)
-    from hocket.api.splitting import split, split_text, write_split_report
+    from hocket.classes.report import write_split_report
+    from hocket.classes.split import split
+    from hocket.classes.text import split_text
 
     train_apart = _train_apart(asked)
     with _progress() as tell:
@@ -103,9 +105,9 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
 
 
 def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
-    from hocket.api.splitting import ANY_NUMBER, USUAL_RATES, NetTraining, SplitRequest
     from hocket.base.errors import UsageError
     from hocket.base.units import parse_seconds, whole_number
+    from hocket.classes.settings import ANY_NUMBER, USUAL_RATES, NetTraining, SplitRequest
 
     if parts != "auto" and not whole_number(parts, 10_000):
         raise UsageError(f"--parts {parts[:60]!r} is no number of parts", hint="such as 5, or auto")
@@ -148,8 +150,9 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
 
 def _train_apart(asked: dict[str, Any]) -> Callable[[Path, Any, Any], None] | None:
     """What trains parts outside of this process, if that was asked for."""
-    from hocket.api.splitting import train_on_fleet, train_side_by_side
     from hocket.base.errors import UsageError
+    from hocket.classes.on_fleet import train_on_fleet
+    from hocket.classes.side_by_side import train_side_by_side
 
     if asked["on_fleet"] and asked["num_processes"] > 1:
         raise UsageError(

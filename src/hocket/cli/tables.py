@@ -35,8 +35,10 @@ def serve(
     import signal
     import threading
 
-    from hocket.api.tables import ShardServer, read_layout, shard_port
     from hocket.base.errors import UsageError
+    from hocket.tables.address import shard_port
+    from hocket.tables.layout_file import read_layout
+    from hocket.tables.server import ShardServer
 
     layout = read_layout(file)
     if shard >= layout.num_shards:
@@ -70,7 +72,7 @@ def serve(
 @json_option
 def check(schedules: int, seed: int, as_json: bool) -> None:
     """Run the protocol in random schedules, with shards that die, and check every read."""
-    from hocket.api.tables import arrangements, check_schedules
+    from hocket.tables.check import arrangements, check_schedules
 
     num = check_schedules(schedules, seed)
     if as_json:

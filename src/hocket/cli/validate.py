@@ -35,8 +35,10 @@ def command(tables: tuple[str, ...], data_dir: Path | None, as_json: bool) -> No
     Without a name all tables are compared. Zero-shot uses nothing that was measured; calibrated
     uses at most ten runs per site, which are not scored.
     """
-    from hocket.api.validation import absent_tables, load_tables, validate
     from hocket.base.errors import CheckError, unknown_name
+    from hocket.cost.published_files import absent_tables
+    from hocket.cost.published_tables import load_tables
+    from hocket.cost.validation import validate
 
     known = load_tables(data_dir)
     absent = absent_tables(known)

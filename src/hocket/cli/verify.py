@@ -16,8 +16,8 @@ from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
 @json_option
 def command(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
     """Check PLAN: every section by its rules, precedence, memory. Exit 6 on a violation."""
-    from hocket.api.plans import violations
     from hocket.base.errors import CheckError
+    from hocket.simulate.verify import violations
 
     saved = load_plan(plan_file, graph_file)
     announce_compilation()

@@ -81,8 +81,8 @@ def require_own_kind(
     output: Path, kind: Literal["placement", "parallel"], *, overwrite: bool
 ) -> None:
     """Ask before a plan takes the place of one of the other kind, which has another command."""
-    from hocket.api.plans import section_names
     from hocket.base.errors import UsageError
+    from hocket.plan.files import section_names
 
     other_section = "division" if kind == "placement" else "placement"
     if overwrite or not output.is_file() or other_section not in section_names(output):

@@ -84,8 +84,8 @@ def command(
     data parallel on a batch each, and the steps of all of them count. Columns that end in
     _unconsolidated are gangs whose members are on different servers. 0: not enough memory.
     """
-    from hocket.api.costs import read_calibration
     from hocket.api.fleet import predict, stacked, throughputs_to_dict, write_throughputs
+    from hocket.cost.calibrate import read_calibration
     from hocket.view.fleet_data import prediction_data
 
     if job_type is not None and len(models) > 1:
