@@ -103,3 +103,31 @@ def test_untraced_batches_are_computed_by_the_model(case: str, calls_step: bool)
     assert len(told) == 1
     assert reason in told[0]
     assert reason in train.lost
+
+
+@pytest.mark.parametrize("num_steps", [4, 12])
+def test_a_number_of_the_model_that_the_loop_changes_holds_in_the_next_step(num_steps: int) -> None:
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.temperature = nn.Linear(4, 4), 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.inner(x) / self.temperature).softmax(-1).square().mean()
+
+    torch.manual_seed(0)
+    model, batch = Tempered(), torch.randn(3, 4)
+    twin = copy.deepcopy(model)
+    optimizer, plain = (torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, twin))
+    train = hocket.prepare(model, optimizer, batch)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(num_steps):
+            model.temperature = twin.temperature = 1.0 + 0.1 * step
+            plain.zero_grad()
+            expected = twin(batch)
+            expected.backward()
+            plain.step()
+            assert train.step(batch).item() == expected.item()
+    warned = [each for each in told if each.category is CaptureWarning]
+    assert len(warned) == (num_steps > 8)

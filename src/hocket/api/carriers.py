@@ -40,6 +40,7 @@ from hocket.base.progress import Progress, progress
 from hocket.base.units import format_bytes
 from hocket.capture.loss import MEAN
 from hocket.capture.model import CaptureWarning, UntraceableError, capture
+from hocket.capture.unseen import hooked_modules
 from hocket.cost.calibrate import Calibration
 from hocket.cost.dispatch import measure_host_overhead
 from hocket.cost.efficiency import KindFit
@@ -111,6 +112,7 @@ def placed_carrier(
     except UntraceableError as error:
         return _by_modules(model, model, batch, recipe, saved, on, _told(error), alone)
     _warn_without_loss(graph, recipe.name, depth=4)
+    _warn_of_hooks(model)
     saved = _planned(graph, saved, on, recipe.name, is_alone=alone is not None)
     devices = _devices(saved, alone)
     if is_ranked:
@@ -323,6 +325,23 @@ def _by_modules(
         model, recipe, graph, saved.plan.device_of, _devices(saved, alone), lost=lost
     )
     return Prepared(carrier, saved.plan, claimed_step_s(saved.problem, saved.plan))
+
+
+def _warn_of_hooks(model: nn.Module) -> None:
+    """Hooks are Python code: what they compute is traced, what else they do happens once."""
+    if hooked := hooked_modules(model):
+        named = ", ".join(repr(path) for path in hooked[:3]) + (", …" if len(hooked) > 3 else "")
+        warnings.warn(
+            f"hooks of {named} run when a step is traced and not in every step: tensors that they "
+            "compute are part of it, but what they collect or print is not; hint: remove them, or "
+            "train with memory=, which calls the model in every step",
+            HookWarning,
+            5,
+        )
+
+
+class HookWarning(UserWarning):
+    """Hooks of a model do not run in every step."""
 
 
 def _warn_without_loss(graph: Graph, name: str, *, depth: int) -> None:

@@ -47,6 +47,9 @@ _ACCUMULATE_NUMBER = 2**63
 that made the gradient."""
 
 
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_LESS = torch.ops.aten.lt.Scalar
+_UNIFORM = frozenset({torch.ops.aten.rand.default, torch.ops.aten.rand.generator})
 _SUMS = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor})
 
 
@@ -116,6 +119,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Of the backward pass: autograd nodes by number to the calls of each, but for views and
         sums: gradients of several uses are added up when a node has let go of what it saved."""
         self._signature_costs: dict[tuple[str, bool], Any] = {}
+        self._never: set[int | None] = set()
+        """Values that are false whatever is drawn: LayerDrop compares also where it is 0."""
 
     # ── modules ──────────────────────────────────────────────────────────────────────────────
 
@@ -201,12 +206,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         facts = _facts(func)
         if facts.ignored:
             return func(*args, **kwargs)
+        if func is _ITEM and self.value_of(args[0]) in self._never:
+            return False
         reads: list[int] = []
         raw_args = map_tree(args, lambda leaf: self._argument(leaf, reads))
         raw_kwargs = map_tree(kwargs, lambda leaf: self._argument(leaf, reads))
         result = func(*args, **kwargs)
         self._record(func, facts, (args, raw_args), (kwargs, raw_kwargs), reads, result)
+        if func is _LESS and args[1] <= 0 and self._is_drawn(reads[0] if reads else -1):
+            self._never.add(self.value_of(result))
         return result
+
+    def _is_drawn(self, value: int) -> bool:
+        """True for what `torch.rand` has drawn, which is not negative."""
+        maker = self.recording.producer[value] if value >= 0 else -1
+        return maker >= 0 and self.recording.calls[maker].function in _UNIFORM
 
     def _argument(self, leaf: Any, reads: list[int]) -> Any:
         if not isinstance(leaf, torch.Tensor):

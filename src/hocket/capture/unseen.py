@@ -19,6 +19,7 @@ from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording
 
 HeldByName = dict[tuple[str, str], torch.Tensor]
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SETTERS = ("set_rng_state", "manual_seed")
 
 
@@ -72,6 +73,20 @@ def note_hooked(recording: Recording, sources: Iterable[NamedTensor]) -> None:
     for name, _, tensor in sources:
         if getattr(tensor, "_post_accumulate_grad_hooks", None):
             recording.unseen = f"a hook runs when the gradient of {name!r} is there"
+
+
+def hooked_modules(model: nn.Module) -> list[str]:
+    """Paths of modules with hooks of the user's, which run while a step is traced and not in it.
+
+    Those of PyTorch itself, as of weight norm, compute a part of the step, which is traced.
+    """
+    return [
+        path or type(module).__name__
+        for path, module in model.named_modules()
+        for table in _HOOKS
+        for hook in getattr(module, table).values()
+        if not str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch.")
+    ]
 
 
 @contextmanager

@@ -79,6 +79,8 @@ class Programs:
         self._seed, self._outputs, self._max_shapes = seed, outputs, max_shapes
         self.replay, self._is_ranked = replay, is_ranked
         self._modules = list(model.modules())
+        self._settings = [(vars(each), _setting_names(each)) for each in self._modules]
+        """Numbers that modules hold: a loop may change a temperature or a dropout in between."""
         self._parameters = list(model.parameters())
         self._homes = Homes(model)
         self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
@@ -364,11 +366,18 @@ class Programs:
     def _key(self, kind: Kind, signature: Signature) -> tuple[Any, ...]:
         modes = tuple(module.training for module in self._modules) if kind == "train" else ()
         frozen = tuple(parameter.requires_grad for parameter in self._parameters)
-        return kind, signature, modes, frozen, autocast_state()
+        settings = tuple(values.get(name) for values, names in self._settings for name in names)
+        return kind, signature, modes, frozen, autocast_state(), settings
 
     def _require_known(self, kind: Kind, signature: Signature) -> None:
         if kind != "predict":
             require_alike(self._planned, signature)
+        alike = [key for key in self._recorded if key[:2] == (kind, signature)]
+        if len({key[-1] for key in alike}) >= self._max_shapes:
+            raise ManyShapesError(
+                f"attributes of the model had more than {self._max_shapes} values",
+                hint="hold what changes in a tensor that is a buffer, or raise max_shapes",
+            )
         shapes = {key[1] for key in self._recorded if key[0] == kind}
         if signature not in shapes and len(shapes) >= self._max_shapes:
             raise ManyShapesError(
@@ -393,6 +402,14 @@ class Programs:
             everything=everything or self._outputs, replay=self.replay and not everything,
             is_ranked=self._is_ranked,
         )  # fmt: skip
+
+
+def _setting_names(module: nn.Module) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, value in vars(module).items()
+        if name != "training" and isinstance(value, bool | int | float | str)
+    )
 
 
 class _Recorded(torch.autograd.Function):
