@@ -163,3 +163,11 @@ def test_a_device_that_comes_back_is_still_drained():
     state, _ = step(state, AddDevices(time_s=1.0, devices=(new,)))
     state, _ = step(state, Submit(time_s=2.0, jobs=(job(1), job(2))))
     assert sorted(phases(state).values()) == ["running", "waiting"]
+
+
+def test_a_job_that_is_cancelled_waits_for_nothing_any_more() -> None:
+    state, _ = step(chain("ok"), Cancel(time_s=1.0, numbers=(2,)))
+    assert phases(state)[3] == "running"
+    assert not len(state.dependencies)
+    state, actions = step(state, Cancel(time_s=2.0, numbers=(1,)))
+    assert [stop.number for stop in actions.stops] == [1]

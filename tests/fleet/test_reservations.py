@@ -17,12 +17,16 @@ from hocket.fleet.rounds import (
     FleetDevice,
     FleetState,
     Job,
+    Pause,
+    Resume,
     Rules,
     Submit,
     Tick,
     new_state,
     step,
 )
+from hocket.fleet.rounds.assign import reserve_after_s
+from hocket.fleet.rounds.kernels import timeline
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import RUNNING, WAITING
 
@@ -214,3 +218,41 @@ def test_fifo_starts_nobody_later_than_it_was_told_at_first(seed: int) -> None:
         late = [n for n, at_s in told.items() if at_s < state.time_s - 1e-6]
         waiting = set(rows["number"][rows["phase"] == WAITING].tolist())
         assert not waiting & set(late)
+
+
+def test_a_gap_of_exactly_its_length_is_free() -> None:
+    drawn = timeline.Timeline(np.zeros((1, 9)), np.zeros((1, 9)), np.zeros(2, dtype=np.int64))
+    timeline.begin.function(drawn, 0, 10.0, 2)
+    for start_s, end_s in ((50.0, 90.0), (30.0, 50.0)):
+        timeline.add.function(drawn, 0, -2, start_s, end_s)
+    found = [timeline.earliest_s.function(drawn, 0, 2, length_s) for length_s in (20.0, 20.5)]
+    assert found == [10.0, 90.0]
+    assert timeline.earliest_s.function(drawn, 0, 3, 1.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("lengths_s", "asked_s", "after_s"),
+    [
+        ((900.0, 100.0, 500.0), None, 500.0),
+        ((10.0, 20.0, 30.0), None, 2.0 * ROUND_S),
+        ((math.inf,) * 3, None, 2.0 * ROUND_S),
+        ((900.0, 100.0, 500.0), 7.0, 7.0),
+    ],
+)
+def test_the_wait_is_two_rounds_or_the_median_job(
+    lengths_s: tuple[float, ...], asked_s: float | None, after_s: float
+) -> None:
+    rules = Rules(round_s=ROUND_S, reserve_after_s=asked_s)
+    jobs = [job(n, fast=1.0, slow=0.0, steps=s, preemptible=None) for n, s in enumerate(lengths_s)]
+    state = submit(fleet(4, rules=rules), *jobs)
+    assert reserve_after_s(state, state.jobs) == after_s
+
+
+def test_a_gang_that_was_paused_has_to_wait_anew() -> None:
+    state = busy(500.0, 1000.0, 1000.0, 1000.0)
+    assert reserved_s(state, WIDE) > 0.0
+    state, _ = step(state, Pause(time_s=130.0, numbers=(WIDE,)))
+    assert reserved_s(state, WIDE) == 0.0
+    state, _ = step(state, Resume(time_s=140.0, numbers=(WIDE,)))
+    state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert reserved_s(state, WIDE) == 0.0

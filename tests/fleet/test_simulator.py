@@ -298,9 +298,10 @@ def test_a_seed_replays_identically() -> None:
     assert run_with_faults(1)[2] != run_with_faults(6)[2]
 
 
-def test_work_without_end_is_refused_at_once() -> None:
+@pytest.mark.parametrize("steps", [np.full(50, 1e12), np.append(np.ones(49), 1e13)])
+def test_work_without_end_is_refused_at_once(steps: np.ndarray) -> None:
     work = small_work(0, num_jobs=50, most_steps=1e4)
-    endless = replace(work, total_steps=np.full(50, 1e12))
+    endless = replace(work, total_steps=steps)
     with pytest.raises(UsageError, match=r"take at least .* rounds") as refused:
-        simulate(endless, devices(4, ("fast", "slow")))
+        simulate(endless, devices(400, ("fast", "slow")))
     assert "--round" in (refused.value.hint or "")

@@ -44,7 +44,7 @@ def test_the_script_listens_to_every_kind_of_event():
         for kind in re.findall(r'\bnote\(\s*"([a-z-]+)"', path.read_text())
     }
     script = static_files()["page.js"][0].decode()
-    listened = set(re.findall(r'"([a-z-]+)"', script.split("KINDS = [")[1].split("]")[0]))
+    listened = set(re.findall(r'"([a-z -]+)"', script.split("KINDS = [")[1].split("]")[0]))
     assert {"submitted", "started"} <= noted
     assert noted | set(ENDED) <= listened
 

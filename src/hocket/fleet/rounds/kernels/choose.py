@@ -102,6 +102,9 @@ def _grant(
         if fits:
             choice.kind[job] = kind
             choice.free[kind] -= jobs.rows.gang[job]
+        elif wishes.is_reserved[job] and not wishes.is_withdrawn[wish]:
+            # It gets what it needs at the next round; nobody starts on it for so short.
+            choice.free[kind] = 0
 
 
 @kernel

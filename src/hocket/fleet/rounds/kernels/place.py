@@ -189,8 +189,9 @@ def _place(
                 make_room(jobs, kind, gang, time_s, False, wishes, floor, changes)
             if _place_one(jobs, i, choice, floor, changes):
                 continue
-            _withdraw(jobs, i, partner, kind, wishes)
-            is_done = False
+            if partner >= 0 or not wishes.is_reserved[i] or pace.reserve_after_s < np.inf:
+                _withdraw(jobs, i, partner, kind, wishes)
+                is_done = False
         # Those that moved away are smaller.
         for i in range(jobs.rows.shape[0]):
             if choice.kind[i] >= 0 and not changes.stays[i] and jobs.rows.gang[i] < gang:

@@ -41,7 +41,8 @@ def foresee(
     num_kinds = choice.free.shape[0]
     timeline.size[num_kinds] = 0
     is_used = pace.backfills
-    for i in range(jobs.rows.shape[0]):
+    # Where all jobs can be stopped, a reserved one need not wait for others to end.
+    for i in range(jobs.rows.shape[0] if pace.reserve_after_s < np.inf else 0):
         is_used = is_used or wishes.is_reserved[i]
     if pace.by_share or not is_used:
         return
