@@ -147,12 +147,12 @@ def clock(monkeypatch):
 def test_an_attempt_runs_and_its_output_comes_whole(net):
     net.join("a")
     assert [device.name for device in net.executor.poll().devices] == ["a/v100-0", "a/v100-1"]
-    net.start(*python("import os; print('x' * 700000); print(os.environ['HOCKET_URL'])"))
+    net.start(*python("import os; print('x' * 3000000); print(os.environ['HOCKET_URL'])"))
     net.start(*python("print('never')"))
     status = net.wait_for(EXITED)
     assert status.exit_code == 0
     text = (net.tmp_path / "log").read_text()
-    assert len(text) == 700001 + len("https://d:1\n"), "all of it, before the end is told"
+    assert len(text) == 3000001 + len("https://d:1\n"), "all of it, before the end is told"
     net.executor.forget(NAME)
     net.turn()
     net.turn()
