@@ -48,6 +48,11 @@ def own_code(
         yield
     except HocketError:
         raise
+    except SystemExit as error:
+        # Passed on, it would end this command as if it had succeeded.
+        raise UsageError(
+            f"{failure}: it calls sys.exit({error.code!r})", where=user_line(error), hint=hint
+        ) from error
     except Exception as error:
         raise UsageError(f"{failure}: {tell(error)}", where=user_line(error), hint=hint) from error
 

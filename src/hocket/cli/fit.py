@@ -95,6 +95,7 @@ def command(
     )
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.view import fit as view
+    from hocket.view.step_inputs import step_data, step_text
 
     if output is None and not as_json:
         output = Path("plan.json")
@@ -127,6 +128,7 @@ def command(
     if not as_json:
         if note := unusable_note(problem, fitted.budget_bytes):
             say(f"warning: {note}")
+        say(step_text(graph))
         console().print(view.fit_table(fitted))
     try:
         fitted.plan()
@@ -134,7 +136,8 @@ def command(
         raise SystemExit(fail(error, as_json=as_json, extra=view.data(fitted))) from None
     written = [] if output is None else _write(fitted, output, graph_file)
     if as_json:
-        emit({**view.data(fitted), **found, "written": [str(path) for path in written]})
+        paths = [str(path) for path in written]
+        emit({**view.data(fitted), **found, "training": step_data(graph), "written": paths})
     elif written:
         names = ", ".join(path.name for path in written)
         memory = _typed(fitted.budget_bytes)

@@ -182,6 +182,7 @@ def command(
     )
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.view.compared import comparison_data
+    from hocket.view.step_inputs import step_data, step_text
 
     for name in planners:
         find_planner(name)
@@ -206,6 +207,7 @@ def command(
         if changes or money is not None:
             variants = compare_changes(problem, changes, money, wanted, must, planners)
     if not as_json:
+        say(step_text(graph))
         _print(comparison, variants, wanted, is_short=not shows_all and not planners)
     try:
         planned = best_of(comparison, is_limited=bool(limits))
@@ -214,7 +216,7 @@ def command(
     written = _write(planned, output, graph_file) if output is not None else []
     travel = predict_shared_propagation(problem, planned.plan)
     if as_json:
-        emit(_data(comparison, variants, travel, written))
+        emit({**_data(comparison, variants, travel, written), "training": step_data(graph)})
     else:
         _say_what_follows(problem, travel, written)
 

@@ -72,12 +72,13 @@ def command(
     with working(f"capturing {model}"):
         # Imports PyTorch, which takes seconds, on a busy machine many.
         from hocket.capture import capture_program
+        from hocket.capture.precision import amp_forward
         from hocket.cost.measure import profile_program
 
         module, tensors = build_model(model, options)
         graph, program = capture_program(
             module, tensors, loss=options.loss, optimizer=options.optimizer_name, name=model,
-            device=place,
+            device=place, forward=amp_forward(options.amp_name, place),
         )  # fmt: skip
     say_loss(graph)
     known = None if fresh else _known(output)

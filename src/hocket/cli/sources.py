@@ -117,6 +117,7 @@ class ModelOptions:
     optimizer: str | None
     loss: str | None = None
     layers: int | None = None
+    amp: str | None = None
 
     def having(self, name: str, value: int) -> ModelOptions:
         """The options with another batch, sequence length or number of layers."""
@@ -127,6 +128,11 @@ class ModelOptions:
     def optimizer_name(self) -> str | None:
         """The optimizer as `hocket.capture` takes it: None for inference."""
         return None if self.optimizer == "none" else self.optimizer or "adamw"
+
+    @property
+    def amp_name(self) -> str | None:
+        """The autocast that was asked for; None for none."""
+        return None if self.amp == "none" else self.amp
 
     def refuse_for_file(self, text: str) -> None:
         """A graph file is what it is: options that would change the model are a mistake."""
@@ -158,9 +164,10 @@ def model_options(command: F) -> F:
         dtype: str | None,
         optimizer: str | None,
         loss: str | None,
+        amp: str | None,
         **others: Any,
     ) -> Any:
-        options = ModelOptions(batch, seq, dtype, optimizer, loss)
+        options = ModelOptions(batch, seq, dtype, optimizer, loss, amp=amp)
         return command(*args, options=options, **others)
 
     named = (
@@ -182,6 +189,12 @@ def model_options(command: F) -> F:
             "--dtype",
             type=click.Choice(["float32", "bfloat16", "float16"]),
             help="Type of the parameters. [default: the model's]",
+        ),
+        click.option(
+            "--amp",
+            type=click.Choice(["bf16", "fp16", "none"]),
+            help="Mixed precision: autocast of this type over the parameters' own. [default: bf16 "
+            "for float32 models of 1 B parameters and more on accelerators, else none]",
         ),
         click.option(
             "--seq",
@@ -311,10 +324,12 @@ def capture_model(
     with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:
         # Imports PyTorch, which takes seconds, on a busy machine many.
         from hocket.capture import ZOO, CaptureWarning, capture
+        from hocket.capture.precision import amp_forward, usual_amp
         from hocket.capture.sizes import capture_sizes, trying_samples
 
         warnings.simplefilter("always", CaptureWarning)
         model, batch = build_model(text, options)
+        amp = usual_amp(model, device) if options.amp is None else options.amp_name
         graph = (capture_sizes if at_sizes else capture)(
             model,
             batch,
@@ -323,11 +338,18 @@ def capture_model(
             name=text,
             repeat=not full,
             device=device,
+            forward=amp_forward(amp, device),
         )
+        if amp is not None:
+            graph = replace(graph, meta={**graph.meta, "amp": amp})
         if check and graph.other_batch is not None:
             if text in ZOO:
                 model, batch = build_model(text, replace(options, batch=TOY_BATCH, seq=TOY_SEQ))
             graph = trying_samples(graph, model, batch, loss=options.loss)
+    if amp is not None and options.amp is None:
+        say(
+            f"planned under {amp} autocast, as models of this size are trained; --amp none: float32"
+        )
     say_loss(graph)
     if check:
         say_unsplit(graph)

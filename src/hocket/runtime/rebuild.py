@@ -15,6 +15,7 @@ from hocket.base.errors import UsageError
 from hocket.capture import capture_program, load_model, named_tensors
 from hocket.capture.loss import MEAN, OWN, Loss
 from hocket.capture.optimizer import optimizer_of_meta
+from hocket.capture.precision import amp_forward
 from hocket.capture.program import Program
 from hocket.capture.real import BuiltForReal, made_real
 from hocket.graph.graph import Graph
@@ -24,7 +25,7 @@ _NOT_COMPARED = frozenset(
 )
 """Fields that a profile changes, or that do not say what is computed."""
 _KINDS: Mapping[str, type] = {
-    "batch": int, "seq": int, "dtype": str, "optimizer": str, "device": str,
+    "batch": int, "seq": int, "dtype": str, "optimizer": str, "device": str, "amp": str,
 }  # fmt: skip
 """What a graph says about its capture. Anyone may have written it."""
 
@@ -217,6 +218,7 @@ def _captured(
     captured, program = capture_program(
         model, batch, loss=loss, optimizer=optimizer_of_meta(meta), name=name,
         device=str(meta.get("device")),
+        forward=amp_forward(meta.get("amp"), str(meta.get("device"))),
     )  # fmt: skip
     if is_scaled:
         _require_same_shape(graph, captured, name)

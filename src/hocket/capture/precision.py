@@ -1,0 +1,42 @@
+"""Mixed precision by name: a model applied to its batch under autocast, as ``--amp`` asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.base.errors import unknown_name
+from hocket.capture.step import Forward, apply_model
+
+AMP_DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Types of autocast by the names that people give them."""
+LARGE_PARAMETERS = 1_000_000_000
+"""Parameters from which a float32 model is planned under bf16 autocast unless told otherwise:
+nobody trains such a model in float32."""
+
+
+def amp_forward(name: str | None, device: str = "cuda") -> Forward | None:
+    """Apply a model under autocast of the named type; None without a name."""
+    if name is None:
+        return None
+    if name not in AMP_DTYPES:
+        raise unknown_name("autocast type", name, AMP_DTYPES)
+    dtype = AMP_DTYPES[name]
+    kind = "cpu" if device == "cpu" else "cuda"
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        with torch.autocast(kind, dtype):
+            return apply_model(model, batch)
+
+    return forward
+
+
+def usual_amp(model: nn.Module, device: str) -> str | None:
+    """The autocast of a model where none was asked for: bf16 for large float32 models."""
+    floats = [p for p in model.parameters() if p.is_floating_point()]
+    is_float32 = all(p.dtype == torch.float32 for p in floats)
+    is_large = sum(p.numel() for p in floats) >= LARGE_PARAMETERS
+    return "bf16" if is_large and is_float32 and device != "cpu" else None
