@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,9 @@ from hocket.fleet.rounds import (
 from hocket.fleet.rounds.fairness import WEEK_S
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import RUNNING
+from hocket.fleet.simulator import bind, simulate
+from hocket.fleet.traces import Trace, read_trace
+from hocket.fleet.traces.trace import write_trace_csv
 
 HOUR_S = 3600.0
 
@@ -176,3 +180,21 @@ def test_the_line_is_by_priority_then_by_arrival() -> None:
         order += running(state)
         state, _ = step(state, Finish(time_s=state.time_s + 10.0, numbers=(order[-1],)))
     assert order == [2, 0, 1, 3]
+
+
+def test_traces_with_users_are_simulated_by_user_first(tmp_path: Path) -> None:
+    """One user's 40 jobs and another's single job, of an hour each, on two devices."""
+    rows = [f"{n},0,3600,{'many' if n < 40 else 'one'}" for n in range(41)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["name,arrival_s,duration_s,user", *rows]))
+    trace = read_trace(path)
+    write_trace_csv(trace, tmp_path / "again.csv")
+    assert read_trace(tmp_path / "again.csv").users == trace.users == ("many",) * 40 + ("one",)
+    devices = tuple(FleetDevice(name=f"d{i}", kind="v100") for i in range(2))
+
+    def end_s(known: Trace) -> float:
+        run = simulate(bind(known, ("v100",), None), devices, Rules(round_s=60.0))
+        return float(run.end_s[40])
+
+    assert end_s(trace) <= 1.2 * HOUR_S
+    assert end_s(replace(trace, users=())) > 5.0 * HOUR_S

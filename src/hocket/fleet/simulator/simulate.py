@@ -91,6 +91,8 @@ def simulate(
         price_per_hour=price_per_hour,
         pair_table=PairTable(steps_per_s=work.beside) if shares_devices else None,
     )
+    users = tuple(dict.fromkeys(work.trace.users)) or ("",)
+    state = state.but(users=users, user_weight=np.ones(len(users)))
     first, end = measured or (0, len(work.trace))
     if not 0 <= first < end <= len(work.trace):
         raise UsageError(f"jobs {first} to {end} are not in a trace of {len(work.trace)} jobs")
@@ -217,6 +219,7 @@ class _Feed:
             deadline_s=arrival_s + float(trace.slo_s[number]),
             profile=int(work.profile[number]),
             spread_steps_per_s=spread,
+            user=state.users.index(trace.users[number]) if trace.users else 0,
         )
         if self._sizer is not None:
             size = self._sizer.begin(state, number)

@@ -26,7 +26,7 @@ import numpy as np
 from hocket.base.errors import InputFileError, did_you_mean
 from hocket.base.fields import shown
 from hocket.base.jsonfile import read_bounded
-from hocket.fleet.traces.trace import COLUMNS, Trace
+from hocket.fleet.traces.trace import COLUMNS, USER, Trace
 
 _MAX_BYTES = 256 * 2**20
 _MAX_LINES = 1_000_000
@@ -132,6 +132,7 @@ class _Job:
     total_steps: float
     duration_s: float
     slo_s: float
+    user: str
 
 
 def _looks_like_text(head: bytes) -> bool:
@@ -156,13 +157,13 @@ def _split(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
 def _detect(first: list[str], where: str) -> tuple[Format, int]:
     """The format, and how many lines its header takes."""
     header = [cell.strip() for cell in first]
-    if "arrival_s" in header and set(header) <= set(COLUMNS):
+    if "arrival_s" in header and set(header) <= {*COLUMNS, USER}:
         return Format(name="hocket", columns={name: header.index(name) for name in header}), 1
     for name, wanted in _BY_HEADER.items():
         if set(wanted.values()) <= set(header):
             columns = {own: header.index(column) for own, column in wanted.items()}
             return Format(name=name, columns=columns), 1
-    unknown = [cell for cell in header if cell not in COLUMNS]
+    unknown = [cell for cell in header if cell not in (*COLUMNS, USER)]
     if unknown and len(header) > 2 * len(unknown):
         raise InputFileError(
             f"unknown column {shown(unknown[0])}", hint=did_you_mean(unknown[0], COLUMNS),
@@ -207,6 +208,7 @@ def _job(how: Format, row: list[str], where: str, at: int) -> _Job:
         total_steps=amount("total_steps", math.nan, 0.0),
         duration_s=duration_s,
         slo_s=slo_s if slo_s > 0.0 else math.inf,
+        user=cell(USER),
     )
     if math.isnan(job.total_steps) and math.isnan(job.duration_s):
         hint = "give total_steps or duration_s"
@@ -251,5 +253,6 @@ def _trace(jobs: list[_Job], notes: tuple[str, ...]) -> Trace:
         total_steps=column("total_steps"),
         duration_s=column("duration_s"),
         slo_s=column("slo_s"),
+        users=tuple(job.user for job in jobs) if any(job.user for job in jobs) else (),
         notes=notes,
     )

@@ -14,6 +14,8 @@ from hocket.base.atomic import write_atomically
 
 COLUMNS = ("name", "job_type", "arrival_s", "gang", "weight", "total_steps", "duration_s", "slo_s")
 """The columns of hocket's own CSV; work is in steps, or in seconds on the first kind of device."""
+USER = "user"
+"""A column that may come with them: with users, fair policies share by user first."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,6 +34,8 @@ class Trace:
     """On the reference device; NaN where unknown."""
     slo_s: FloatArray
     """Allowed time from arrival to end; infinite for none."""
+    users: tuple[str, ...] = ()
+    """User of each job; empty where the trace names none."""
     notes: tuple[str, ...] = ()
     """What its file says of the jobs that is not followed."""
 
@@ -44,6 +48,7 @@ class Trace:
             self,
             names=self.names[:count],
             job_types=self.job_types[:count],
+            users=self.users[:count],
             arrival_s=self.arrival_s[:count],
             gang=self.gang[:count],
             weight=self.weight[:count],
@@ -57,7 +62,7 @@ def write_trace_csv(trace: Trace, path: str | Path) -> None:
     """Write a trace as hocket's own CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow((*COLUMNS, USER) if trace.users else COLUMNS)
     for job in range(len(trace)):
         work = (trace.total_steps[job], trace.duration_s[job])
         slo_s = trace.slo_s[job]
@@ -69,5 +74,6 @@ def write_trace_csv(trace: Trace, path: str | Path) -> None:
             repr(float(trace.weight[job])),
             *("" if np.isnan(amount) else repr(float(amount)) for amount in work),
             "" if np.isinf(slo_s) else repr(float(slo_s)),
+            *trace.users[job : job + 1],
         ])  # fmt: skip
     write_atomically(path, text.getvalue().encode())
