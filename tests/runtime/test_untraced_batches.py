@@ -131,3 +131,53 @@ def test_a_number_of_the_model_that_the_loop_changes_holds_in_the_next_step(num_
             assert train.step(batch).item() == expected.item()
     warned = [each for each in told if each.category is CaptureWarning]
     assert len(warned) == (num_steps > 8)
+
+
+class Stateful(nn.Module):
+    """Goes on from the state that the last step has left."""
+
+    def __init__(self, *, in_dict: bool) -> None:
+        super().__init__()
+        self.cell, self.in_dict = nn.GRUCell(4, 4), in_dict
+        self.state: torch.Tensor | None = None
+        self.states: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = self.states.get("h") if self.in_dict else self.state
+        made = self.cell(x, torch.zeros(3, 4) if state is None else state)
+        if self.in_dict:
+            self.states["h"] = made.detach()
+        else:
+            self.state = made.detach()
+        return made.square().mean()
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_state_that_a_step_leaves_to_the_next_is_followed(in_dict: bool) -> None:
+    torch.manual_seed(0)
+    model, batches = Stateful(in_dict=in_dict), [torch.randn(3, 4) for _ in range(4)]
+    twin = copy.deepcopy(model)
+    optimizer, plain = (torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, twin))
+    with pytest.warns(CaptureWarning, match="which the step before has left"):
+        train = hocket.prepare(model, optimizer, batches[0])
+    for batch in batches:
+        plain.zero_grad()
+        expected = twin(batch)
+        expected.backward()
+        plain.step()
+        assert train.step(batch).item() == expected.item()
+
+
+def test_a_tensor_that_is_only_left_to_be_looked_at_is_traced() -> None:
+    class Shown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.last = nn.Linear(4, 4), None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last = self.inner(x)
+            return self.last.square().mean()
+
+    model = Shown()
+    train = hocket.prepare(model, torch.optim.SGD(model.parameters(), 0.1), torch.randn(3, 4))
+    assert not train.lost

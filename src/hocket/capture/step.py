@@ -41,8 +41,10 @@ from hocket.capture.standin import put_stand_ins
 from hocket.capture.swap import swapped_tensors
 from hocket.capture.unseen import (
     held_tensors,
+    left_tensors,
     note_hooked,
     note_replaced,
+    note_state,
     note_written,
     noting_seeds,
 )
@@ -148,7 +150,7 @@ def _record(
     put_stand_ins(model, recorder, runs)
     for name, role, tensor in sources:
         recorder.add_source(name, role, tensor)
-    held = held_tensors(model)
+    held, left = held_tensors(model), left_tensors(model)
     single = torch.autograd.set_multithreading_enabled(False)
     with _module_hooks(recorder), noting_seeds(recorder), single, recorder:
         with nullcontext() if training else torch.no_grad():
@@ -164,6 +166,16 @@ def _record(
         _collect_gradients(recorder, sources)
         note_replaced(recorder, model, held)
         note_written(recorder)
+        if not runs:
+            second = Recorder(names, originals=originals)
+            for name, role, tensor in sources:
+                second.add_source(name, role, tensor)
+
+            def run_again(watching: Recorder) -> None:
+                with watching:
+                    loss((forward or apply_model)(model, batch))
+
+            note_state(recorder, left, model, run_again, second)
     if not runs:
         recorder.recording.returned = _returned(recorder, output)
     kept_values = [recorder.value_of(tensor) for tensor in kept]

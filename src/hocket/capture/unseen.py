@@ -7,7 +7,7 @@ with other draws where `torch.utils.checkpoint` draws the same again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +17,11 @@ from torch import nn
 from hocket.capture.fake import NamedTensor
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording
+from hocket.graph import Role
 
 HeldByName = dict[tuple[str, str], torch.Tensor]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OWN_FIELDS = frozenset(vars(nn.Module()))
 _SETTERS = ("set_rng_state", "manual_seed")
 
 
@@ -50,6 +52,64 @@ def note_replaced(recorder: Recorder, model: nn.Module, before: HeldByName) -> N
                 f"it gives {place!r} another tensor in each step; write into it instead: "
                 f"self.{name}.copy_(…)"
             )
+
+
+def left_tensors(model: nn.Module) -> dict[int, tuple[str, torch.Tensor]]:
+    """Tensors in plain attributes and in lists and dicts that are such, by id, with their place."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in _OWN_FIELDS:
+                continue
+            inner = value.values() if isinstance(value, dict) else value
+            items = inner if isinstance(value, dict | list | tuple) else (value,)
+            place = f"{path}.{name}" if path else name
+            found |= {id(each): (place, each) for each in items if isinstance(each, torch.Tensor)}
+    return found
+
+
+def note_state(
+    recorder: Recorder,
+    before: Container[int],
+    model: nn.Module,
+    run_again: Callable[[Recorder], object],
+    second: Recorder,
+) -> None:
+    """Note a tensor that the step has left and a next step reads, as a recurrent state.
+
+    One that depends on neither batch, parameters nor draws is a cache, and the same in every step.
+    """
+    tainted = _dependent_storages(recorder.recording)
+    left = {
+        place: tensor
+        for number, (place, tensor) in left_tensors(model).items()
+        if number not in before and recorder.storage_of(tensor) in tainted
+    }
+    if not left:
+        return
+    for place, tensor in left.items():
+        second.add_source(place, Role.BUFFER, tensor)
+    storages = {second.storage_of(tensor): place for place, tensor in left.items()}
+    run_again(second)
+    values = second.recording.values
+    for number in (n for call in second.recording.calls for n in call.reads):
+        if (where := storages.get(values[number].storage)) is not None:
+            recorder.recording.unseen = f"a step reads {where!r}, which the step before has left"
+
+
+def _dependent_storages(recording: Recording) -> set[int | None]:
+    """Storages whose content depends on the batch, on parameters or on draws."""
+    values = recording.values
+    found: set[int | None] = {
+        values[source.value].storage
+        for source in recording.sources
+        if source.role in (Role.INPUT, Role.PARAMETER)
+    }
+    for call in recording.calls:
+        if call.draws or any(values[number].storage in found for number in call.reads):
+            made = (*(n for n in call.outputs if n is not None), *call.writes)
+            found |= {values[number].storage for number in made}
+    return found
 
 
 def note_written(recorder: Recorder) -> None:
