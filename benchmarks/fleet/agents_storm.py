@@ -185,13 +185,13 @@ class Storm:
     def storm(self, num_jobs: int, kills: list[str], job_s: float, patience_s: float) -> None:
         """Submit jobs and do harm, until all have ended."""
         numbers: list[int] = []
-        kills, num_harms = kills[:], max(len(kills), 1)
+        kills, num_harms, misses = kills[:], max(len(kills), 1), 0
         until_s = time.monotonic() + patience_s
         next_harm_s = time.monotonic() + 1.0
         while time.monotonic() < until_s:
             self.mend()
             # Jobs come as harm is done, so that there is always something to hit.
-            due = num_jobs * (0.15 + 1.0 - len(kills) / num_harms)
+            due = num_jobs * (0.15 + 1.0 - len(kills) / num_harms) + misses
             if len(numbers) < min(num_jobs, due):
                 seconds = self.random.uniform(0.3, 1.7) * job_s
                 spec = {
@@ -200,9 +200,15 @@ class Storm:
                 }  # fmt: skip
                 numbers.append(self.client.submit(spec)["id"])
             if kills and time.monotonic() >= next_harm_s:
-                if self.harm(kills[-1]):
-                    kind = kills.pop()
+                kind = kills.pop()
+                if self.harm(kind):
                     self.done[kind] = self.done.get(kind, 0) + 1
+                else:
+                    # Nobody was there: another kind first, and one more job; after the last job
+                    # an agent in place of what is no more.
+                    misses += 1
+                    is_late = len(numbers) == num_jobs and not self._live()
+                    kills.insert(0, "agent" if is_late else kind)
                 next_harm_s = time.monotonic() + self.random.uniform(0.2, 1.5)
             if len(numbers) == num_jobs and not kills and not self._live():
                 return
