@@ -71,6 +71,7 @@ WHOLE_PROGRAMS = (
     "planners/test_hash_seeds.py",
     "runtime/collectives/test_links.py",
     "runtime/test_train_examples.py",
+    "service/test_agents_storm.py",
     "service/test_daemon_kill.py",
     "service/test_lease_examples.py",
     "service/test_local_chaos.py",

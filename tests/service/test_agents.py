@@ -8,8 +8,6 @@ import os
 import shutil
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -404,20 +402,6 @@ def test_only_the_service_with_the_fingerprint_is_spoken_to(tmp_path):
             thread.join(60)
         assert any(b"secret" in data for data in received) == is_right
     assert checked_fingerprint(right.fingerprint.upper()) == right.fingerprint
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
-def test_a_short_storm_over_machines_in_namespaces():
-    script = Path(__file__).parents[2] / "benchmarks/fleet/agents_storm.py"
-    found = subprocess.run(
-        [sys.executable, str(script), "--machines", "2", "--jobs", "6", "--kills", "4", "--cuts",
-         "1", "--lease", "5", "--job-seconds", "0.4", "--seconds", "150"],
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    if "Operation not permitted" in found.stderr or "No such file" in found.stderr:
-        pytest.skip("no namespaces can be made here")
-    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_devices_of_an_agent_carry_its_name(net):
