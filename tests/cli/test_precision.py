@@ -29,10 +29,14 @@ def test_amp_records_products_in_16_bits_and_is_told_and_stored(hocket, tmp_path
     asked = ("plan", "mlp", "--on", "1xh200", "--no-check", "-o", plan, "--amp", "bf16")
     _, err = hocket(*asked)
     assert "mlp, batch 256, bf16 autocast over float32 parameters, adamw (8 bytes of state" in err
+    assert "80 % range of the step: " in err
     assert '"amp":"bf16"' in plan.read_text()
     out, _ = hocket(*asked, "--overwrite", "--json")
     told = json.loads(out)["training"]
     assert told["amp"] == "bf16"
+    expected = json.loads(out)["step_range"]
+    assert expected["source"] == "datasheet"
+    assert expected["low_s"] < json.loads(out)["step_s"] < expected["high_s"]
     assert told["state_bytes_per_parameter"] == 8.0
 
 

@@ -213,12 +213,38 @@ def command(
         planned = best_of(comparison, is_limited=bool(limits))
     except NoFeasiblePlanError as error:
         raise SystemExit(fail(error, as_json=as_json, extra=comparison_data(comparison))) from None
+    expected = _range_data(problem, planned.plan.claims.step_s)
+    if expected is not None and not as_json:
+        say(_range_text(expected))
     written = _write(planned, output, graph_file) if output is not None else []
     travel = predict_shared_propagation(problem, planned.plan)
     if as_json:
-        emit({**_data(comparison, variants, travel, written), "training": step_data(graph)})
+        emit({**_data(comparison, variants, travel, written), "training": step_data(graph),
+              "step_range": expected})  # fmt: skip
     else:
         _say_what_follows(problem, travel, written)
+
+
+def _range_data(problem: Problem, step_s: float | None) -> dict[str, Any] | None:
+    """The 80 % range of the chosen step and its source."""
+    from hocket.cost.ranges import RANGES, source_of, step_range_s
+
+    if step_s is None or problem.graph.stated is not None:
+        return None
+    settings = problem.costs.settings
+    low_s, high_s = step_range_s(step_s, settings)
+    source = source_of(settings)
+    return {"low_s": low_s, "high_s": high_s, "source": source, "rows": RANGES[source].rows}
+
+
+def _range_text(expected: dict[str, Any]) -> str:
+    from hocket.base.units import format_seconds
+
+    low, high = (format_seconds(expected[key]) for key in ("low_s", "high_s"))
+    return (
+        f"80 % range of the step: {low} to {high} ({expected['source']} costs, "
+        f"{expected['rows']} measured rows)"
+    )
 
 
 def _money(text: str | None) -> float | None:
