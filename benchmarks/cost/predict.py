@@ -29,9 +29,9 @@ from clocks import CudaClock, HostClock
 from hocket.base.units import format_bytes, format_seconds
 from hocket.capture.model import capture_program
 from hocket.capture.zoo.load import load_model
-from hocket.cost.allocator import with_allocator_rounding
 from hocket.cost.calibrate import Calibration, calibrate, calibration_errors, write_calibration
 from hocket.cost.measure import profile_program
+from hocket.cost.memory import with_allocator_rounding
 from hocket.cost.profile import Profile, merge_profiles, with_measured_workspace, write_profile
 from hocket.cost.roofline import estimate_costs
 from hocket.graph import Graph, Phase

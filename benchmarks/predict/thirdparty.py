@@ -202,7 +202,7 @@ def predict_all(chosen: list[Model], out: Path, on: str, detail: str) -> None:
 def predicted(model: Model, size: int, precision: str, cluster: Any) -> Row:
     from hocket.capture import capture
     from hocket.capture.zoo.load import keep_every_layer
-    from hocket.cost.allocator import with_allocator_rounding
+    from hocket.cost.memory import with_allocator_rounding
     from hocket.cost.roofline import estimate_costs, work_on
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem

@@ -4,7 +4,7 @@
 
 Profiles MODEL with one thread, plans it on N processes of this machine, runs the plan and compares
 op by op. Of every op and of every pause the shortest over all steps is taken, which a busy machine
-lengthens little; the sums say what a calm one would need. `hocket.runtime.walk` has its constant
+lengthens little; the sums say what a calm one would need. `hocket.runtime.session` has its constant
 from here.
 """
 

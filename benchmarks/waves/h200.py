@@ -53,7 +53,7 @@ from hocket.plan.sections import Lanes
 from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay, placed
 from hocket.runtime.sessions.waves import waved_loop
-from hocket.runtime.train import lane_notes
+from hocket.runtime.train import replayed_waves as lane_notes
 from hocket.runtime.train.divided.shares import microbatches
 from hocket.runtime.train.recorded import Kind, Recipe
 from hocket.runtime.train.replayed_waves import ReplayedWaves

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hocket.capture import apart
-from hocket.capture.apart import samples_apart
-from hocket.capture.sizes import capture_sizes, trying_samples
+from hocket.capture import sizes as apart
+from hocket.capture.sizes import capture_sizes, samples_apart, trying_samples
 from hocket.capture.zoo.experts import moe
 from hocket.graph.meeting import reading_samples, where_samples_meet
 

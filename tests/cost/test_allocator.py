@@ -4,7 +4,7 @@ from cost.cost_samples import step_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.cost.allocator import allocated_bytes, with_allocator_rounding
+from hocket.cost.memory import allocated_bytes, with_allocator_rounding
 
 MIB = 2**20
 

@@ -15,16 +15,11 @@ from hocket.base.errors import UsageError  # noqa: E402
 from hocket.capture.model import capture_program  # noqa: E402
 from hocket.capture.recording import TensorLayout  # noqa: E402
 from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E402
-from hocket.cost import (  # noqa: E402
-    beside,
-    dispatch,
-    measure,
-    timing,
-)
-from hocket.cost.beside import sharing_cores  # noqa: E402
+from hocket.cost import dispatch, measure, timing  # noqa: E402
+from hocket.cost import measure as beside  # noqa: E402
 from hocket.cost.families import family_of  # noqa: E402
 from hocket.cost.inputs import filled, index_bound, make_arguments  # noqa: E402
-from hocket.cost.measure import profile_program  # noqa: E402
+from hocket.cost.measure import profile_program, sharing_cores  # noqa: E402
 from hocket.cost.roofline import estimate_costs  # noqa: E402
 from hocket.hardware import DeviceKind  # noqa: E402
 

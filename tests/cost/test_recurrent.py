@@ -9,8 +9,7 @@ from torch import nn, ones
 
 from hocket.capture import capture
 from hocket.cost.efficiency import work_of
-from hocket.cost.recurrent import WORD_HOST_S, as_tf32, products_of, recurrent_ops
-from hocket.cost.roofline import estimate_costs
+from hocket.cost.roofline import WORD_HOST_S, as_tf32, estimate_costs, products_of, recurrent_ops
 from hocket.graph import Phase
 
 WORDS = 5

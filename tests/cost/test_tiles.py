@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from hocket.cost.efficiency import OpWork, roofline_s
-from hocket.cost.families import FAMILIES
-from hocket.cost.tiles import (
+from hocket.cost.efficiency import (
     CONVOLUTION,
     FLOAT32_NORM,
     NORM_PASSES,
     WEIGHT_GRADIENT,
+    OpWork,
     Shaped,
+    roofline_s,
     shaped,
 )
+from hocket.cost.families import FAMILIES
 from hocket.graph.graph import DTYPES
 from hocket.graph.signatures import tensor_shapes
 from hocket.hardware import cluster_from_text

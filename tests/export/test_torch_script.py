@@ -14,8 +14,8 @@ from hocket.base.errors import CheckError, UsageError
 from hocket.cli.export import command
 from hocket.export import TARGETS, export_plan
 from hocket.plan.files import write_plan
+from hocket.runtime.parallel.check import reference_run
 from hocket.runtime.parallel.jobs import make_job
-from hocket.runtime.parallel.reference import reference_run
 
 
 def test_the_script_runs_by_itself_and_trains_as_one_device(tmp_path):

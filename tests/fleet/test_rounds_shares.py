@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, Submit, Tick, new_state, step
-from hocket.fleet.rounds.class_shares import ClassAnswer, Groups, _tables, class_shares, group_jobs
-from hocket.fleet.rounds.share import to_market
+from hocket.fleet.rounds.share import (
+    ClassAnswer,
+    Groups,
+    _tables,
+    class_shares,
+    group_jobs,
+    to_market,
+)
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Wishes
 

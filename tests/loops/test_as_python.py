@@ -12,7 +12,7 @@ from loops.harness import Looked, check_sound, python_kernel
 
 import hocket
 from hocket.loops import job, memory, runner
-from hocket.loops.backends import team
+from hocket.loops.backends import threads as team
 
 factor = 2.0
 total = 0.0

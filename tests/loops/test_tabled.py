@@ -7,7 +7,7 @@ import pytest
 
 import hocket
 from hocket.base.errors import UsageError
-from hocket.loops.backends import tabled
+from hocket.loops.backends import threads as tabled
 
 
 def counts(j, k, w):

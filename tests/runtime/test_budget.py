@@ -17,8 +17,8 @@ import hocket
 from hocket.capture import CaptureWarning
 from hocket.graph import Phase
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.memory.chunked_loss import summed_cross_entropy
 from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.memory.logits import summed_cross_entropy
 from hocket.runtime.memory.saved import SavedStorages
 from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.train.budgeted import Budgeted

@@ -18,15 +18,15 @@ from hocket.runtime.parallel import check as check_module
 from hocket.runtime.parallel.check import (
     TOLERANCE,
     Agreement,
+    DividedReference,
     _agreement,
     check_division,
     check_jobs,
+    toy_of,
 )
 from hocket.runtime.parallel.jobs import make_job
-from hocket.runtime.parallel.reference import DividedReference
 from hocket.runtime.parallel.refusals import DataProgram, data_program, refuse
 from hocket.runtime.parallel.spawn import JobResult
-from hocket.runtime.parallel.toy import toy_of
 from hocket.runtime.record import StepRecord
 from hocket.runtime.session import run_plan
 from hocket.transformer import SCHEDULES

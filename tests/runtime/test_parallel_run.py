@@ -29,11 +29,10 @@ from hocket.runtime.options import RunOptions
 from hocket.runtime.parallel import check, fits, pipeline
 from hocket.runtime.parallel import rank as rank_module
 from hocket.runtime.parallel.build import build_stage, whole_model
-from hocket.runtime.parallel.check import Agreement
+from hocket.runtime.parallel.check import Agreement, reference_run
 from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.jobs import actions_of, make_job
 from hocket.runtime.parallel.model import Slice
-from hocket.runtime.parallel.reference import reference_run
 from hocket.runtime.parallel.spawn import _describer
 from hocket.runtime.session import run_plan
 from hocket.runtime.sessions.division import _gpu_dtype

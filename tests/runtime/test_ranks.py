@@ -29,7 +29,7 @@ from hocket.graph import Phase
 from hocket.processes.member import CrewMember
 from hocket.processes.progress import Position
 from hocket.runtime.connect import MeetingStore
-from hocket.runtime.outbox import Outbox
+from hocket.runtime.ranks import Outbox
 from hocket.runtime.record import measured_timeline
 from hocket.runtime.spawn import RankOptions, _describer, run_ranks
 from hocket.runtime.wire import decode_call, decode_spec, encode_call, encode_spec

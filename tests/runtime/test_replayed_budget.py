@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import hocket
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.uniform import uniform
-from hocket.runtime.train.budget_launches import BudgetLaunches, budget_launches
 from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.rehearsed import BudgetLaunches, budget_launches
 from hocket.runtime.train.repeats import AS_ASKED, NOT_CUDA, NUM_WARM, REPLAYED
 from hocket.runtime.train.replayed_budget import FEWEST_REPLAYS, ReplayedBudget
 from hocket.runtime.train.update import planned_update

@@ -11,8 +11,8 @@ from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import commands
 from hocket.service.daemon.carry import ExecutorCarrier
 from hocket.service.daemon.clock import Clock
+from hocket.service.daemon.daemon import recovered
 from hocket.service.daemon.decider import Command, Decider, Request
-from hocket.service.daemon.recovery import recovered
 from hocket.service.daemon.world import World, violations
 from hocket.service.executors.executor import AttemptName, Executor
 from hocket.service.records import CheckpointRecord, JobRecord, LeaseAnswer

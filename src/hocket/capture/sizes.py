@@ -7,17 +7,31 @@ give the plain graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
 
-from hocket.capture.apart import samples_apart
-from hocket.capture.fake import batch_tensors, map_batch
+from hocket.base.errors import one_line
+from hocket.base.units import format_percent, format_rate
+from hocket.capture.fake import (
+    batch_tensors,
+    hollow_twins,
+    map_batch,
+    model_tensors,
+)
 from hocket.capture.given import first_batch, supervised
+from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.model import capture
+from hocket.capture.step import Forward, apply_model
+from hocket.capture.swap import swapped_tensors
 from hocket.graph import Graph, Phase, Role
 from hocket.graph.batches import (
     at_batch,
@@ -27,6 +41,306 @@ from hocket.graph.batches import (
     with_other_batch,
 )
 from hocket.graph.meeting import SAMPLES, reading_samples
+
+# Whether samples can be taken apart: the gradient of a batch is the mean of those of its parts.
+#
+# What shares out a batch takes this for granted. It holds for a loss that is a mean over samples,
+# and not for one that sums over them or compares them with each other. It is tried at toy size: on
+# a few samples, with lists of equal layers cut short, gradients of the whole are compared with
+# those of its halves. That is done in single precision, with autocast off where the model can do
+# without: what is rounded to 16 bits hides what samples have to do with each other. Batch norm and
+# dropout are left out of it: they are known to look at the samples that are there and to draw anew,
+# and who plans says what becomes of them.
+
+TOLERANCE = 1e-3
+"""Of gradients in single precision, by their norm."""
+NUM_ROUNDINGS = 2
+"""That gradients in narrower types may differ by beyond that: those of the whole and those of its
+parts are each rounded once."""
+NUM_SAMPLES = 4
+_KEPT_LAYERS = 2
+_PIXELS = 64
+_MOST_PARAMETERS = 100_000_000
+_MOST_COMPARED = 4_000_000
+"""Weights of a larger tensor get no gradient here: they are read, and others tell of them."""
+_MOST_FLOPS = 1e10
+"""Of the forward pass: all passes together take a second or two."""
+_DROPOUTS = frozenset({
+    functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
+    functional.alpha_dropout, functional.feature_alpha_dropout, torch.dropout,
+})  # fmt: skip
+
+
+class Apart(NamedTuple):
+    """What a try at toy size has shown."""
+
+    is_apart: bool | None
+    """Whether parts were seen to give what the whole gives; None where nothing was tried."""
+    told: str
+    """For people: what was seen, or why nothing was tried."""
+
+
+def samples_apart(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | str | None = None,
+    forward: Forward | None = None,
+    flops_per_byte: float = 0.0,
+) -> Apart:
+    """Try whether parts of a batch train as the whole does; model and batch are not changed.
+
+    ``flops_per_byte`` of the batch is what a forward pass takes, so that nothing long is begun.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for little work threads cost more than they bring
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            tried = partial(_attempted, model, batch, ChosenLoss(loss), forward or apply_model,
+                            flops_per_byte)  # fmt: skip
+            for is_wide in (True, False):
+                # What follows may count on the number of its layers, as of tables of embeddings.
+                for is_cut in (True, False):
+                    try:
+                        return tried(is_cut=is_cut, is_wide=is_wide)
+                    # Whatever a stranger's model raises on a smaller batch says nothing about the
+                    # real one.
+                    except Exception as error:
+                        failed = one_line(error)
+        return Apart(None, f"not tried at toy size: {failed}")
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _attempted(
+    model: nn.Module,
+    batch: Any,
+    loss: ChosenLoss,
+    forward: Forward,
+    flops_per_byte: float,
+    *,
+    is_cut: bool,
+    is_wide: bool,
+) -> Apart:
+    """The try itself, with lists of layers cut or whole, with autocast as it is or off."""
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    tensors = [tensor for _, _, tensor in model_tensors(model)]
+    hollow = hollow_twins(tensors)
+    origin = {id(hollow[id(tensor)]): tensor for tensor in tensors}
+    with swapped_tensors(model, hollow, forward, loss) as toy:
+        if is_cut:
+            _shorten(toy)
+        kept = sum(parameter.numel() for parameter in toy.parameters()) / max(1, whole)
+        rows = _fewest(batch, flops_per_byte * kept)
+        if reason := _too_much(toy, rows, flops_per_byte * kept):
+            return Apart(None, f"not tried at toy size: {reason}")
+        real = {id(t): _real(origin.get(id(t), t), t) for _, _, t in model_tensors(toy)}
+        with swapped_tensors(toy, real, forward, loss):
+            _quieten(toy)
+            return _tried(toy, _filled_batch(rows), loss, forward, _Calm(is_wide=is_wide))
+
+
+def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward, calm: _Calm) -> Apart:
+    def loss_of(part: Any) -> torch.Tensor:
+        with calm:
+            return loss(forward(toy, part))
+
+    whole = loss_of(batch)
+    if not torch.isfinite(whole):
+        return Apart(None, "not tried at toy size: its loss is no number there")
+    parameters = [p for p in toy.parameters() if p.requires_grad]
+    expected: tuple[torch.Tensor | None, ...]
+    expected = torch.autograd.grad(whole, parameters, allow_unused=True)
+    if all(gradient is None for gradient in expected):
+        return Apart(None, "not tried at toy size: no gradient reaches its weights")
+    found: list[torch.Tensor | None] = [None] * len(parameters)
+    halves = list(_halves(batch))
+    for half in halves:
+        parts: tuple[torch.Tensor | None, ...]
+        parts = torch.autograd.grad(loss_of(half) / len(halves), parameters, allow_unused=True)
+        found = [_sum(a, b) for a, b in zip(found, parts, strict=True)]
+    error = _distance(found, expected)
+    tolerance = TOLERANCE + NUM_ROUNDINGS * calm.eps
+    if error > tolerance:
+        if whole.item() != loss_of(batch).item():
+            return Apart(None, "not tried at toy size: its loss is not the same twice")
+        seen = f"gradients of parts are {_percent(error)} away from that of the whole"
+        return Apart(False, f"{seen}, and roundings explain {_percent(tolerance)}")
+    return Apart(True, f"tried at toy size: gradients of parts add up within {error:.0e}")
+
+
+def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+# ── a toy ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _shorten(toy: nn.Module) -> None:
+    """Cut lists of equal layers."""
+    cut: list[str] = []
+    for path, layers in list(toy.named_modules()):
+        is_list = isinstance(layers, nn.Sequential | nn.ModuleList) and bool(path)
+        if not is_list or path.startswith(tuple(cut)):
+            continue
+        if len(layers) > _KEPT_LAYERS and len({_form(each) for each in layers}) == 1:
+            parent, _, name = path.rpartition(".")
+            toy.get_submodule(parent).register_module(name, layers[:_KEPT_LAYERS])
+            cut.append(f"{path}.")
+
+
+def _form(layer: nn.Module) -> object:
+    """What two layers have alike where one may stand for the other."""
+    return type(layer), tuple((name, p.shape) for name, p in layer.named_parameters())
+
+
+def _first_rows(batch: Any) -> Any:
+    tensors = [tensor for _, tensor in batch_tensors(batch)]
+    own = _num_rows(batch)
+    return map_batch(batch, {
+        id(t): t[:NUM_SAMPLES] if t.dim() and t.shape[0] == own else t for t in tensors
+    })  # fmt: skip
+
+
+def _cropped(rows: Any) -> Any:
+    """A corner of each image."""
+    return map_batch(rows, {
+        id(t): t[..., :_PIXELS, :_PIXELS] if t.dim() == 4 and t.is_floating_point() else t
+        for _, t in batch_tensors(rows)
+    })  # fmt: skip
+
+
+def _num_rows(batch: Any) -> int:
+    first = next((tensor for _, tensor in batch_tensors(batch)), None)
+    return -1 if first is None or not first.dim() else int(first.shape[0])
+
+
+def _halves(batch: Any) -> Iterator[Any]:
+    """Two parts of as many samples each."""
+    rows = _num_rows(batch)
+    if rows < 2:
+        raise ValueError("there is one sample")
+    middle = rows // 2
+    for start in (0, middle):
+        yield map_batch(batch, {
+            id(t): t[start : start + middle] if t.dim() and t.shape[0] == rows else t
+            for _, t in batch_tensors(batch)
+        })  # fmt: skip
+
+
+def _fewest(batch: Any, flops_per_byte: float) -> Any:
+    """The first samples, of images a corner where the whole would take long."""
+    rows = _first_rows(batch)
+    return _cropped(rows) if _num_bytes(rows) * flops_per_byte > _MOST_FLOPS else rows
+
+
+def _num_bytes(batch: Any) -> int:
+    return sum(tensor.numel() * tensor.itemsize for _, tensor in batch_tensors(batch))
+
+
+def _too_much(toy: nn.Module, rows: Any, flops_per_byte: float) -> str:
+    """Why a try would take too long; empty where it would not."""
+    number = sum(parameter.numel() for parameter in toy.parameters())
+    if number > _MOST_PARAMETERS:
+        return f"{number / 1e6:.0f} million weights are left with {_KEPT_LAYERS} layers"
+    flops = _num_bytes(rows) * flops_per_byte
+    return f"{NUM_SAMPLES} samples take {format_rate(flops, 'flop')}" if flops > _MOST_FLOPS else ""
+
+
+def _real(given: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
+    """A tensor of the toy with the values that it had, or with some."""
+    value = given.detach().cpu().clone() if not given.is_meta else _drawn(given)
+    value = value.float() if value.is_floating_point() else value
+    if isinstance(twin, nn.Parameter):
+        is_trained = twin.requires_grad and value.numel() <= _MOST_COMPARED
+        return nn.Parameter(value, requires_grad=is_trained and value.is_floating_point())
+    return value
+
+
+def _drawn(tensor: torch.Tensor) -> torch.Tensor:
+    """Matrices that keep the size of what they multiply; vectors near one."""
+    if not tensor.is_floating_point():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    if tensor.dim() < 2:
+        return 1 + 0.1 * torch.randn(tensor.shape)
+    most = (3.0 * tensor.shape[0] / max(1, tensor.numel())) ** 0.5
+    return torch.empty(tensor.shape).uniform_(-most, most)
+
+
+def _filled_batch(rows: Any) -> Any:
+    return map_batch(rows, {id(t): _filled(t) for _, t in batch_tensors(rows)})
+
+
+def _filled(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the batch; whole numbers index something, so they are small and not negative."""
+    if tensor.is_meta:
+        if tensor.is_floating_point():
+            return torch.randn(tensor.shape)
+        return torch.randint(0, 2, tensor.shape).to(tensor.dtype)
+    value = tensor.detach().cpu()
+    if value.is_floating_point():
+        return value.float()
+    return value if value.dtype == torch.bool else value.clamp(min=0)
+
+
+# ── what is left out ─────────────────────────────────────────────────────────────────────────────
+
+
+def _quieten(model: nn.Module) -> None:
+    """Have a model in training draw nothing and look at single samples."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _NormBase):
+            module.eval()
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+class _Calm(TorchFunctionMode):
+    """Inside of it nothing is dropped; if it is wide, autocast has no say either."""
+
+    def __init__(self, *, is_wide: bool) -> None:
+        super().__init__()
+        self.is_wide = is_wide
+        self.eps = 0.0
+        """Of the narrowest type below single precision that was seen."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call ``func``, or give back what would be thinned out."""
+        kwargs = dict(kwargs or {})
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention and len(args) < 5:
+            kwargs["dropout_p"] = 0.0
+        # The toy is on the processor, whatever device the model's own code names.
+        with torch.autocast("cpu", enabled=False) if self.is_wide else nullcontext():
+            result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and result.is_floating_point() and result.itemsize < 4:
+            self.eps = max(self.eps, torch.finfo(result.dtype).eps)
+        return result
+
+
+def _percent(part: float) -> str:
+    """Finer where it is small: what is refused is not to read like what is allowed."""
+    return format_percent(part) if part >= 0.1 else f"{100 * part:.3g} %"
+
+
+def _distance(found: list[torch.Tensor | None], expected: tuple[torch.Tensor | None, ...]) -> float:
+    """The norm of the difference, as a part of the norm of what was expected."""
+    off, size = 0.0, 0.0
+    for a, b in zip(found, expected, strict=True):
+        size += 0.0 if b is None else float(b.square().sum())
+        difference = b if a is None else a if b is None else a - b
+        off += 0.0 if difference is None else float(difference.square().sum())
+    if not size:
+        return 0.0 if not off else float("inf")
+    return float((off / size) ** 0.5)
 
 
 def capture_sizes(model: nn.Module, batch: Any, **options: Any) -> Graph:

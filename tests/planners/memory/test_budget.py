@@ -11,10 +11,9 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import parse_bytes
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step, narrow_cuts
-from hocket.planners.memory.budget import BudgetFit, keep_budget
+from hocket.planners.memory.budget import BudgetFit, bound_s, keep_budget
 from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.memory.maker import FULL_OFFLOAD, FULL_RECOMPUTE
-from hocket.planners.memory.time_bound import bound_s
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.step import budgeted
 from hocket.simulate.verify import verify

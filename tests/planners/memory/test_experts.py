@@ -7,9 +7,8 @@ from planners.memory.steps import MIB, chain_step, experts_step, placed
 from hocket.graph import GraphBuilder, Role, Stream
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_finer, cut_step
-from hocket.planners.memory.budget import BudgetFit
+from hocket.planners.memory.budget import BudgetFit, bound_s
 from hocket.planners.memory.frontier import find_frontier, leanest_bytes
-from hocket.planners.memory.time_bound import bound_s
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.experts import find_experts
 from hocket.simulate.rewriting.step import budgeted, moved_bytes

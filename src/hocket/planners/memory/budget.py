@@ -9,16 +9,107 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes, typed_bytes
+from hocket.graph.graph import Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.frontier import Frontier, find_frontier
-from hocket.planners.memory.least import least_bytes
 from hocket.planners.memory.maker import CHUNKS
-from hocket.planners.memory.time_bound import bound_s
+from hocket.planners.memory.numbers import HOMES, WAYS, BlockNumbers
 from hocket.planners.memory.update_order import UpdateOrders
+from hocket.simulate.rewriting.chunks import find_region
+from hocket.simulate.rewriting.experts import all_in_groups, parts_of
+from hocket.simulate.rewriting.uses import Uses
+
+# Seconds that no memory plan of a step goes below, whatever the schedule of its copies.
+#
+# A linear program as small as it can be: each block takes shares of the ways of its activations and
+# of the homes of its parameters, and each resource works for as long as all blocks ask of it; the
+# longest of these is made short. HiGHS, 8 columns a block and 5 rows beside one for each choice.
+
+
+def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
+    """Seconds that no plan of these ways and homes goes below, however its copies are timed; None
+    where none keeps the budget.
+
+    What is left behind and what is at home must fit when the forward pass ends, all that runs must
+    run, no direction carries more than its rate, and the host updates no faster than it can, over a
+    step among many: sums instead of a schedule.
+    """
+    num_ways, num_homes = numbers.stay.size, numbers.home.size
+    # What the last block makes is made and used then, whatever the plan.
+    stay, moved, again = (table.copy() for table in (numbers.stay, numbers.moved, numbers.again_s))
+    for table in (stay, moved, again):
+        table[-1] = 0.0
+    compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
+    incoming = numbers.brought + numbers.fetched + numbers.visiting
+    at_home = (numbers.host_traffic / numbers.host_update_bps).ravel()
+    nothing = np.zeros(num_ways)
+    rows = np.array([
+        [*nothing, *at_home, -1.0],
+        [*again.ravel(), *numbers.update_s.ravel(), -1.0],
+        [*(moved / numbers.link.in_bps).ravel(), *(incoming / numbers.link.in_bps).ravel(), -1.0],
+        [*(moved / numbers.link.out_bps).ravel(),
+         *(numbers.gradients / numbers.link.out_bps).ravel(), -1.0],
+        [*(stay / max(budget_bytes, 1.0)).ravel(), *(numbers.home / max(budget_bytes, 1.0)).ravel(),
+         0.0],
+    ])  # fmt: skip
+    room = 1.0 - numbers.base_bytes / max(budget_bytes, 1.0)
+    groups = np.repeat(
+        np.arange(2 * numbers.num_blocks),
+        [len(WAYS)] * numbers.num_blocks + [len(HOMES)] * numbers.num_blocks,
+    )
+    columns = np.arange(num_ways + num_homes)
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
+    one_each = coo_array(
+        (np.ones(len(columns)), (groups, columns)), (2 * numbers.num_blocks, len(columns) + 1)
+    )
+    cost = np.zeros(len(columns) + 1)
+    cost[-1] = 1.0
+    found = linprog(
+        cost, A_ub=rows, b_ub=[0.0, -compute_s, 0.0, 0.0, room],
+        A_eq=one_each.tocsr(), b_eq=np.ones(2 * numbers.num_blocks), method="highs",
+    )  # fmt: skip
+    return None if found.x is None or found.status != 0 else float(found.x[-1])
+
+
+# The fewest bytes that any plan needs: what the largest op reads, makes and works in.
+#
+# Whatever is offloaded, fetched or made again, the storages of an op are on the device while it
+# runs, and the batch and buffers are there at all times. Ops of the last block may go in chunks, of
+# which only the part that exists for one chunk at a time is divided, and products of experts one
+# expert at a time. O(ops + reads).
+
+
+def least_bytes(uses: Uses, max_chunks: int) -> int:
+    """Bytes that no memory section of this step goes below."""
+    graph, blocks = uses.graph, uses.blocks
+    region = find_region(graph, blocks)
+    is_base = np.isin(graph.tensor_role, (Role.INPUT, Role.BUFFER)) & (graph.tensor_producer < 0)
+    base = int(graph.held_bytes[is_base].sum())
+    inside = np.zeros(graph.num_tensors, dtype=np.bool_)
+    made_by = graph.tensor_producer
+    inside[made_by >= 0] = np.isin(made_by[made_by >= 0], list(region.ops))
+    size = graph.held_bytes.astype(np.float64)
+    parted = inside & (graph.tensor_role != Role.PARAMETER)
+    parted[list(region.whole)] = False
+    size[parted] /= max_chunks
+    size[is_base] = 0
+    most_groups = max((each.count for each in uses.experts.values()), default=1)
+    size /= parts_of(graph, uses.experts, all_in_groups(uses.experts, most_groups))
+    most = 0.0
+    for op in np.flatnonzero(graph.op_phase != Phase.OPTIMIZER).tolist():
+        tensors = [*graph.reads_of(op).tolist(), *graph.made_by(op)]
+        roots = np.unique(graph.root_of[tensors])
+        share = max_chunks if op in region.ops else 1
+        most = max(most, float(size[roots].sum()) + float(graph.workspace_bytes[op]) / share)
+    return base + int(most)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,29 +11,161 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
 
 from hocket.base.errors import RunError
 from hocket.runtime.parallel.batch import token_batch, token_loss
 from hocket.runtime.parallel.build import build_stage
-from hocket.runtime.parallel.data import (
-    local,
-    own_name,
-    reduce_gradients,
-    settle_gradients,
-    shard_part,
-    whole,
-    wrap_stage,
-)
 from hocket.runtime.parallel.job import TrainingJob
-from hocket.runtime.parallel.model import TIED, slices_of
+from hocket.runtime.parallel.model import TIED, Embedding, TransformerBlock, slices_of
 from hocket.runtime.parallel.pipeline import (
     PipelineWatch,
     WatchedStage,
     boundary_shapes,
     make_pipeline,
 )
-from hocket.runtime.parallel.tensor import divide_over_tensor_ranks
+from hocket.runtime.parallel.refusals import DataProgram
+
+# Tensor parallelism of one part of a stage: matrices by columns, then by rows.
+#
+# Between blocks activations are plain tensors: whole on every rank, or this rank's stretch of the
+# sequence where sequence parallelism is on. Weights are cut out of what each rank has drawn,
+# without communication.
+
+_SEQUENCE = Shard(1)
+
+
+def divide_over_tensor_ranks(
+    module: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool
+) -> nn.Module:
+    """Divide an embedding, a block or a head in place."""
+    if isinstance(module, Embedding):
+        plan = _EMBEDDING
+        if sequence_parallel:
+            # Positions are added to the whole sequence, which is split after that.
+            parallelize_module(module, mesh, _SPLIT, src_data_rank=None)
+    else:
+        plan = (
+            _block(sequence_parallel)
+            if isinstance(module, TransformerBlock)
+            else _head(sequence_parallel)
+        )
+    plan = {name: style for name, style in plan.items() if _has(module, name)}
+    return parallelize_module(module, mesh, plan, src_data_rank=None)
+
+
+_EMBEDDING: dict[str, ParallelStyle] = {
+    "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+}
+_SPLIT = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=_SEQUENCE)
+
+
+def _block(sequence_parallel: bool) -> dict[str, ParallelStyle]:
+    between = _SEQUENCE if sequence_parallel else Replicate()
+    plan: dict[str, ParallelStyle] = {
+        "attention.query": ColwiseParallel(),
+        "attention.key": ColwiseParallel(),
+        "attention.value": ColwiseParallel(),
+        "attention.output": RowwiseParallel(output_layouts=between),
+        "mlp.up": ColwiseParallel(),
+        "mlp.gate": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=between),
+    }
+    if sequence_parallel:
+        gather = PrepareModuleInput(input_layouts=_SEQUENCE, desired_input_layouts=Replicate())
+        plan |= {"attention_norm": SequenceParallel(), "mlp_norm": SequenceParallel()}
+        plan |= {"attention": gather, "mlp": gather}
+    return plan
+
+
+def _head(sequence_parallel: bool) -> dict[str, ParallelStyle]:
+    between = _SEQUENCE if sequence_parallel else Replicate()
+    plan: dict[str, ParallelStyle] = {
+        "logits": ColwiseParallel(input_layouts=between, output_layouts=Replicate())
+    }
+    return plan | ({"norm": SequenceParallel()} if sequence_parallel else {})
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    first, _, rest = name.partition(".")
+    inner = getattr(module, first, None)
+    return inner is not None and (not rest or _has(inner, rest))
+
+
+# Data parallelism: who holds which part of the weights, and how gradients become one.
+
+
+def shard_part(module: nn.Module, mesh: DeviceMesh, data: DataProgram) -> nn.Module:
+    """Divide one part of a stage where weights are divided, else leave it."""
+    if data.kind == "fsdp":
+        fully_shard(module, mesh=mesh, reshard_after_forward=data.reshards)
+    return module
+
+
+def wrap_stage(stage: nn.Module, mesh: DeviceMesh, data: DataProgram) -> nn.Module:
+    """The stage as the pipeline sees it."""
+    if data.kind == "ddp":
+        return DistributedDataParallel(stage, process_group=mesh.get_group())
+    return shard_part(stage, mesh, data)
+
+
+def reduce_gradients(parameters: Iterable[nn.Parameter], mesh: DeviceMesh) -> None:
+    """Average gradients over the data-parallel ranks, all of one type in one message."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradient = local(parameter.grad)
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
+    for gradients in by_dtype.values():
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat, group=mesh.get_group())
+        flat /= mesh.size()
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, mean in zip(gradients, torch.split(flat, sizes), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+
+def settle_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
+    """Lay gradients out as their parameters are; autograd leaves some whole and some as sums.
+
+    A gradient that is not there becomes zeros, so that all ranks go on together: the names of
+    such parameters.
+    """
+    missing = []
+    for name, parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            missing.append(name)
+            parameter.grad = torch.zeros_like(parameter)
+        elif isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)
+    return missing
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor, which shares its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in one piece; all ranks that share it must ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_name(name: str) -> str:
+    """The name of a parameter in the model, without what wrappers add."""
+    return name.removeprefix("module.")
 
 
 @dataclass(kw_only=True)

@@ -12,11 +12,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from hocket.graph.graph import Phase
+from hocket.graph.graph import Graph, Phase
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, Shares
 from hocket.plan.sections.lanes import NUM_LANES, Changes
@@ -25,13 +26,37 @@ from hocket.runtime.setup import Setup
 from hocket.runtime.streams import DeviceStream
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.carry import CarriedStep, Given
-from hocket.runtime.train.counted import counted_ops
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import RecordedStep
 from hocket.runtime.train.repeats import called, never_replayed
 from hocket.runtime.train.weight import Weight
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.shares.lanes import lane_waits, pass_order
+
+# Ops of a wave that count where a recording is matched with the graph of a plan.
+#
+# Views do not: which of them there are depends on how parameters lie in memory. cuDNN's layers look
+# at all their weights as one buffer where these lie in one storage, as they do on the device, and
+# not where they are separate. A view does nothing and makes nothing, so it is carried out with the
+# op before it, or those before all with the first. O(ops).
+
+
+@lru_cache(maxsize=64)
+def counted_ops(graph: Graph) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Ops of a forward and backward pass that are no views, in order, each with all that is carried
+    out in its place."""
+    found: list[tuple[int, list[int]]] = []
+    early: list[int] = []
+    for op in pass_order(graph).tolist():
+        if not graph.only_looks[op]:
+            found.append((op, [*early, op]))
+            early = []
+        elif found:
+            found[-1][1].append(op)
+        else:
+            early.append(op)
+    return tuple((op, tuple(calls)) for op, calls in found)
+
 
 WaveOp = tuple[int, int]
 """A microbatch and an op of its graph."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from hocket.fleet.rounds.actions import Start, Stop
 from hocket.fleet.rounds.events import Event
 from hocket.fleet.rounds.state import BLOCKED, PAUSED, RUNNING, FleetState
@@ -20,7 +22,6 @@ from hocket.service.daemon.decision_log import (
     describe_start,
     describe_stop,
 )
-from hocket.service.daemon.preemptible import with_preemptible
 from hocket.service.daemon.world import World, find, name_of, phase_of
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import (
@@ -32,6 +33,24 @@ from hocket.service.records import (
     JobStatus,
 )
 from hocket.service.store.batch import Batch, KeyRecord
+
+# Jobs of which nobody said whether they may be stopped for others.
+#
+# A job that cannot go on from where it was loses its work each time it is stopped, and may never
+# end. So one without arguments to resume with keeps its devices once it has them, until it shows
+# that it saves its work: a lease that has something to save with says so in its first report.
+
+
+def with_preemptible(state: FleetState, number: int) -> FleetState:
+    """The state in which a job may be stopped for others."""
+    rows = state.jobs.rows
+    at = int(np.searchsorted(rows["number"], number))
+    if at >= len(rows) or rows["number"][at] != number or rows["preemptible"][at] > 0:
+        return state
+    changed = rows.copy()
+    changed["preemptible"][at] = 1
+    return state.but(jobs=state.jobs._replace(rows=changed))
+
 
 _VERDICTS: dict[str, JobStatus] = {
     "finished": "succeeded",
