@@ -244,7 +244,7 @@ def test_lanes_take_turns_and_waves_of_a_lane_follow_each_other(case):
 def test_a_run_holds_what_was_planned():
     # So deep that a result of one op, which a processor makes when the other lane's is gone and two
     # lanes may make at once, is little of all.
-    model, batch, fit = fitted(depth=8)
+    model, batch, fit = fitted(depth=10)
     for way in (fit.leanest, fit.aligned):
         result = run_plan(
             fit.problem, fit.plan_of(way), RunOptions(steps=2, threads=1),

@@ -87,10 +87,11 @@ def test_host_memory_is_a_limit_too():
     assert all(fitted.moved_bytes == 0 for fitted in none.plans)
 
 
+SMALL_FLOPS, LARGE_FLOPS = 1.17e11, 2.34e11
 LARGE_STEPS = {
     # Updates of a layer on the host take longer than its passes, or about as long.
     flops: chain_step(16, activation=64 * MIB, weight=256 * MIB, flops=flops)
-    for flops in (1e11, 2e11)
+    for flops in (SMALL_FLOPS, LARGE_FLOPS)
 }
 
 
@@ -100,7 +101,7 @@ def test_links_host_and_device_work_at_once_whatever_their_rates():
     draws, over = np.random.default_rng(0), []
     for number in range(10):
         link_bps, host_bps = draws.uniform(48e9, 96e9), draws.uniform(50e9, 160e9)
-        graph = LARGE_STEPS[1e11 if number % 2 else 2e11]
+        graph = LARGE_STEPS[SMALL_FLOPS if number % 2 else LARGE_FLOPS]
         placing = placed(graph, link_bps=link_bps, host_update_bps=host_bps)
         frontier = find_frontier(*placing, num_levels=12, async_update=True)
         for share in (0.2, 0.3, 0.5):
@@ -138,7 +139,7 @@ def test_a_loss_in_chunks_with_all_else_as_it_is_is_among_the_plans():
 def test_a_plan_for_a_faster_host_is_better_there():
     times = []
     for host_bps in (40e9, 60e9, 80e9, 120e9):
-        placing = placed(LARGE_STEPS[1e11], link_bps=48e9, host_update_bps=host_bps)
+        placing = placed(LARGE_STEPS[SMALL_FLOPS], link_bps=48e9, host_update_bps=host_bps)
         frontier = find_frontier(*placing, num_levels=12)
         times.append(frontier.best(0.3 * frontier.find("plain").peak_bytes).step_s)
     assert all(later <= earlier for earlier, later in itertools.pairwise(times))
