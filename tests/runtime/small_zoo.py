@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 from unittest import mock
 
+import torch
 from torch import nn
 
-from hocket.capture.zoo import experts, language, recurrent, vision
+from hocket.capture.zoo import diffusion, experts, language, recurrent, vision
 
 TOKENS = {"bos_token_id": 0, "eos_token_id": 0}
 
@@ -56,6 +57,14 @@ def resnet(*blocks, **options):
     return thinned(build)
 
 
+def unet():
+    """A U-Net of two levels whose heads are as wide as those of the large one."""
+    latents = torch.randn(2, 4, 8, 8)
+    batch = {"latents": latents, "time": torch.randn(2, 16), "context": torch.randn(2, 3, 24)}
+    model = diffusion.UNet(widths=(32, 64), depths=(0, 1), time=16, context=24)
+    return model, {**batch, "noise": torch.randn_like(latents)}
+
+
 SMALL_ZOO = {
     "gpt2": gpt2(3),
     "gpt2-medium": gpt2(4),
@@ -73,6 +82,13 @@ SMALL_ZOO = {
         2, 0, num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=48,
         image_size=32,
     ),
+    "whisper-small": lambda: language.whisper_small(
+        2, 6, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=64,
+        max_source_positions=8, num_mel_bins=8, pad_token_id=0, decoder_start_token_id=1,
+        **TOKENS,
+    ),
+    "sdxl-unet": unet,
     "mixtral-small": lambda: language.mixtral_small(
         2, 8, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=4, vocab_size=64, **TOKENS,
