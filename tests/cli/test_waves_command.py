@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from click.testing import CliRunner
+from planners.plain_kernels import plain_kernels  # noqa: F401
 from torch import nn
 
 from hocket.api import make_problem

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from planners.plain_kernels import plain_kernels  # noqa: F401
 from torch import nn
 
 from hocket.api import make_problem
