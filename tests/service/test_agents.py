@@ -290,9 +290,11 @@ def test_a_log_that_nobody_wants_any_more_holds_up_no_other(net):
 # ── gangs of several machines ──
 
 
+# One write a line: two ranks of a machine share a log, and unbuffered prints write word by word.
 RANKS = """
 import os
-print(*(os.environ[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")))
+keys = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+os.write(1, (" ".join(os.environ[key] for key in keys) + chr(10)).encode())
 """
 
 

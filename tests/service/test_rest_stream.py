@@ -218,7 +218,7 @@ def test_requests_under_way_keep_their_connections(served, monkeypatch):
     address = ("127.0.0.1", served.port)
     with socket.create_connection(address, timeout=120) as more:
         assert more.recv(100).startswith(b"HTTP/1.1 503")
-    assert len(connections) == 3
+    wait_until(lambda: len(connections) == 3)
     assert not any(stream.closed for stream in streams)
 
 
