@@ -24,7 +24,6 @@ from hocket.service.executors.executor import (
     RUNNING,
     Assignment,
     AttemptName,
-    Phase,
     Status,
 )
 
@@ -133,16 +132,21 @@ class Attempts:
 
 def looked_at(name: AttemptName, folder: Path, look: Callable[[], Status]) -> Status | None:
     """What ``look`` sees of an attempt, whatever state its files are in; None where it is gone."""
-    try:
-        return look()
-    except OSError as error:
-        if not folder.exists():
-            return None
-        # Not knowing is no reason to give its devices away.
-        return Status(name=name, phase=RUNNING, detail=system_reason(error))
-    except DAMAGED:
-        phase: Phase = RUNNING if is_locked(folder) else LOST
-        return Status(name=name, phase=phase, detail="its files are damaged")
+    for is_last in (False, True):
+        try:
+            return look()
+        except OSError as error:
+            if not folder.exists():
+                return None
+            # Not knowing is no reason to give its devices away.
+            return Status(name=name, phase=RUNNING, detail=system_reason(error))
+        except DAMAGED:
+            if is_locked(folder):
+                return Status(name=name, phase=RUNNING, detail="its files are damaged")
+            # Its supervisor may have ended since, with a result that the second look reads.
+            if is_last:
+                break
+    return Status(name=name, phase=LOST, detail="its files are damaged")
 
 
 def is_locked(folder: Path) -> bool:
