@@ -243,7 +243,7 @@ def _range_text(expected: dict[str, Any]) -> str:
     low, high = (format_seconds(expected[key]) for key in ("low_s", "high_s"))
     return (
         f"80 % range of the step: {low} to {high} ({expected['source']} costs, "
-        f"{expected['rows']} measured rows)"
+        f"{expected['rows']} steps measured on one H200)"
     )
 
 

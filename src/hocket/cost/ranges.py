@@ -1,7 +1,9 @@
 """How far measured steps lie from predicted ones: an 80 % range for each source of costs.
 
-Ends are the 10 % and 90 % quantiles of measured over predicted step times, from the rows that each
-source names. Datasheet ranges hold for eager steps on one GPU whose host was not measured.
+Ends are the 10 % and 90 % quantiles of measured over predicted step times over all rows of the
+tables that each source names (``benchmarks/predict/ranges.py`` computes them). All rows are eager
+steps on one H200: ranges of other GPUs and of plans for several devices are assumed to be the same.
+Rows of the calibrated and profiled ranges are older than the kernel costs of 2026-11-18.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ class StepRange:
 RANGES: Mapping[str, StepRange] = MappingProxyType(
     {
         "datasheet": StepRange(
-            0.93, 1.28, 120,
-            "35 third-party models on an H200, 17 of them held out "
+            0.92, 1.29, 124,
+            "36 third-party models on an H200; constants were chosen with 19 of them "
             "(benchmarks/results/2026-11-18-thirdparty-h200.md)",
         ),
         "calibrated": StepRange(
-            0.95, 1.20, 7, "benchmarks/results/2026-11-16-predict-configs-calibrated-h200.md"
+            0.79, 1.45, 19, "benchmarks/results/2026-11-16-predict-configs-calibrated-h200.md"
         ),
         "profiled": StepRange(
-            0.98, 1.18, 21,
+            0.99, 1.23, 36,
             "benchmarks/results/2026-11-16-predict-configs-h200.md and -calibrated-h200.md",
         ),
     }
