@@ -132,11 +132,15 @@ def test_gradients_of_a_loss_in_chunks_are_rounded_once(num_chunks):
         assert error < 2**-7
 
 
-def test_own_loop_and_plain_evaluation_work():
+@pytest.mark.parametrize("fused", [False, True])
+def test_own_loop_and_plain_evaluation_work(fused):
+    """Fused kernels change parameters without moving their version counters."""
     torch.manual_seed(0)
     model, batches, forward = MODELS["tied"]()
     twin = copy.deepcopy(model)
-    optimizer, plain = adamw(model), adamw(twin)
+    optimizer, plain = (
+        torch.optim.AdamW(m.parameters(), lr=1e-2, fused=fused) for m in (model, twin)
+    )
     train = loop_of(model, optimizer, mixed(model, 7), batches[0], forward)
     for batch in batches:
         torch.manual_seed(1)

@@ -342,6 +342,10 @@ class Budgeted:
         self._used.take_back()
         if self._is_own_loop:
             self._settle()
+            for block in self.blocks:
+                # The user's optimizer comes next, and fused kernels change parameters without
+                # moving their version counters: copies on the device count as outdated.
+                block.versions = []
 
     def _settle(self) -> None:
         """Have parameters and gradients at home, with nothing under way."""
