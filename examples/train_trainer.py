@@ -5,31 +5,11 @@ python examples/train_trainer.py --on 2xv100-16g --steps 20
 
 import argparse
 import tempfile
-from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
-import hocket
-
-
-class PlannedTrainer(Trainer):
-    """A Trainer whose forward and backward a plan carries."""
-
-    def __init__(self, *arguments: Any, on: str = "auto", **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.on, self.planned = on, None
-
-    def training_step(self, model: Any, inputs: Any, *_: Any) -> torch.Tensor:
-        """The loss of a batch; its gradients are added to the parameters'."""
-        model.train()
-        inputs = self._prepare_inputs(inputs)
-        if self.planned is None:
-            optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-            self.planned = hocket.prepare(self.model, optimizer, inputs, on=self.on)
-        loss = self.planned(inputs)
-        (loss / self.args.gradient_accumulation_steps).backward()
-        return loss.detach() / self.args.gradient_accumulation_steps
+from hocket.integrations.transformers import HocketTrainer
 
 
 def main() -> None:
@@ -48,7 +28,7 @@ def main() -> None:
             per_device_train_batch_size=8, use_cpu=not torch.cuda.is_available(),
             save_strategy="no", disable_tqdm=True,
         )  # fmt: skip
-        trainer = PlannedTrainer(model, settings, train_dataset=rows, on=arguments.on)
+        trainer = HocketTrainer(model, settings, train_dataset=rows, on=arguments.on)
         trainer.train()
     for entry in trainer.state.log_history:
         if "loss" in entry:
