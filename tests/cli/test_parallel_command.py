@@ -6,6 +6,8 @@ import re
 import pytest
 from cli.terminal import PARALLEL_KEYS, exit_code
 
+ANSWERED_BY_SIMULATION = "simulation of the captured ops"
+
 
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory):
@@ -231,3 +233,36 @@ def test_show_writes_the_trace_of_a_parallel_plan(hocket, plan_file, tmp_path):
         "rank 0",
         "rank 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "size"),
+    [
+        ("gpt2", "2xt4", ("--batch", 4, "--seq", 64)),
+        ("vit-base", "1xrtx3090+1xt4", ("--batch", 8)),
+        ("llama-1b", "2xdgx-h100", ("--batch", 16, "--seq", 256)),
+    ],
+)
+def test_both_commands_give_one_answer_for_captured_ops(hocket, model, on, size):
+    asked = (model, "--on", on, *size, "--json")
+    plan = json.loads(hocket("plan", *asked, "--amp", "bf16")[0])
+    own = ("--software", "hocket", "--dtype", "bfloat16")
+    parallel = json.loads(hocket("parallel", *asked, *own)[0])
+    assert parallel["chosen"] == plan["chosen"]
+    assert parallel["step_s"] == plan["step_s"]
+    assert parallel["peak_bytes"] == plan["peak_bytes"]
+    assert parallel["answered_by"] == plan["answered_by"] == ANSWERED_BY_SIMULATION
+    rows = [candidate["planner"] for candidate in parallel["candidates"]]
+    assert any(name.startswith("data 2 x pipeline 1") for name in rows) or on == "2xdgx-h100"
+
+
+def test_the_closed_form_of_a_program_is_named(hocket):
+    asked = ("parallel", "gpt2", "--on", "8xh100", "--batch", 16, "--json")
+    found = json.loads(hocket(*asked)[0])
+    assert found["answered_by"] == "closed form of megatron-core, pipelines simulated"
+
+
+def test_settings_of_programs_are_refused_for_captured_ops(hocket):
+    asked = ("parallel", "gpt2", "--on", "2xt4", "--batch", 4, "--software", "hocket")
+    _, err = hocket(*asked, "--schedule", "zb-v", expect=2)
+    assert "simulates ops as they are" in err

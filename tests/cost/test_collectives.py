@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
-from hocket.cost.collectives import ring_all_reduce_s, ring_path
+from hocket.cost.collectives import rails_path, ring_all_reduce_s, ring_path
 from hocket.hardware import cluster_from_text
 
 LATENCY_S, BANDWIDTH_BPS = 3e-6, 2e9
@@ -89,3 +89,21 @@ def test_ring_path_shares_a_bus_among_all_senders():
 def test_ring_path_refuses_wrong_devices(ranks):
     with pytest.raises(UsageError):
         ring_path(cluster_from_text("4xt4"), ranks)
+
+
+@pytest.mark.parametrize(
+    ("on", "times"), [("2xdgx-h100", 8), ("4xdgx-a100-80g", 8), ("dgx-h100", 1), ("2xrtx2080x4", 1)]
+)
+def test_rings_over_several_hosts_use_every_network_adapter(on, times):
+    cluster = cluster_from_text(on)
+    ranks = range(cluster.num_devices)
+    one, rails = ring_path(cluster, ranks), rails_path(cluster, ranks)
+    assert rails.latency_s == one.latency_s
+    assert rails.bandwidth_bps == pytest.approx(times * one.bandwidth_bps)
+    inside = ring_path(cluster, [i for i in ranks if cluster.devices[i].host == cluster.hosts[0]])
+    assert rails.bandwidth_bps <= inside.bandwidth_bps * (1 + 1e-9)
+
+
+def test_unequal_hosts_share_one_ring():
+    cluster = cluster_from_text("2xdgx-h100")
+    assert rails_path(cluster, range(12)) == ring_path(cluster, range(12))

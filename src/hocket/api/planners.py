@@ -14,7 +14,6 @@ from hocket.planners.compare import compare
 from hocket.planners.goal import GOALS, Goal
 from hocket.planners.registry import FURTHER
 from hocket.planners.whole.compare import can_share, compare_whole
-from hocket.planners.whole.divided import compare_divided as compare_degrees
 from hocket.planners.whole.must import ANYTHING, Must, parse_dollars, parse_must
 from hocket.planners.whole.variants import ChangedCluster, best_first, what_if, within
 
@@ -37,7 +36,11 @@ __all__ = [
 
 
 def compare_ways(
-    problem: Problem, planners: Sequence[str] = (), goal: Goal = "time", must: Must = ANYTHING
+    problem: Problem,
+    planners: Sequence[str] = (),
+    goal: Goal = "time",
+    must: Must = ANYTHING,
+    num_degrees: int = 0,
 ) -> Comparison:
     """The named planners compared; without names, all ways that there are to do such work.
 
@@ -48,7 +51,7 @@ def compare_ways(
 
         return compare_divisions(problem)
     if not planners and can_share(problem):
-        return compare_whole(problem, goal, must)
+        return compare_whole(problem, goal, must, num_degrees)
     if must != ANYTHING:
         raise UsageError(
             "limits are kept where a batch is shared out, not where its ops are placed",
@@ -83,7 +86,8 @@ def compare_changes(
 def compare_divided(
     problem: Problem, batch: int | None = None, must: Must = ANYTHING, most: int = 10
 ) -> Comparison:
-    """The best way of each number of replicas and stages, for the batch that was recorded."""
+    """`compare_ways` with rows for up to ``most`` combinations of degrees, for the batch of the
+    graph."""
     other = problem.graph.other_batch
     if not can_share(problem) or other is None:
         raise UsageError(
@@ -95,7 +99,7 @@ def compare_divided(
             f"{problem.graph.name} was recorded with {other.num_samples} samples, not {batch}",
             hint=f"capture it with --batch {batch}, or name a program with --software",
         )
-    return compare_degrees(problem, must, most)
+    return compare_ways(problem, must=must, num_degrees=most)
 
 
 def fixed_degrees(texts: Sequence[str]) -> Must:

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.sources import say_joining
+from hocket.cli.sources import ModelOptions, load_graph, say_joining
 from hocket.cli.written import overwrite_option, require_folder, require_own_kind
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from hocket.transformer import Transformer
 
 MAX_BATCH = 2**24
+OWN_SOFTWARE = "hocket"
+"""The program whose ops are captured and simulated, as `hocket plan` does."""
+_AMP = {"bfloat16": "bf16", "float16": "fp16"}
+"""Autocast of each type of arithmetic."""
 
 
 @click.command("parallel")
@@ -32,8 +36,9 @@ MAX_BATCH = 2**24
 @click.option("--dtype", type=click.Choice(["float16", "bfloat16", "float8"]),
               help="Arithmetic of matrix products. [default: the software's]")  # fmt: skip
 @click.option("--software", metavar="NAME", default=None,
-              help="The training program; only what it can run is tried. "
-              "[default: megatron-core; for a captured graph its own recorded ops]")  # fmt: skip
+              help="The training program; only what it can run is tried. hocket captures the model "
+              "and simulates its ops, with the answer of hocket plan. "
+              "[default: megatron-core; hocket for a captured graph]")  # fmt: skip
 @click.option("--options", multiple=True, metavar="NAME[=VALUE],...",
               help="How the program is set: async-tp, async-ep, compiled, eager, "
               "float8=rowwise, graphs, hsdp=N, offload, selective=ops.")  # fmt: skip
@@ -84,12 +89,11 @@ def command(
     """Divide the training of MODEL over a cluster: data x tensor x pipeline, and how.
 
     MODEL is a preset such as gpt3-175b, a TOML file, an HF config.json, or a captured graph. The
-    ops of a graph that knows its batch are divided as they were recorded, by the search and the
-    prices of hocket plan; with --software the shape of its model is, as that program trains it. For
-    other models, and for unequal devices that share a batch unequally, see hocket plan.
+    ops of a graph that knows its batch, and of any model with --software hocket, are captured and
+    simulated: the search and the answer are those of hocket plan. Other programs are known by a
+    closed form of the model's shape.
     """
     from hocket.api.divisions import limited
-    from hocket.api.graphs import recorded_step
 
     if output is not None or (config is None and not as_json):
         require_own_kind(output or Path("plan.json"), "parallel", overwrite=overwrite)
@@ -97,8 +101,8 @@ def command(
         _refuse_besides_predict()
         _predict(config, output, report, as_json)
         return
-    is_program = bool(software or options or coefficients or dtype or seq or schedules)
-    graph = None if is_program or model is None else recorded_step(model)
+    program = (options, coefficients, schedules, max_tensor, synthesise)
+    graph = _captured(model, batch, seq, dtype, software, is_limited=any(map(bool, program)))
     if graph is not None and on is not None:
         _divide_recorded(graph, on, batch, fixed, top, output, report, as_json)
         return
@@ -111,6 +115,39 @@ def command(
         output = Path("plan.json")
     _require_folders(output, report)
     _search(problem, top, output, report, as_json)
+
+
+def _captured(
+    model: str | None,
+    batch: int | None,
+    seq: int | None,
+    dtype: str | None,
+    software: str | None,
+    *,
+    is_limited: bool,
+) -> Graph | None:
+    """The graph that is simulated; None where a program's closed form is wanted.
+
+    ``is_limited`` if options are given that only closed forms of programs have.
+    """
+    from hocket.api.graphs import recorded_step
+    from hocket.base.errors import UsageError
+
+    if model is None or software not in (None, OWN_SOFTWARE):
+        return None
+    if software is None:
+        return None if is_limited or dtype or seq else recorded_step(model)
+    if is_limited or dtype == "float8":
+        raise UsageError(
+            "--software hocket simulates ops as they are: it has no float8, --options, "
+            "--coefficients, --schedule, --max-tensor or --synthesise",
+            hint="leave these out, or name another program: --software megatron-core",
+        )
+    amp = None if dtype is None else _AMP[dtype]
+    graph, _ = load_graph(
+        model, ModelOptions(batch=batch, seq=seq, dtype=None, optimizer=None, amp=amp), check=True
+    )
+    return graph
 
 
 def _divide_recorded(
@@ -127,7 +164,7 @@ def _divide_recorded(
     from hocket.api import best_of, make_problem
     from hocket.api.planners import compare_divided, fixed_degrees
     from hocket.base.errors import NoFeasiblePlanError
-    from hocket.view.compared import comparison_data
+    from hocket.view.compared import answered_by, comparison_data
     from hocket.view.shared import whole_table
 
     must = fixed_degrees(fixed)
@@ -139,6 +176,7 @@ def _divide_recorded(
         comparison = compare_divided(problem, batch, must, top)
     if not as_json:
         console().print(whole_table(comparison))
+        say(answered_by(comparison))
     try:
         planned = best_of(comparison)
     except NoFeasiblePlanError as error:
@@ -159,13 +197,14 @@ def _search(
     problem: Problem, top: int, output: Path | None, report: Path | None, as_json: bool
 ) -> None:
     from hocket.api.planners import compare_ways
-    from hocket.view.compared import comparison_data, elsewhere
+    from hocket.view.compared import answered_by, comparison_data, elsewhere
     from hocket.view.parallel_text import comparison_table
 
     with working("searching"):
         comparison = compare_ways(problem)
     if not as_json:
         console().print(comparison_table(comparison, top))
+        say(answered_by(comparison))
         if other := elsewhere(comparison):
             say(other)
     _answer(comparison, comparison_data(comparison, top), output, report, as_json)

@@ -181,7 +181,7 @@ def command(
         parse_must,
     )
     from hocket.base.errors import NoFeasiblePlanError
-    from hocket.view.compared import comparison_data
+    from hocket.view.compared import answered_by, comparison_data
     from hocket.view.step_inputs import step_data, step_text
 
     for name in planners:
@@ -207,7 +207,7 @@ def command(
         if changes or money is not None:
             variants = compare_changes(problem, changes, money, wanted, must, planners)
     if not as_json:
-        say(step_text(graph))
+        say(f"{step_text(graph)}; {answered_by(comparison)}")
         _print(comparison, variants, wanted, is_short=not shows_all and not planners)
     try:
         planned = best_of(comparison, is_limited=bool(limits))

@@ -22,12 +22,12 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RingPath:
-    """What each step of a ring over given devices costs."""
+    """Cost of one step of a ring over given devices, or of several rings at once."""
 
     latency_s: float
     """Largest latency between neighbours."""
     bandwidth_bps: float
-    """Smallest share of bandwidth that a neighbour gets while all send at once."""
+    """Smallest share of bandwidth that a neighbour gets while all send at once, of all rings."""
 
 
 def ring_all_reduce_s(
@@ -54,14 +54,41 @@ def ring_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
             f"device {wrong} is not in {cluster.name!r}",
             hint=f"devices are numbered 0 to {cluster.num_devices - 1}",
         )
+    return _rings_path(cluster, [ranks])
+
+
+def rails_path(cluster: Cluster, ranks: Sequence[int]) -> RingPath:
+    """Latency and bandwidth of as many rings at once as each host has ranks.
+
+    A ring enters and leaves a host through one network adapter each. Rings that visit the ranks of
+    each host in rotated order use all adapters, as NCCL's channels do, and share the links inside.
+    Falls back to one ring where hosts have one rank or unequal numbers of ranks.
+    """
+    by_host: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_host.setdefault(cluster.devices[rank].host, []).append(rank)
+    counts = {len(own) for own in by_host.values()}
+    one = ring_path(cluster, ranks)
+    if len(by_host) < 2 or len(counts) != 1 or counts == {1}:
+        return one
+    rings = [
+        [rank for own in by_host.values() for rank in (*own[first:], *own[:first])]
+        for first in range(counts.pop())
+    ]
+    return max(one, _rings_path(cluster, rings), key=lambda path: path.bandwidth_bps)
+
+
+def _rings_path(cluster: Cluster, rings: Sequence[Sequence[int]]) -> RingPath:
+    """Rings that each carry an equal part of the bytes at the same time."""
     routes = cluster.routes
-    pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+    pairs = [pair for ring in rings for pair in zip(ring, [*ring[1:], ring[0]], strict=True)]
     crossed = np.concatenate([routes.path(src, dst) for src, dst in pairs])
     load = np.bincount(crossed, minlength=len(routes.channel_names))
     used = load > 0
+    share_bps = float(np.min(routes.channel_bandwidth_bps[used] / load[used]))
     return RingPath(
         latency_s=max(float(routes.latency_s[src, dst]) for src, dst in pairs),
-        bandwidth_bps=float(np.min(routes.channel_bandwidth_bps[used] / load[used])),
+        bandwidth_bps=len(rings) * share_bps,
     )
 
 

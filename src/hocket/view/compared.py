@@ -25,9 +25,17 @@ def comparison_data(comparison: Comparison, most_divisions: int = MOST_DIVISIONS
     """What was compared and what won. Of divisions, of which there are hundreds, the first few."""
     if isinstance(comparison.problem.work, TransformerTraining):
         told = divisions_data(comparison, most_divisions)
-        return told | {"elsewhere": elsewhere(comparison)}
+        return told | {"answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison)}
     told = _asked(comparison) | _compared(comparison) | _bound(comparison) | _won(comparison)
-    return told | {"elsewhere": elsewhere(comparison)}
+    return told | {"answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison)}
+
+
+def answered_by(comparison: Comparison) -> str:
+    """The method behind the step times: simulated ops, or the closed form of a program."""
+    work = comparison.problem.work
+    if isinstance(work, TransformerTraining):
+        return f"closed form of {work.software.name}, pipelines simulated"
+    return "simulation of the captured ops"
 
 
 def elsewhere(comparison: Comparison) -> str:

@@ -261,13 +261,13 @@ def test_ways_in_words(shares, words):
 
 def test_the_view_by_degrees_gives_the_same_numbers(unequal, comparison):
     divided = compare_divided(unequal, 12)
-    # Degrees know no placement of single ops.
-    best_s = min(c.step_s for c in comparison.candidates if c.step_s and c.planner != PLACEMENT)
-    assert divided.winner.step_s == pytest.approx(best_s, rel=0.005)
+    assert divided.winner.step_s == comparison.winner.step_s
+    assert divided.winner.planner == comparison.winner.planner
+    assert {c.planner for c in comparison.candidates} < {c.planner for c in divided.candidates}
     names = [candidate.planner for candidate in divided.candidates]
     assert len(set(names)) == len(names)
     two = compare_divided(unequal, None, fixed_degrees(("data=2,pipeline=1", "tensor=1")))
-    assert {len(c.plan[Shares].replicas) for c in two.candidates} == {2}
+    assert {len(c.plan[Shares].replicas) for c in two.candidates if c.feasible} == {2}
     alone = compare_divided(unequal, None, fixed_degrees(("data=1,pipeline=1",)))
     rows = {c.planner: c.step_s for c in comparison.candidates}
     assert alone.winner.step_s == pytest.approx(rows["one device"], rel=0.005)

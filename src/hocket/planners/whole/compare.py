@@ -157,8 +157,14 @@ def can_share(problem: Problem) -> bool:
     return is_asked and other is not None and other.num_samples > 1 and problem.graph.stated is None
 
 
-def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) -> Comparison:
-    """The best way of each family beside what people do by hand, and the one that is wanted."""
+def compare_whole(
+    problem: Problem, goal: Goal = "time", must: Must = ANYTHING, num_degrees: int = 0
+) -> Comparison:
+    """Best candidate of each parallelism family, compared with common baselines.
+
+    Up to ``num_degrees`` further rows name the best candidate of each combination of degrees; they
+    do not change which candidate is chosen.
+    """
     problem = must.on(problem)
     tables, devices = tables_of(problem), workers(problem).tolist()
     budget = Budget(problem)
@@ -201,6 +207,7 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
     why = explained(problem, best, [tried[i] for i in order[1:]], ways, goal)
     thrift = thrift_told(tried, order[0])
     why += f"; {thrift}" if thrift else ""
+    tried += _by_degrees(ways, num_degrees)
     told = [with_reason(c, best) if c is not best else c for c in tried]
     return Comparison(
         problem=problem, candidates=tuple(told), chosen=order[0], why=why, bound=bound,
@@ -229,6 +236,24 @@ def family_of(shares: Shares) -> str:
         ("pipeline", shares.is_staged),
     )
     return " x ".join(name for name, is_used in ways if is_used) or "one device"
+
+
+def degrees_name(shares: Shares) -> str:
+    """Degrees of parallelism as text: ``data 2 x pipeline 1``."""
+    stages = sorted({shares.num_stages(replica) for replica in shares.replicas})
+    deep = " and ".join(map(str, stages))
+    name = f"data {len(shares.replicas)} x pipeline {deep}"
+    name += f" x tensor {shares.tensor}" if shares.tensor > 1 else ""
+    return f"{name}, sharded" if shares.sharded else name
+
+
+def _by_degrees(ways: list[Candidate], most: int) -> list[Candidate]:
+    """The best candidate of each combination of degrees, the shortest step first."""
+    best: dict[str, Candidate] = {}
+    for way in ways:
+        assert way.plan is not None
+        best.setdefault(degrees_name(way.plan[Shares]), way)
+    return [titled(name, way) for name, way in list(best.items())[:most]]
 
 
 def _families(

@@ -9,7 +9,7 @@ from itertools import permutations
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
-from hocket.cost.collectives import RingPath, ring_all_reduce_s, ring_path
+from hocket.cost.collectives import RingPath, rails_path, ring_all_reduce_s, ring_path
 from hocket.cost.costs import Costs
 from hocket.cost.demand import demand_of
 from hocket.cost.memory import as_profiled
@@ -117,8 +117,9 @@ def _times_of(problem: Problem, planned: Communication) -> CollectiveTimes:
 
 @lru_cache(maxsize=1024)
 def best_ring(problem: Problem, devices: tuple[int, ...]) -> RingPath:
-    """The ring over some devices with the most bandwidth; of many devices, in their order."""
+    """The rings over some devices with the most bandwidth; of many devices, in their order."""
+    rails = rails_path(problem.cluster, devices)
     if len(devices) > _FEW_RANKS:
-        return ring_path(problem.cluster, devices)
+        return rails
     rings = (ring_path(problem.cluster, (devices[0], *rest)) for rest in permutations(devices[1:]))
-    return max(rings, key=lambda ring: (ring.bandwidth_bps, -ring.latency_s))
+    return max((rails, *rings), key=lambda ring: (ring.bandwidth_bps, -ring.latency_s))
