@@ -1,0 +1,29 @@
+"""Rows of docs/systems.md hold what their scripts compute (those that take seconds)."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROWS = {
+    line.split(" | ")[0].removeprefix("| "): line
+    for line in (ROOT / "docs" / "systems.md").read_text().splitlines()
+    if line.startswith("| ")
+}
+QUICK = {"ParDNN": "pardnn", "Blink": "blink", "Wavelet": "wavelet"}
+
+
+@pytest.mark.parametrize(("system", "script"), QUICK.items())
+def test_row_is_what_its_script_computes(system: str, script: str) -> None:
+    computed = runpy.run_path(str(ROOT / "benchmarks" / "systems" / f"{script}.py"))["ours"]()
+    assert computed in ROWS[system]
+
+
+def test_scripts_of_all_rows_exist() -> None:
+    named = re.findall(r"`(benchmarks/\S+\.py)`", "\n".join(ROWS.values()))
+    assert len(named) >= 11
+    assert [name for name in named if not (ROOT / name).is_file()] == []
