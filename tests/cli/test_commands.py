@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import click
 import pytest
 from cli.terminal import hocket
 
 from hocket.base.errors import UsageError
 from hocket.cli import plan
+from hocket.cli.root import root
 from hocket.cli.sources import announce_compilation
 from hocket.graph import files as graph_files
 from hocket.kernels import progress
@@ -383,10 +385,17 @@ def test_every_command_takes_json_and_explains_itself():
 
 def explained(*words: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Every command below a group, with its help."""
-    text = hocket(*words, "--help").stdout
-    head, _, rows = text.partition("\nCommands:\n")
-    if not rows:
-        yield words, head
-    for row in rows.splitlines():
-        if row.strip() and row[2] != " ":
-            yield from explained(*words, row.split()[0])
+    command, context = root, click.Context(root)
+    for word in words:
+        command = command.get_command(context, word)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            yield from explained(*words, name)
+    else:
+        yield words, hocket(*words, "--help").stdout
+
+
+def test_every_command_is_on_the_first_screen_uncut():
+    first_screen = hocket("--help").stdout
+    assert [name for name in root.commands if name not in first_screen] == []
+    assert "..." not in first_screen.partition("Plan:")[2]
