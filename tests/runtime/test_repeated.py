@@ -140,20 +140,21 @@ def test_a_persons_loop_draws_again_what_it_drew(net):
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_updates_on_the_host_are_those_of_the_optimizer():
+@pytest.mark.parametrize("fused", [False, True])
+def test_updates_on_the_host_are_those_of_the_optimizer(fused):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     twin, make = copy.deepcopy(model), HostUpdate()
     ours, plain = (torch.optim.AdamW(m.parameters(), lr=0.1) for m in (model, twin))
+    others = [torch.optim.SGD(m.parameters(), lr=0.1, fused=fused) for m in (model, twin)]
     schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for o in (ours, plain)]
     for step in range(4):
         x = torch.randn(5, 3)
         for each in (model, twin):
             each(x).square().mean().backward()
         if step == 2:  # weights that someone else changes are seen
-            with torch.no_grad():
-                model[0].weight.mul_(0.5)
-                twin[0].weight.mul_(0.5)
+            for other in others:
+                other.step()
         make(ours)
         plain.step()
         for optimizer, schedule in zip((ours, plain), schedules, strict=True):

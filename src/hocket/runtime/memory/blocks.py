@@ -33,6 +33,7 @@ from hocket.runtime.memory.copies import (
 )
 from hocket.runtime.memory.ledger import on_host
 from hocket.runtime.memory.unmoved import Unmoved
+from hocket.runtime.memory.versions import versions_of
 
 
 @dataclass(frozen=True)
@@ -259,12 +260,12 @@ class Block:
                 pairs = [(place.of(self.copied), whole.of(self.home)) for place, whole in both
                          if chosen is None or whole.parameter in chosen]  # fmt: skip
                 torch._foreach_copy_([place for place, _ in pairs], [whole for _, whole in pairs])
-        self.versions = [p._version for p in self.parameters]
+        self.versions = versions_of(self.parameters)
 
     @property
     def is_changed(self) -> bool:
         """Whether somebody wrote to the parameters since they were last rounded."""
-        return self.versions != [p._version for p in self.parameters]
+        return self.versions != versions_of(self.parameters)
 
 
 def blocks_by_module(blocks: Iterable[Block]) -> dict[str, list[Block]]:

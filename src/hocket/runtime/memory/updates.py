@@ -31,6 +31,7 @@ from torch import nn
 from hocket.base.errors import RunError
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import DONE, Ticket
+from hocket.runtime.memory.versions import own_optimizers
 from hocket.runtime.threads import torch_threads
 
 _CORES_FOR_OTHERS = 1
@@ -60,6 +61,7 @@ def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimize
     # A scheduler counts steps of the whole optimizer by a function that it puts here.
     made.__dict__.pop("step", None)
     made.param_groups, made.state = [], defaultdict(dict)
+    own_optimizers.add(made)
     return made
 
 

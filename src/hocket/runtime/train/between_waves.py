@@ -16,6 +16,7 @@ import torch
 
 from hocket.base.errors import UsageError
 from hocket.plan.sections.lanes import NUM_LANES
+from hocket.runtime.memory.versions import versions_of
 from hocket.runtime.streams import DeviceStream
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.carry import Given
@@ -118,7 +119,7 @@ class _Changes(GradientSums):
             self._own, self._before = [None] * NUM_LANES, {}
 
     def _versions_now(self) -> list[int]:
-        return [self._tensors[name]._version for name in self._own[0] or ()]
+        return versions_of(self._tensors[name] for name in self._own[0] or ())
 
     def read_by(self, wave: int, recorded: RecordedStep, given: Given) -> Given:
         """The parameters of the wave's own lane in place of those that change meanwhile."""

@@ -51,6 +51,7 @@ from hocket.runtime.train.forwards import (
     unless_traced,
 )
 from hocket.runtime.train.generation import without_cache
+from hocket.runtime.train.homes import ModelTree, replaced_error
 from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.repeats import AS_ASKED
 from hocket.runtime.train.replayed_budget import ReplayedBudget
@@ -122,6 +123,7 @@ class Budgeted:
         self._replayed = ReplayedBudget(model, device, called)
         self._first_steps = FirstSteps(recipe.name, device)
         self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
+        self._tree = ModelTree(model, everything=False)
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────
 
@@ -272,6 +274,8 @@ class Budgeted:
     def _require_model(self) -> None:
         if self._aside is not None:
             raise carried_later()
+        if not self._tree.is_same():
+            raise replaced_error()
         if self._rounds_for and autocast_state() != self._rounds_for:
             raise UsageError(
                 "parameters have low-precision copies for the autocast that hocket.prepare was "
@@ -342,10 +346,6 @@ class Budgeted:
         self._used.take_back()
         if self._is_own_loop:
             self._settle()
-            for block in self.blocks:
-                # The user's optimizer comes next, and fused kernels change parameters without
-                # moving their version counters: copies on the device count as outdated.
-                block.versions = []
 
     def _settle(self) -> None:
         """Have parameters and gradients at home, with nothing under way."""

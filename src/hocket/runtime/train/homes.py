@@ -6,11 +6,16 @@ holds. A tensor that has to move takes all that look at its storage along, tied 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
 
+from hocket.base.errors import UsageError
 from hocket.capture.fake import all_tensors
 from hocket.capture.program import Program
 from hocket.capture.record import layout_of
@@ -24,7 +29,14 @@ class Homes:
     """Parameters, buffers and plain tensors of a model by name."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self.tensors = {name: tensor for name, _, tensor in all_tensors(model, ())}
+
+    def renew(self) -> None:
+        """Take the tensors that the model holds now; who has `tensors` sees them, too."""
+        now = Homes(self._model).tensors
+        self.tensors.clear()
+        self.tensors.update(now)
 
     def settle(
         self, program: Program, present: Sequence[Sequence[int]], devices: Sequence[torch.device]
@@ -60,3 +72,110 @@ class Homes:
     def addresses(self) -> list[int]:
         """Where every tensor is now; a step recorded with others has to be settled again."""
         return [tensor.data_ptr() for tensor in self.tensors.values()]
+
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OWN_FIELDS = frozenset(vars(nn.Module()))
+
+
+class ModelTree:
+    """Modules, tensors and hooks of a model at one time, to notice later that some were replaced.
+
+    A traced step and copies on the host hold tensors by reference, so ``layer.weight =
+    nn.Parameter(...)`` between steps would go unseen.
+    """
+
+    def __init__(self, model: nn.Module, *, everything: bool = True) -> None:
+        """Without ``everything`` only parameters and modules count."""
+        modules = list(model.modules())
+        names = (*_TABLES, *_HOOKS) if everything else ("_parameters", "_modules")
+        self._tables = [vars(each)[name] for each in modules for name in names]
+        self._attributes = [(vars(each), _tensor_names(each)) for each in modules if everything]
+        self._parameters = list(model.parameters()) if everything else []
+        self._held = list(self._now())
+        self._layouts = list(map(_layout, self._held))
+
+    def is_same(self) -> bool:
+        """True if the model holds the very objects that it held."""
+        now = list(self._now())
+        return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
+
+    def is_alike(self, other: ModelTree) -> bool:
+        """True if only tensors differ, and each has the layout of the one in its place."""
+        return self._layouts == other._layouts
+
+    def _now(self) -> Iterator[Any]:
+        yield from chain.from_iterable(map(dict.values, self._tables))
+        for values, names in self._attributes:
+            for name in names:
+                yield values.get(name)
+        for parameter in self._parameters:
+            for hooks in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
+                yield from (hooks or {}).values()
+
+
+def _tensor_names(module: nn.Module) -> tuple[str, ...]:
+    """Plain attributes that are tensors, or may be later."""
+    return (
+        "forward",
+        *(
+            name
+            for name, value in vars(module).items()
+            if name not in _OWN_FIELDS and (value is None or isinstance(value, torch.Tensor))
+        ),
+    )
+
+
+def _layout(held: Any) -> Any:
+    if isinstance(held, torch.Tensor):
+        return layout_of(held), held.device, type(held)
+    return id(held)
+
+
+def replaced_error() -> UsageError:
+    """The error of a strategy whose tensors cannot be exchanged while it trains."""
+    return UsageError(
+        "parameters or modules of the model were replaced since hocket.prepare",
+        hint="write into a parameter (weight.data.copy_(...)) instead of replacing it, or call "
+        "hocket.prepare again with an optimizer of the new parameters",
+    )
+
+
+Settings = tuple[Mapping[str, Any], tuple[str, ...]]
+"""Something that holds values by name, and the names of numbers, strings, flags and None in it."""
+
+
+def settings_of(modules: Iterable[nn.Module]) -> Iterator[Settings]:
+    """What modules, their configuration objects and their dicts hold that a loop may change."""
+    seen: set[int] = set()
+    pending: list[tuple[Any, int]] = [(vars(each), 0) for each in modules]
+    while pending:
+        held, depth = pending.pop()
+        if id(held) in seen:
+            continue
+        seen.add(id(held))
+        items = [(name, value) for name, value in held.items() if name not in _OWN_FIELDS]
+        yield held, tuple(n for n, v in items if v is None or isinstance(v, _SCALARS))
+        if depth < _MAX_DEPTH:
+            pending += [(inner, depth + 1) for _, v in items if (inner := _named_values(v))]
+
+
+def setting_values(settings: Iterable[Settings]) -> tuple[Any, ...]:
+    """The values of all of them now; an object that took the place of one counts by identity."""
+    values = (held.get(name) for held, names in settings for name in names)
+    return tuple(each if isinstance(each, _SCALARS) else id(each) for each in values)
+
+
+_SCALARS = (bool, int, float, str)
+_MAX_DEPTH = 2
+"""Of configurations inside configurations."""
+
+
+def _named_values(value: Any) -> dict[str, Any] | None:
+    """What a dict or an object of the user's holds by name."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, torch.Tensor | nn.Module | type | ModuleType) or callable(value):
+        return None
+    return getattr(value, "__dict__", None)

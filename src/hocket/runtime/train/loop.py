@@ -93,7 +93,6 @@ class TrainingLoop:
         self._carrier = carrier
         self.correction: Correction | None = None
         """What may have another plan go on after the first steps."""
-        self._parameters = list(model.parameters())
         self._is_updated = False
         """Whether the gradients that are there were used."""
         self._turn = threading.RLock()
@@ -302,7 +301,7 @@ class TrainingLoop:
         self.num_updates += 1
 
     def _drop_gradients(self) -> None:
-        for parameter in self._parameters:
+        for parameter in self.model.parameters():
             parameter.grad = None
         self._is_updated = False
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hocket.runtime.memory.updates import part_of
+from hocket.runtime.memory.versions import versions_of
 
 _HOST = torch.device("cpu")
 
@@ -20,7 +21,7 @@ class _Twin(NamedTuple):
     """A parameter's copy on the host, and what the parameter was when they were the same."""
 
     parameter: nn.Parameter
-    version: int
+    versions: list[int]
     address: int
 
 
@@ -43,14 +44,14 @@ class HostUpdate:
         for parameter, twin in twins.items():
             twin.grad = None
             parameter.detach().copy_(twin.detach())
-            self._twins[parameter] = _Twin(twin, parameter._version, parameter.data_ptr())
+            self._twins[parameter] = _Twin(twin, versions_of([parameter]), parameter.data_ptr())
         # Schedulers look whether it was called.
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def _twin(self, parameter: nn.Parameter) -> nn.Parameter:
         known = self._twins.get(parameter)
-        now = parameter._version, parameter.data_ptr()
-        if known is not None and (known.version, known.address) == now:
+        now = versions_of([parameter]), parameter.data_ptr()
+        if known is not None and (known.versions, known.address) == now:
             return known.parameter
         return nn.Parameter(parameter.detach().to(_HOST, copy=True))
 

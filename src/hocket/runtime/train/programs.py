@@ -37,7 +37,7 @@ from hocket.runtime.train.called import CalledModel
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.carry import CarriedStep
 from hocket.runtime.train.first_run import StateBefore
-from hocket.runtime.train.homes import Homes
+from hocket.runtime.train.homes import Homes, ModelTree, replaced_error, setting_values, settings_of
 from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
 from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like
 from hocket.runtime.train.repeats import called, never_replayed
@@ -78,11 +78,8 @@ class Programs:
         self.problem, self.plan, self.devices = problem, plan, devices
         self._seed, self._outputs, self._max_shapes = seed, outputs, max_shapes
         self.replay, self._is_ranked = replay, is_ranked
-        self._modules = list(model.modules())
-        self._settings = [(vars(each), _setting_names(each)) for each in self._modules]
-        """Numbers that modules hold: a loop may change a temperature or a dropout in between."""
-        self._parameters = list(model.parameters())
         self._homes = Homes(model)
+        self._look_at_model()
         self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
         self._planned = signature_of(batch)
         self.first = self._ready(problem, plan, program)
@@ -341,6 +338,28 @@ class Programs:
         """Forward and backward of a batch whose traced forward pass is done: draws are as then."""
         self._called.train(batch, step, weight)
 
+    def _look_at_model(self) -> None:
+        """Note what the model consists of now."""
+        model = self._model
+        self._tree = ModelTree(model)
+        self._modules = list(model.modules())
+        self._settings = list(settings_of(self._modules))
+        """Numbers that modules hold: a loop may change a temperature or a dropout in between."""
+        self._parameters = list(model.parameters())
+
+    def _renew(self) -> None:
+        """Go on with the tensors and modules that the model has now, in place of those before."""
+        if self._is_ranked or self._reducer is not None:
+            raise replaced_error()
+        before = self._tree
+        self._homes.renew()
+        self._look_at_model()
+        if not self._tree.is_alike(before):
+            self._recorded.clear()
+            self._untraceable.clear()
+        if "_called" in vars(self):
+            del self._called
+
     # ── which program ────────────────────────────────────────────────────────────────────────
 
     def given(self, recorded: RecordedStep, batch: Any) -> list[dict[int, torch.Tensor]]:
@@ -349,6 +368,8 @@ class Programs:
 
     def find(self, kind: Kind, batch: Any) -> tuple[RecordedStep, Any]:
         """The recorded step for a batch, and the batch as it takes it."""
+        if not self._tree.is_same():
+            self._renew()
         batch = settled(batch)
         signature = signature_of(batch)
         key = self._key(kind, signature)
@@ -366,8 +387,7 @@ class Programs:
     def _key(self, kind: Kind, signature: Signature) -> tuple[Any, ...]:
         modes = tuple(module.training for module in self._modules) if kind == "train" else ()
         frozen = tuple(parameter.requires_grad for parameter in self._parameters)
-        settings = tuple(values.get(name) for values, names in self._settings for name in names)
-        return kind, signature, modes, frozen, autocast_state(), settings
+        return kind, signature, modes, frozen, autocast_state(), setting_values(self._settings)
 
     def _require_known(self, kind: Kind, signature: Signature) -> None:
         if kind != "predict":
@@ -402,14 +422,6 @@ class Programs:
             everything=everything or self._outputs, replay=self.replay and not everything,
             is_ranked=self._is_ranked,
         )  # fmt: skip
-
-
-def _setting_names(module: nn.Module) -> tuple[str, ...]:
-    return tuple(
-        name
-        for name, value in vars(module).items()
-        if name != "training" and isinstance(value, bool | int | float | str)
-    )
 
 
 class _Recorded(torch.autograd.Function):
