@@ -83,6 +83,7 @@ WHOLE_PROGRAMS = (
     "service/test_slurm.py",
     "service/test_slurm_nodes.py",
     "tables/test_ray.py",
+    "test_wheel.py",
     "view/test_report_in_browser.py",
 )
 """Third-party engines, namespaces, browsers, fuzzing, examples and pages as they are typed: run by
