@@ -25,7 +25,14 @@ from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.planners.bounds import lower_bound
-from hocket.planners.whole.compare import PLACEMENT, compare_whole
+from hocket.planners.whole.compare import (
+    DDP,
+    FSDP,
+    GPIPE,
+    PLACEMENT,
+    UNSPLIT,
+    compare_whole,
+)
 
 MODELS = (
     ("gpt2", 16, 1024), ("resnet50", 64, None), ("bert-large", 16, 256), ("vit-base", 64, None),
@@ -38,9 +45,9 @@ MODELS = (
 """Name of the zoo, samples per step, sequence length."""
 UNEQUAL = ("mixed-desktop", "1xv100-32g+2xt4")
 EQUAL = ("rtx2080x4", "dgx1-v100", "2xrtx2080x4")
-BY_HAND = ("DDP", "FSDP", 'device_map="auto"')
-ROOMS = (*BY_HAND, "GPipe by hand", "one device, unsplit", "one device", PLACEMENT)
-FAMILIES = ("one device", "data parallel", "sharded data parallel", "pipeline", PLACEMENT)
+BY_HAND = (DDP, FSDP, UNSPLIT["device-map-auto"])
+ROOMS = (*BY_HAND, GPIPE, UNSPLIT["one-device"], "1 GPU, accumulation", PLACEMENT)
+FAMILIES = ("1 GPU, accumulation", "DDP", "FSDP", "pipeline", PLACEMENT)
 
 
 def main() -> None:

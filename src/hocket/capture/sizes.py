@@ -108,7 +108,7 @@ def samples_apart(
                     # real one.
                     except Exception as error:
                         failed = one_line(error)
-        return Apart(None, f"not tried at toy size: {failed}")
+        return Apart(None, f"not checked on a small copy of the model: {failed}")
     finally:
         torch.set_num_threads(num_threads)
 
@@ -134,7 +134,7 @@ def _attempted(
         kept = sum(parameter.numel() for parameter in toy.parameters()) / max(1, whole)
         rows = _fewest(batch, flops_per_byte * kept)
         if reason := _too_much(toy, rows, flops_per_byte * kept):
-            return Apart(None, f"not tried at toy size: {reason}")
+            return Apart(None, f"not checked on a small copy of the model: {reason}")
         real = {id(t): _real(origin.get(id(t), t), t) for _, _, t in model_tensors(toy)}
         with swapped_tensors(toy, real, forward, loss):
             _quieten(toy)
@@ -148,12 +148,14 @@ def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward, calm:
 
     whole = loss_of(batch)
     if not torch.isfinite(whole):
-        return Apart(None, "not tried at toy size: its loss is no number there")
+        return Apart(None, "not checked on a small copy of the model: its loss is no number there")
     parameters = [p for p in toy.parameters() if p.requires_grad]
     expected: tuple[torch.Tensor | None, ...]
     expected = torch.autograd.grad(whole, parameters, allow_unused=True)
     if all(gradient is None for gradient in expected):
-        return Apart(None, "not tried at toy size: no gradient reaches its weights")
+        return Apart(
+            None, "not checked on a small copy of the model: no gradient reaches its weights"
+        )
     found: list[torch.Tensor | None] = [None] * len(parameters)
     halves = list(_halves(batch))
     for half in halves:
@@ -164,10 +166,12 @@ def _tried(toy: nn.Module, batch: Any, loss: ChosenLoss, forward: Forward, calm:
     tolerance = TOLERANCE + NUM_ROUNDINGS * calm.eps
     if error > tolerance:
         if whole.item() != loss_of(batch).item():
-            return Apart(None, "not tried at toy size: its loss is not the same twice")
+            return Apart(
+                None, "not checked on a small copy of the model: its loss is not the same twice"
+            )
         seen = f"gradients of parts are {_percent(error)} away from that of the whole"
         return Apart(False, f"{seen}, and roundings explain {_percent(tolerance)}")
-    return Apart(True, f"tried at toy size: gradients of parts add up within {error:.0e}")
+    return Apart(True, f"checked on a small copy of the model, gradients match within {error:.0e}")
 
 
 def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:

@@ -105,7 +105,7 @@ def reading_samples(graph: Graph) -> Graph:
     if met := where_samples_meet(graph):
         return unsplit(graph, met)
     tried = graph.meta.get(SAMPLES)
-    told = f"no op was seen at which samples meet{f'; {tried}' if tried else ''}"
+    told = f"no cross-sample ops found{f'; {tried}' if tried else ''}"
     return replace(graph, meta={**graph.meta, SAMPLES: told})
 
 

@@ -13,7 +13,7 @@ _FEW = 4
 
 
 def in_words(shares: Shares) -> str:
-    """``data parallel 11 + 5 samples on rtx3090 and v100, recompute 4 blocks on v100``."""
+    """``DDP, 11 + 5 samples on rtx3090 and v100, recompute 4 blocks on v100``."""
     return "".join((_shared(shares), *_eased(shares)))
 
 
@@ -22,7 +22,7 @@ def _eased(shares: Shares) -> Iterator[str]:
     for count, members in _grouped(shares.replicas, lambda r: len(r.recomputed)):
         yield f", recompute {count} block{'s' * (count > 1)}{_where(members, shares)}"
     for _, members in _grouped(shares.replicas, lambda r: int(r.update == "host")):
-        yield f", updates on the host{_where(members, shares)}"
+        yield f", optimizer on the host{_where(members, shares)}"
 
 
 def _grouped(
@@ -45,9 +45,9 @@ def _shared(shares: Shares) -> str:
         return _divided(shares)
     if len(replicas) == 1:
         return _alone(replicas[0], shares.schedule)
-    how = "sharded data parallel" if shares.sharded else "data parallel"
-    how += _SCHEDULES[shares.schedule] if shares.is_staged else ""
-    parts = [how, _samples(replicas), "samples on", _places(replicas)]
+    how = "FSDP" if shares.sharded else "DDP"
+    how += f" x pipeline{_SCHEDULES[shares.schedule]}" if shares.is_staged else ""
+    parts = [f"{how},", _samples(replicas), "samples on", _places(replicas)]
     split = [r for r in replicas if len(r.microbatches) > 1]
     text = " ".join(parts)
     if not split:
@@ -67,13 +67,13 @@ def _divided(shares: Shares) -> str:
     sizes = f", {_sizes(replicas[0])} each" if len(replicas[0].microbatches) > 1 else ""
     if len(replicas) == 1:
         return f"{how} over {listed}{sizes}"
-    return f"data parallel {_samples(replicas)} samples, {how} over {listed}{sizes}"
+    return f"DDP, {_samples(replicas)} samples, {how} over {listed}{sizes}"
 
 
 def _alone(replica: Replica, schedule: str) -> str:
     sizes = f", {_sizes(replica)}" if len(replica.microbatches) > 1 else ""
     if len(replica.devices) == 1:
-        return f"{replica.devices[0]} alone{sizes}"
+        return f"1 GPU ({replica.devices[0]}){sizes}"
     return f"pipeline{_SCHEDULES[schedule]} over {_place(replica)}{sizes}"
 
 

@@ -47,11 +47,13 @@ def kept_training(graph: Graph, shares: Shares) -> list[str]:
     told = []
     samples = graph.meta.get("samples")
     if isinstance(samples, str):
-        told.append(f"the training of one device with all {shares.num_samples} samples: {samples}")
+        told.append(
+            f"numerics: same as single-GPU training with batch {shares.num_samples}: {samples}"
+        )
     if num_norms := _num_norms(graph):
         told.append(f"{num_norms} batch norm{'s' * (num_norms > 1)} see {_seen(shares)}")
     if (graph.rng_order >= 0).any():
-        told.append("dropout draws other masks of the same distribution")
+        told.append("dropout masks differ from a single-GPU run")
     return told
 
 
@@ -163,7 +165,7 @@ def whole_table(comparison: Comparison) -> RenderableType:
     ]
     columns = [
         Column(title=""),
-        Column(title="way", is_name=True),
+        Column(title="strategy"),
         Column(title="step", align="right"),
         Column(title="samples/s", align="right", rank=2),
         Column(title="$ per M samples", align="right", rank=1),
@@ -236,7 +238,7 @@ def _why(comparison: Comparison) -> list[Text]:
     lines = verdict(comparison)
     if comparison.bound is not None and comparison.gap is not None:
         bound, why = format_seconds(comparison.bound.seconds), inert(comparison.bound.why)
-        told = f"no way to share these ops over these devices is shorter than {bound} ({why})"
+        told = f"lower bound over all strategies: {bound} ({why})"
         lines.append(Text(told, style="dim"))
     winner = comparison.winner
     shares = None if winner is None or winner.plan is None else winner.plan.get(Shares)

@@ -49,7 +49,7 @@ def test_answers_keep_their_limits(unequal, comparison):
     never = compare_whole(unequal, must=Must(step_s=comparison.bound.seconds / 2))
     assert never.chosen is None
     assert any("longer than" in candidate.reason for candidate in never.candidates)
-    assert "DDP: longer than" in plain(whole_table(never))
+    assert "DDP (baseline): longer than" in plain(whole_table(never))
     told_s = parse_seconds(never.why.rpartition(" is ")[2])
     assert comparison.bound.seconds <= told_s <= comparison.winner.step_s * 1.5
 

@@ -43,14 +43,18 @@ from hocket.planners.whole.travelling import by_priority
 from hocket.simulate.analysis import bottleneck
 from hocket.simulate.timeline import Timeline
 
-# What people do without a planner, under the names by which they know it.
+# Baselines: strategies that take no planner. A baseline that the search cannot better stays the
+# only row of its family.
 
-DDP = "DDP"
-FSDP = "FSDP"
-DEEPSPEED = "DeepSpeed offload"
-GPIPE = "GPipe by hand"
-UNSPLIT = {"one-device": "one device, unsplit", "device-map-auto": 'device_map="auto"'}
-"""Planners of the unsplit batch that stand in the table, and what people call them."""
+DDP = "DDP (baseline)"
+FSDP = "FSDP (baseline)"
+DEEPSPEED = "DeepSpeed offload (baseline)"
+GPIPE = "GPipe (baseline)"
+UNSPLIT = {
+    "one-device": "1 GPU, full batch (baseline)",
+    "device-map-auto": 'device_map="auto" (baseline)',
+}
+"""Planners of the full batch among the baselines."""
 _GPIPE_MICROBATCHES = 4
 """Microbatches per stage: what GPipe's authors found enough to hide the bubble."""
 
@@ -108,7 +112,7 @@ def gpipe(tables: Tables, devices: list[int]) -> Shares | None:
 # parameters at home on the host, streamed block by block, activations offloaded or recomputed, the
 # loss in chunks. It takes longer than all the rest and is asked only where nothing else is left.
 
-STREAMED = "one device, streamed"
+STREAMED = "1 GPU, parameter offload"
 _LEVELS = 8
 """Budgets between the plain step and the leanest for which a plan is made."""
 _MOST_OPS = 20_000
@@ -137,7 +141,7 @@ def streamed(problem: Problem) -> Candidate | None:
     )  # fmt: skip
 
 
-PLACEMENT = "op placement, unsplit"
+PLACEMENT = "op placement"
 HOW = "how"
 """The note of a plan that says in words what it does."""
 _MOST_PLACED_OPS = 20_000
@@ -227,15 +231,18 @@ def _alone(problem: Problem, only: Candidate, tables: Tables) -> Comparison:
 
 
 def family_of(shares: Shares) -> str:
-    """What a person would call a way of sharing."""
+    """Common name of a parallel strategy: ``DDP x pipeline``."""
     if shares.sharded:
-        return "sharded data parallel"
-    ways = (
-        ("data parallel", len(shares.replicas) > 1),
-        ("tensor parallel", shares.tensor > 1),
+        return "FSDP"
+    degrees = (
+        ("DDP", len(shares.replicas) > 1),
+        ("tensor", shares.tensor > 1),
         ("pipeline", shares.is_staged),
     )
-    return " x ".join(name for name, is_used in ways if is_used) or "one device"
+    used = [name for name, is_used in degrees if is_used]
+    if not used:
+        return "1 GPU, accumulation"
+    return "tensor parallel" if used == ["tensor"] else " x ".join(used)
 
 
 def degrees_name(shares: Shares) -> str:
@@ -283,7 +290,7 @@ def titled(name: str, candidate: Candidate) -> Candidate:
     """The candidate under a family's name, with its own words in its plan."""
     plan = candidate.plan
     if plan is not None and plan.get(Shares) is not None:
-        planned = ", exchanged over planned trees" if plan.get(Communication) is not None else ""
+        planned = ", all-reduce over planned trees" if plan.get(Communication) is not None else ""
         order = ", gradients by priority" if plan.get(Priority) is not None else ""
         plan = replace(plan, notes={**plan.notes, HOW: in_words(plan[Shares]) + planned + order})
     return replace(candidate, planner=name, plan=plan)
@@ -293,7 +300,9 @@ def _placed(problem: Problem, best_s: float) -> Candidate:
     """The best placement of the unsplit batch, searched only where it could win."""
     bound = lower_bound(problem)
     if bound.seconds >= best_s:
-        told = f"no placement of this unsplit batch is shorter than {format_seconds(bound.seconds)}"
+        told = (
+            f"not searched: its lower bound with the full batch is {format_seconds(bound.seconds)}"
+        )
         return Candidate(
             planner=PLACEMENT, plan=None, timeline=None, feasible=False, plan_seconds=0.0,
             reason=told,
@@ -373,10 +382,10 @@ def contributions(best: Candidate, ways: list[Candidate]) -> list[str]:
             continue
         without = [way.step_s for way in ways if way.step_s is not None and not has(way)]
         if without:
-            told.append(f"without {name} {format_seconds(min(without))}")
+            told.append(f"no {name} {format_seconds(min(without))}")
         elif name in EASING:
-            told.append(f"without {name} nothing fits")
-    return told
+            told.append(f"no {name}: out of memory")
+    return [f"ablation: {', '.join(told)}"] if told else []
 
 
 def _is_many(way: Candidate) -> bool:
@@ -437,19 +446,19 @@ def _is_hosted(way: Candidate) -> bool:
 
 FEATURES = {
     "data parallel": _is_many,
-    "unequal shares": _is_unequal,
-    "shards": _is_sharded,
-    "stages": _is_staged,
-    "gradients of weights put off": _is_put_off,
-    "divided matrices": _is_divided,
+    "unequal batches": _is_unequal,
+    "sharding": _is_sharded,
+    "pipeline": _is_staged,
+    "zero-bubble schedule": _is_put_off,
+    "tensor parallelism": _is_divided,
     "microbatches": _is_split,
-    "recomputation": _is_recomputed,
-    "updates on the host": _is_hosted,
-    "an exchange planned for these links": _is_planned,
-    "gradients by priority": _is_prioritised,
+    "activation checkpointing": _is_recomputed,
+    "optimizer on the host": _is_hosted,
+    "planned all-reduce trees": _is_planned,
+    "gradient priority": _is_prioritised,
 }
 """Parts of a way that can be switched off, and how it is told that a way has them."""
-EASING = ("shards", "microbatches", "recomputation", "updates on the host")
+EASING = ("sharding", "microbatches", "activation checkpointing", "optimizer on the host")
 """Those that make ways fit."""
 
 

@@ -20,7 +20,7 @@ from hocket.plan.sections.priority import takes_priority
 from hocket.planners.candidates import Candidate
 from hocket.planners.communication.priority import choose_for_replicas, with_priority
 
-BY_PRIORITY = "data parallel, gradients by priority"
+BY_PRIORITY = "DDP, gradient priority"
 _WITHIN_REACH = 1.5
 """Ways that are longer than the best by more than this cannot win by an order of gradients."""
 
