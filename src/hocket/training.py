@@ -35,7 +35,7 @@ from torch import nn
 from hocket.api.carried import Training
 from hocket.api.carriers import Prepared, budgeted_carrier, placed_carrier
 from hocket.capture.fake import model_tensors
-from hocket.capture.given import first_batch, supervised, unwrapped
+from hocket.capture.given import first_batch, refuse_ranks, supervised, unwrapped
 from hocket.capture.loss import Loss
 from hocket.capture.step import Forward
 from hocket.capture.swap import generators_kept
@@ -112,6 +112,7 @@ def prepare(
         max_shapes=max_shapes, pad=pad, replay=replay, async_update=async_update,
     )  # fmt: skip
     _require_sensible(options)
+    refuse_ranks(model)
     model, batch = unwrapped(model), first_batch(batch)
     loss, forward = supervised(model, batch, loss, forward)
     batch = settled(pad(batch) if pad is not None else batch)

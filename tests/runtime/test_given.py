@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
@@ -84,12 +92,45 @@ def test_a_wrapped_model_is_unwrapped() -> None:
     assert train.model is model
 
 
-def test_a_model_that_is_sharded_already_is_refused_with_what_to_do() -> None:
+@pytest.mark.parametrize("part", ["0", ""])
+def test_compiled_parts_train_and_a_warning_says_that_their_kernels_are_not_used(part: str) -> None:
+    model, batch = built().eval(), torch.randn(4, 6)
+    twin = copy.deepcopy(model)
+    model.get_submodule(part).compile(backend="eager")
+    with pytest.warns(WrapperWarning, match="not the kernels that torch.compile made"):
+        train = hocket.prepare(model, torch.optim.SGD(model.parameters(), 0.1), batch, loss="mse")
+    plain = hocket.prepare(twin, torch.optim.SGD(twin.parameters(), 0.1), batch, loss="mse")
+    assert [train.step(batch) for _ in range(2)] == [plain.step(batch) for _ in range(2)]
+
+
+@contextmanager
+def fake_ranks(number: int) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=number)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("memory", [None, "1GiB"])
+def test_data_parallel_of_several_ranks_is_refused_and_of_one_unwrapped(memory: Any) -> None:
+    model, batch = built(), torch.randn(4, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fake_ranks(2):
+        wrapped = DistributedDataParallel(model)
+        with pytest.raises(UsageError, match=r"DistributedDataParallel of 2 ranks"):
+            hocket.prepare(wrapped, optimizer, batch, loss="mse", memory=memory)
+        assert hocket.capture(wrapped, batch, loss="mse").num_ops > 0
+    with fake_ranks(1):
+        wrapped = DistributedDataParallel(model)
+        train = hocket.prepare(wrapped, optimizer, batch, loss="mse", memory=memory)
+        assert train.model is model
+        assert not train.lost
+
+
+def test_a_model_of_fully_shard_is_refused() -> None:
     model = built()
-
-    class FSDPSequential(nn.Sequential):
-        def unshard(self) -> None: ...
-
-    model.__class__ = FSDPSequential
-    with pytest.raises(UsageError, match="sharded by torch's fully_shard"):
-        hocket.prepare(model, torch.optim.SGD(model.parameters(), 0.1), torch.randn(4, 6))
+    with fake_ranks(2):
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        with pytest.raises(UsageError, match="sharded by torch's fully_shard"):
+            hocket.prepare(model, torch.optim.SGD(model.parameters(), 0.1), torch.randn(4, 6))

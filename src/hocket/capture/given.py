@@ -24,30 +24,44 @@ class WrapperWarning(UserWarning):
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside of DataParallel, torch.compile and DistributedDataParallel of one rank.
+    """The model inside of DataParallel, DistributedDataParallel and torch.compile.
 
     The parameters are the same, so an optimizer of either is one of both.
     """
     inner = getattr(model, "_orig_mod", None)
-    if isinstance(inner, nn.Module):
+    if isinstance(model, nn.Module) and any(map(_is_compiled, model.modules())):
         warnings.warn(
             "hocket runs its own steps of a model, not the kernels that torch.compile made for "
             "it; hint: pass the model itself, with compiled=True for compiled steps",
             WrapperWarning,
             3,
         )
-        return unwrapped(inner)
-    if isinstance(model, DataParallel) or (
-        isinstance(model, DistributedDataParallel) and num_ranks(model) == 1
-    ):
+    if isinstance(inner, nn.Module):
+        return inner
+    if isinstance(model, DataParallel | DistributedDataParallel):
         return unwrapped(model.module)
     _refuse_sharded(model)
     return model
 
 
-def num_ranks(model: DistributedDataParallel) -> int:
-    """Ranks that sum their gradients."""
-    return torch.distributed.get_world_size(model.process_group)
+def _is_compiled(module: nn.Module) -> bool:
+    """True for a result of torch.compile and after ``module.compile()``."""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+def refuse_ranks(model: Any) -> None:
+    """Refuse to train a DistributedDataParallel of several ranks: its hooks would not run."""
+    if not isinstance(model, DistributedDataParallel):
+        return
+    num_ranks = torch.distributed.get_world_size(model.process_group)
+    if num_ranks > 1:
+        raise UsageError(
+            f"the model is in a DistributedDataParallel of {num_ranks} ranks, and hocket sums "
+            "gradients itself",
+            hint="pass model.module and the global batch, with a plan that replicates the model: "
+            "hocket.prepare(model.module, optimizer, batch, "
+            f"plan=hocket.Division(data={num_ranks}, …)) or a plan of hocket plan --on …",
+        )
 
 
 def _refuse_sharded(model: Any) -> None:
