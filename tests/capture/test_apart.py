@@ -184,7 +184,7 @@ def test_a_batch_that_cannot_be_taken_apart_is_not_shared_out():
         assert graph.other_batch is not None
         assert (found.other_batch is not None) == is_shared
         noted = found.meta["samples" if is_shared else "unsplit"]
-        assert ("add up" if is_shared else "away from that of the whole") in noted
+        assert ("gradients match" if is_shared else "away from that of the whole") in noted
 
 
 def chosen_rows(model, x):
