@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from forked import CONTEXT, Descriptor, rates, take_rates
-from forked_crew import forked_crews
+from forked_worker_group import forked_worker_groups
 
 from hocket.__main__ import main
 from hocket.processes import system
@@ -97,5 +97,5 @@ def _run(
     os.environ.update(variables)
     os.chdir(folder)
     sys.argv = given
-    with forked_crews() if forks_ranks else contextlib.nullcontext():
+    with forked_worker_groups() if forks_ranks else contextlib.nullcontext():
         main()

@@ -44,7 +44,7 @@ def test_a_killed_worker_is_named_and_the_arrays_stay_as_they_were():
     function, data, *_ = LOOPS["mf_biases"]
     run = hocket.parallel_for(workers=2, backend="processes")(function)
     run(*copied(data))
-    os.kill(processes.team(2).crew.process_ids[1], signal.SIGKILL)
+    os.kill(processes.team(2).group.process_ids[1], signal.SIGKILL)
     arguments = copied(data)
     with pytest.raises(RunError, match="worker 1 was killed by signal 9"):
         run(*arguments)

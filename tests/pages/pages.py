@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cli.terminal import hocket
-from forked_crew import forked_crews
+from forked_worker_group import forked_worker_groups
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,7 +67,7 @@ def what_fails(page, folder):
         if not command.is_run:
             continue
         try:
-            with forked_crews():
+            with forked_worker_groups():
                 hocket(*command.arguments, cwd=folder)
         except AssertionError as error:
             typed = f"{page.name}:{command.line}: hocket {shlex.join(command.arguments)}"

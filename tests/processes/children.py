@@ -1,4 +1,4 @@
-"""Programs of a crew for tests: ``python -m processes.children DESCRIPTORS WHAT``."""
+"""Programs of a worker group for tests: ``python -m processes.children DESCRIPTORS WHAT``."""
 
 import os
 import subprocess
@@ -13,12 +13,12 @@ def echo(asked):
 
 
 def report_then_work(parent):
-    parent.tell({"modules": sorted(sys.modules)})
+    parent.send({"modules": sorted(sys.modules)})
 
 
 def count_in_one_piece(parent):
     parent.move(1, 0)
-    sum(range(parent.hear().header["count"]))  # no other thread gets a turn meanwhile
+    sum(range(parent.receive().header["count"]))  # no other thread gets a turn meanwhile
 
 
 def fail(parent):
@@ -47,8 +47,8 @@ def leave_slowly(parent):
 def print_without_end(parent):
     for _ in range(6):
         os.write(2, b"nonsense\n" * 500_000)
-        parent.tell({})
-        parent.hear()
+        parent.send({})
+        parent.receive()
     os.write(1, b"the end\n")
     os._exit(4)
 
@@ -56,8 +56,8 @@ def print_without_end(parent):
 def print_a_line_in_pieces(parent):
     """The other process prints between the halves of this one's line."""
     sys.stdout.write("first ")
-    parent.tell({})
-    parent.hear()
+    parent.send({})
+    parent.receive()
     sys.stdout.write("second\n")
 
 
@@ -65,7 +65,7 @@ def start_others(parent):
     """One child in this group, and one that went into a session of its own."""
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     found = [subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)]
-    parent.tell({"pids": [one.pid for one in found]})
+    parent.send({"pids": [one.pid for one in found]})
     time.sleep(600)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from forked_crew import forked_crews
+from forked_worker_group import forked_worker_groups
 from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 
 from hocket.base.errors import CheckError, UsageError
@@ -67,7 +67,7 @@ def agreements():
     """How far each case is from one device."""
     jobs = {name: make_job(*case) for name, case in RIGHT.items()}
     jobs |= {name: make_job(*case, data=data) for name, (case, data) in WRONG.items()}
-    with forked_crews():
+    with forked_worker_groups():
         return dict(zip(jobs, check_jobs(list(jobs.values())), strict=True))
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from forked_crew import forked_crews
+from forked_worker_group import forked_worker_groups
 from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
 
 from hocket.base.errors import MissingExtraError, RunError, UsageError
@@ -21,7 +21,7 @@ from hocket.hardware import detect
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import write_plan
 from hocket.processes.frames import Frame
-from hocket.processes.progress import Position
+from hocket.processes.heartbeat import Position
 from hocket.runtime import connect
 from hocket.runtime.executors import choose
 from hocket.runtime.lost import lost_another
@@ -53,7 +53,7 @@ def test_run_prints_losses_of_one_device_and_what_was_predicted(tmp_path, capsys
     monkeypatch.setattr(check, "check_jobs", lambda jobs: checked.extend(jobs) or [right])
     path = tmp_path / "plan.json"
     write_plan(path, plan.problem, plan.plan)
-    with forked_crews():
+    with forked_worker_groups():
         main(["run", str(path), "--steps", "2", "--seed", "3", "--json"])
     out, err = capsys.readouterr()
     result = json.loads(out)
@@ -101,7 +101,7 @@ def run_and_hurt(signal_number):
 def test_a_rank_that_is_lost_is_named_and_all_is_gone(signal_number, message):
     # Only who has made a process sees that it is stopped.
     is_forked = signal_number != signal.SIGSTOP
-    with forked_crews() if is_forked else contextlib.nullcontext():
+    with forked_worker_groups() if is_forked else contextlib.nullcontext():
         error, took_s = run_and_hurt(signal_number)
     assert re.match(message, error.message), error.message
     assert error.exit_code == 5

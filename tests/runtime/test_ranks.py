@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from forked_crew import forked_crews
+from forked_worker_group import forked_worker_groups
 from runtime.models import shared_storages
 from runtime.plain_reference import reference_steps
 from runtime.small_zoo import SMALL_ZOO
@@ -26,8 +26,8 @@ from hocket.capture import named_tensors
 from hocket.capture.program import Call
 from hocket.capture.recording import Constant, Cost, Ref, same_leaves
 from hocket.graph import Phase
-from hocket.processes.member import CrewMember
-from hocket.processes.progress import Position
+from hocket.processes.heartbeat import Position
+from hocket.processes.worker import Worker
 from hocket.runtime.connect import MeetingStore
 from hocket.runtime.ranks import Outbox
 from hocket.runtime.record import measured_timeline
@@ -62,7 +62,7 @@ def nothing_left(warm, tmp_path, monkeypatch):
     assert [c for c in me.net_connections("inet") if c.status == psutil.CONN_LISTEN] == []
 
 
-@forked_crews()
+@forked_worker_groups()
 def test_ranks_share_storages_as_the_model_does():
     torch.manual_seed(1)
     model, batch = shared_storages()["overlapping buffers"]
@@ -75,7 +75,7 @@ def test_ranks_share_storages_as_the_model_does():
     assert_same(setup, results, [record.loss for record in records], reference)
 
 
-@forked_crews()
+@forked_worker_groups()
 def test_ranks_compute_what_the_unsplit_model_computes():
     torch.manual_seed(1)
     model, batch = SMALL_ZOO["gpt2"]()
@@ -150,15 +150,15 @@ def test_a_rank_that_is_stopped_before_its_first_step_is_named_and_all_is_gone()
     assert took_s < 60
 
 
-@forked_crews()
+@forked_worker_groups()
 def test_a_rank_that_gives_no_sign_of_life_is_named_and_all_is_gone(monkeypatch):
-    monkeypatch.setattr(CrewMember, "is_stopped", False)
+    monkeypatch.setattr(Worker, "is_stopped", False)
     error, took_s = run_and_hurt(signal.SIGSTOP, 1, step=2, silence_s=3.0)
     assert re.match(SILENT.format("3-9"), error.message), error.message
     assert took_s < 60
 
 
-@forked_crews()
+@forked_worker_groups()
 def test_the_error_of_an_op_is_told_with_its_rank_and_op():
     model, batch = Lookup(), torch.tensor([0, 1, 99])
     setup = place(model, batch, seed=1, num_devices=2)

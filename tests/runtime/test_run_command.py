@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 from forked_command import ForkedCommand
-from forked_crew import forked_crews
+from forked_worker_group import forked_worker_groups
 from runtime.placements import random_placement
 
 from hocket.api import make_problem
@@ -112,7 +112,7 @@ def test_run_prints_losses_and_writes_both_timelines(plan_file, capsys):
 def test_run_with_processes_prints_a_table_and_the_same_losses(plan_file, capsys):
     main(["run", str(plan_file), "--steps", "2", "--backend", "single", "--json"])
     expected = json.loads(capsys.readouterr().out)["losses"]
-    with forked_crews():
+    with forked_worker_groups():
         main(["run", str(plan_file), "--steps", "2", "--slowdown", "gpu1=2"])
     out, err = capsys.readouterr()
     lines = out.splitlines()
@@ -286,9 +286,9 @@ def started(plan_file):
             raise AssertionError(run.communicate()[1])
         children = psutil.Process(run.pid).children(recursive=True)
         ranks = [child for child in children if "hocket.runtime.rank" in child.cmdline()]
-        keepers = [child for child in children if child not in ranks]
-        assert (len(ranks), len(keepers)) == (2, 1)
-        yield run, [*ranks, *keepers], temporary
+        reapers = [child for child in children if child not in ranks]
+        assert (len(ranks), len(reapers)) == (2, 1)
+        yield run, [*ranks, *reapers], temporary
 
 
 def assert_gone(ranks, temporary):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from forked_command import ForkedCommand
-from forked_crew import forked_crews
+from forked_worker_group import forked_worker_groups
 from torch import nn
 
 from hocket.api import make_problem, run_plan
@@ -91,7 +91,7 @@ def test_shares_in_one_process_train_as_the_whole_batch_does(folder, whole, repl
 
 def test_unequal_replicas_in_two_processes_train_as_the_whole_batch_does(folder, whole):
     with_shares(folder, [[3, 2], [3]])
-    with forked_crews():
+    with forked_worker_groups():
         assert losses(folder, "--backend", "gloo") == pytest.approx(whole, rel=1e-6)
 
 
@@ -109,7 +109,7 @@ def test_shards_and_pipelines_run_as_planned_and_train_as_the_whole_batch_does(
         cut = int(forward[len(forward) // 2])
         shares["replicas"][0] |= {"devices": ["cpu0", "cpu1"], "cuts": [cut]}
     (folder / "shared.json").write_text(json.dumps(data))
-    with forked_crews():
+    with forked_worker_groups():
         saved = read_plan(folder / "shared.json")
         options = RunOptions(steps=4, backend="gloo", model=f"{folder / 'm.py'}:net")
         found = run_plan(saved.problem, saved.plan, options)

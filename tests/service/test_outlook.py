@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from processes.crews import spec
+from processes.groups import spec
 
 from hocket.base.errors import UsageError
 from hocket.fleet.explain import explain
@@ -17,7 +17,7 @@ from hocket.fleet.forecast import at_moment, forecast
 from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, new_state, step
 from hocket.fleet.rounds.events import Submit
 from hocket.fleet.what_if import what_if
-from hocket.processes.crew import Crew
+from hocket.processes.worker_group import WorkerGroup
 from hocket.service.errors import BusyError, UnavailableError
 from hocket.service.outlook import process
 from hocket.service.outlook.outlook import MAX_ASKED, FleetOutlook, HereOutlook
@@ -72,7 +72,7 @@ def test_answers_are_those_of_the_fleet_itself(where, request):
 
 def test_the_process_ends_when_nobody_can_ask_it_any_more(beside):
     beside.explain(fleet(), 1e9, 6)
-    member = beside._crew._members[0]
+    member = beside._group._workers[0]
     os.close(member.writer.descriptor)
     member.writer.descriptor = os.open(os.devnull, os.O_WRONLY)
     assert member.process.wait(120) == 0
@@ -82,7 +82,7 @@ def test_the_process_ends_when_nobody_can_ask_it_any_more(beside):
 def test_a_process_that_was_killed_is_started_again(beside):
     state = fleet()
     before = beside.explain(state, 1e9, 6)
-    os.kill(beside._crew.process_ids[0], signal.SIGKILL)
+    os.kill(beside._group.process_ids[0], signal.SIGKILL)
     with pytest.raises(UnavailableError):
         beside.explain(state, 1e9, 6)
     assert beside.explain(state, 1e9, 6) == before
@@ -91,7 +91,7 @@ def test_a_process_that_was_killed_is_started_again(beside):
 def test_a_process_that_hangs_is_given_up(beside):
     state = fleet()
     beside.explain(state, 1e9, 6)
-    child = beside._crew._members[0].process
+    child = beside._group._workers[0].process
     child.send_signal(signal.SIGSTOP)
     beside._patience_s = 0.3
     try:
@@ -110,7 +110,7 @@ def test_a_process_that_is_started_while_the_service_ends_does_not_stay(monkeypa
         closing.start()
         closing.join(0.2)
         # One that never answers: the end of the service must not depend on who is faster.
-        started.append(Crew([spec("sleep")]).__enter__())
+        started.append(WorkerGroup([spec("sleep")]).__enter__())
         return started[-1]
 
     monkeypatch.setattr(process, "_started", slowly)

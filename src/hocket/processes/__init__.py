@@ -1,20 +1,19 @@
-"""Processes of our own: started, watched, named and ended in one place, without PyTorch.
+"""Worker processes: start, watch, identify failures and shut down, without PyTorch.
 
-A `crew.Crew` is a few Python programs that do one piece of work for the process that started them;
-`child.live` and `child.serve` are their side of it. What may be relied on:
+A `worker_group.WorkerGroup` runs a few Python programs for the process that started them;
+`child.live` and `child.serve` are the workers' side. Guarantees:
 
-* Nothing is left. When the crew is closed, and also when the process that started it is killed, all
-  of its processes and all that descends from them are ended, whatever they do or have started.
-* What is said arrives whole, in order, or not at all: frames of JSON and raw buffers of any size,
-  both ways at once, never code; what a program prints is never taken for a frame.
-* Who fails is named: which process, what it was doing, and of what it died, a signal, want of
-  memory, an exit code, silence, or an error with its message, else the last words of its standard
-  error; of several, the one that failed first and not those that it took along.
-* Slow is not dead: each process gives signs of life from a thread of its own, and one that gives
-  none counts as stopped only when the system, too, sees nothing of it at work.
-* Nobody waits for ever: `Crew.hear` takes a time limit, and no call waits for a process that is
-  stopped or gone.
+* No process is left. When the group is closed, or when the process that started it is killed, all
+  workers and all of their descendants are ended.
+* Messages arrive whole and in order, or not at all: frames of JSON and raw buffers of any size, in
+  both directions at once, never code. Printed output is never taken for a frame.
+* The root cause of a failure is named: the worker, its last activity, and the signal, lack of
+  memory, exit code, silence or error that ended it. Of several failures, the first one counts.
+* Slow is not dead: each worker sends heartbeats from a thread of its own, and counts as stopped
+  only if the system, too, reports no activity.
+* No call waits forever: `WorkerGroup.receive` takes a time limit, and no call waits for a process
+  that is stopped or gone.
 
-`start` has the one place where such processes are made, also those that are to outlive this one
-(`start.start_module`), and `system` what Linux tells of processes.
+`start` is the one place where processes are created, also those that outlive this one
+(`start.start_module`); `system` reads process states from Linux.
 """

@@ -1,4 +1,4 @@
-"""The side of a process that belongs to a crew: ``live`` is the first thing that it calls.
+"""The side of a process that belongs to a worker group: ``live`` is the first thing that it calls.
 
 Its first argument names four descriptors, what is said to it, what it says, the memory of its signs
 of life and a pipe that closes when its parent is gone, and the number of its parent.
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from hocket.base.errors import one_line
 from hocket.processes.frames import Frame, FrameReader, FrameWriter
-from hocket.processes.progress import BEAT_S, SignsOfLife
+from hocket.processes.heartbeat import BEAT_S, Heartbeat
 from hocket.processes.system import die_with
 
 _FAILED = 1
@@ -27,14 +27,14 @@ _FAILED = 1
 class Parent:
     """The process that started this one, as seen from here."""
 
-    def __init__(self, reader: FrameReader, writer: FrameWriter, progress: SignsOfLife) -> None:
+    def __init__(self, reader: FrameReader, writer: FrameWriter, progress: Heartbeat) -> None:
         self._reader, self._writer, self._progress = reader, writer, progress
 
-    def hear(self) -> Frame | None:
+    def receive(self) -> Frame | None:
         """What it says next; None when it has nothing more to say."""
         return self._reader.read()
 
-    def tell(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
+    def send(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
         """Say something; returns when it is on its way."""
         self._writer.put(header, buffers)
         self._writer.flush()
@@ -49,7 +49,7 @@ def live(work: Callable[[Parent], None]) -> NoReturn:
     inbox, outbox, memory, life, parent_id = map(int, sys.argv.pop(1).split(","))
     if sys.platform == "linux":
         die_with(parent_id)
-    progress = SignsOfLife(mmap.mmap(memory, SignsOfLife.SIZE))
+    progress = Heartbeat(mmap.mmap(memory, Heartbeat.SIZE))
     threading.Thread(target=_show_life, args=(progress, life), daemon=True).start()
     _write_whole_lines()
     code = _do(work, Parent(FrameReader(inbox), FrameWriter(outbox), progress))
@@ -70,8 +70,8 @@ def serve(answer: Callable[[Frame], tuple[dict[str, Any], Sequence[Any]]]) -> No
     """Answer what the parent says, one thing after another, until it has nothing more to say."""
 
     def work(parent: Parent) -> None:
-        while (frame := parent.hear()) is not None:
-            parent.tell(*answer(frame))
+        while (frame := parent.receive()) is not None:
+            parent.send(*answer(frame))
 
     live(work)
 
@@ -79,19 +79,19 @@ def serve(answer: Callable[[Frame], tuple[dict[str, Any], Sequence[Any]]]) -> No
 def _do(work: Callable[[Parent], None], parent: Parent) -> int:
     try:
         work(parent)
-        parent.tell({"what": "done"})
+        parent.send({"what": "done"})
     except BrokenPipeError:
         # Nobody listens any more.
         return _FAILED
     # Whatever a stranger's code raises is told, with its message, by the parent.
     except Exception as error:
         kind = getattr(error, "code", "")
-        parent.tell({"what": "error", "kind": kind, "message": one_line(error)})
+        parent.send({"what": "error", "kind": kind, "message": one_line(error)})
         return _FAILED
     return 0
 
 
-def _show_life(progress: SignsOfLife, life: int) -> None:
+def _show_life(progress: Heartbeat, life: int) -> None:
     while True:
         progress.beat(time.monotonic())
         readable, _, _ = select.select([life], [], [], BEAT_S)

@@ -1,7 +1,7 @@
-"""The one place where processes of our own are made.
+"""Create child processes, all from one thread.
 
-A child asks the kernel to end it with its parent, and for the kernel that is the thread that made
-it. So all are made by one thread that ends with the process.
+A child asks the kernel to end it with its parent, and for the kernel the parent is the thread that
+created it. So one thread, which ends with the process, creates all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO, Any
 from hocket.base import config
 
 _starters: list[ThreadPoolExecutor] = []
-"""At most one; a forked process makes its own, for threads stay behind."""
+"""At most one; a forked process creates its own, because threads do not survive a fork."""
 os.register_at_fork(after_in_child=_starters.clear)
 
 
@@ -32,12 +32,11 @@ def start_module(
     descriptors: Sequence[int] = (),
     is_own_session: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start ``python -m module arguments``; what it prints goes to ``output``.
+    """Start ``python -m module arguments`` with its output redirected to ``output``.
 
-    What it prints to standard error goes to ``errors`` where that is another place.
-
-    It runs in a session of its own unless told otherwise: Ctrl-C in a terminal reaches only us. It
-    goes on when this process ends, unless it asks for the opposite (`hocket.processes.child`).
+    Standard error goes to ``errors``, by default to ``output``. By default the process has a
+    session of its own, so that Ctrl-C in a terminal reaches only this process. It outlives this
+    process unless it asks for the opposite (`hocket.processes.child`).
     """
     return (
         _starter()

@@ -19,8 +19,8 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision, Shares
-from hocket.processes.crew import Crew
-from hocket.processes.member import ProcessSpec
+from hocket.processes.worker import WorkerSpec
+from hocket.processes.worker_group import WorkerGroup
 from hocket.runtime.connect import LOOPBACK, MeetingStore
 
 PROFILE_VARIABLE = "HOCKET_PROFILE"
@@ -67,7 +67,7 @@ def launch(
     store = MeetingStore(machines.address, machines.port) if holds_store else None
     try:
         specs = [
-            ProcessSpec(
+            WorkerSpec(
                 name=f"rank {rank} ({names[rank]})",
                 module="hocket.runtime.launched",
                 arguments=(str(script), *arguments),
@@ -80,8 +80,8 @@ def launch(
             )
             for rank in own
         ]
-        with Crew(specs) as crew:
-            for _ in crew.messages():
+        with WorkerGroup(specs) as group:
+            for _ in group.messages():
                 pass
     finally:
         if store is not None:

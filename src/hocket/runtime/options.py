@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from hocket.base.errors import UsageError
-from hocket.processes.patience import Patience
+from hocket.processes.worker_group import Timeouts
 
 if TYPE_CHECKING:
     from hocket.runtime.record import StepRecord
 
-SILENCE_S = Patience().silence_s
+SILENCE_S = Timeouts().silence_s
 """A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
 
 Backend = Literal["gloo", "nccl"]

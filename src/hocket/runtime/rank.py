@@ -15,7 +15,7 @@ Header = dict[str, Any]
 
 def carry_out(parent: Parent) -> None:
     """Run the steps that the parent asks for and report each."""
-    order = parent.hear()
+    order = parent.receive()
     if order is None:
         return
     header = order.header
@@ -75,7 +75,7 @@ def _report(
     if loss is not None:
         record.loss = float(runner.worker.held[loss])
     plain, arrays = record.to_arrays()
-    parent.tell({"what": "step", "number": number, "record": plain}, arrays)
+    parent.send({"what": "step", "number": number, "record": plain}, arrays)
 
 
 def _report_results(parent: Parent, runner: RankRunner) -> None:
@@ -84,7 +84,7 @@ def _report_results(parent: Parent, runner: RankRunner) -> None:
 
     worker = runner.worker
     found = {t: value for t, value in worker.held.items() if worker.specs[t].layout is not None}
-    parent.tell(
+    parent.send(
         {"what": "results", "tensors": list(found)},
         [raw(pack(value, worker.specs[tensor], whole=False)) for tensor, value in found.items()],
     )

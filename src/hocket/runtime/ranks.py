@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from hocket.base.errors import RunError
 from hocket.capture.program import TensorSpec
-from hocket.processes.blame import CONSEQUENCE
+from hocket.processes.root_cause import CONSEQUENCE
 from hocket.runtime.package import pack, package_bytes, unpack
 from hocket.runtime.peer import Peer
 from hocket.runtime.record import StepRecord

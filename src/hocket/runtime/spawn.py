@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from hocket.capture.storage import given_storages
-from hocket.processes.crew import Crew
-from hocket.processes.member import ProcessSpec
-from hocket.processes.patience import Patience
-from hocket.processes.progress import Position, how_far
+from hocket.processes.heartbeat import Position, how_far
+from hocket.processes.worker import WorkerSpec
+from hocket.processes.worker_group import Timeouts, WorkerGroup
 from hocket.runtime.connect import MeetingStore
 from hocket.runtime.options import SILENCE_S, Backend, OnProgress, OnStart, OnStep
 from hocket.runtime.package import unpack
@@ -66,12 +65,12 @@ def run_ranks(
         def tell(positions: Sequence[Position]) -> None:
             on_progress(how_far(positions, counts, options.steps))
 
-        patience = Patience(silence_s=options.silence_s)
-        with Crew(specs, patience=patience, on_wait=tell) as crew:
-            on_start(crew.process_ids)
+        timeouts = Timeouts(silence_s=options.silence_s)
+        with WorkerGroup(specs, timeouts=timeouts, on_wait=tell) as group:
+            on_start(group.process_ids)
             for rank, device in enumerate(setup.split.used_devices):
-                crew.tell(rank, *_order(setup, values, options, device, store.port))
-            for _, header, buffers in crew.messages():
+                group.send(rank, *_order(setup, values, options, device, store.port))
+            for _, header, buffers in group.messages():
                 if header["what"] == "results":
                     results |= _unpacked(setup, header["tensors"], buffers)
                     continue
@@ -84,9 +83,9 @@ def run_ranks(
 
 def _rank_spec(
     setup: Setup, device_names: Sequence[str], options: RankOptions, device: int
-) -> ProcessSpec:
+) -> WorkerSpec:
     rank = setup.split.used_devices.index(device)
-    return ProcessSpec(
+    return WorkerSpec(
         name=f"rank {rank} ({device_names[device]})",
         module="hocket.runtime.rank",
         describe=_describer(setup, setup.split.of_device(device), device_names),

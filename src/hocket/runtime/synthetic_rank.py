@@ -10,7 +10,7 @@ from hocket.processes.child import Parent, live
 
 def train(parent: Parent) -> None:
     """Train as the parent asks and report each step."""
-    order = parent.hear()
+    order = parent.receive()
     if order is None:
         return
     header = order.header
@@ -28,7 +28,7 @@ def train(parent: Parent) -> None:
     )
     for number in range(1, header["steps"] + 1):
         plain, arrays = training.step(number, parent.move).to_arrays()
-        parent.tell({"what": "step", "number": number, "record": plain}, arrays)
+        parent.send({"what": "step", "number": number, "record": plain}, arrays)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from hocket.base.errors import RunError
-from hocket.processes.crew import Crew, Heard
-from hocket.processes.member import ProcessSpec
+from hocket.processes.worker import WorkerSpec
+from hocket.processes.worker_group import Message, WorkerGroup
 from hocket.tables.layout_file import layout_data
 from hocket.tables.spec import Layout
 
@@ -38,14 +38,14 @@ class ShardProcesses:
         self.layout, self.checkpoints, self.checkpoint_s = layout, checkpoints, checkpoint_s
         self.addresses = [address] * layout.num_shards
         self.num_restarts = [0] * layout.num_shards
-        self._crews: list[Crew] = []
+        self._groups: list[WorkerGroup] = []
         self._closing = False
         self._watchers: list[threading.Thread] = []
 
     def __enter__(self) -> ShardProcesses:
         try:
             for shard in range(self.layout.num_shards):
-                self._crews.append(self._started(shard))
+                self._groups.append(self._started(shard))
         except BaseException:
             self.close()
             raise
@@ -61,7 +61,7 @@ class ShardProcesses:
     @property
     def process_ids(self) -> list[int | None]:
         """The processes of the shards; None for one that is being started again."""
-        return [next(iter(crew.process_ids), None) for crew in self._crews]
+        return [next(iter(group.process_ids), None) for group in self._groups]
 
     def close(self) -> None:
         """End all shards; each writes what its checkpoint lacks."""
@@ -69,51 +69,55 @@ class ShardProcesses:
         for watcher in self._watchers:
             watcher.join()
         try:
-            running = [(shard, crew) for shard, crew in enumerate(self._crews) if crew.process_ids]
-            for _, crew in running:
-                crew.tell(0, {"what": "end"})
-            for shard, crew in running:
-                self._await_end(shard, crew)
+            running = [
+                (shard, group) for shard, group in enumerate(self._groups) if group.process_ids
+            ]
+            for _, group in running:
+                group.send(0, {"what": "end"})
+            for shard, group in running:
+                self._await_end(shard, group)
         finally:
-            for crew in self._crews:
-                crew.close()
+            for group in self._groups:
+                group.close()
 
-    def _await_end(self, shard: int, crew: Crew) -> None:
+    def _await_end(self, shard: int, group: WorkerGroup) -> None:
         try:
-            while (said := crew.hear(_END_S)) is not None:
+            while (said := group.receive(_END_S)) is not None:
                 self._pass_on(said)
         except RunError as error:
             _log.error("shard %d: its last changes are in no checkpoint: %s", shard, error.message)
 
-    def _pass_on(self, said: Heard | None) -> None:
+    def _pass_on(self, said: Message | None) -> None:
         if said is not None and said.header.get("what") == "warning":
             _log.warning("%s", said.header["message"])
 
-    def _started(self, shard: int) -> Crew:
+    def _started(self, shard: int) -> WorkerGroup:
         path = None if self.checkpoints is None else self.checkpoints / f"shard-{shard}.npz"
-        crew = Crew([ProcessSpec(name=f"shard {shard}", module="hocket.tables.shard_process")])
-        crew.__enter__()
+        group = WorkerGroup(
+            [WorkerSpec(name=f"shard {shard}", module="hocket.tables.shard_process")]
+        )
+        group.__enter__()
         try:
-            crew.tell(0, {
+            group.send(0, {
                 "layout": layout_data(self.layout), "shard": shard,
                 "address": self.addresses[shard], "checkpoint": str(path) if path else "",
                 "checkpoint_s": self.checkpoint_s,
             })  # fmt: skip
-            said = crew.hear(_START_S)
+            said = group.receive(_START_S)
             if said is None:
                 raise RunError(f"shard {shard} did not start within {_START_S:g} s")
             self.addresses[shard] = said.header["address"]
         except BaseException:
-            crew.close()
+            group.close()
             raise
-        return crew
+        return group
 
     def _watch(self, shard: int) -> None:
         """Start a shard again whenever it dies."""
         num_in_a_row, started_s = 0, time.monotonic()
         while not self._closing:
             try:
-                self._pass_on(self._crews[shard].hear(0.2))
+                self._pass_on(self._groups[shard].receive(0.2))
             except RunError as error:
                 if self._closing:
                     return
@@ -128,10 +132,10 @@ class ShardProcesses:
                 started_s = time.monotonic()
 
     def _restart(self, shard: int) -> None:
-        self._crews[shard].close()
+        self._groups[shard].close()
         self.num_restarts[shard] += 1
         try:
-            self._crews[shard] = self._started(shard)
+            self._groups[shard] = self._started(shard)
         except RunError as error:
             # Clients that wait for it say so too; the next look tries again.
             _log.error("shard %d could not be started again: %s", shard, error.message)

@@ -15,7 +15,7 @@ from hocket.tables.server import ShardServer
 
 def serve(parent: Parent) -> None:
     """Serve what the parent names, tell it the address, and end when it has nothing more to say."""
-    frame = parent.hear()
+    frame = parent.receive()
     if frame is None:
         return
     # Ctrl-C goes to all processes of a terminal; when this one ends, its parent says.
@@ -28,7 +28,7 @@ def serve(parent: Parent) -> None:
     server = ShardServer(
         layout, told["shard"], port, checkpoint=path, checkpoint_s=told["checkpoint_s"]
     )
-    parent.tell({"what": "serving", "address": port.address})
+    parent.send({"what": "serving", "address": port.address})
     stop = threading.Event()
     threading.Thread(target=_until_silent, args=(parent, stop), daemon=True).start()
     server.run(stop)
@@ -44,11 +44,11 @@ class _ToParent(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tell it."""
-        self._parent.tell({"what": "warning", "message": record.getMessage()})
+        self._parent.send({"what": "warning", "message": record.getMessage()})
 
 
 def _until_silent(parent: Parent, stop: threading.Event) -> None:
-    while (frame := parent.hear()) is not None and frame.header.get("what") != "end":
+    while (frame := parent.receive()) is not None and frame.header.get("what") != "end":
         pass
     stop.set()
 

@@ -18,9 +18,9 @@ import numpy as np
 from hocket.base.errors import RunError
 from hocket.loops.backends.segments import SharedArrays, plain_scalars, scalar_of
 from hocket.loops.job import AnyArray, LoopJob, exchange, finish
-from hocket.processes.blame import ProcessError
-from hocket.processes.crew import Crew
-from hocket.processes.member import ProcessSpec
+from hocket.processes.root_cause import ProcessError
+from hocket.processes.worker import WorkerSpec
+from hocket.processes.worker_group import WorkerGroup
 
 Results = list[tuple[Any, ...]]
 
@@ -32,7 +32,7 @@ class ProcessTeam:
         self.shared = SharedArrays()
         cores = sorted(os.sched_getaffinity(0))
         specs = [
-            ProcessSpec(
+            WorkerSpec(
                 name=f"worker {worker}",
                 module="hocket.loops.backends.worker",
                 arguments=(str(cores[worker % len(cores)]),),
@@ -41,23 +41,23 @@ class ProcessTeam:
             for worker in range(num_workers)
         ]
         self._doing = ["starting"] * num_workers
-        self.crew = Crew(specs).__enter__()
+        self.group = WorkerGroup(specs).__enter__()
 
-    def tell(self, worker: int, request: dict[str, Any], doing: str) -> None:
+    def send(self, worker: int, request: dict[str, Any], doing: str) -> None:
         """Send one request."""
         self._doing[worker] = doing
-        self.crew.tell(worker, request)
+        self.group.send(worker, request)
 
-    def hear(self) -> tuple[int, dict[str, Any]]:
+    def receive(self) -> tuple[int, dict[str, Any]]:
         """The next answer and whose it is; raises what the worker raised, or that it died."""
         try:
-            message = self.crew.hear()
+            message = self.group.receive()
         except ProcessError as error:
             raise RunError(
                 error.message,
                 hint="the arrays are as they were before the call; call again, new workers are "
                 "started",
-                where=self._doing[error.blame.index],
+                where=self._doing[error.root_cause.index],
             ) from error
         assert message is not None, "workers end only when they are ended"
         worker, answer = message.sender, message.header
@@ -71,7 +71,7 @@ class ProcessTeam:
 
     def close(self) -> None:
         """End the workers and give the memory back."""
-        self.crew.close()
+        self.group.close()
         self.shared.close()
 
 
@@ -149,9 +149,9 @@ def _send(job: LoopJob, workers: ProcessTeam) -> list[dict[str, AnyArray]]:
             },
             "orders": [each.as_data() for each in orders],
         }  # fmt: skip
-        workers.tell(worker, {"job": request}, "starting")
+        workers.send(worker, {"job": request}, "starting")
     for _ in range(job.tiling.num_workers):
-        workers.hear()
+        workers.receive()
     return replicas
 
 
@@ -172,8 +172,8 @@ def _run_tiles(
             if all(other in ended for other in tile.after):
                 running[worker] = queue.pop(0)
                 lead = job.leading(tile)[len(job.tiling.order) :]
-                workers.tell(worker, {"bounds": list(map(int, lead))}, f"tile {tile.place}")
-        worker, answer = workers.hear()
+                workers.send(worker, {"bounds": list(map(int, lead))}, f"tile {tile.place}")
+        worker, answer = workers.receive()
         number = running.pop(worker)
         results[number] = tuple(map(scalar_of, answer["result"]))
         ended.add(number)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hocket.hardware.cluster import Device
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
-    from hocket.processes.progress import Position
+    from hocket.processes.heartbeat import Position
     from hocket.runtime.rebuild import BuiltModel
 
 
@@ -51,7 +51,7 @@ class OneProcessShares:
         """Train for all steps."""
         import torch
 
-        from hocket.processes.progress import Position, how_far
+        from hocket.processes.heartbeat import Position, how_far
         from hocket.runtime.threads import torch_threads
         from hocket.runtime.train.synthetic import PER_STEP, SyntheticTraining
 
@@ -115,15 +115,14 @@ class RankedShares:
     def _train(
         self, work: SplitModel, order: dict[str, Any], options: RunOptions, watch: Onlookers
     ) -> None:
-        from hocket.processes.crew import Crew
-        from hocket.processes.member import ProcessSpec
-        from hocket.processes.patience import Patience
-        from hocket.processes.progress import how_far
+        from hocket.processes.heartbeat import how_far
+        from hocket.processes.worker import WorkerSpec
+        from hocket.processes.worker_group import Timeouts, WorkerGroup
         from hocket.runtime.record import StepParts, StepRecord
         from hocket.runtime.train.synthetic import PER_STEP
 
         specs = [
-            ProcessSpec(
+            WorkerSpec(
                 name=f"rank {rank} ({name})",
                 module="hocket.runtime.synthetic_rank",
                 describe=_describe,
@@ -136,12 +135,12 @@ class RankedShares:
         def tell(positions: Sequence[Position]) -> None:
             watch.on_progress(how_far(positions, counts, options.steps))
 
-        patience = Patience(silence_s=options.silence_s)
-        with Crew(specs, patience=patience, on_wait=tell) as crew:
-            watch.on_start(crew.process_ids)
+        timeouts = Timeouts(silence_s=options.silence_s)
+        with WorkerGroup(specs, timeouts=timeouts, on_wait=tell) as group:
+            watch.on_start(group.process_ids)
             for rank, place in enumerate(work.places):
-                crew.tell(rank, {**order, "rank": rank, "device": place})
-            for _, header, buffers in crew.messages():
+                group.send(rank, {**order, "rank": rank, "device": place})
+            for _, header, buffers in group.messages():
                 own = StepRecord.from_arrays(header["record"], buffers)
                 record = parts.add(header["number"], own)
                 if record is not None:

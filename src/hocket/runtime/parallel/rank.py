@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def carry_out(parent: Parent) -> None:
     """Run all jobs that the parent asks for and report each step."""
-    order = parent.hear()
+    order = parent.receive()
     if order is None:
         return
     header = order.header
@@ -51,10 +51,10 @@ def _run_job(index: int, job: TrainingJob, device: torch.device, parent: Parent)
         if number == 1 and job.wants_gradients:
             gradients = trainer.gradients()
             header = {"what": "gradients", "job": index, "names": list(gradients)}
-            parent.tell(header, [raw(value) for value in gradients.values()])
+            parent.send(header, [raw(value) for value in gradients.values()])
         plain, arrays = record.to_arrays()
         step = {"what": "step", "job": index, "number": number, "record": plain}
-        parent.tell(step, arrays)
+        parent.send(step, arrays)
 
 
 def _record(trainer: Trainer, step: RankStep) -> StepRecord:

@@ -1,4 +1,4 @@
-"""Carry out parallel jobs with one process per rank, one crew for all jobs."""
+"""Carry out parallel jobs with one process per rank, one group for all jobs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from hocket.processes.crew import Crew
-from hocket.processes.member import ProcessSpec
-from hocket.processes.patience import Patience
-from hocket.processes.progress import Position
+from hocket.processes.heartbeat import Position
+from hocket.processes.worker import WorkerSpec
+from hocket.processes.worker_group import Timeouts, WorkerGroup
 from hocket.runtime.connect import MeetingStore
 from hocket.runtime.options import SILENCE_S, Backend, OnStart, OnStep
 from hocket.runtime.parallel.job import TrainingJob
@@ -72,11 +71,11 @@ def run_jobs(
             for rank, device_name in enumerate(device_names)
         ]
         parts = StepParts(len(specs))
-        with Crew(specs, patience=Patience(silence_s=silence_s)) as crew:
-            on_start(crew.process_ids)
+        with WorkerGroup(specs, timeouts=Timeouts(silence_s=silence_s)) as group:
+            on_start(group.process_ids)
             for rank in range(len(specs)):
-                crew.tell(rank, _order(jobs, rank, len(specs), backend, threads, store.port))
-            for rank, header, buffers in crew.messages():
+                group.send(rank, _order(jobs, rank, len(specs), backend, threads, store.port))
+            for rank, header, buffers in group.messages():
                 result, job = results[header["job"]], jobs[header["job"]]
                 if header["what"] == "gradients":
                     result.gradients[rank] = _tensors(job, header["names"], buffers)
@@ -89,8 +88,8 @@ def run_jobs(
     return results
 
 
-def _rank_spec(job: TrainingJob, rank: int, device_name: str, threads: int) -> ProcessSpec:
-    return ProcessSpec(
+def _rank_spec(job: TrainingJob, rank: int, device_name: str, threads: int) -> WorkerSpec:
+    return WorkerSpec(
         name=f"rank {rank} ({device_name})",
         module="hocket.runtime.parallel.rank",
         describe=_describer(job, rank // (job.division.data * job.division.tensor)),

@@ -13,9 +13,9 @@ from typing import Any
 
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds.state import FleetState
-from hocket.processes.blame import ProcessError
-from hocket.processes.crew import Crew
-from hocket.processes.member import ProcessSpec
+from hocket.processes.root_cause import ProcessError
+from hocket.processes.worker import WorkerSpec
+from hocket.processes.worker_group import WorkerGroup
 from hocket.service.errors import UnavailableError
 from hocket.service.outlook.outlook import FleetOutlook
 from hocket.service.store import snapshot
@@ -31,7 +31,7 @@ class ProcessOutlook(FleetOutlook):
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         super().__init__(self._ask_child)
         self._patience_s = patience_s
-        self._crew: Crew | None = None
+        self._group: WorkerGroup | None = None
         self._is_closed = False
         self._starting = threading.Lock()
         """A process that is started while the service ends must not outlive it."""
@@ -40,9 +40,9 @@ class ProcessOutlook(FleetOutlook):
         """End the process, and with it the question that it works on."""
         with self._starting:
             self._is_closed = True
-            if self._crew is not None:
+            if self._group is not None:
                 # Whoever waits for an answer is told, and lets go of the rest.
-                self._crew.kill()
+                self._group.kill()
         with self._turn:
             self._let_go()
 
@@ -60,10 +60,10 @@ class ProcessOutlook(FleetOutlook):
         return found
 
     def _answer(self, asked: dict[str, Any], packed: bytes) -> dict[str, Any]:
-        crew = self._living()
+        group = self._living()
         try:
-            crew.tell(0, asked, [packed])
-            answer = crew.hear(self._patience_s)
+            group.send(0, asked, [packed])
+            answer = group.receive(self._patience_s)
         except ProcessError:
             answer = None
         if answer is None:
@@ -72,23 +72,23 @@ class ProcessOutlook(FleetOutlook):
             raise UnavailableError("no answer was found in time", hint=hint)
         return answer.header
 
-    def _living(self) -> Crew:
+    def _living(self) -> WorkerGroup:
         with self._starting:
             if self._is_closed:
                 raise UnavailableError("the service ends")
-            self._crew = self._crew or _started()
-            return self._crew
+            self._group = self._group or _started()
+            return self._group
 
     def _let_go(self) -> None:
         with self._starting:
-            crew, self._crew = self._crew, None
-        if crew is not None:
-            crew.close()
+            group, self._group = self._group, None
+        if group is not None:
+            group.close()
 
 
-def _started() -> Crew:
-    spec = ProcessSpec(name="the forecast", module=_PROGRAM, folder="/", shows_output=True)
+def _started() -> WorkerGroup:
+    spec = WorkerSpec(name="the forecast", module=_PROGRAM, folder="/", shows_output=True)
     try:
-        return Crew([spec]).__enter__()
+        return WorkerGroup([spec]).__enter__()
     except OSError as error:
         raise UnavailableError(f"nobody can be asked: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""A sign of life and a position, in memory that outlives the process that writes them."""
+"""Heartbeat and position of a worker, in shared memory that outlives it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import NamedTuple
 from hocket.base.units import format_percent
 
 BEAT_S = 0.2
-"""How often a process shows that it lives."""
+"""Interval of heartbeats."""
 
 
 class Position(NamedTuple):
-    """Where a process was when it last said so."""
+    """Last reported step and instruction of a worker."""
 
     beat_s: float
-    """Time of its last sign of life on the monotonic clock; 0 before the first."""
+    """Time of its last heartbeat on the monotonic clock; 0 before the first."""
     step: int
     """0 before the first step."""
     instruction: int
-    """Of the step; what is counted is for each kind of work to say."""
+    """Index within the step; its unit depends on the work."""
 
 
 def how_far(positions: Sequence[Position], counts: Sequence[int], steps: int) -> str:
-    """The step that the slowest process is in, and how much of it all have done."""
+    """Describe the step of the slowest worker and the completed fraction of it."""
     step = min(position.step for position in positions)
     if not step:
         return "starting the processes"
@@ -36,8 +36,8 @@ def how_far(positions: Sequence[Position], counts: Sequence[int], steps: int) ->
     return f"step {step} of {steps}: {format_percent(done / max(sum(counts), 1))}"
 
 
-class SignsOfLife:
-    """The memory that a process writes and the one that started it reads."""
+class Heartbeat:
+    """Shared memory that a worker writes and its parent reads."""
 
     SIZE = 24
     _beat = struct.Struct("=d")
@@ -47,19 +47,19 @@ class SignsOfLife:
         self._memory = memory
 
     def beat(self, now_s: float) -> None:
-        """Show that the process lives."""
+        """Record a heartbeat."""
         self._beat.pack_into(self._memory, 0, now_s)
 
     def move(self, step: int, instruction: int) -> None:
-        """Show what the process does now."""
+        """Record the current position."""
         self._place.pack_into(self._memory, 8, step, instruction)
 
     def read(self) -> Position:
-        """What was last shown."""
+        """Return the last recorded position."""
         return Position(
             self._beat.unpack_from(self._memory, 0)[0], *self._place.unpack_from(self._memory, 8)
         )
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._memory.close()

@@ -2,49 +2,49 @@
 
 import pytest
 
-from hocket.processes.blame import Sighting, blame
+from hocket.processes.root_cause import Observation, find_root_cause
 
 LOST = {"kind": "communication", "message": "CommunicationError: lost another rank"}
 CASES = {
     "killed": (
-        Sighting(name="a", exit_code=-9, doing="x"), "killed",
+        Observation(name="a", exit_code=-9, doing="x"), "killed",
         "a was killed by signal 9 (SIGKILL) while x",
     ),
     "memory": (
-        Sighting(name="a", exit_code=-9, memory_ran_out=True), "memory",
+        Observation(name="a", exit_code=-9, memory_ran_out=True), "memory",
         "a was killed by signal 9 (SIGKILL)",
     ),
     "crash": (
-        Sighting(name="a", exit_code=-11, last_words="Fatal error"), "killed",
+        Observation(name="a", exit_code=-11, last_words="Fatal error"), "killed",
         "a was killed by signal 11 (SIGSEGV): Fatal error",
     ),
     "odd signal": (
-        Sighting(name="a", exit_code=-40), "killed",
+        Observation(name="a", exit_code=-40), "killed",
         "a was killed by signal 40 (a real-time signal)",
     ),
     "error": (
-        Sighting(name="a", error={"kind": "", "message": "E: m"}, exit_code=1, last_words="w"),
+        Observation(name="a", error={"kind": "", "message": "E: m"}, exit_code=1, last_words="w"),
         "error", "a failed: E: m",
     ),
     "silent": (
-        Sighting(name="a", silent_s=5.4, doing="x"), "silent",
+        Observation(name="a", silent_s=5.4, doing="x"), "silent",
         "a has stopped answering for 5 s while x",
     ),
     "exit": (
-        Sighting(name="a", exit_code=0, last_words="bye"), "exit", "a ended with code 0: bye",
+        Observation(name="a", exit_code=0, last_words="bye"), "exit", "a ended with code 0: bye",
     ),
     "consequence": (
-        Sighting(name="a", error=LOST, exit_code=1, last_words="w"), "another",
+        Observation(name="a", error=LOST, exit_code=1, last_words="w"), "another",
         "a: CommunicationError: lost another rank",
     ),
-    "nothing": (Sighting(name="a", doing="x"), "unknown", "a: unknown failure while x"),
+    "nothing": (Observation(name="a", doing="x"), "unknown", "a: unknown failure while x"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_end_has_its_words(case):
     seen, cause, message = CASES[case]
-    found = blame([seen])
+    found = find_root_cause([seen])
     assert (found.cause, found.message) == (cause, message)
     assert ("ran out of memory" in found.hint) == (case == "memory")
 
@@ -62,9 +62,9 @@ def test_each_end_has_its_words(case):
 def test_the_cause_is_blamed_and_not_what_follows_from_it(others, culprit):
     for place in range(len(others) + 1):
         names = [*others[:place], culprit, *others[place:]]
-        assert blame([CASES[name][0] for name in names]).index == place
+        assert find_root_cause([CASES[name][0] for name in names]).index == place
 
 
 def test_one_that_has_done_its_work_is_not_blamed_for_its_end():
-    done = Sighting(name="a", exit_code=0, is_done=True)
-    assert blame([done, CASES["consequence"][0]]).index == 1
+    done = Observation(name="a", exit_code=0, is_done=True)
+    assert find_root_cause([done, CASES["consequence"][0]]).index == 1

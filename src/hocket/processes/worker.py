@@ -1,4 +1,4 @@
-"""One process of a crew, as seen by the one that started it."""
+"""One process of a worker group, seen from its parent."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any
 
 from hocket.base import config
 from hocket.processes import system
-from hocket.processes.blame import Sighting
 from hocket.processes.frames import FrameReader, FrameWriter
-from hocket.processes.progress import Position, SignsOfLife
+from hocket.processes.heartbeat import Heartbeat, Position
+from hocket.processes.root_cause import Observation
 from hocket.processes.start import start_module
 
 _PIPE_BYTES = 1 << 20
-"""What is on its way while nobody listens; the system may give less."""
+"""Capacity of a pipe; the system may grant less."""
 _MAX_WORDS_BYTES = 1 << 24
-"""Of what a process prints; beyond it all but the end is forgotten."""
+"""Limit of stored output; beyond it only the end is kept."""
 _LAST_WORDS_BYTES = 1 << 12
 _STDOUT, _STDERR = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessSpec:
-    """A process that is to be started."""
+class WorkerSpec:
+    """Specification of a worker to start."""
 
     name: str
     """For people: ``rank 1 (gpu1)``."""
@@ -38,21 +38,21 @@ class ProcessSpec:
     """Run as ``python -m``; it calls `child.live` or `child.serve`."""
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Beside ours."""
+    """Added to the environment of this process."""
     folder: str | None = None
-    """Where it runs; None: where we do."""
+    """Working directory; None for that of this process."""
     describe: Callable[[Position], str] = lambda position: ""
-    """What it does at a position, for people: ``running op …``."""
+    """Describe the activity at a position for messages: ``running op …``."""
     shows_output: bool = False
-    """Whether what it prints is shown on our standard error; else its end is kept."""
+    """True to show its output on our standard error; else only the end is kept."""
     has_our_stdout: bool = False
-    """Whether what it prints to standard output is shown on ours, where its output is shown."""
+    """True to show its standard output on ours, if its output is shown at all."""
 
 
-class CrewMember:
+class Worker:
     """A running process with its pipes."""
 
-    def __init__(self, spec: ProcessSpec, life: int, mark: Mapping[str, str]) -> None:
+    def __init__(self, spec: WorkerSpec, life: int, mark: Mapping[str, str]) -> None:
         self.spec = spec
         self.is_done = False
         self.error: Mapping[str, Any] | None = None
@@ -67,8 +67,8 @@ class CrewMember:
         errors = _STDERR if spec.shows_output and sys.__stderr__ else self._words
         is_ours = spec.shows_output and spec.has_our_stdout and sys.__stdout__
         with tempfile.TemporaryFile() as shared:
-            shared.truncate(SignsOfLife.SIZE)
-            self.progress = SignsOfLife(mmap.mmap(shared.fileno(), SignsOfLife.SIZE))
+            shared.truncate(Heartbeat.SIZE)
+            self.progress = Heartbeat(mmap.mmap(shared.fileno(), Heartbeat.SIZE))
             given = (child_in, child_out, shared.fileno(), life)
             try:
                 self.process = start_module(
@@ -103,9 +103,9 @@ class CrewMember:
 
     # ── what is seen of it ──
 
-    def sighting(self, silent_s: float | None, *, memory_ran_out: bool) -> Sighting:
-        """All that tells what became of it."""
-        return Sighting(
+    def observe(self, silent_s: float | None, *, memory_ran_out: bool) -> Observation:
+        """Return the state that decides the root cause of a failure."""
+        return Observation(
             name=self.spec.name,
             doing=self.spec.describe(self.progress.read()),
             exit_code=self.process.poll(),
@@ -118,7 +118,7 @@ class CrewMember:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped the process: then it will not answer, whatever it does."""
+        """True if a signal has stopped the process, so that it cannot answer."""
         options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):
             return os.waitid(os.P_PID, self.process.pid, options) is not None
@@ -126,22 +126,22 @@ class CrewMember:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether some thread runs, wants to run, or waits for the disk: slow is not dead."""
+        """True if a thread runs, is runnable or waits for the disk: slow is not dead."""
         return system.is_at_work(self.process.pid)
 
     @property
     def silent_s(self) -> float:
-        """How long there has been no sign of life."""
+        """Seconds since the last heartbeat."""
         return time.monotonic() - max(self.progress.read().beat_s, self.started_s)
 
     def shorten_words(self) -> None:
-        """Keep only the end of what a process has printed that prints without end."""
+        """Drop all but the end of very long output."""
         if os.fstat(self._words.fileno()).st_size > _MAX_WORDS_BYTES:
             self._last_words = self._tail()
             self._words.truncate(0)
 
     def _last_line(self) -> str:
-        """What the process printed last, where there is something."""
+        """Return the last line of its output; empty if there is none."""
         lines = (self._last_words + self._tail()).decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
 

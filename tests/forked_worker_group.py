@@ -1,7 +1,7 @@
-"""Ranks that a crew starts, forked from a process that has imported PyTorch.
+"""Ranks that a group starts, forked from a process that has imported PyTorch.
 
 For tests of what ranks compute: five seconds of a processor for each that starts as a new Python.
-How crews start, watch and end processes is tested with real ones (`tests/processes`).
+How worker groups start, watch and end processes is tested with real ones (`tests/processes`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ MODULES = {
 
 
 @contextlib.contextmanager
-def forked_crews() -> Iterator[None]:
-    """Within, crews of this process have forked ranks."""
-    with mock.patch("hocket.processes.member.start_module", _start):
+def forked_worker_groups() -> Iterator[None]:
+    """Within, worker groups of this process have forked ranks."""
+    with mock.patch("hocket.processes.worker.start_module", _start):
         yield
 
 
 class ForkedModule:
-    """``python -m module``, with what a crew uses of `subprocess.Popen`."""
+    """``python -m module``, with what a group uses of `subprocess.Popen`."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], outputs: Sequence[int],

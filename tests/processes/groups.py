@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from hocket.processes.member import ProcessSpec
+from hocket.processes.worker import WorkerSpec
 
 TESTS = str(Path(__file__).resolve().parents[1])
 
 
 def spec(work, **options):
     """A process that does one of the works of `children`."""
-    return ProcessSpec(
+    return WorkerSpec(
         name=options.pop("name", work),
         module="processes.children",
         arguments=(work,),

@@ -1,4 +1,4 @@
-"""Who failed first, and of what: a pure function of what was seen of each process."""
+"""Find the worker that failed first and its cause, from observations of all workers."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from hocket.base.errors import RunError
 Cause = Literal["killed", "memory", "error", "silent", "exit", "another", "unknown"]
 
 CONSEQUENCE = "communication"
-"""The code of errors that only tell that another process is gone."""
+"""Kind of errors that only report the loss of another worker."""
 _LIKELY: dict[Cause, int] = {
     "unknown": 0, "another": 1, "exit": 2, "silent": 3, "error": 4, "killed": 5, "memory": 5,
 }  # fmt: skip
-"""One that was killed is the cause rather than one that lost it."""
+"""Causes in order of likelihood: a killed worker is the cause, one that lost its peer is not."""
 _CLEAR = _LIKELY["silent"]
-_PERHAPS_MEMORY = "the system kills a process that takes too much memory; the kernel's log tells"
-_SURELY_MEMORY = "the system ran out of memory meanwhile and killed a process: take less of it"
+_PERHAPS_MEMORY = "the system kills a process that takes too much memory; see the kernel's log"
+_SURELY_MEMORY = "the system ran out of memory and killed a process: use less memory"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
-    """What is seen of one process."""
+class Observation:
+    """State of one worker, as observed by its parent."""
 
     name: str
     """For people: ``rank 1 (gpu1)``."""
     doing: str = ""
-    """What it did last, in words."""
+    """Description of its last activity."""
     exit_code: int | None = None
     """As in `subprocess`; None while it runs."""
     error: Mapping[str, Any] | None = None
-    """``kind`` and ``message`` of the failure that it told of."""
+    """``kind`` and ``message`` of the failure that it reported."""
     is_done: bool = False
     silent_s: float | None = None
-    """How long it has given no sign of life, where that is too long."""
+    """Seconds since its last heartbeat, if too long; else None."""
     last_words: str = ""
     memory_ran_out: bool = False
-    """Whether the system has killed some process for want of memory since the start."""
+    """True if the system has killed a process for lack of memory since the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blame:
-    """Which process failed, and of what."""
+class RootCause:
+    """The worker that failed first, and its cause."""
 
     index: int
-    """Of the process in its crew."""
+    """Index of the worker in its group."""
     name: str
     cause: Cause
     message: str
@@ -55,30 +55,32 @@ class Blame:
 
     @property
     def is_clear(self) -> bool:
-        """Whether this is a cause; what is not may be the consequence of another one."""
+        """True for a cause of its own; False if it may be the consequence of another failure."""
         return _LIKELY[self.cause] >= _CLEAR
 
 
 class ProcessError(RunError):
-    """A process of ours failed."""
+    """A worker process failed."""
 
-    def __init__(self, blame: Blame) -> None:
-        super().__init__(blame.message, hint=blame.hint)
-        self.blame = blame
+    def __init__(self, root_cause: RootCause) -> None:
+        super().__init__(root_cause.message, hint=root_cause.hint)
+        self.root_cause = root_cause
 
 
-def blame(sightings: Sequence[Sighting]) -> Blame:
-    """The one that failed first, as far as can be told."""
-    found = [_blame_of(index, seen) for index, seen in enumerate(sightings)]
+def find_root_cause(observations: Sequence[Observation]) -> RootCause:
+    """Return the most likely first failure."""
+    found = [_root_cause_of(index, seen) for index, seen in enumerate(observations)]
     return max(found, key=lambda one: _LIKELY[one.cause])
 
 
-def _blame_of(index: int, seen: Sighting) -> Blame:
+def _root_cause_of(index: int, seen: Observation) -> RootCause:
     cause, text, hint = _cause(seen)
-    return Blame(index=index, name=seen.name, cause=cause, message=f"{seen.name}{text}", hint=hint)
+    return RootCause(
+        index=index, name=seen.name, cause=cause, message=f"{seen.name}{text}", hint=hint
+    )
 
 
-def _cause(seen: Sighting) -> tuple[Cause, str, str]:
+def _cause(seen: Observation) -> tuple[Cause, str, str]:
     doing = f" while {seen.doing}" if seen.doing else ""
     code, error = seen.exit_code, seen.error
     if code is not None and code < 0:
@@ -98,7 +100,7 @@ def _cause(seen: Sighting) -> tuple[Cause, str, str]:
     return "unknown", f": unknown failure{doing}", ""
 
 
-def _words(seen: Sighting) -> str:
+def _words(seen: Observation) -> str:
     return f": {seen.last_words}" if seen.last_words else ""
 
 

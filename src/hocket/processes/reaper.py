@@ -1,0 +1,42 @@
+"""Kill the descendants of a lost worker group: ``python -m hocket.processes.reaper MARK PARENT``.
+
+The kernel ends workers together with the process that started them, but not the processes that the
+workers started. All of them have the group's mark in their environment; this process has not. It
+waits until the parent is gone, finds marked processes and kills them. A parent that shuts its group
+down itself sends `SHUTDOWN` first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+
+from hocket.processes import system
+
+SHUTDOWN = b"."
+_TRIES, _LOOK_S = 200, 0.02
+
+
+def keep(mark: str, parent: int) -> None:
+    """Wait until the parent has exited, then kill all marked processes.
+
+    The parent is watched by its process id: another process may hold our standard input open.
+    """
+    watched = [0]
+    with contextlib.suppress(OSError):
+        watched.append(os.pidfd_open(parent))
+    if os.getppid() == parent:
+        readable, _, _ = select.select(watched, [], [])
+        if 0 in readable and os.read(0, 1) == SHUTDOWN:
+            return
+    for _ in range(_TRIES):
+        if system.end_marked(mark):
+            return
+        time.sleep(_LOOK_S)
+
+
+if __name__ == "__main__":
+    keep(sys.argv[1], int(sys.argv[2]))
