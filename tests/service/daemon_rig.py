@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.fleet.rounds.state import Rules
+from hocket.fleet.throughputs.table import Throughputs
 from hocket.service.daemon import commands
 from hocket.service.daemon.carry import ExecutorCarrier
 from hocket.service.daemon.clock import Clock
@@ -54,10 +55,12 @@ class Rig:
         team_weights: dict[str, float] | None = None,
         config: ServerConfig | None = None,
         lives: list[Rig] | None = None,
+        reference: Throughputs | None = None,
     ) -> None:
         self.time = time
         self.folder = folder
         self.executor = executor
+        self.reference = reference
         self.is_dead = False
         self.lives = [] if lives is None else lives
         self.lives.append(self)
@@ -128,6 +131,7 @@ class Rig:
             owner=owner,
             find_key=self.store.key,
             find_job=self.store.job,
+            reference=self.reference,
         )
         return number
 
@@ -135,7 +139,7 @@ class Rig:
         self.ask(command, number=number, version=version, find_job=self.store.job)
 
     def report(self, name: AttemptName, done_steps: float, **values: Any) -> LeaseAnswer:
-        values = {"token": self.token(name), "is_finished": False, **values}
+        values = {"token": self.token(name), "is_finished": False, "reference": self.reference, **values}
         lease: LeaseAnswer = self.ask(commands.report, name=name, done_steps=done_steps, **values)
         return lease
 

@@ -66,7 +66,11 @@ class FakeExecutor:
                 return
             for other in self.running():
                 mine = self.processes[other].assignment
-                if other.job == name.job or set(mine.devices) & set(assignment.devices):
+                both_share = all(
+                    "HOCKET_SPACE_SHARING" in one.environment for one in (mine, assignment)
+                )
+                shares = set(mine.devices) & set(assignment.devices)
+                if other.job == name.job or (shares and not both_share):
                     raise DoubleRunError(f"{name} starts while {other} runs on {mine.devices}")
             self.history.append(("start", name))
             self.processes[name] = Process(assignment, is_stubborn=self.are_stubborn)

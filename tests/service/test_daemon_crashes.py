@@ -209,10 +209,14 @@ class AnythingHappens(RuleBasedStateMachine):
         with contextlib.suppress(UsageError, UnavailableError):
             act()
 
-    @rule(gang=st.sampled_from([1, 1, 2, 3]), grace_s=st.sampled_from([0.0, 30.0]))
-    def submit(self, gang: int, grace_s: float) -> None:
+    @rule(
+        gang=st.sampled_from([1, 1, 2, 3]),
+        grace_s=st.sampled_from([0.0, 30.0]),
+        shares=st.booleans(),
+    )
+    def submit(self, gang: int, grace_s: float, shares: bool) -> None:
         key = f"key {len(self.keys)}"
-        spec = {"gang": gang, "grace_s": grace_s, "silence_s": 500.0}
+        spec = {"gang": gang, "grace_s": grace_s, "silence_s": 500.0, "space_sharing": shares}
         if self.is_full:
             with pytest.raises(UnavailableError):
                 self.rig.submit(key, **spec)

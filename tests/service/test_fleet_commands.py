@@ -145,6 +145,21 @@ def test_a_follower_sees_all_of_a_job_whose_service_was_killed(fleet, tmp_path):
 
 
 @pytest.mark.slow
+def test_following_an_array_shows_all_its_jobs_in_order(served, tmp_path):
+    shows = "import os; index = os.environ['HOCKET_ARRAY_INDEX']; print('index', index)"
+    path = tmp_path / "array.toml"
+    text = 'name = "a"\ncommand = ["python", "-c", "{}"]\narray = 3\nretries = 0\n'
+    path.write_text(text.format(shows))
+    output = served.type("submit", str(path), "--follow")
+    assert output.count("index") == 3
+    assert output.index("index 0") < output.index("index 1") < output.index("index 2")
+    path.write_text(text.format(f"{shows}; raise SystemExit(index == '1')"))
+    output = served.type("submit", str(path), "--follow", "--json", code=5)
+    found, _ = json.JSONDecoder().raw_decode(output)
+    assert [job["status"] for job in found["jobs"]] == ["succeeded", "failed", "succeeded"]
+
+
+@pytest.mark.slow
 def test_following_a_job_from_its_submission(served, tmp_path):
     path = tmp_path / "job.toml"
     path.write_text('name = "short"\ncommand = ["sh", "-c", "echo hello; exit 0"]\n')

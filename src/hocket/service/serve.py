@@ -26,6 +26,7 @@ import uvicorn
 
 from hocket.base.errors import InputFileError, UsageError, system_reason
 from hocket.fleet.rounds.state import FleetDevice, Rules
+from hocket.fleet.throughputs.table import Throughputs
 from hocket.service.daemon import Daemon
 from hocket.service.endpoint import read_endpoint, write_endpoint
 from hocket.service.engines import check_engine, open_engine
@@ -73,6 +74,8 @@ class ServeSettings:
     agent_lease_s: float = LEASE_S
     discards_state: bool = False
     config: ServerConfig = field(default_factory=ServerConfig)
+    reference: Throughputs | None = None
+    """Throughputs of other jobs, from which those of unknown jobs are estimated."""
 
 
 class Serving(NamedTuple):
@@ -156,6 +159,8 @@ def _run(
         config=settings.config,
         endpoint_url=url,
         capacity=_capacity(settings),
+        reference=settings.reference,
+        shares_devices=settings.on in ("local", "agents"),
     )
     write_endpoint(store.folder, url)
     daemon.start()

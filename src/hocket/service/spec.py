@@ -117,6 +117,14 @@ class JobSpec(BaseModel):
     for the server's default."""
     cpus: Annotated[float, Field(ge=0.01, le=100_000.0, strict=True)] | None = None
     """Processors' worth of CPU time; None for the server's default."""
+    space_sharing: Annotated[bool, Field(strict=True)] = False
+    """Whether it may share its devices with one other job that says so too, where both together do
+    more than in turns; it must save its work when it is stopped. Nothing isolates the two: each
+    sees the whole device, and where their memory does not suffice one fails, is started again, and
+    they do not share again."""
+    estimate: Annotated[bool, Field(strict=True)] = False
+    """Whether speeds on device types that it was not on are estimated from those of the jobs in
+    the server's table (``serve --throughputs``), by ``name`` and ``gang``."""
     silence_s: Annotated[float, Field(ge=1.0, le=1e9, strict=True)] | None = None
     """An attempt that reports nothing for so long is taken for stuck and stopped."""
 

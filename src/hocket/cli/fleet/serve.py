@@ -130,6 +130,13 @@ if TYPE_CHECKING:
     help="A team that every user may name, and its weight; may be given again.",
 )
 @click.option(
+    "--throughputs",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Table of throughputs of other jobs, from which those of jobs with estimate = true follow "
+    "(Gavel's JSON; hocket fleet throughputs writes one).",
+)
+@click.option(
     "--discard-state",
     is_flag=True,
     help="Set aside what is in the state folder, even if damaged, and begin without jobs.",
@@ -154,6 +161,7 @@ def command(
     agent_lease_s: float,
     config: Path | None,
     teams: tuple[str, ...],
+    throughputs: Path | None,
     discard_state: bool,
     as_json: bool,
 ) -> None:
@@ -182,7 +190,7 @@ def command(
         read_server_config,
         serve,
     )
-    from hocket.api.fleet import Rules
+    from hocket.api.fleet import Rules, read_throughputs
 
     folder = state_folder(state).absolute()
 
@@ -227,6 +235,7 @@ def command(
             agent_lease_s=agent_lease_s,
             discards_state=discard_state,
             config=settled,
+            reference=None if throughputs is None else read_throughputs(throughputs),
         ),
         tell,
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("submit")
 @click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB.toml")
-@click.option("--follow", "follows", is_flag=True, help="Show its output until it has ended.")
+@click.option("--follow", "follows", is_flag=True, help="Show its output until it has ended; that of an array job by job, in order.")
 @service_options
 @json_option
 def command(
@@ -51,14 +51,28 @@ def command(
         job = client.submit(body)
     if not as_json:
         say(f"job {job['id']} is {job['status']}; see hocket fleet explain {job['id']}")
-    if follows:
-        job = follow(client, job["id"], _discard if as_json else write_out)
+    if not follows:
+        if as_json:
+            emit(job)
+        else:
+            click.echo(job["id"])
+        return
+    jobs = [
+        _followed(client, number, body.get("array"), as_json)
+        for number in range(job["id"], job["id"] + body.get("array", 1))
+    ]
     if as_json:
-        emit(job)
-    elif not follows:
-        click.echo(job["id"])
-    if follows:
-        _check_succeeded(job)
+        emit({"jobs": jobs} if "array" in body else jobs[0])
+    _check_succeeded(jobs)
+
+
+def _followed(
+    client: FleetClient, number: int, array: int | None, as_json: bool
+) -> dict[str, Any]:
+    """A job once it has ended, its output written meanwhile; jobs of an array one by one."""
+    if array is not None and not as_json:
+        say(f"output of job {number}:")
+    return follow(client, number, _discard if as_json else write_out)
 
 
 def write_out(block: bytes) -> None:
@@ -113,9 +127,13 @@ def _planned(spec: JobSpec, job_file: Path, client: FleetClient) -> JobSpec:
     return found
 
 
-def _check_succeeded(job: dict[str, Any]) -> None:
+def _check_succeeded(jobs: list[dict[str, Any]]) -> None:
     from hocket.base.errors import RunError
 
-    if job["status"] != "succeeded":
-        message = f": {job['message']}" if job["message"] else ""
-        raise RunError(f"job {job['id']} {job['status']}{message}")
+    failed = [job for job in jobs if job["status"] != "succeeded"]
+    if not failed:
+        return
+    first = failed[0]
+    message = f": {first['message']}" if first["message"] else ""
+    others = f"; {len(failed)} of {len(jobs)} jobs did not succeed" if len(jobs) > 1 else ""
+    raise RunError(f"job {first['id']} {first['status']}{message}{others}")

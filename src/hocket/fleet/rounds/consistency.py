@@ -46,7 +46,7 @@ def refuse_wrong_indices(state: FleetState) -> None:
 
 def _refuse_wrong_pairs(state: FleetState) -> None:
     table, plan, profile = state.pair_table, state.pair_plan, state.jobs.rows["profile"]
-    if table is None and plan is None:
+    if table is None and plan is None and state.pair_estimates is None:
         return
     if table is None or plan is None:
         raise ValueError("pairs have a table or a plan, but not both")
@@ -56,3 +56,10 @@ def _refuse_wrong_pairs(state: FleetState) -> None:
         raise ValueError("tables of pairs do not have one row and one column per profile")
     if ((profile < 0) | (profile >= size)).any():
         raise ValueError("a job names a profile that does not exist")
+    known = state.pair_estimates
+    if known is not None and (
+        len(known.profiles) != size - 1
+        or known.alone.shape != (size - 1, state.num_kinds)
+        or {known.part.shape, known.is_measured.shape} != {(size - 1, size - 1, state.num_kinds)}
+    ):
+        raise ValueError("estimates of pairs do not fit the table of pairs")

@@ -120,6 +120,20 @@ class PairPlan:
     credit_s: FloatArray
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PairEstimates:
+    """What is known of jobs that may share devices, by profile; the table of pairs follows."""
+
+    profiles: tuple[str, ...]
+    """Names, in the order of the rows."""
+    alone: FloatArray
+    """``[profile, kind]``: steps per second without company."""
+    part: FloatArray
+    """``[a, b, kind]``: the part of it that a keeps beside b; 0 where they may not share."""
+    is_measured: BoolArray
+    """``[a, b, kind]``: true once the two have run together; else it is an estimate."""
+
+
 _WHOLE = (
     "number", "gang", "team", "profile", "phase", "kind", "partner", "attempt", "failures",
     "has_share", "is_spread", "preemptible", "losses", "user", "priority", "max_failures",
@@ -206,6 +220,8 @@ class FleetState:
     warm: Warm | None = None
     pair_table: PairTable | None = None
     pair_plan: PairPlan | None = None
+    pair_estimates: PairEstimates | None = None
+    """Where the table of pairs is learnt from jobs that run."""
     teams: tuple[str, ...] = ("",)
     team_weight: FloatArray = field(default_factory=lambda: np.ones(1))
     users: tuple[str, ...] = ("",)

@@ -51,6 +51,7 @@ from hocket.fleet.rounds.events import (
     TimeOut,
 )
 from hocket.fleet.rounds.fairness import hand_on_credit, with_usage
+from hocket.fleet.rounds.interference import forbid_pair, learn_alone, learn_together
 from hocket.fleet.rounds.state import (
     BLOCKED,
     CONDITIONS,
@@ -230,6 +231,9 @@ def _fail(state: FleetState, jobs: Jobs, event: Fail) -> tuple[FleetState, Actio
     saved = np.minimum(saved, jobs.rows["total_steps"][at])
     jobs.rows["done_steps"][at] = jobs.rows["saved_steps"][at] = saved
     jobs.rows["failures"][at] += 1
+    if (partner := int(jobs.rows["partner"][at[0]])) >= 0:
+        # Whoever filled the memory that they share, they do not fit together.
+        state = forbid_pair(state, jobs, int(at[0]), state.row_of(partner))
     max_failures = int(jobs.rows["max_failures"][at[0]]) or state.rules.max_failures
     if jobs.rows["failures"][at[0]] >= max_failures:
         return _end(state, jobs, at, GIVEN_UP)
@@ -322,13 +326,20 @@ def _refuse_wrong_steps(*counts: float | None) -> None:
 def _measure(
     state: FleetState, jobs: Jobs, at: int, done_steps: float, *, replaces: bool
 ) -> FleetState:
-    """Correct the work done, and the throughput where the job ran alone since the last report."""
+    """Correct the work done, and the throughput alone or beside the partner since the last
+    report."""
+    from hocket.fleet.rounds.kernels.rates import renew_rate
+
     job = jobs.rows[at]
     worked_s = state.time_s - job["measured_s"]
     steps = done_steps - job["measured_steps"]
-    if job["partner"] < 0 and worked_s > 0.0 and steps > 0.0:
+    if worked_s > 0.0 and steps > 0.0 and job["partner"] >= 0:
+        partner = state.row_of(int(job["partner"]))
+        state = learn_together(state, jobs, at, partner, steps / worked_s)
+        renew_rate(jobs, at, speeds_of(state))
+    elif worked_s > 0.0 and steps > 0.0:
         _learn(state, jobs, at, steps / worked_s, weight=1.0 if replaces else _LEARNING)
-        state = state.but(is_dirty=True)
+        state = learn_alone(state.but(is_dirty=True), jobs, at)
     jobs.rows["measured_s"][at] = max(state.time_s, job["ready_s"])
     jobs.rows["measured_steps"][at] = done_steps
     jobs.rows["done_steps"][at] = min(done_steps, job["total_steps"])

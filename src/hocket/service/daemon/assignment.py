@@ -68,6 +68,8 @@ def _environment(
         "HOCKET_DEVICES": ",".join(record.devices),
         "HOCKET_KIND": record.kind,
     }
+    if spec.space_sharing:
+        environment["HOCKET_SPACE_SHARING"] = "1"
     plan = (spec.plans or {}).get(on_gang(spec, len(record.devices), record.kind))
     if plan is not None:
         environment[PLAN_VARIABLE] = plan

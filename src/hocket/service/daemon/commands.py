@@ -30,10 +30,15 @@ from hocket.fleet.rounds.events import (
     TimeOut,
 )
 from hocket.fleet.rounds.state import ENDED, PAUSED, FleetState, Job
+from hocket.fleet.throughputs.table import Throughputs
 from hocket.service.daemon.draft import BatchDraft
 from hocket.service.daemon.elastic import first_gang, resized, speed_on
+from hocket.service.daemon.estimates import (
+    refuse_estimates,
+    with_other_types_estimated,
+    with_spec_profile,
+)
 from hocket.service.daemon.rehearse import rehearse_job
-from hocket.service.daemon.untried import with_untried_levelled
 from hocket.service.daemon.world import find, phase_of
 from hocket.service.errors import (
     ConflictError,
@@ -64,6 +69,7 @@ def submit(
     owner: str = "",
     capacity: Mapping[str, int] | None = None,
     find_job: FindJob = lambda number: None,
+    reference: Throughputs | None = None,
 ) -> int:
     """A new job, or the one that the same key made before; its number, or the first of an array."""
     if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
@@ -88,11 +94,15 @@ def submit(
     priority = config.level(spec.priority)
     state, team = with_team(draft.state, spec.team, config)
     state, user = with_user(state, owner, config)
+    refuse_estimates(spec, state.rules, reference)
     gang = first_gang(state, draft.jobs, number, spec)
+    speeds = steps_per_s(spec, state.kinds, gang)
+    state, profile = with_spec_profile(state, spec, owner, speeds, reference)
     job = Job(
         number=number,
         name=spec.name,
-        steps_per_s=steps_per_s(spec, state.kinds, gang),
+        steps_per_s=speeds,
+        profile=profile,
         total_steps=math.inf if spec.total_steps is None else spec.total_steps,
         gang=gang,
         weight=spec.weight,
@@ -312,6 +322,7 @@ def report(
     done_steps: float,
     is_finished: bool,
     can_save: bool = False,
+    reference: Throughputs | None = None,
 ) -> LeaseAnswer:
     """What an attempt did so far; answers whether it may go on."""
     _check_steps(done_steps)
@@ -331,8 +342,7 @@ def report(
                     replaces_guess=not is_stated and job.done_steps == 0.0,
                 )
             )
-            if not is_stated:
-                draft.state = with_untried_levelled(draft.state, name.job)
+            draft.state = with_other_types_estimated(draft.state, name.job, job.spec, reference)
         draft.put_job(replace(draft.jobs[name.job], done_steps=done_steps))
         if is_finished:
             finish(draft, name.job)

@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 
 from hocket.base.errors import InputFileError, UsageError
+from hocket.fleet.rounds.interference import with_more_kinds, without_pairs
 from hocket.fleet.rounds.state import FleetState, Rules, is_usable, lay_out, new_state
+from hocket.fleet.throughputs.table import Throughputs
 from hocket.service.daemon import commands
 from hocket.service.daemon.carry import ExecutorCarrier
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.commands import steps_per_s, with_config
 from hocket.service.daemon.decider import Command, Decider
+from hocket.service.daemon.estimates import allows_sharing
 from hocket.service.daemon.log import Log
 from hocket.service.daemon.loops import Loops
 from hocket.service.daemon.rehearse import rehearse_day, rehearse_round
@@ -92,7 +95,7 @@ def _refitted(
     state: FleetState, rules: Rules, kinds: tuple[str, ...], jobs: Mapping[int, JobRecord]
 ) -> FleetState:
     """The stored state under new rules, with kinds of devices that it did not know."""
-    state = state.but(rules=rules)
+    state = _with_sharing_as(state.but(rules=rules), jobs)
     new = tuple(kind for kind in kinds if kind not in state.kinds)
     if not new:
         return state
@@ -111,7 +114,7 @@ def _refitted(
         for name in state.jobs._fields
         if name != "rows"
     }
-    return state.but(
+    state = state.but(
         kinds=(*state.kinds, *new),
         price_per_hour=np.append(state.price_per_hour, np.ones(len(new))),
         jobs=state.jobs._replace(**columns),
@@ -120,6 +123,20 @@ def _refitted(
         ),
         warm=None,
     )
+    return with_more_kinds(state, len(new))
+
+
+def _with_sharing_as(state: FleetState, jobs: Mapping[int, JobRecord]) -> FleetState:
+    """The state without pairs where its policy has none; raises `UsageError` where jobs share."""
+    if state.pair_estimates is None or allows_sharing(state.rules):
+        return state
+    sharing = [number for number, job in jobs.items() if job.spec.space_sharing]
+    if sharing:
+        raise UsageError(
+            f"job {sharing[0]} may share devices, and jobs run alone under {state.rules.policy}",
+            hint="cancel such jobs under the policy that they came with",
+        )
+    return without_pairs(state)
 
 
 class Daemon:
@@ -138,6 +155,8 @@ class Daemon:
         endpoint_url: str = "",
         clock: Clock | None = None,
         capacity: Mapping[str, int] | None = None,
+        reference: Throughputs | None = None,
+        shares_devices: bool = True,
     ) -> None:
         self._store = store
         self.endpoint_url = endpoint_url
@@ -146,7 +165,11 @@ class Daemon:
         """What users and teams may ask for."""
         self._capacity = capacity
         """Devices of each kind, where no more can come: no larger gang is accepted."""
+        self._shares_devices = shares_devices
+        """Whether the engine runs two attempts on one device."""
         world = recovered(store, rules, kinds, self.config, time.time())
+        self._reference = None if reference is None else reference.on(world.state.kinds)
+        """Throughputs of other jobs, to estimate from."""
         self._clock = clock or Clock(world.state.time_s)
         self._began_s = self._clock.now_s()
         self._heard: dict[int, tuple[int, float]] = {}
@@ -211,6 +234,9 @@ class Daemon:
     def submit(self, spec: JobSpec, key: str | None = None, owner: str = "") -> JobRecord:
         """A new job; the same key and job again give the same record, so that asking twice is
         safe. Raises `KeyReusedError` for a key that came with another job."""
+        if spec.space_sharing and not self._shares_devices:
+            hint = "leave it out: only local devices and agents are shared"
+            raise UsageError("jobs run alone on this engine", hint=hint, where="space_sharing")
         number = self._answer(
             partial(
                 commands.submit,
@@ -221,6 +247,7 @@ class Daemon:
                 find_key=self._store.key,
                 find_job=self._store.job,
                 capacity=self._capacity,
+                reference=self._reference,
             )
         )
         return self.job(number)
@@ -269,6 +296,7 @@ class Daemon:
                 done_steps=done_steps,
                 is_finished=is_finished,
                 can_save=can_save,
+                reference=self._reference,
             )
         )
         self._hear(name)

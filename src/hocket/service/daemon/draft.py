@@ -227,26 +227,33 @@ class BatchDraft:
         if record.ended_s is not None:
             self._waiting.pop(name, None)
             for device in record.devices:
-                if self._held.get(device) == name:
-                    del self._held[device]
+                left = tuple(one for one in self._held.pop(device, ()) if one != name)
+                if left:
+                    self._held[device] = left
         self._changed_attempts[name] = record
         self._touched[name.job] = None
 
     def _tell(self) -> None:
-        """Waiting attempts whose devices are all left, and whose job runs nowhere, may start."""
+        """Waiting attempts whose devices are all left, and whose job runs nowhere, may start. A
+        holder that shall stay shares its devices: the state gave them to both."""
         for name in tuple(self._waiting):
             record = find(self.attempts, name)
             assert record is not None, "a waiting attempt is open"
             runs = any(other.started_s is not None for other in self.attempts[name.job])
-            if runs or any(device in self._held for device in record.devices):
+            if runs or any(self._is_being_left(device) for device in record.devices):
                 continue
             del self._waiting[name]
-            self._held.update(dict.fromkeys(record.devices, name))
+            for device in record.devices:
+                self._held[device] = (*self._held.get(device, ()), name)
             self._put(replace(record, started_s=self.time_s))
             self.note(
                 "started", name.job,
                 attempt=name.attempt, devices=list(record.devices), kind=record.kind,
             )  # fmt: skip
+
+    def _is_being_left(self, device: str) -> bool:
+        holders = (find(self.attempts, name) for name in self._held.get(device, ()))
+        return any(one is not None and one.stopping_since_s is not None for one in holders)
 
     # ── the end of the batch ──
 

@@ -28,8 +28,9 @@ class World:
     """Open ones of each job, the oldest first; no entry where there is none."""
     waiting: tuple[AttemptName, ...]
     """Open attempts that were not told to start, in the order of their decisions."""
-    held: Mapping[str, AttemptName]
-    """Devices of the attempts that were told to start: each has one holder."""
+    held: Mapping[str, tuple[AttemptName, ...]]
+    """Holders of each device that is in use, of attempts that were told to start: one, or two whose
+    jobs may share it."""
     checkpoints: Mapping[int, CheckpointRecord]
     """The newest of each job that has one and has not ended."""
     last_number: int = 0
@@ -79,19 +80,18 @@ def kinds_up(state: FleetState) -> dict[str, str]:
 
 def holder_index(
     attempts: Mapping[int, tuple[AttemptRecord, ...]],
-) -> tuple[tuple[AttemptName, ...], dict[str, AttemptName]]:
+) -> tuple[tuple[AttemptName, ...], dict[str, tuple[AttemptName, ...]]]:
     """Waiting attempts and holders of devices, as open attempts tell them."""
     records = sorted(
         (record for some in attempts.values() for record in some),
         key=lambda record: (record.decided_s, record.job, record.attempt),
     )
     waiting = tuple(name_of(record) for record in records if record.started_s is None)
-    held = {
-        device: name_of(record)
-        for record in records
-        if record.started_s is not None
-        for device in record.devices
-    }
+    held: dict[str, tuple[AttemptName, ...]] = {}
+    for record in sorted(records, key=lambda record: record.started_s or 0.0):
+        if record.started_s is not None:
+            for device in record.devices:
+                held[device] = (*held.get(device, ()), name_of(record))
     return waiting, held
 
 
@@ -118,19 +118,19 @@ def _numbers_and_phases(state: FleetState) -> tuple[list[int], list[int]]:
 
 
 def _device_violations(world: World) -> Iterator[str]:
-    holders: dict[str, AttemptName] = {}
-    for record in world.open_attempts():
-        name = name_of(record)
-        if record.started_s is None:
-            continue
-        for device in record.devices:
-            if device in holders:
-                yield f"device {device!r} is given to {holders[device]} and to {name}"
-            holders[device] = name
-        others = world.attempts[record.job]
-        if sum(other.started_s is not None for other in others) > 1:
-            yield f"job {record.job} runs twice"
-    if holders != dict(world.held):
+    _, holders = holder_index(world.attempts)
+    for device, names in holders.items():
+        may_share = all(
+            name.job in world.jobs and world.jobs[name.job].spec.space_sharing for name in names
+        )
+        if len(names) > (2 if may_share else 1):
+            yield f"device {device!r} is given to {' and to '.join(map(str, names))}"
+    for number, records in world.attempts.items():
+        if sum(record.started_s is not None for record in records) > 1:
+            yield f"job {number} runs twice"
+    if {device: set(names) for device, names in holders.items()} != {
+        device: set(names) for device, names in world.held.items()
+    }:
         yield "the holders of devices are not those of the open attempts"
 
 

@@ -26,6 +26,7 @@ from hocket.fleet.rounds.state import (
     DeviceLayout,
     FleetState,
     Jobs,
+    PairEstimates,
     PairPlan,
     PairTable,
     Rules,
@@ -45,6 +46,7 @@ _CLASSES: dict[str, Callable[..., Any]] = {
     "Warm": Warm,
     "PairTable": PairTable,
     "PairPlan": PairPlan,
+    "PairEstimates": PairEstimates,
 }
 _NAMES_OF_CLASSES = {made: name for name, made in _CLASSES.items()} | {Rules: "Rules"}
 _DTYPES = {

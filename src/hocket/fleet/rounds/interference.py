@@ -1,0 +1,170 @@
+"""Interference between jobs that share devices, learnt from what they report.
+
+A fleet that runs knows neither which jobs will come nor what they do to each other. So the table
+of pairs grows with the jobs that may share: the part of its speed alone that a job keeps beside
+another is estimated first, measured once the two have run together, and 0 from then on where one of
+them failed there. Traces that are simulated bring a table of their own and have no estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from hocket.base.arrays import BoolArray, FloatArray
+from hocket.fleet.rounds.state import FleetState, Jobs, PairEstimates, PairPlan, PairTable
+
+MAX_PROFILES = 32
+"""Of jobs that share; more are told to run alone as long as all of these are in use."""
+_LEARNING = 0.5
+"""Weight of a new measurement of a part against all before."""
+
+EstimateParts = Callable[[PairEstimates], FloatArray]
+"""Part that each profile keeps beside each other on each device type, measured ones included."""
+
+
+def with_profile(
+    state: FleetState, profile: str, alone: tuple[float, ...], estimate: EstimateParts
+) -> tuple[FleetState, int]:
+    """The state in which jobs of a profile may share devices, and the profile's row; -1 where there
+    are too many profiles."""
+    known = state.pair_estimates or _nothing(state.num_kinds)
+    if profile in known.profiles:
+        return state, known.profiles.index(profile)
+    at = len(known.profiles)
+    if at < MAX_PROFILES:
+        known = _grown(known)
+    else:
+        used = set(state.jobs.rows["profile"].tolist())
+        at = next((row for row in range(MAX_PROFILES) if row not in used), -1)
+        if at < 0:
+            return state, -1
+    profiles = [*known.profiles]
+    profiles[at] = profile
+    measured, own = known.is_measured.copy(), known.alone.copy()
+    measured[at, :] = measured[:, at] = False
+    own[at] = alone
+    known = replace(known, profiles=tuple(profiles), is_measured=measured, alone=own)
+    return with_estimates(state, replace(known, part=estimate(known))), at
+
+
+def with_estimates(state: FleetState, known: PairEstimates) -> FleetState:
+    """The state whose table of pairs follows from estimates; it may have more profiles than
+    before."""
+    # The last profile is that of jobs that share with nobody.
+    last, more = state.num_profiles, len(known.profiles) - state.num_profiles
+    steps_per_s = np.pad(known.part * known.alone[:, None, :], ((0, 1), (0, 1), (0, 0)))
+    plan = state.pair_plan or PairPlan(amount=steps_per_s * 0.0, credit_s=steps_per_s * 0.0)
+    jobs = state.jobs
+    if state.pair_table is None or more:
+        rows = jobs.rows.copy()
+        # Without a table, nobody shares.
+        rows["profile"][(rows["profile"] == last) | (state.pair_table is None)] += more
+        jobs = jobs._replace(rows=rows)
+    if state.pair_table is not None and more:
+        wider = [(0, more), (0, more), (0, 0)]
+        plan = PairPlan(amount=np.pad(plan.amount, wider), credit_s=np.pad(plan.credit_s, wider))
+    return state.but(
+        jobs=jobs,
+        pair_estimates=known,
+        pair_table=PairTable(steps_per_s=steps_per_s),
+        pair_plan=plan,
+        is_dirty=True,
+    )
+
+
+def with_more_kinds(state: FleetState, count: int) -> FleetState:
+    """The state after as many device types were added: nobody is known to share there yet."""
+    known, plan = state.pair_estimates, state.pair_plan
+    if known is None or plan is None:
+        return state
+    wider = [(0, 0), (0, 0), (0, count)]
+    known = replace(
+        known,
+        alone=np.pad(known.alone, wider[1:]),
+        part=np.pad(known.part, wider),
+        is_measured=np.pad(known.is_measured, wider),
+    )
+    plan = PairPlan(amount=np.pad(plan.amount, wider), credit_s=np.pad(plan.credit_s, wider))
+    return with_estimates(state.but(pair_plan=plan), known)
+
+
+def without_pairs(state: FleetState) -> FleetState:
+    """The state in which nobody shares devices, and no job that runs does."""
+    rows = state.jobs.rows.copy()
+    rows["profile"] = 0
+    jobs = state.jobs._replace(rows=rows)
+    return state.but(jobs=jobs, pair_table=None, pair_plan=None, pair_estimates=None)
+
+
+def learn_alone(state: FleetState, jobs: Jobs, at: int) -> FleetState:
+    """Take over what is known of a job that may share without company."""
+    known, profile = state.pair_estimates, int(jobs.rows["profile"][at])
+    if known is None or profile >= len(known.profiles):
+        return state
+    alone = known.alone.copy()
+    alone[profile] = jobs.steps_per_s[at]
+    return with_estimates(state, replace(known, alone=alone))
+
+
+def learn_together(
+    state: FleetState, jobs: Jobs, at: int, partner: int, steps_per_s: float
+) -> FleetState:
+    """The part of its speed that a job was measured to keep beside its partner; rows of both."""
+    kind = int(jobs.rows["kind"][at])
+    known = jobs.spread_steps_per_s if jobs.rows["is_spread"][at] else jobs.steps_per_s
+    alone = float(known[at, kind])
+    if state.pair_estimates is None or not alone > 0.0:
+        return state
+    part = min(steps_per_s / alone, 1.0)
+    return _with_part(state, jobs, [(at, partner)], kind, part, _LEARNING)
+
+
+def forbid_pair(state: FleetState, jobs: Jobs, at: int, partner: int) -> FleetState:
+    """The state in which two profiles do not share again: one of them failed beside the other."""
+    kind = int(jobs.rows["kind"][at])
+    return _with_part(state, jobs, [(at, partner), (partner, at)], kind, 0.0, 1.0)
+
+
+def _with_part(
+    state: FleetState,
+    jobs: Jobs,
+    pairs: list[tuple[int, int]],
+    kind: int,
+    value: float,
+    weight: float,
+) -> FleetState:
+    known, profile = state.pair_estimates, jobs.rows["profile"]
+    if known is None:
+        return state
+    part, measured = known.part.copy(), known.is_measured.copy()
+    for one, other in pairs:
+        key = int(profile[one]), int(profile[other]), kind
+        if part[key] > 0.0 or not measured[key]:
+            part[key] += (weight if measured[key] else 1.0) * (value - part[key])
+        measured[key] = True
+    return with_estimates(state, replace(known, part=part, is_measured=measured))
+
+
+def _nothing(num_kinds: int) -> PairEstimates:
+    nothing = np.zeros((0, 0, num_kinds))
+    return PairEstimates(
+        profiles=(),
+        alone=np.zeros((0, num_kinds)),
+        part=nothing,
+        is_measured=np.zeros(nothing.shape, dtype=np.bool_),
+    )
+
+
+def _grown(known: PairEstimates) -> PairEstimates:
+    """Room for one profile more."""
+    wider = [(0, 1), (0, 1), (0, 0)]
+    measured: BoolArray = np.pad(known.is_measured, wider)
+    return PairEstimates(
+        profiles=(*known.profiles, ""),
+        alone=np.pad(known.alone, wider[1:]),
+        part=np.pad(known.part, wider),
+        is_measured=measured,
+    )
