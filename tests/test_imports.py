@@ -40,6 +40,11 @@ def test_nothing_that_plans_or_trains_imports_a_solver_before_it_solves():
     assert not _modules_after(imported) & set(HEAVY)
 
 
+def test_the_daemon_of_a_fleet_imports_no_planner_and_no_simulator():
+    imported = "import hocket.cli.fleet.serve, hocket.api.fleet, hocket.api.daemon"
+    assert not _modules_after(imported) & {"hocket.planners", "hocket.simulate", "hocket.cost"}
+
+
 def test_commands_that_work_from_files_never_import_torch_or_ray(tmp_path):
     graph, plan = str(tmp_path / "g.json.gz"), str(tmp_path / "plan.json")
     generate = _modules_after(_run("generate", "transformer", "--ops", "200", "-o", graph))

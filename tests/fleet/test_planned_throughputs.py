@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.api.fleet import find_servers, plan_gangs, planned_throughputs
+from hocket.api.fleet_throughputs import find_servers, plan_gangs, planned_throughputs
 from hocket.api.jobs import JobSpec, planned_job
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture.sizes import capture_sizes

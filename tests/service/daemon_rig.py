@@ -139,7 +139,8 @@ class Rig:
         self.ask(command, number=number, version=version, find_job=self.store.job)
 
     def report(self, name: AttemptName, done_steps: float, **values: Any) -> LeaseAnswer:
-        values = {"token": self.token(name), "is_finished": False, "reference": self.reference, **values}
+        usual = {"token": self.token(name), "is_finished": False, "reference": self.reference}
+        values = {**usual, **values}
         lease: LeaseAnswer = self.ask(commands.report, name=name, done_steps=done_steps, **values)
         return lease
 

@@ -166,7 +166,11 @@ def test_more_device_types_come(rig, engine):
 
 REFERENCE = Throughputs(
     kinds=("v100", "k80"),
-    profiles=tuple(JobProfile(name, 1) for name in ("LM (batch size 5)", "LM (batch size 80)", "c")),
+    profiles=(
+        JobProfile("LM (batch size 5)", 1),
+        JobProfile("LM (batch size 80)", 1),
+        JobProfile("c", 1),
+    ),
     alone=np.array([[8.0, 1.0], [8.0, 1.0], [3.0, 2.0]]),
     beside=np.zeros((3, 3, 2)),
 )

@@ -1,4 +1,4 @@
-"""Many jobs on one cluster: policies, throughputs, traces, the simulator."""
+"""Many jobs on one cluster: policies, traces, the simulator; imports no planner."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from hocket.fleet.simulator import bind, elastic_speeds, simulate
 from hocket.fleet.solve.check import throughputs, verify_allocation
 from hocket.fleet.solve.prices import kernels_are_compiled as prices_are_compiled
 from hocket.fleet.throughputs import read_throughputs
-from hocket.fleet.throughputs.planned import plan_gangs, planned_throughputs
-from hocket.fleet.throughputs.predict import predict
-from hocket.fleet.throughputs.servers import find_servers
-from hocket.fleet.throughputs.table import stacked, throughputs_to_dict, write_throughputs
 from hocket.fleet.traces import read_trace
 
 __all__ = [
@@ -23,20 +19,13 @@ __all__ = [
     "bind",
     "elastic_speeds",
     "find_policy",
-    "find_servers",
     "parse_problem",
-    "plan_gangs",
-    "planned_throughputs",
-    "predict",
     "prices_are_compiled",
     "read_problem",
     "read_throughputs",
     "read_trace",
     "refuse_unlike_gavel",
     "simulate",
-    "stacked",
     "throughputs",
-    "throughputs_to_dict",
     "verify_allocation",
-    "write_throughputs",
 ]

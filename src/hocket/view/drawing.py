@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 
 from hocket.base.units import format_seconds
 
@@ -82,3 +83,8 @@ def memory_card(name: str, told: str, curve: str, *, fits: bool = True, under: s
         f'role="img" aria-label="{escape(f"memory, {name}: peak {told}")}">{curve}</svg>'
         f"{under}</figure></article>"
     )
+
+
+def picture_css() -> str:
+    """Colours and type of all pictures, light and dark."""
+    return (files("hocket.view") / "templates" / "picture.css").read_text("utf-8")

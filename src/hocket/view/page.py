@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hocket import __version__
-from hocket.view.picture import picture_css
+from hocket.view.drawing import picture_css
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 # Two voices that alternate: what a hocket is.

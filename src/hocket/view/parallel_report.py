@@ -25,6 +25,7 @@ from hocket.view.drawing import (
     LEGEND_PX,
     MARGIN_PX,
     Scale,
+    picture_css,
     svg_rect,
     svg_text,
     time_axis,
@@ -50,7 +51,6 @@ from hocket.view.parallel import (
     shown,
     step_parts,
 )
-from hocket.view.picture import picture_css
 from hocket.view.spans import SpanRow, part, thinned
 from hocket.view.wording import of_capacity, sentence
 

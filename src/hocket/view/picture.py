@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
-from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from hocket.view.drawing import (
     LEGEND_PX,
     MARGIN_PX,
     Scale,
+    picture_css,
     svg_rect,
     svg_text,
     time_axis,
@@ -53,11 +53,6 @@ def timeline_svg(
     """The picture, ``width`` pixels wide; without ``styled`` the page brings `picture_css`."""
     facts = facts_of(problem, plan, timeline)
     return draw_timeline(problem, timeline, facts, width=width, styled=styled)
-
-
-def picture_css() -> str:
-    """Colours and type of all pictures, light and dark."""
-    return (files("hocket.view") / "templates" / "picture.css").read_text("utf-8")
 
 
 def draw_timeline(

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 @click.command("submit")
 @click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB.toml")
-@click.option("--follow", "follows", is_flag=True, help="Show its output until it has ended; that of an array job by job, in order.")
+@click.option(
+    "--follow",
+    "follows",
+    is_flag=True,
+    help="Show its output until it has ended; that of an array job by job, in order.",
+)
 @service_options
 @json_option
 def command(
@@ -66,9 +71,7 @@ def command(
     _check_succeeded(jobs)
 
 
-def _followed(
-    client: FleetClient, number: int, array: int | None, as_json: bool
-) -> dict[str, Any]:
+def _followed(client: FleetClient, number: int, array: int | None, as_json: bool) -> dict[str, Any]:
     """A job once it has ended, its output written meanwhile; jobs of an array one by one."""
     if array is not None and not as_json:
         say(f"output of job {number}:")

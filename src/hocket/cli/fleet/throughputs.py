@@ -84,7 +84,12 @@ def command(
     data parallel on a batch each, and the steps of all of them count. Columns that end in
     _unconsolidated are gangs whose members are on different servers. 0: not enough memory.
     """
-    from hocket.api.fleet import predict, stacked, throughputs_to_dict, write_throughputs
+    from hocket.api.fleet_throughputs import (
+        predict,
+        stacked,
+        throughputs_to_dict,
+        write_throughputs,
+    )
     from hocket.cost.calibrate import read_calibration
     from hocket.view.fleet_data import prediction_data
 
@@ -133,7 +138,7 @@ def _plan(
     as_json: bool,
 ) -> None:
     """Every gang with the best plan of its own."""
-    from hocket.api.fleet import (
+    from hocket.api.fleet_throughputs import (
         plan_gangs,
         planned_throughputs,
         stacked,
@@ -218,7 +223,7 @@ def _measured(text: str | None) -> dict[str, float]:
 
 
 def _servers(text: str, network_bps: float | None) -> list[Servers]:
-    from hocket.api.fleet import find_servers
+    from hocket.api.fleet_throughputs import find_servers
 
     found = [find_servers(part, network_bps) for part in text.split(",")]
     names = [servers.name for servers in found]

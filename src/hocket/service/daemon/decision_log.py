@@ -57,11 +57,13 @@ def describe_start(before: FleetState, after: FleetState, start: Start) -> str:
     job = after.jobs.rows[row]
     parts = [f"waited {after.time_s - job['waiting_since_s']:.0f} s"]
     shares = after.jobs.shares[row]
+    if start.partner >= 0:
+        parts.append(f"shares them with job {start.partner}")
     if shares.any():
         owed_s = float(after.jobs.credit_s[row][shares > 0.0].max())
         parts.append(f"gets {shares.sum():.1%} of its time")
         parts.append(f"deficit {owed_s / after.rules.round_s:.1f} rounds")
-    else:
+    elif start.partner < 0:
         parts.append("fills devices that nobody is owed")
     if _reserved_s(before, start.number) > 0.0:
         parts.append("had devices reserved")

@@ -10,9 +10,9 @@ from typing import Any
 import jinja2
 
 from hocket import __version__
+from hocket.view.drawing import picture_css
 from hocket.view.names import inert
 from hocket.view.page import LOGO, template
-from hocket.view.picture import picture_css
 
 _PACKAGE = "hocket.service.page"
 
