@@ -49,7 +49,7 @@ ROOMS = {
     "plan/sections/shares": "simulate/test_shares.py planners/whole/test_whole.py",
     "plan/sections/memory": "plan/test_memory_section.py simulate/test_rewriting.py",
     "service/tokens": "service/test_tokens.py",
-    "service/checkpoint": "service/test_checkpoint.py",
+    "base/checkpoint_folder": "service/test_checkpoint.py",
     "service/store/parts": "service/test_parts.py",
     "service/daemon/draft": "service/test_daemon_losses.py service/test_daemon_refusals.py",
     "planners/memory/refine": "planners/memory/test_budget.py",

@@ -9,7 +9,6 @@ import gc
 
 import torch._dynamo  # noqa: F401
 
-import hocket.api.carried
 import hocket.runtime.parallel.trainer
 import hocket.runtime.ranks
 import hocket.runtime.train.made_optimizer

@@ -143,7 +143,7 @@ def _rank(file: Path) -> None:
             elif way == "p2p":
                 section, rate_bps = sections[way]
                 rounds = PlannedRounds(section, rank, data.size, 4, rate_bps)
-                rounds.carry_out(torch.from_numpy(data), dist.group.WORLD)
+                rounds.run(torch.from_numpy(data), dist.group.WORLD)
             else:
                 section, rate_bps = sections[way]
                 layout = layout_of(section, rank, data.size, 4, rate_bps)

@@ -60,7 +60,7 @@ def noted(case: Case, section: Memory) -> Allocations:
     model = copy.deepcopy(case.model)
     train = case.loop(model, KeptBudget(section, 0))
     batch = dict(case.batch) if hasattr(case.batch, "keys") else case.batch
-    held = [*train._carrier.lasting, *tree_leaves(batch)]
+    held = [*train._strategy.lasting, *tree_leaves(batch)]
 
     def steps() -> None:
         for _ in range(3):

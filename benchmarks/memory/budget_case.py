@@ -26,11 +26,12 @@ from hocket.planners.placement.one_device import on_one_device
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.workspaces import workspaces_on
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsed import rehearsals_of
 from hocket.runtime.train.update import planned_update
+from hocket.runtime.training import TrainingLoop
 
 
 def adamw(model: Any) -> torch.optim.Optimizer:
@@ -93,8 +94,8 @@ class Case:
         self, model: Any, kept: KeptBudget, optimizer: Any = None, **options: Any
     ) -> TrainingLoop:
         """A model in training under a plan."""
-        carrier = self.rehearsals.carrier(kept, model)
-        return TrainingLoop(model, optimizer or adamw(model), carrier, LoopOptions(**options))
+        strategy = self.rehearsals.strategy(kept, model)
+        return TrainingLoop(model, optimizer or adamw(model), strategy, LoopOptions(**options))
 
     def counted(self, kept: KeptBudget) -> int:
         """The most that three steps held; on a GPU six are made, for the sake of ``step_s``."""
@@ -109,7 +110,7 @@ class Case:
             return int(torch.cuda.max_memory_allocated())
         ledger = Ledger()
         with ledger:
-            ledger.hold(train._carrier.lasting)
+            ledger.hold(train._strategy.lasting)
             batch = dict(self.batch) if hasattr(self.batch, "keys") else self.batch
             ledger.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
             self.step_s = min(self._timed(train) for _ in range(3))
@@ -124,7 +125,7 @@ class Case:
         for _ in range(2):
             float(train.step(self.batch))
         train.state_dict()
-        held = [*train._carrier.lasting, *tree_leaves(self.batch)]
+        held = [*train._strategy.lasting, *tree_leaves(self.batch)]
         noted = allocations(
             lambda: float(train.step(self.batch)), self.device,
             [each for each in held if isinstance(each, torch.Tensor)],

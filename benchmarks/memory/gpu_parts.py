@@ -181,7 +181,7 @@ def _case_row(case: Case, budget: int, cap: int) -> dict[str, Any]:
     row |= peaks()
     if train is not None:
         # The next plan is rehearsed with a copy of the first model, which may be this one.
-        train._carrier.leave()
+        train._strategy.leave()
         case.model.cpu()
     train = case.model = None
     cap_to(None)

@@ -75,7 +75,7 @@ def phases(run: Run) -> Iterator[tuple[float, dict[str, Part]]]:
     yield 110, {"mixes": mixes}
 
 
-def carry_out(run: Run, limit_s: float, parts: dict[str, Part]) -> None:
+def run(run: Run, limit_s: float, parts: dict[str, Part]) -> None:
     """Parts beside each other, each ended when the limit is over."""
     began = time.perf_counter()
     fork = multiprocessing.get_context("fork")
@@ -133,7 +133,7 @@ def main() -> None:
         if left_s < limit_s / 3:
             book.add("left out", {"parts": list(parts), "error": f"{left_s:.0f} s left"})
             continue
-        carry_out(run, min(limit_s, left_s), parts)
+        run(run, min(limit_s, left_s), parts)
         write_table(options.out)
 
 

@@ -20,11 +20,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hocket.plan.sections import Memory, MemoryBlock
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
+from hocket.runtime.training import TrainingLoop
 
 NUM_TURNS = 15
 POLICIES: dict[str, dict[str, str]] = {
@@ -77,8 +78,8 @@ def ours(kind: str, policy: Any) -> Step:
     recipe = Recipe(update=update, device="cpu", forward=plain_forward)
     blocks = tuple(MemoryBlock(name=path, **policy) for path in paths)
     kept = KeptBudget(Memory(budget_bytes=(2**40,), blocks=blocks), None)
-    carrier = Budgeted(model, batch, recipe, kept, torch.device("cpu"))
-    loop = TrainingLoop(model, optimizer, carrier, LoopOptions())
+    strategy = Budgeted(model, batch, recipe, kept, torch.device("cpu"))
+    loop = TrainingLoop(model, optimizer, strategy, LoopOptions())
     return lambda: loop.step(batch)
 
 

@@ -141,7 +141,7 @@ class Started:
         self._log.close()
 
 
-def carry_out(tasks: list[Task], options: argparse.Namespace, prepare_s: float) -> Path | None:
+def run(tasks: list[Task], options: argparse.Namespace, prepare_s: float) -> Path | None:
     """The rows that all tasks write within the seconds that there are; None without any."""
     options.out.mkdir(parents=True, exist_ok=True)
     until = time.time() + options.seconds - _END_S
@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--toy", action="store_true")
     options = parser.parse_args()
     prepare_s = min(options.prepare, 0.6 * options.seconds)
-    rows = carry_out(tasks_of(options), options, prepare_s)
+    rows = run(tasks_of(options), options, prepare_s)
     if rows is not None:
         told = table_of(rows)
         (options.out / "waves.md").write_text(told)

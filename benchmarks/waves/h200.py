@@ -165,7 +165,7 @@ class Case:
         """A step in one lane or two."""
         model = self.fresh()
         train = waved_loop(fit.problem, plan, model, self.batch, self.recipe, self.device)
-        waves = train._carrier._waves
+        waves = train._strategy._waves
 
         def step() -> Any:
             found = train.step(self.batch)

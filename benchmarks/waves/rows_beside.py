@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from all_rows import Task, carry_out
+from all_rows import Task, run
 from graph_kernels import times_of
 from h200 import Case, one_lane
 from step_kernels import Captured, looped
@@ -144,7 +144,7 @@ def main() -> int:
     options.extra = ""
     asked = [name for name in (TOYS if options.toy else ASKED) if options.only in name]
     tasks = [Task("rows_beside.py", name, (f"--forms={options.forms}",)) for name in asked]
-    carry_out(tasks, options, 0.4 * options.seconds)
+    run(tasks, options, 0.4 * options.seconds)
     return 0
 
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from all_rows import Task, carry_out
+from all_rows import Task, run
 from graph_kernels import Beside, Table, profiled, spans_of, times_of
 from h200 import Case, one_lane, quickest, shared
 from timing import GIB, Turns, options_of, parsed
@@ -112,7 +112,7 @@ def looped(case: Case, plan: Plan) -> Captured:
     train = waved_loop(
         case.outlook.fit.problem, plan, case.fresh(), case.batch, case.recipe, case.device
     )
-    waves = train._carrier._waves
+    waves = train._strategy._waves
     return Captured(waves, waves._order, lambda: train.step(case.batch))
 
 
@@ -311,7 +311,7 @@ def main() -> int:
     out = ("--out", str(options.out))
     asked = [name for name in (("Mixer, toy",) if options.toy else ASKED) if options.only in name]
     tasks = [Task("step_kernels.py", name, out) for name in asked] + [Task("tied_rows.py", "")]
-    rows = carry_out(tasks, options, 0.35 * options.seconds)
+    rows = run(tasks, options, 0.35 * options.seconds)
     if rows is not None:
         print(table_of(rows))
     return 0

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hocket.api import Planned, auto, plan_graph, plan_parallel
     from hocket.api.memory import fit
     from hocket.api.waves import waves
+    from hocket.base.checkpoint_folder import write_checkpoint
     from hocket.base.errors import HocketError
     from hocket.capture import capture
     from hocket.graph.files import read_graph, write_graph
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from hocket.plan.files import read_plan, write_plan
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
-    from hocket.service.checkpoint import write_checkpoint
     from hocket.service.lease import StaleLeaseError, lease
     from hocket.simulate.timeline import Timeline
     from hocket.simulate.verify import verify
@@ -89,7 +89,7 @@ _HOME = {
     "read_plan": "hocket.plan.files",
     "verify": "hocket.simulate.verify",
     "waves": "hocket.api.waves",
-    "write_checkpoint": "hocket.service.checkpoint",
+    "write_checkpoint": "hocket.base.checkpoint_folder",
     "write_graph": "hocket.graph.files",
     "write_plan": "hocket.plan.files",
 }

@@ -1,4 +1,4 @@
-"""``hocket.prepare``: a plan carries a person's own training loop.
+"""``hocket.prepare``: a plan runs the user's own training loop.
 
 train = hocket.prepare(model, optimizer, batch, on="2xv100-16g")
 for batch in batches:
@@ -10,21 +10,18 @@ for batch in batches:
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hocket.api import ON_THIS_MACHINE, Planned, find_cluster
-from hocket.base.config import PLAN_VARIABLE, rank_variables
+from hocket.api import ON_THIS_MACHINE, Planned
+from hocket.base.config import PLAN_VARIABLE, rank_profile, rank_variables
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Communication, Memory, Priority
-from hocket.plan.verify import require_structure
+from hocket.plan.sections import Shares
 from hocket.transformer import Division
 
 require("torch", "training")
@@ -32,35 +29,109 @@ require("torch", "training")
 import torch
 from torch import nn
 
-from hocket.api.carried import Training
-from hocket.api.carriers import Prepared, budgeted_carrier, placed_carrier
-from hocket.capture.fake import model_tensors
+from hocket.api.refined import planned_again
+from hocket.api.several_processes import faster_with_processes
 from hocket.capture.given import first_batch, refuse_ranks, supervised, unwrapped
 from hocket.capture.loss import Loss
 from hocket.capture.step import Forward
 from hocket.capture.swap import generators_kept
-from hocket.priority import wrap
-from hocket.runtime.collectives.group import PLANNED, register
-from hocket.runtime.collectives.propagation import Propagation
+from hocket.cost.profile import Profile, write_profile
+from hocket.cost.spans import profile_of_spans
+from hocket.runtime.launch import used_devices
+from hocket.runtime.prepare import choose_strategy, is_parallel
+from hocket.runtime.strategy import Timings
+from hocket.runtime.task import LoopOptions, TrainingTask
 from hocket.runtime.train.batches import Padding, PadTo, settled
-from hocket.runtime.train.carrier import Carrier
+from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.compiled import CompiledModel
-from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
-from hocket.runtime.train.divided.build import DividedTask, DivisionWarning
-from hocket.runtime.train.divided.planned import carried_division, carried_plan, divides
-from hocket.runtime.train.divided.prioritised import hindrance
 from hocket.runtime.train.divided.shares import Count
+from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.forwards import taken_over
-from hocket.runtime.train.loop import LoopOptions
-from hocket.runtime.train.predicted import claimed_step_s
 from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
+from hocket.runtime.training import TrainingLoop, is_first_rank
 
 __all__ = ["PadTo", "Training", "prepare"]
 
 PlanLike = str | Path | Planned | SavedPlan | Division
-"""A plan with its problem, the file of one, or the degrees of a division."""
+"""A plan with its problem, the file of one, or bare degrees of parallelism."""
+_PROFILED_STEP = 4
+"""The step that is timed: the first ones choose kernels."""
+
+
+class Training(TrainingLoop):
+    """A training loop under a plan; made by `prepare`."""
+
+    planned: Planned | SavedPlan | None = None
+    """The plan that was given, with its problem."""
+    plan: Plan
+    """The plan that is executed, given or made by `prepare`."""
+    predicted_step_s: float | None = None
+    """Predicted time of a step on the plan's devices, also where others stand in for them; None for
+    bare degrees (`Division`), ``compiled`` steps and models that cannot be traced for a budget."""
+    advice: str = ""
+    """A shorter plan of several processes that was found for ``on=``; empty where there is none."""
+
+    def step(self, batch: Any, *, timed: bool = False, **options: Any) -> torch.Tensor:
+        """See `TrainingLoop.step`; under ``hocket launch --profile`` one early step is timed."""
+        place = rank_profile()
+        is_asked = bool(place) and self.num_steps + 1 == _PROFILED_STEP and is_first_rank()
+        loss = super().step(batch, timed=timed or is_asked, **options)
+        if is_asked and self.timings is not None:
+            write_profile(self._measured(), place)
+        return loss
+
+    @property
+    def memory(self) -> KeptBudget | None:
+        """The memory plan that is kept, where there is a budget."""
+        return self._strategy.kept if isinstance(self._strategy, Budgeted) else None
+
+    def report(self, page: str | Path, trace: str | Path) -> None:
+        """Write the last timed step as a page, and as a trace beside the prediction.
+
+        A step is timed by ``train.step(batch, timed=True)``.
+        """
+        from hocket.view.report import write_report
+        from hocket.view.trace import write_traces
+
+        problem, plan, predicted, measured = self._timed()
+        write_traces(trace, problem, plan, {"predicted": predicted, "measured": measured})
+        write_report(page, problem, plan, measured)
+
+    def refine(self, profile: str | Path | None = None) -> Planned:
+        """Plan again with the times of the last timed step in place of estimates.
+
+        Its ``step_s`` beside ``explain()`` says whether changing is worth it; train on with
+        ``prepare(…, plan=…)`` after a checkpoint. The times are also written to the file
+        ``profile``, for ``hocket plan --profile``.
+        """
+        problem, plan, _, _ = self._timed()
+        found = self._measured()
+        if profile is not None:
+            write_profile(found, profile)
+        return planned_again(self.planned or SavedPlan(problem, plan), found)
+
+    def _measured(self) -> Profile:
+        """Times of ops in the last timed step, under the name of this rank's kind of device."""
+        problem, _, _, measured = self._timed()
+        found = profile_of_spans(
+            problem.graph, problem.cluster, measured.op_device,
+            measured.op_end_s - measured.op_start_s,
+        )  # fmt: skip
+        if self.planned is None or self.planned.plan.get(Shares) is None:
+            return found
+        devices = {device.name: device for device in self.planned.problem.cluster.devices}
+        ranks = used_devices(self.planned.problem, self.planned.plan)
+        name = ranks[int(rank_variables().get("RANK", "0"))]
+        return replace(found, device_kind=devices[name].kind.name)
+
+    def _timed(self) -> Timings:
+        if self.timings is None:
+            raise UsageError(
+                "no step was timed", hint="time one: train.step(batch, timed=True), in one process"
+            )
+        return self.timings
 
 
 def prepare(
@@ -86,7 +157,7 @@ def prepare(
     compiled: bool | str = False,
     reduce_dtype: torch.dtype | None = None,
 ) -> Training:
-    """Make a plan carry the training of ``model`` by ``optimizer`` on batches like ``batch``.
+    """Train ``model`` by ``optimizer`` on batches like ``batch``, as a plan says.
 
     ``plan`` is a plan of this model, or its file; without it one is made for the cluster ``on``. A
     batch is a tensor, a tuple (by position) or a mapping (by keyword) of tensors, or whatever
@@ -119,8 +190,9 @@ def prepare(
     variables = rank_variables()
     if plan is None and PLAN_VARIABLE in variables:
         plan = variables[PLAN_VARIABLE]
-    saved = read_plan(plan) if isinstance(plan, str | Path) else plan
-    # What is recorded needs the model's own forwards, also where no plan keeps its limits.
+    given = read_plan(plan) if isinstance(plan, str | Path) else plan
+    saved = SavedPlan(given.problem, given.plan) if isinstance(given, Planned) else given
+    # Tracing needs the model's own forwards, also where no plan keeps its limits.
     with taken_over(model), generators_kept():
         recipe = Recipe(
             loss=loss, forward=forward, update=planned_update(optimizer, model),
@@ -129,81 +201,33 @@ def prepare(
         is_ranked = join_ranks(variables)
         if compiled:
             _require_alone(saved, memory, is_ranked)
-            carrier: Carrier = CompiledModel(
+            strategy = CompiledModel(
                 model, recipe, torch.device(recipe.device), replay=replay,
                 backend="inductor" if compiled is True else compiled,
             )  # fmt: skip
-            train = Training(model, optimizer, carrier, options)
+            train = Training(model, optimizer, strategy, options)
             train.plan = Plan(planner="compiled")
             return train
         _require_one_budget(memory, saved, is_ranked)
-        # What is tried while recording must not change what the loop draws.
-        with torch.random.fork_rng():
-            if isinstance(saved, Division) or (saved is not None and divides(saved.plan)):
-                task = _divided_task(
-                    model, optimizer, batch, recipe, saved, options, rank_device(variables),
-                    count=count, weights=weights, reduce_dtype=reduce_dtype,
-                )  # fmt: skip
-                if isinstance(saved, Division):
-                    named = Plan(planner="division", notes={"how": repr(saved)})
-                    prepared = Prepared(carried_division(task, saved), named, None)
-                else:
-                    carrier = carried_plan(task, saved.problem, saved.plan)
-                    step_s = carrier.predicted_s or claimed_step_s(saved.problem, saved.plan)
-                    prepared = Prepared(carrier, saved.plan, step_s)
-            else:
-                _require_memory(model)
-                if is_ranked:
-                    require_same_everywhere(model, rank_device(variables))
-                    share_weights(model, rank_device(variables))
-                if memory is not None or (saved is not None and saved.plan.get(Memory) is not None):
-                    prepared = budgeted_carrier(
-                        model, optimizer, batch, recipe, saved, on, memory, options
-                    )
-                else:
-                    prepared = placed_carrier(model, batch, recipe, saved, on, options, is_ranked)
-        if prepared.advice:
-            logging.getLogger("hocket").warning(prepared.advice)
-        train = Training(model, optimizer, prepared.carrier, options)
+        has_rank = is_ranked or is_parallel(saved)
+        task = TrainingTask(
+            model=model, optimizer=optimizer, batch=batch, recipe=recipe, options=options,
+            device=rank_device(variables) if has_rank else torch.device(recipe.device),
+            is_ranked=is_ranked, count=count, weights=weights, reduce_dtype=reduce_dtype,
+        )  # fmt: skip
+        prepared = choose_strategy(task, saved, on=on, memory=memory)
+        train = Training(model, optimizer, prepared.strategy, options)
         train.plan, train.predicted_step_s = prepared.plan, prepared.step_s
-        train.advice, train.correction = prepared.advice, prepared.correction
-        train.planned = None if isinstance(saved, Division) else saved
+        train.correction = prepared.correction
+        train.planned = None if isinstance(given, Division) else given
+        if prepared.searched is not None:
+            with torch.random.fork_rng():
+                train.advice = faster_with_processes(
+                    prepared.searched, batch, lambda other: recipe.trace(model, other, "train")[0]
+                )
+        if train.advice:
+            logging.getLogger("hocket").warning(train.advice)
         return train
-
-
-def _divided_task(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Any,
-    recipe: Recipe,
-    saved: Planned | SavedPlan | Division,
-    options: LoopOptions,
-    device: torch.device,
-    *,
-    count: Count | None,
-    weights: str | Path | None,
-    reduce_dtype: torch.dtype | None,
-) -> DividedTask:
-    """A training that ranks share, of which this one has the device."""
-    propagates = _propagates(saved, model, optimizer, options, reduce_dtype)
-    return DividedTask(
-        model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
-        make_inner=lambda how, rows, drawn: _alone(model, rows, how, options, device, drawn),
-        seed=options.seed, count=count, max_shapes=options.max_shapes, weights=weights,
-        sums_by=None if propagates else _sums_by(saved, device), sums_in=reduce_dtype,
-        propagates=propagates,
-    )  # fmt: skip
-
-
-def _require_memory(model: nn.Module) -> None:
-    """Only ranks that share a model fill in weights without memory."""
-    hollow = [name for name, _, tensor in model_tensors(model) if tensor.is_meta]
-    if hollow:
-        raise UsageError(
-            f"{hollow[0]} is on the meta device and has no memory",
-            hint="build the model outside of torch.device('meta'), or model.to_empty(device='cpu') "
-            "and load its weights",
-        )
 
 
 def _require_alone(saved: object, memory: object, is_ranked: bool) -> None:
@@ -212,61 +236,6 @@ def _require_alone(saved: object, memory: object, is_ranked: bool) -> None:
             "compiled steps are for a model that fits on one device, without a plan",
             hint="leave out compiled=, or the plan, the limit of memory or the other ranks",
         )
-
-
-def _sums_by(saved: Planned | SavedPlan | Division, device: torch.device) -> str | None:
-    """What sums gradients: trees over the links where the plan says how they travel."""
-    if isinstance(saved, Division) or saved.plan.get(Communication) is None:
-        return None
-    if device.type == "cpu":
-        register(find_cluster)
-        return PLANNED
-    warnings.warn(
-        "the plan has an exchange of its own for these links, and GPUs exchange gradients by NCCL",
-        DivisionWarning,
-        4,
-    )
-    return None
-
-
-def _propagates(
-    saved: Planned | SavedPlan | Division,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    options: LoopOptions,
-    reduce_dtype: torch.dtype | None,
-) -> Callable[[], Propagation] | None:
-    """What lets gradients travel by priority where the plan says so and this training can."""
-    if isinstance(saved, Division) or (priority := saved.plan.get(Priority)) is None:
-        return None
-    require_structure(saved.plan, saved.problem)
-    if hindered := hindrance(model, optimizer, options):
-        warnings.warn(
-            f"the plan sends gradients by priority, and {hindered}: they are summed at the end of "
-            "each step, and the numbers are the same",
-            DivisionWarning,
-            4,
-        )
-        return None
-    return lambda: wrap(
-        model, optimizer, crosses=priority.crosses, slice_bytes=priority.slice_bytes,
-        dtype=reduce_dtype,
-    )  # fmt: skip
-
-
-def _alone(
-    model: nn.Module,
-    batch: Any,
-    recipe: Recipe,
-    options: LoopOptions,
-    device: torch.device,
-    seed: int | None,
-) -> Carrier:
-    """The model on the device of this rank alone; who shares a batch out seeds draws itself."""
-    options = replace(options, seed=seed)
-    return placed_carrier(
-        model, batch, recipe, None, ON_THIS_MACHINE, options, False, alone=device
-    ).carrier
 
 
 def _require_sensible(options: LoopOptions) -> None:
@@ -281,7 +250,7 @@ def _require_sensible(options: LoopOptions) -> None:
 
 
 def _require_one_budget(
-    memory: int | str | None, saved: Planned | SavedPlan | Division | None, is_ranked: bool
+    memory: int | str | None, saved: SavedPlan | Division | None, is_ranked: bool
 ) -> None:
     if memory is not None and (saved is not None or is_ranked):
         what = "a plan that is given" if saved is not None else "ranks of a launcher"

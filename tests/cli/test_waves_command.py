@@ -12,13 +12,13 @@ from planners.plain_kernels import plain_kernels  # noqa: F401
 from torch import nn
 
 from hocket.api import make_problem
-from hocket.api.planned import launched
 from hocket.base.errors import UsageError
 from hocket.base.units import format_seconds
 from hocket.capture.sizes import capture_sizes
 from hocket.cli.root import root
 from hocket.graph.files import read_graph, write_graph
 from hocket.plan.files import read_plan, write_plan
+from hocket.plan.make import launched
 from hocket.plan.sections import Lanes
 from hocket.planners.waves.search import WaveFit, fit_waves
 from hocket.simulate.verify import violations

@@ -4,11 +4,12 @@ import torch
 
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.uniform import block_names
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
+from hocket.runtime.training import TrainingLoop
 
 CPU = torch.device("cpu")
 WAYS = [
@@ -33,5 +34,5 @@ def mixed(model, seed, **options):
 def loop_of(model, optimizer, section, batch, forward=None, rounded=None, device=CPU, **options):
     update = planned_update(optimizer, model)
     recipe = Recipe(update=update, device=device.type, forward=forward)
-    carrier = Budgeted(model, batch, recipe, KeptBudget(section, 0), device, rounded=rounded)
-    return TrainingLoop(model, optimizer, carrier, LoopOptions(**options))
+    strategy = Budgeted(model, batch, recipe, KeptBudget(section, 0), device, rounded=rounded)
+    return TrainingLoop(model, optimizer, strategy, LoopOptions(**options))

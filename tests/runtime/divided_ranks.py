@@ -286,7 +286,7 @@ def travelled():
         "weights": max(_error(state["model"][n], t) for n, t in twin.state_dict().items()),
         "states": _state_error(state["optimizer"], plain.state_dict()),
         "evaluate": abs(evaluated - forward(twin, batches[0])["loss"].item()),
-        "crosses": train._carrier._propagation.crosses,
+        "crosses": train._strategy._propagation.crosses,
     }
 
 

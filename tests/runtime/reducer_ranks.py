@@ -202,7 +202,7 @@ def by_strategy(tell: Any, device: str, strategy: str, dtype: str) -> tuple[list
         plan = replace(plan, plan=plan.plan.having(Priority(slice_bytes=256)))
     train = hocket.prepare(model, optimizers[0], batches[0], plan=plan, forward=_loss_of)
     if strategy == "replayed":
-        train._carrier._reducer.overlaps = False
+        train._strategy._reducer.overlaps = False
     found, expected, is_partial = [], [], False
     for step, batch in enumerate(batches):
         is_partial = step % 4 == 2

@@ -162,7 +162,7 @@ def rehearsed_and_allocated(allocations, build, section_of):
             train.step(batch).item()
         train.state_dict()
 
-    noted = allocations(steps, CPU, [*train._carrier.lasting, *batch])
+    noted = allocations(steps, CPU, [*train._strategy.lasting, *batch])
     return rehearsed, noted.peak(with_temporaries=False), len(list(model.parameters()))
 
 

@@ -21,12 +21,13 @@ from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.logits import summed_cross_entropy
 from hocket.runtime.memory.saved import SavedStorages
 from hocket.runtime.memory.uniform import uniform
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
+from hocket.runtime.training import TrainingLoop
 
 
 def compare(build, seed, *, steps=6, accumulate=1, clip_norm=None, **plan):
@@ -212,7 +213,7 @@ def held(model, optimizer, section, batch, forward, steps=3):
     ledger = Ledger()
     with ledger:
         train = loop_of(model, optimizer, section, batch, forward)
-        ledger.hold(train._carrier.lasting)
+        ledger.hold(train._strategy.lasting)
         ledger.hold(t for t in batch if isinstance(t, torch.Tensor))
         for _ in range(steps):
             train.step(batch)
@@ -310,13 +311,13 @@ def test_a_list_of_layers_in_one_block_is_brought_layer_by_layer(update):
     policy = {"activations": "recomputed", "parameters": "streamed", "update": update}
     block = MemoryBlock(name="embed", start=0, stop=num_forward - 8, **policy)
     section = Memory(budget_bytes=(0,), blocks=(block,))
-    carrier = Budgeted(model, batches[0], recipe, KeptBudget(section, 0), CPU, graph=graph)
-    assert "layers" not in carrier.blocks[0].modules
-    assert set(carrier.blocks[0].modules) > {"layers.0", "layers.3"}
-    train = TrainingLoop(model, optimizer, carrier, LoopOptions())
+    strategy = Budgeted(model, batches[0], recipe, KeptBudget(section, 0), CPU, graph=graph)
+    assert "layers" not in strategy.blocks[0].modules
+    assert set(strategy.blocks[0].modules) > {"layers.0", "layers.3"}
+    train = TrainingLoop(model, optimizer, strategy, LoopOptions())
     train.step(batches[0])
     train.state_dict()
-    with AtHome(carrier.blocks) as home:
+    with AtHome(strategy.blocks) as home:
         train.step(batches[1])
     assert home.wrong == []
 

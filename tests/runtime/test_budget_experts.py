@@ -16,12 +16,13 @@ from hocket.capture import CaptureWarning
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
 from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
+from hocket.runtime.training import TrainingLoop
 
 CPU = torch.device("cpu")
 LAYER_BYTES = 2 * EXPERTS * WIDTH * HIDDEN * 4
@@ -53,8 +54,8 @@ def carried(model, groups, batch, **policy):
     recipe, graph = recorded(model, optimizer, batch)
     section = section_of(graph, groups, **policy)
     peak = rehearsed_peak(model, optimizer, batch, recipe, section, CPU, graph=graph).num_bytes
-    carrier = Budgeted(model, batch, recipe, KeptBudget(section, peak), CPU, graph=graph)
-    return carrier, optimizer, peak
+    strategy = Budgeted(model, batch, recipe, KeptBudget(section, peak), CPU, graph=graph)
+    return strategy, optimizer, peak
 
 
 def drawn(name, seed=0):
@@ -70,9 +71,9 @@ def drawn(name, seed=0):
 def test_experts_in_groups_train_as_plain_pytorch_does(name, policy):
     model, batches = drawn(name)
     twin = copy.deepcopy(model)
-    carrier, optimizer, _ = carried(model, 3, batches[0], **policy)
-    assert [len(block.grouped) for block in carrier.blocks] == [0, 2, 2, 2, 0, 0]
-    train = TrainingLoop(model, optimizer, carrier, LoopOptions())
+    strategy, optimizer, _ = carried(model, 3, batches[0], **policy)
+    assert [len(block.grouped) for block in strategy.blocks] == [0, 2, 2, 2, 0, 0]
+    train = TrainingLoop(model, optimizer, strategy, LoopOptions())
     ours = [train.step(batch).item() for batch in batches]
     theirs = plain_steps(twin, adamw(twin), batches)
     train.state_dict()
@@ -89,8 +90,8 @@ def test_experts_in_groups_train_as_plain_pytorch_does(name, policy):
 def test_a_kernel_that_does_not_ask_how_many_gives_the_same_bits():
     model, batches = drawn("bmm")
     twin = copy.deepcopy(model)
-    carrier, optimizer, _ = carried(model, 2, batches[0])
-    train = TrainingLoop(model, optimizer, carrier, LoopOptions(accumulate=2, clip_norm=0.1))
+    strategy, optimizer, _ = carried(model, 2, batches[0])
+    train = TrainingLoop(model, optimizer, strategy, LoopOptions(accumulate=2, clip_norm=0.1))
     ours = [train.step(batch).item() for batch in batches]
     theirs = plain_steps(twin, adamw(twin), batches, accumulate=2, clip_norm=0.1)
     assert ours == theirs
@@ -106,12 +107,12 @@ def test_rehearsed_peak_is_what_steps_of_groups_hold(groups, name, policy):
     model, batches = drawn(name)
     ledger = Ledger()
     with ledger:
-        carrier, optimizer, peak = carried(model, groups, batches[0], **policy)
+        strategy, optimizer, peak = carried(model, groups, batches[0], **policy)
         ledger.held_bytes = ledger.peak_bytes = 0
         ledger._refs.clear()
-        ledger.hold(carrier.lasting)
+        ledger.hold(strategy.lasting)
         ledger.hold(batches[0])
-        train = TrainingLoop(model, optimizer, carrier, LoopOptions())
+        train = TrainingLoop(model, optimizer, strategy, LoopOptions())
         for _ in range(3):
             train.step(batches[0])
     # The loss of the step before is foreseen in 32 bits.
@@ -162,10 +163,10 @@ def test_frozen_experts_and_those_that_are_read_whole_train_the_same():
     torch.manual_seed(3)
     model, batches = Mixture(Frozen), words(3)
     twin = copy.deepcopy(model)
-    carrier, optimizer, _ = carried(model, 3, batches[0])
+    strategy, optimizer, _ = carried(model, 3, batches[0])
     # What else reads them is no product: the plan does not have them in groups.
-    assert [len(block.grouped) for block in carrier.blocks] == [0, 1, 1, 1, 0, 0]
-    train = TrainingLoop(model, optimizer, carrier, LoopOptions())
+    assert [len(block.grouped) for block in strategy.blocks] == [0, 1, 1, 1, 0, 0]
+    train = TrainingLoop(model, optimizer, strategy, LoopOptions())
     ours = [train.step(batch).item() for batch in batches]
     assert ours == pytest.approx(plain_steps(twin, adamw(twin), batches), rel=1e-6)
 
@@ -186,10 +187,10 @@ def test_what_was_not_recorded_is_brought_whole_and_gradients_are_added():
     torch.manual_seed(4)
     model, batches = Mixture(lambda: Sometimes(torch.bmm)), words(3)
     twin = copy.deepcopy(model)
-    carrier, optimizer, _ = carried(model, 3, batches[0])
+    strategy, optimizer, _ = carried(model, 3, batches[0])
     for layer in (*model.layers, *twin.layers):
         layer.looks = True
-    train = TrainingLoop(model, optimizer, carrier, LoopOptions())
+    train = TrainingLoop(model, optimizer, strategy, LoopOptions())
     ours = [train.step(batch).item() for batch in batches]
     assert ours == pytest.approx(plain_steps(twin, adamw(twin), batches), rel=1e-6)
 
@@ -206,7 +207,7 @@ def test_experts_under_autocast_travel_rounded():
     train = hocket.prepare(
         model, adamw(model), batches[0], forward=forward, memory=int(0.8 * LAYER_BYTES)
     )
-    blocks = [block for block in train._carrier.blocks if block.grouped]
+    blocks = [block for block in train._strategy.blocks if block.grouped]
     assert len(blocks) == 3
     assert {
         p.dtype for b in blocks for p in b.copied_layout.places if p.parameter in b.grouped
@@ -247,7 +248,7 @@ def test_experts_that_data_choose_are_fetched_when_they_are_chosen():
     blocks = {block.name for block in train.memory.section.blocks}
     assert {"layers.0.norm", "layers.0.experts.0", f"layers.2.experts.{EXPERTS - 1}"} <= blocks
     assert "layers.0" not in blocks
-    largest = max(buffer.numel() for buffer in train._carrier._slots.buffers)
+    largest = max(buffer.numel() for buffer in train._strategy._slots.buffers)
     assert largest < LAYER_BYTES / EXPERTS * 1.2
     ours = [train.step(batch).item() for batch in batches]
     assert ours == plain_steps(twin, adamw(twin), batches)

@@ -141,7 +141,7 @@ def test_prepare_keeps_a_budget_or_refuses():
         with ledger:
             train = hocket.prepare(model, optimizer, batches[0], forward=forward, memory=budget)
             ledger.held_bytes = ledger.peak_bytes = 0
-            ledger.hold(train._carrier.lasting)
+            ledger.hold(train._strategy.lasting)
             ledger.hold(batches[0])
             for _ in range(3):
                 train.step(batches[0])

@@ -80,7 +80,7 @@ def test_what_an_evaluation_returned_is_not_held_beside_the_next_step():
     for _ in range(2):
         ledger = Ledger()
         with ledger:
-            ledger.hold([*train._carrier.lasting, *BATCH])
+            ledger.hold([*train._strategy.lasting, *BATCH])
             ledger.hold(leaf for leaf in tree_leaves(train.outputs) if torch.is_tensor(leaf))
             train.step(BATCH)
         peaks.append(ledger.peak_bytes)

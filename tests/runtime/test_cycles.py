@@ -88,7 +88,7 @@ def test_what_a_model_leaves_in_cycles_is_rehearsed_and_gone_with_the_step(activ
     gc.collect()
     with Ledger() as ledger:
         train = loop_of(model, optimizer, section, batch, forward)
-        ledger.hold([*train._carrier.lasting, batch])
+        ledger.hold([*train._strategy.lasting, batch])
         for _ in range(3):
             train.step(batch)
     assert ledger.peak_bytes == rehearsed

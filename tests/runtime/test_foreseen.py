@@ -25,12 +25,13 @@ from hocket.runtime.memory.blocks import blocks_by_module
 from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.parts import model_blocks
 from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak
 from hocket.runtime.train.update import planned_update
+from hocket.runtime.training import TrainingLoop
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.casts import CAST
 from hocket.simulate.rewriting.step import budgeted
@@ -260,8 +261,8 @@ def test_layers_that_are_called_again_or_write_in_place_train_to_the_same_bits(n
 
 def _losses_within(memory, planned, model, batch, optimizer):
     kept = KeptBudget(memory, 0)
-    carrier = Budgeted(model, batch, planned.recipe, kept, CPU, graph=planned.graph)
-    train = TrainingLoop(model, optimizer, carrier, LoopOptions())
+    strategy = Budgeted(model, batch, planned.recipe, kept, CPU, graph=planned.graph)
+    train = TrainingLoop(model, optimizer, strategy, LoopOptions())
     return [train.step(batch).item() for _ in range(4)]
 
 

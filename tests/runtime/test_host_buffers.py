@@ -26,8 +26,8 @@ def test_gradients_land_where_earlier_ones_have_landed(options):
         train.step(batches[0])
     train.state_dict()
     # Those that are there and those that come on top of them.
-    home_bytes = sum(b.home.numel() for b in train._carrier.blocks if b.home is not None)
-    assert 0 < train._carrier._pool.num_bytes <= 2 * home_bytes
+    home_bytes = sum(b.home.numel() for b in train._strategy.blocks if b.home is not None)
+    assert 0 < train._strategy._pool.num_bytes <= 2 * home_bytes
 
 
 def test_a_block_comes_to_the_buffer_that_was_used_longest_ago():

@@ -9,9 +9,9 @@ from runtime.budget_models import MODELS
 from runtime.train_loops import adamw
 
 import hocket
-from hocket.api import carriers
 from hocket.base import disk_cache
 from hocket.base.progress import progress
+from hocket.runtime.strategies import budget
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def test_a_plan_is_recalled_for_the_same_step_alone(kept_on_disk, monkeypatch):
     torch.manual_seed(0)
     model, batches, forward = MODELS["blocks"]()
     start, found = copy.deepcopy(model), []
-    find = carriers.find_frontier
-    monkeypatch.setattr(carriers, "find_frontier", lambda *a, **k: found.append(1) or find(*a, **k))
+    find = budget.find_frontier
+    monkeypatch.setattr(budget, "find_frontier", lambda *a, **k: found.append(1) or find(*a, **k))
 
     def prepared(memory, **options):
         own = copy.deepcopy(start)

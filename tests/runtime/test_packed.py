@@ -21,7 +21,7 @@ def test_steps_hold_what_was_rehearsed_whatever_the_rows_are(more):
     train = hocket.prepare(model, adamw(model), batch, memory="3MiB")
     ledger = Ledger()
     with ledger:
-        ledger.hold(train._carrier.lasting)
+        ledger.hold(train._strategy.lasting)
         ledger.hold(batch.values())
         for _ in range(2):
             train.step(batch)

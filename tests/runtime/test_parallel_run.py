@@ -241,7 +241,7 @@ def test_a_failed_stage_tells_why(monkeypatch):
     monkeypatch.setattr(connect, "join_group", lambda header, device: None)
     monkeypatch.setattr(rank_module, "_run_job", fail)
     with pytest.raises(MemoryError, match="out of memory"):
-        rank_module.carry_out(SimpleNamespace(hear=lambda: Frame(header, [])))
+        rank_module.run(SimpleNamespace(hear=lambda: Frame(header, [])))
 
 
 def test_arithmetic_on_gpus_is_the_planned_one_where_it_can_be():

@@ -11,8 +11,8 @@ from runtime.train_loops import adamw, plain_steps
 from hocket.capture import capture
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import find_frontier
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.plan_correction import (
     NUM_TIMED,
     NUM_WARM_UP,
@@ -22,6 +22,7 @@ from hocket.runtime.train.plan_correction import (
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsed import rehearsals_of
 from hocket.runtime.train.update import planned_update
+from hocket.runtime.training import TrainingLoop
 
 NUM_TRIED = NUM_WARM_UP + NUM_TIMED
 BUDGET = 2**30
@@ -52,22 +53,22 @@ def training():
     found = rehearsals_of(model, optimizer, batches[0], recipe, torch.device("cpu"), LoopOptions())
     lean = frontier.smallest
     section = Memory(budget_bytes=(BUDGET,), blocks=lean.memory.blocks)
-    carrier = found.carrier(KeptBudget(section, lean.peak_bytes, lean.step_s))
-    train = TrainingLoop(model, optimizer, carrier, LoopOptions())
-    return train, PlanCorrection(found, lambda: frontier, carrier), batches, forward
+    strategy = found.strategy(KeptBudget(section, lean.peak_bytes, lean.step_s))
+    train = TrainingLoop(model, optimizer, strategy, LoopOptions())
+    return train, PlanCorrection(found, lambda: frontier, strategy), batches, forward
 
 
 def trained(train, batches, forward, times, num_steps):
     twin = copy.deepcopy(train.model)
     plain = adamw(twin)
     given = [batches[number % len(batches)] for number in range(num_steps)]
-    first, correction = train._carrier, train.correction
+    first, correction = train._strategy, train.correction
     train.correction = Times(correction, times)
     ours = [train.step(batch).item() for batch in given]
     assert ours == plain_steps(twin, plain, given, forward=forward)
     state = train.state_dict()["model"]
     assert all(torch.equal(state[name], value) for name, value in twin.state_dict().items())
-    return train._carrier is first
+    return train._strategy is first
 
 
 def test_a_plan_as_fast_as_predicted_stays(training):
@@ -78,20 +79,20 @@ def test_a_plan_as_fast_as_predicted_stays(training):
 
 def test_a_faster_plan_goes_on_and_says_so(training):
     train, train.correction, batches, forward = training
-    late_s = 10 * train._carrier.predicted_s
+    late_s = 10 * train._strategy.predicted_s
     with pytest.warns(PlanChangeWarning, match="another memory plan goes on"):
         is_first = trained(
             train, batches, forward,
             lambda c: late_s if c._second is None else 0.5 * late_s, 2 * NUM_TRIED + 2,
         )  # fmt: skip
     assert not is_first
-    section = train._carrier.kept.section
+    section = train._strategy.kept.section
     assert all(not block.is_at_home for block in section.blocks)
 
 
 def test_a_plan_that_proves_slower_is_given_back(training):
     train, train.correction, batches, forward = training
-    late_s = 10 * train._carrier.predicted_s
+    late_s = 10 * train._strategy.predicted_s
     assert trained(
         train, batches, forward,
         lambda c: late_s if c._second is None else 2 * late_s, 2 * NUM_TRIED + 2,

@@ -68,7 +68,7 @@ def streamed_training(optimizer_of):
     section = replace(section, async_update=True)
     train = loop_of(model, optimizer, section, batch, forward)
     train.step(batch)
-    return train, train._carrier.lasting
+    return train, train._strategy.lasting
 
 
 def test_a_training_that_nobody_has_any_more_is_no_other(allocator):
@@ -80,7 +80,7 @@ def test_a_training_that_nobody_has_any_more_is_no_other(allocator):
     del dropped, lasting
     assert (
         _beside_bytes(GPU, [], has_products=False)
-        == sum(t.nbytes for t in kept._carrier.lasting)
+        == sum(t.nbytes for t in kept._strategy.lasting)
         > 0
     )
 
@@ -132,13 +132,13 @@ def test_a_training_that_left_its_model_gives_its_room_back_until_it_returns(upd
     train = loop_of(model, adamw(model), section, batches[0], forward)
     torch.manual_seed(5)
     ours = [train.step(batch).item() for batch in batches]
-    carrier = train._carrier
-    rooms = [*carrier._rooms, *carrier._visitors.buffers]
+    strategy = train._strategy
+    rooms = [*strategy._rooms, *strategy._visitors.buffers]
     sizes = [room.untyped_storage().nbytes() for room in rooms]
     assert sum(sizes) > 0
-    carrier.leave()
+    strategy.leave()
     assert not any(room.untyped_storage().nbytes() for room in rooms)
-    carrier.come_back()
+    strategy.come_back()
     assert [room.untyped_storage().nbytes() for room in rooms] == sizes
     ours += [train.step(batch).item() for batch in batches]
     torch.manual_seed(5)

@@ -29,12 +29,12 @@ def rehearsed(model, optimizer, section, *, clip_norm=None, accumulate=1):
 
 def counted(train, optimizer, held=(), num_steps=6):
     """The most that steps of a loop hold that keeps its last loss."""
-    blocks = train._carrier.blocks
+    blocks = train._strategy.blocks
     here = [p for block in blocks if block.home is None for p in block.parameters]
     states = [value for p in here for value in optimizer.state.get(p, {}).values()]
     ledger = Ledger()
     with ledger:
-        ledger.hold([*train._carrier.lasting, *BATCH, *held, *(s for s in states if s.dim())])
+        ledger.hold([*train._strategy.lasting, *BATCH, *held, *(s for s in states if s.dim())])
         loss = None
         for _ in range(num_steps):
             loss = train.step(BATCH)

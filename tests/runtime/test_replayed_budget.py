@@ -50,7 +50,7 @@ def _loops(name, **policy):
     for each in (model, copy.deepcopy(model)):
         section = uniform(each, 0, **policy)
         loops.append(loop_of(each, adamw(each), section, batches[0], forward))
-    loops[1]._carrier._replayed = ReplayedBudget(loops[1].model, CPU, "", graphs)
+    loops[1]._strategy._replayed = ReplayedBudget(loops[1].model, CPU, "", graphs)
     return loops, batches, graphs
 
 
@@ -91,7 +91,7 @@ def test_a_graph_makes_room_for_an_evaluation_and_comes_back():
     for _ in range(NUM_CALLED + FEWEST_REPLAYS):
         [loop.step(batches[0]) for loop in loops]
     assert torch.equal(*(loop.evaluate(batches[1]) for loop in loops))
-    assert loops[1]._carrier._replayed.repeats.captured is None
+    assert loops[1]._strategy._replayed.repeats.captured is None
     [loop.step(batches[2]) for loop in loops]
     assert graphs.num_made == 2
     [loop.predict(batches[1]) for loop in loops]  # after one step: it was not worth it
@@ -115,9 +115,9 @@ def test_a_graph_makes_room_for_steps_that_are_called():
     loops, batches, graphs = _loops("picture")
     for _ in range(NUM_CALLED + FEWEST_REPLAYS):
         [loop.step(batches[0]) for loop in loops]
-    assert loops[1]._carrier._replayed.repeats.captured is not None
+    assert loops[1]._strategy._replayed.repeats.captured is not None
     [loop.step(batches[0], accumulate=True) for loop in loops]
-    assert loops[1]._carrier._replayed.repeats.captured is None
+    assert loops[1]._strategy._replayed.repeats.captured is None
     for number in range(4):
         [loop.step(batches[number % 3]) for loop in loops]
         assert graphs.num_made == 1 + (number > 0)
@@ -130,7 +130,7 @@ def test_a_capture_that_fails_leaves_steps_as_they_are():
     def broken(run):
         raise RuntimeError("a kernel cannot be captured")
 
-    loops[1]._carrier._replayed = ReplayedBudget(loops[1].model, CPU, "", broken)
+    loops[1]._strategy._replayed = ReplayedBudget(loops[1].model, CPU, "", broken)
     [loop.step(batches[0]) for loop in loops for _ in range(NUM_CALLED + 2)]
     assert loops[1].replays == "call by call: RuntimeError: a kernel cannot be captured"
     _assert_alike(loops)

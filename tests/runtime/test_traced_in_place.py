@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 import hocket
-from hocket.api.carriers import HookWarning
 from hocket.capture.model import CaptureWarning
+from hocket.runtime.strategies.placed import HookWarning
 
 WIDTH = 8
 SCALE = torch.linspace(0.5, 1.5, WIDTH)

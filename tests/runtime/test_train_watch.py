@@ -14,8 +14,8 @@ from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.cost.profile import read_profile
 from hocket.plan.plan import Plan
-from hocket.runtime.train.loop import DriftWarning
 from hocket.runtime.train.watch import NUM_DRIFTING, Watch, likely_cause
+from hocket.runtime.training import DriftWarning
 from hocket.simulate import simulate
 from hocket.training import prepare
 

@@ -71,7 +71,7 @@ def test_state_of_large_parameters_visits_in_parts(monkeypatch):
     ours = [train.step(batch).item() for batch in batches * 2]
     torch.manual_seed(1)
     assert ours == plain_steps(twin, plain, batches * 2, forward=forward)
-    pieces = [piece for each in train._carrier._visitors._pieces.values() for piece in each]
+    pieces = [piece for each in train._strategy._visitors._pieces.values() for piece in each]
     assert any(part.elements is not None for piece in pieces for part in piece.parts)
     train.state_dict()
     assert_same_state(model, twin)
@@ -106,9 +106,9 @@ class Noting(CopyEngines):
 def test_state_is_fetched_only_after_the_last_update_has_come_home():
     train, batch = visiting()
     train.step(batch)
-    engines = train._carrier._visitors._engines = Noting()
+    engines = train._strategy._visitors._engines = Noting()
     train.step(batch)
-    returned = {block.returned for block in train._carrier.blocks}
+    returned = {block.returned for block in train._strategy.blocks}
     engines.waited.clear()
     train.step(batch)
     assert engines.waited
@@ -119,7 +119,7 @@ def test_a_new_berth_is_written_after_what_the_computation_was_told_before_it():
     # Its memory is what the computation gave back and may still be at work in.
     train, batch = visiting()
     train.step(batch)
-    visitors, marks = train._carrier._visitors, []
+    visitors, marks = train._strategy._visitors, []
 
     class Marking(Noting):
         def mark(self):
@@ -137,7 +137,7 @@ def test_pieces_of_state_take_turns_in_berths_that_the_one_before_has_left(monke
     train, batch = visiting()
     for _ in range(2):
         train.step(batch)
-    visitors, log = train._carrier._visitors, []
+    visitors, log = train._strategy._visitors, []
 
     class Logging(Noting):
         def fetch(self, pairs, *after):
@@ -170,7 +170,7 @@ def test_what_the_host_has_changed_comes_a_block_ahead_and_after_the_last_use():
     model, batches, forward = MODELS["blocks"]()
     section = uniform(model, 0, update="host")
     train = loop_of(model, adamw(model), section, batches[0], forward)
-    visits, log = train._carrier._visits, []
+    visits, log = train._strategy._visits, []
 
     class Logging(Noting):
         def fetch(self, pairs, *after):
@@ -184,7 +184,7 @@ def test_what_the_host_has_changed_comes_a_block_ahead_and_after_the_last_use():
         bring(block)
 
     # What no block has alone comes when the step begins.
-    own = [block for block in train._carrier.blocks[:-1] if block.resident is not None]
+    own = [block for block in train._strategy.blocks[:-1] if block.resident is not None]
     assert len(own) > 2
     by_place = {block.resident.data_ptr(): block for block in own}
     visits.engines, visits._bring = Logging(), brought

@@ -64,14 +64,14 @@ def test_what_is_loaded_is_not_overwritten_by_updates_that_were_under_way(traine
     train, twin, _ = trained
     zeros = {name: torch.zeros_like(tensor) for name, tensor in twin.state_dict().items()}
     train.model.load_state_dict(zeros)
-    train._carrier.leave()
+    train._strategy.leave()
     twin.load_state_dict(zeros)
     assert_same_state(train.model, twin)
 
 
 def test_a_model_that_was_left_waits_for_nobody(trained):
     train, _, _ = trained
-    train._carrier.leave()
+    train._strategy.leave()
     for owner in (train.model, train.optimizer):
         hooks = [value for name, value in vars(owner).items() if name.endswith("_dict_pre_hooks")]
         assert hooks
@@ -83,7 +83,7 @@ def test_a_copy_of_a_model_waits_for_updates_and_a_file_says_what_to_do(trained)
     assert_same_state(copy.deepcopy(train.model), twin)
     with pytest.raises(UsageError, match=r"save model\.state_dict\(\)"):
         torch.save(train.model, io.BytesIO())
-    train._carrier.leave()
+    train._strategy.leave()
     assert_same_state(copy.deepcopy(train.model), twin)
 
 

@@ -11,13 +11,13 @@ from torch import nn
 
 import hocket
 from hocket.api import make_problem, run_plan
-from hocket.api.planned import launched
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import format_bytes
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
+from hocket.plan.make import launched
 from hocket.plan.sections import Lanes, Replica, Shares
 from hocket.planners.waves.search import even_shares, fit_waves
 from hocket.planners.waves.why import reasons
@@ -217,14 +217,14 @@ def test_an_op_waits_for_what_it_needs_of_the_other_lane(case, monkeypatch):
         warnings.simplefilter("ignore")  # batch norm sees microbatches
         plan = SavedPlan(fit.problem, fit.plan_of(fit.leanest))
         train = hocket.prepare(model, optimizer, batch, plan=plan, seed=0)
-    waves = train._carrier._waves
+    waves = train._strategy._waves
     lanes = waves._lanes = [WatchedLane(), WatchedLane()]
     sequence, early = iter(waves._order.sequence), []
 
     def run(own, op, lane):
         at = next(sequence)
         early.extend(set(waves._order.waits.get(at, ())) - lanes[lane].waited)
-        own.run(op)
+        own.run_op(op)
         lanes[lane].last = at
 
     monkeypatch.setattr(waves, "_run", run)

@@ -47,7 +47,7 @@ def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(model, shape):
         train = waved_loop(fit.problem, plan, own, batch.to(device), recipe, device)
         torch.manual_seed(0)
         losses.append([train.step(batch.to(device)).item() for _ in range(8)])
-        waves = train._carrier._waves
+        waves = train._strategy._waves
         assert not waves.repeats.refusal
         assert {*waves.notes.lane} == {0, 1}
     assert losses[0] == losses[1] == losses[2]

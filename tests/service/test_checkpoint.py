@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.service.checkpoint import write_checkpoint
+from hocket.base.checkpoint_folder import write_checkpoint
 
 
 @given(contents=st.dictionaries(st.sampled_from("abcd"), st.binary(max_size=50), max_size=3))
@@ -76,7 +76,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_a_name(tmp_path, monkeypatch)
 
 KILLED = """
 import os, signal, sys
-from hocket.service.checkpoint import write_checkpoint
+from hocket.base.checkpoint_folder import write_checkpoint
 calls = 0
 def trace(frame, event, argument):
     global calls

@@ -5,26 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from hocket.api.planned import ON_THIS_MACHINE, find_cluster, make_problem
 from hocket.base.atomic import write_together
 from hocket.base.errors import UsageError
-from hocket.base.units import (
-    MOST_BYTES,
-    format_bytes,
-    format_seconds,
-    parse_bytes,
-)
+from hocket.base.units import format_seconds
 from hocket.cost.calibrate import Calibration
 from hocket.cost.profile import Profile
 from hocket.graph.graph import Graph
-from hocket.hardware.cluster import Cluster, Device
+from hocket.hardware.cluster import Cluster
 from hocket.plan.files import plan_bytes
+from hocket.plan.make import ON_THIS_MACHINE, find_cluster, make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Memory
@@ -32,6 +26,13 @@ from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.budget import BudgetFit, keep_budget
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.frontier import Frontier, leanest_bytes
+from hocket.planners.memory.given_budget import (
+    BudgetWarning,
+    budget_of,
+    require_memory,
+    require_one_device,
+    unusable_note,
+)
 from hocket.planners.memory.largest import largest
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Fitted",
     "Frontier",
     "Largest",
+    "budget_of",
     "fit",
     "fit_problem",
     "largest_that_fits",
@@ -52,10 +54,6 @@ __all__ = [
 PLANNER = "memory"
 Tell = Callable[[int, int, bool], None]
 """Told of each try: the size, the bytes that it needs, whether it fits."""
-
-
-class BudgetWarning(UserWarning):
-    """A budget is more than tensors may fill of the device."""
 
 
 def fit(
@@ -82,23 +80,6 @@ def fit(
     return fitted
 
 
-def budget_of(memory: int | str) -> int:
-    """A budget as people write it, in bytes; raises `UsageError` for what is none."""
-    if not isinstance(memory, str):
-        is_number = isinstance(memory, Real) and not isinstance(memory, bool)
-        if not is_number or not 0 <= memory <= MOST_BYTES or memory != int(memory):
-            raise UsageError(
-                f"memory: {memory} is not a number of bytes", hint="write it like '8GiB'"
-            )
-        return int(memory)
-    try:
-        return parse_bytes(memory)
-    except ValueError as error:
-        raise UsageError(
-            f"memory: {error}", hint="write it like '8GiB', or give a number of bytes"
-        ) from None
-
-
 def fit_problem(
     problem: Problem,
     memory_bytes: int | None = None,
@@ -120,30 +101,6 @@ def _budget_on_one(problem: Problem, memory_bytes: int | None) -> int:
         return max(int(problem.memory_bytes[0]), 0)
     require_memory(problem.cluster.devices[0], memory_bytes)
     return memory_bytes
-
-
-def require_memory(device: Device, budget_bytes: int) -> None:
-    """Refuse a budget of more bytes than the device has."""
-    if budget_bytes > device.memory_bytes:
-        raise UsageError(
-            f"a budget of {format_bytes(budget_bytes)} is more than {device.name} has: "
-            f"{format_bytes(device.memory_bytes)}",
-            # Rounded down: what is named is usable.
-            hint=f"give it {device.usable_bytes // 2**20}MiB, or name another device",
-        )
-
-
-def unusable_note(problem: Problem, budget_bytes: int, device: int = 0) -> str:
-    """What is wrong with a budget that leaves less than the headroom; empty where nothing is."""
-    usable = int(problem.memory_bytes[device])
-    if budget_bytes <= usable:
-        return ""
-    has = problem.cluster.devices[device]
-    return (
-        f"a budget of {format_bytes(budget_bytes)} is more than tensors may fill of {has.name}: "
-        f"{format_bytes(usable)} of its {format_bytes(has.memory_bytes)} are usable beside the "
-        "headroom for context, workspaces and fragmentation"
-    )
 
 
 class Largest(NamedTuple):
@@ -217,13 +174,3 @@ def save_fit(
 def _on_one(problem: Problem) -> Plan:
     everywhere = np.zeros(problem.graph.num_ops, dtype=np.int32)
     return empty_plan(problem, PLANNER).placing(everywhere)
-
-
-def require_one_device(cluster: Cluster) -> None:
-    """Refuse a cluster of several devices."""
-    if cluster.num_devices != 1:
-        raise UsageError(
-            f"{cluster.name} has {cluster.num_devices} devices; a memory plan is for one",
-            hint="name one device, such as 1xh200, or machine.toml:gpu0 of a cluster file; "
-            "hocket plan spreads a step over several",
-        )

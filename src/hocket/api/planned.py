@@ -13,17 +13,20 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.base.errors import NoFeasiblePlanError, unknown_name
+from hocket.base.errors import unknown_name
 from hocket.base.units import format_seconds
 from hocket.cost.calibrate import Calibration
-from hocket.cost.memory import as_profiled
 from hocket.cost.profile import Profile
-from hocket.cost.roofline import Launches, costs_from_settings, estimate_costs
-from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
+from hocket.plan.make import ON_FILE, ON_THIS_MACHINE, find_cluster, make_problem
 from hocket.plan.plan import Plan
-from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, TransferMode
+from hocket.plan.problem import Objective, Problem, TransferMode
+
+__all__ = [
+    "ON_FILE", "ON_THIS_MACHINE", "Planned", "auto", "best_of", "find_cluster", "make_problem",
+    "plan_graph", "run_plan",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
@@ -31,11 +34,6 @@ if TYPE_CHECKING:
     from hocket.runtime.rebuild import ModelSource
     from hocket.runtime.result import RunResult
     from hocket.simulate.timeline import Timeline
-
-ON_FILE = "file"
-"""``on="file"``: the devices that the graph's own file states."""
-ON_THIS_MACHINE = "auto"
-"""``on="auto"``: the devices of this machine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,76 +249,11 @@ def plan_graph(
 
 
 def best_of(comparison: Comparison, *, is_limited: bool = False) -> Planned:
-    """The winner of a comparison; raises `NoFeasiblePlanError` where nothing fits.
+    """Return the winner of a comparison; raises `NoFeasiblePlanError` where nothing fits.
 
     The error names limits as a remedy where there are some.
     """
-    winner = comparison.winner
-    if winner is None or winner.plan is None or winner.timeline is None:
-        has_headroom = any(kind.headroom_bytes for kind in comparison.problem.cluster.kinds)
-        raise NoFeasiblePlanError(
-            f"no candidate {'keeps the limits on' if is_limited else 'fits'} "
-            f"{comparison.problem.cluster.name}: {comparison.why}",
-            hint="ask for less (--must), " * is_limited
-            + "use more or larger devices, a smaller batch, or 16-bit parameters"
-            + (", or keep less free with --headroom" if has_headroom else ""),
-        )
+    winner = comparison.required_winner(is_limited=is_limited)
+    assert winner.plan is not None
+    assert winner.timeline is not None
     return Planned(comparison, winner.plan, winner.timeline)
-
-
-def make_problem(
-    graph: Graph,
-    on: str | Path | Cluster,
-    *,
-    transfers: TransferMode = "shared",
-    objective: Objective = "latency",
-    contiguous: bool = False,
-    headroom_bytes: int | None = None,
-    profile: Profile | None = None,
-    calibration: Calibration | None = None,
-    seed: int = 0,
-) -> Problem:
-    """A problem from a graph and a cluster, or the text or path that names one.
-
-    ``headroom_bytes`` of each device stay empty; by default what its kind states.
-    """
-    if transfers not in TRANSFER_MODES:
-        raise unknown_name("transfer mode", str(transfers), TRANSFER_MODES)
-    if objective not in OBJECTIVES:
-        raise unknown_name("objective", str(objective), OBJECTIVES)
-    if on == ON_FILE:
-        from hocket.hardware.stated import stated_cluster
-
-        cluster = stated_cluster(graph.meta)
-        graph = on_file_terms(graph)
-    else:
-        cluster = find_cluster(on)
-    if headroom_bytes is not None:
-        cluster = cluster.with_headroom(headroom_bytes)
-    graph = as_profiled(graph, cluster, profile)
-    costs = estimate_costs(graph, cluster, profile=profile, calibration=calibration)
-    return Problem(
-        work=graph, cluster=cluster, op_costs=costs, transfers=transfers, objective=objective,
-        contiguous=contiguous, seed=seed,
-    )  # fmt: skip
-
-
-def launched(problem: Problem, launches: Launches) -> Problem:
-    """The problem with op times as they are where the host issues op by op, or a captured graph is
-    replayed."""
-    settings = {**problem.costs.settings, "launches": launches}
-    costs = costs_from_settings(problem.graph, problem.cluster, settings)
-    return replace(problem, op_costs=costs)
-
-
-def find_cluster(on: str | Path | Cluster) -> Cluster:
-    """A cluster, or the one that a text or path names."""
-    if isinstance(on, Cluster):
-        return on
-    if on == ON_THIS_MACHINE:
-        from hocket.hardware.detect import detect
-
-        return detect()
-    from hocket.hardware.shorthand import cluster_from_text
-
-    return cluster_from_text(str(on))

@@ -9,26 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hocket.api.planned import Planned, make_problem
 from hocket.base.errors import HocketError
 from hocket.base.units import format_seconds
 from hocket.capture.sizes import knowing_sizes, resized
 from hocket.graph.graph import Graph
+from hocket.plan.files import SavedPlan
+from hocket.plan.make import make_problem
 from hocket.plan.sections import Shares
 from hocket.planners.whole.compare import can_share, compare_whole
+from hocket.runtime.train.predicted import claimed_step_s
 from hocket.view.shared import how_of
 
 _WORTHWHILE = 1.02
 """Shorter steps by less than this are within the error of any prediction."""
 
 
-def faster_with_processes(planned: Planned, batch: Any, traced: Callable[[Any], Graph]) -> str:
+def faster_with_processes(placed: SavedPlan, batch: Any, traced: Callable[[Any], Graph]) -> str:
     """Message that names a shorter plan of several processes; empty where there is none.
 
     ``traced`` traces the step of a batch like the given one.
     """
-    graph = knowing_sizes(planned.problem.graph, lambda size: traced(resized(batch, size)))
-    problem = make_problem(graph, planned.problem.cluster)
+    graph = knowing_sizes(placed.problem.graph, lambda size: traced(resized(batch, size)))
+    problem = make_problem(graph, placed.problem.cluster)
     if not can_share(problem):
         return ""
     try:
@@ -38,14 +40,13 @@ def faster_with_processes(planned: Planned, batch: Any, traced: Callable[[Any], 
     if winner is None or winner.plan is None or winner.step_s is None:
         return ""
     shares = winner.plan.get(Shares)
-    if shares is None or len(shares.devices) < 2 or planned.step_s < _WORTHWHILE * winner.step_s:
+    placed_s = claimed_step_s(placed.problem, placed.plan)
+    if shares is None or len(shares.devices) < 2 or placed_s < _WORTHWHILE * winner.step_s:
         return ""
-    num_used = (
-        len(set(planned.plan.device_of.tolist())) if planned.plan.device_of is not None else 1
-    )
+    num_used = len(set(placed.plan.device_of.tolist())) if placed.plan.device_of is not None else 1
     how = "by op placement" if num_used > 1 else "on one device"
     return (
         f"{how_of(winner)} takes {format_seconds(winner.step_s)} per step with hocket launch; "
-        f"in this process {format_seconds(planned.step_s)} {how} "
+        f"in this process {format_seconds(placed_s)} {how} "
         "(hint: hocket.auto(model, batch, on=…).save('plan.json'), then hocket launch plan.json)"
     )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hocket.api.memory import budget_of
-from hocket.api.planned import ON_THIS_MACHINE, launched, make_problem
 from hocket.base.atomic import write_together
 from hocket.base.errors import unknown_name
 from hocket.cost.calibrate import Calibration
@@ -16,6 +15,7 @@ from hocket.cost.profile import Profile
 from hocket.cost.roofline import LAUNCHES, Launches
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, plan_bytes, write_plan
+from hocket.plan.make import ON_THIS_MACHINE, launched, make_problem
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections.lanes import CHANGES, Changes

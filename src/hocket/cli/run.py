@@ -151,7 +151,7 @@ def command(
     if not result.is_finite:
         say("warning: the loss is not finite: the training has diverged")
     view = view_of(saved.plan)
-    problem, plan = result.carried or (saved.problem, saved.plan)
+    problem, plan = result.executed or (saved.problem, saved.plan)
     if not as_json:
         # Before the trace is written: a full disk must not swallow what was measured.
         console().print(view.run_table(problem, plan, result))

@@ -81,6 +81,24 @@ class Comparison:
         """The chosen candidate."""
         return None if self.chosen is None else self.candidates[self.chosen]
 
+    def required_winner(self, *, is_limited: bool = False) -> Candidate:
+        """Return the winner; raises `NoFeasiblePlanError` where nothing fits.
+
+        The error names limits as a remedy where there are some.
+        """
+        winner = self.winner
+        if winner is not None and winner.plan is not None and winner.timeline is not None:
+            return winner
+        cluster = self.problem.cluster
+        has_headroom = any(kind.headroom_bytes for kind in cluster.kinds)
+        raise NoFeasiblePlanError(
+            f"no candidate {'keeps the limits on' if is_limited else 'fits'} "
+            f"{cluster.name}: {self.why}",
+            hint="ask for less (--must), " * is_limited
+            + "use more or larger devices, a smaller batch, or 16-bit parameters"
+            + (", or keep less free with --headroom" if has_headroom else ""),
+        )
+
     @property
     def least_step_s(self) -> float | None:
         """The shortest step of all candidates that fit; in its unit the others are told."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Header = dict[str, Any]
 
 
-def carry_out(parent: Parent) -> None:
+def run(parent: Parent) -> None:
     """Run the steps that the parent asks for and report each."""
     order = parent.receive()
     if order is None:
@@ -91,4 +91,4 @@ def _report_results(parent: Parent, runner: RankRunner) -> None:
 
 
 if __name__ == "__main__":
-    live(carry_out)
+    live(run)

@@ -36,7 +36,7 @@ class RunResult:
     GPUs)."""
     peak_bytes: Mapping[str, int]
     """By device, measured: on processors of a placement, on GPUs always."""
-    carried: tuple[Problem, Plan] | None = None
+    executed: tuple[Problem, Plan] | None = None
     """The part of the batch that was carried out, where that was not the whole plan."""
     dtype: str | None = None
     """Of a division: type of weights and activations."""

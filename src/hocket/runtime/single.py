@@ -74,7 +74,7 @@ class SingleProcess:
         record = StepRecord(start_s=time.perf_counter())
         # As in a plain training step: some kernels save less where gradients are switched off.
         with torch.enable_grad():
-            self._carry_out(number, marks, memory)
+            self._run_all(number, marks, memory)
         for stream in self.streams:
             stream.finish()
         record.end_s = time.perf_counter()
@@ -96,7 +96,7 @@ class SingleProcess:
 
     # ── one step ─────────────────────────────────────────────────────────────────────────────
 
-    def _carry_out(self, step: int, marks: dict[str, dict[int, Any]], memory: Any) -> None:
+    def _run_all(self, step: int, marks: dict[str, dict[int, Any]], memory: Any) -> None:
         before = -1
         try:
             for device, instruction in self.setup.split.sequence:

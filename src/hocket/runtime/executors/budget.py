@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hocket.hardware.cluster import Device
     from hocket.runtime.memory.ledger import Ledger
     from hocket.runtime.record import StepRecord
-    from hocket.runtime.train.loop import TrainingLoop
+    from hocket.runtime.training import TrainingLoop
 
 _NUM_COUNTED = 3
 """Steps on a processor whose bytes are counted storage by storage, which takes time. State that

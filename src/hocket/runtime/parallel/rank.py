@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hocket.runtime.record import StepRecord
 
 
-def carry_out(parent: Parent) -> None:
+def run(parent: Parent) -> None:
     """Run all jobs that the parent asks for and report each step."""
     order = parent.receive()
     if order is None:
@@ -74,4 +74,4 @@ def _record(trainer: Trainer, step: RankStep) -> StepRecord:
 
 
 if __name__ == "__main__":
-    live(carry_out)
+    live(run)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hocket.base.errors import UsageError
 from hocket.capture.fake import batch_tensors
 from hocket.capture.optimizer import required_optimizer
+from hocket.plan.files import SavedPlan
+from hocket.plan.make import ON_THIS_MACHINE
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import require_structure
@@ -16,11 +20,12 @@ from hocket.runtime.options import Onlookers, RunOptions
 from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
-from hocket.runtime.train.kept import planned_budget_carrier
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.strategies.budget import budget_strategy
+from hocket.runtime.task import LoopOptions, TrainingTask
 from hocket.runtime.train.made_optimizer import torch_optimizer, trained_parameters
 from hocket.runtime.train.predicted import claimed_step_s
 from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.training import TrainingLoop
 from hocket.simulate import simulate
 
 
@@ -77,9 +82,11 @@ def _looped(
     recipe = Recipe(loss=built.loss, update=update, device=kernels, name=name)
     watch.on_progress("rehearsing a step")
     module, loop = built.module, LoopOptions()
-    carrier = planned_budget_carrier(
-        module, optimizer, built.batch, recipe, problem, plan, torch.device(place), loop
+    task = TrainingTask(
+        model=module, optimizer=optimizer, batch=built.batch, recipe=recipe, options=loop,
+        device=torch.device(place),
     )  # fmt: skip
-    train = TrainingLoop(module, optimizer, carrier, loop)
+    strategy: Any = budget_strategy(task, SavedPlan(problem, plan), ON_THIS_MACHINE, None).strategy
+    train = TrainingLoop(module, optimizer, strategy, loop)
     rows = [tensor for _, tensor in batch_tensors(built.batch)]
-    return LoopedModel(train, lambda: (*carrier.lasting, *rows), built.batch, place)
+    return LoopedModel(train, lambda: (*strategy.lasting, *rows), built.batch, place)

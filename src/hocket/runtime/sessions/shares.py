@@ -67,7 +67,7 @@ def run_shares(
         predicted=predicted,
         measured=None,
         peak_bytes={},
-        carried=(problem, plan) if options.scale < 1 else None,
+        executed=(problem, plan) if options.scale < 1 else None,
     )
 
 

@@ -23,14 +23,15 @@ from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
 from hocket.runtime.smaller import with_graph
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.divided.accumulated import AccumulatedAlone
 from hocket.runtime.train.divided.shares import microbatches
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.made_optimizer import torch_optimizer, trained_parameters
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.replayed_waves import make_waves
 from hocket.runtime.train.waves import wave_order
+from hocket.runtime.training import TrainingLoop
 from hocket.simulate import simulate
 
 
@@ -110,6 +111,6 @@ def waved_loop(
         seed=None, outputs=False, max_shapes=options.max_shapes, replay=True, is_ranked=False,
     )  # fmt: skip
     waves = make_waves(inner, wave_order(problem, shares, plan[Lanes]), device)
-    carrier = AccumulatedAlone(inner, sizes, count=None, device=device, waves=waves)
+    strategy = AccumulatedAlone(inner, sizes, count=None, device=device, waves=waves)
     parameters = trained_parameters(recipe.update, model)
-    return TrainingLoop(model, torch_optimizer(recipe.update, parameters), carrier, options)
+    return TrainingLoop(model, torch_optimizer(recipe.update, parameters), strategy, options)

@@ -17,8 +17,8 @@ import torch
 from hocket.base.errors import UsageError
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.runtime.memory.versions import versions_of
+from hocket.runtime.strategy import StepOutput
 from hocket.runtime.streams import DeviceStream
-from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.carry import Given
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import RecordedStep
@@ -51,12 +51,14 @@ class BetweenWaves(Waves):
         """Whether the last waves ran in lanes: those that could not wait for their update."""
         return self._has_updated
 
-    def train(self, batches: Sequence[Any], step: int, weights: Sequence[Weight]) -> list[Carried]:
+    def train(
+        self, batches: Sequence[Any], step: int, weights: Sequence[Weight]
+    ) -> list[StepOutput]:
         """Forward and backward of all microbatches, each with a change of its own."""
         self._has_updated = False
         return super().train(batches, step, weights)
 
-    def carry(self, waves: Sequence[Wave], step: int) -> list[Carried]:
+    def carry(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
         """The same, of waves whose tensors are there; the mean loss of each counts as a step's."""
         self._has_updated = True
         whole = sum(wave.weight for wave in waves)

@@ -40,8 +40,8 @@ from hocket.runtime.memory.slots import slots_of
 from hocket.runtime.memory.updates import HostUpdates
 from hocket.runtime.memory.visiting import Visitors
 from hocket.runtime.memory.visits import Visits
+from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import on_device, signature_of, strayed, unforeseen
-from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.forwards import (
     carried_later,
@@ -62,7 +62,7 @@ from hocket.runtime.train.weight import Weight
 
 
 class Budgeted:
-    """A model within a budget; see `Carrier`."""
+    """A model within a budget; see `Strategy`."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Budgeted:
         """How steps are launched; see `TellsReplay`."""
         return self._replayed.repeats.told
 
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Forward and backward, and updates that are expected."""
         self._require_model()
         self._notice_shapes(batch)
@@ -148,18 +148,18 @@ class Budgeted:
             self._settle()
         return carried
 
-    def _passes(self, batch: Any, weight: Weight) -> Carried:
+    def _passes(self, batch: Any, weight: Weight) -> StepOutput:
         loss, outputs = self._forward(batch)
         # Logits that nobody asks for again are not held through the backward pass.
         outputs = tree_map(single_number, outputs)
         loss.backward(torch.ones_like(loss).mul_(weight))  # type: ignore[no-untyped-call]
-        return Carried(loss.detach(), outputs)
+        return StepOutput(loss.detach(), outputs)
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """Ops are not timed."""
         return self.train(batch, step, weight), None
 
-    def forward(self, batch: Any, step: int) -> Carried:
+    def forward(self, batch: Any, step: int) -> StepOutput:
         """The model itself; gradients are at home after the backward pass."""
         self._optimizer = None
         self._begin(batch)
@@ -173,7 +173,7 @@ class Budgeted:
         self._notice_shapes(batch)
         self._replayed.let_go()
 
-    def _forward(self, batch: Any) -> Carried:
+    def _forward(self, batch: Any) -> StepOutput:
         self._is_own_loop = False
         here = self._entered(batch)
         self._visitors.forget()
@@ -182,7 +182,7 @@ class Budgeted:
             loss = self._loss(returned)
         if loss.requires_grad:
             loss.register_hook(lambda _: self._visits.end_forward())  # type: ignore[no-untyped-call]
-        return Carried(loss, returned)
+        return StepOutput(loss, returned)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer, as far as it was not done as gradients came."""
@@ -223,7 +223,7 @@ class Budgeted:
         for parameter in [p for p, state in optimizer.state.items() if not state]:
             del optimizer.state[parameter]
 
-    def evaluate(self, batch: Any) -> Carried:
+    def evaluate(self, batch: Any) -> StepOutput:
         """The loss, without gradients."""
         self._begin(batch)
         with torch.no_grad(), in_mode(self._model, is_training=False):
@@ -250,7 +250,7 @@ class Budgeted:
             return (self._recipe.forward or apply_model)(self._model, here)
 
     def leave(self) -> None:
-        """Have the model be as it was, for another carrier; this one trains no more."""
+        """Have the model be as it was, for another strategy; this one trains no more."""
         self._settle()
         self._replayed.let_go()
         self._slots.forget_all()
@@ -258,7 +258,7 @@ class Budgeted:
         self._take_away()
 
     def come_back(self) -> None:
-        """Have the model again, as another carrier that was refused has left it."""
+        """Have the model again, as another strategy that was refused has left it."""
         assert self._aside is not None
         self._take_away()
         self._aside.take_back()

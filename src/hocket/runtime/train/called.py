@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from hocket.capture.fake import batch_tensors, map_batch, model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.step import apply_model
-from hocket.runtime.train.carrier import Carried, Timings
+from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.weight import Weight
 
@@ -49,23 +49,23 @@ class CalledModel:
         """A step of the optimizer."""
         optimizer.step()
 
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Forward and backward of the model."""
         outcome = self.forward(batch, step)
         seed = torch.ones_like(outcome.loss).mul_(weight)
         outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
-        return Carried(outcome.loss.detach(), detached(outcome.outputs))
+        return StepOutput(outcome.loss.detach(), detached(outcome.outputs))
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """As `train`: modules are not timed."""
         return self.train(batch, step, weight), None
 
-    def forward(self, batch: Any, step: int) -> Carried:
+    def forward(self, batch: Any, step: int) -> StepOutput:
         """What the model makes of a batch."""
         returned = self._apply(batch)
-        return Carried(self._loss(returned), returned)
+        return StepOutput(self._loss(returned), returned)
 
-    def evaluate(self, batch: Any) -> Carried:
+    def evaluate(self, batch: Any) -> StepOutput:
         """The loss, without gradients."""
         with torch.no_grad(), in_mode(self._model, is_training=False):
             return self.forward(batch, 0)

@@ -46,7 +46,7 @@ class _Act(NamedTuple):
     drops: tuple[int, ...]
 
 
-class CarriedStep:
+class EagerStep:
     """The forward and backward of a step on one real device."""
 
     def __init__(
@@ -85,7 +85,7 @@ class CarriedStep:
     def forward(self, given: Given, step: int) -> None:
         """Compute all up to the loss from the tensors that are there before, per device."""
         self.fill(given, step)
-        self._carry_out(self._parts[0])
+        self._run_all(self._parts[0])
 
     def fill(self, given: Given, step: int) -> None:
         """Take the tensors that are there before a step, per device, and nothing else."""
@@ -99,12 +99,12 @@ class CarriedStep:
     def backward(self, weight: Weight = 1.0) -> None:
         """Compute the gradients of ``weight`` times the loss."""
         self._weight = weight
-        self._carry_out(self._parts[1])
+        self._run_all(self._parts[1])
         for parameter, gradient in self.setup.program.gradients.items():
             if parameter not in self.gradients:
                 self.gradients[parameter] = self.value(gradient)
 
-    def carry_out(self, given: Given, step: int, weight: Weight = 1.0) -> None:
+    def run(self, given: Given, step: int, weight: Weight = 1.0) -> None:
         """The whole step at once."""
         self.forward(given, step)
         self.backward(weight)
@@ -120,7 +120,7 @@ class CarriedStep:
             slots[:] = [None] * len(slots)
         self.gradients = {}
 
-    def _carry_out(self, acts: Sequence[_Act]) -> None:
+    def _run_all(self, acts: Sequence[_Act]) -> None:
         with self.as_recorded():
             if self.on_move is None:
                 for act in acts:

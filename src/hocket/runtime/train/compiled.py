@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from hocket.capture.step import apply_model
+from hocket.runtime.strategy import StepOutput
 from hocket.runtime.train.batches import on_device, signature_of
 from hocket.runtime.train.called import CalledModel, detached
 from hocket.runtime.train.captured import StaticBatch, cloned, model_key, on_stream
-from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.repeats import NOT_CUDA, Repeats
 from hocket.runtime.train.replayed_update import ReplayedUpdate, with_update
@@ -31,12 +31,12 @@ class _CapturedPasses(NamedTuple):
     graph: torch.cuda.CUDAGraph
     batch: StaticBatch
     scale: torch.Tensor
-    outcome: Carried
+    outcome: StepOutput
     gradients: list[torch.Tensor | None]
 
 
 class CompiledModel(CalledModel):
-    """A model on one device whose steps are compiled; see `Carrier`."""
+    """A model on one device whose steps are compiled; see `Strategy`."""
 
     def __init__(
         self, model: nn.Module, recipe: Recipe, device: torch.device, *, backend: str, replay: bool
@@ -67,7 +67,7 @@ class CompiledModel(CalledModel):
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
         """All is here."""
 
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Forward and backward by compiled kernels."""
         batch = on_device(batch, self._device)
         is_pending = any(parameter.grad is not None for parameter in self._parameters)
@@ -86,7 +86,7 @@ class CompiledModel(CalledModel):
         scale.fill_(weight)
         graph.replay()
         self._add(gradients)
-        return Carried(outcome.loss.clone(), cloned(outcome.outputs))
+        return StepOutput(outcome.loss.clone(), cloned(outcome.outputs))
 
     def _apply(self, batch: Any) -> Any:
         return super()._apply(on_device(batch, self._device))
@@ -96,13 +96,15 @@ class CompiledModel(CalledModel):
         """How steps are launched; see `TellsReplay`."""
         return with_update(self.repeats.told, self._update)
 
-    def _passes(self, batch: Any, scale: torch.Tensor) -> tuple[Carried, list[torch.Tensor | None]]:
+    def _passes(
+        self, batch: Any, scale: torch.Tensor
+    ) -> tuple[StepOutput, list[torch.Tensor | None]]:
         returned = (self._recipe.forward or apply_model)(self._run, batch)
         loss = self._loss(returned)
         gradients = torch.autograd.grad(
             loss, self._parameters, scale.to(loss.dtype).expand_as(loss), allow_unused=True
         )
-        return Carried(loss.detach(), detached(returned)), list(gradients)
+        return StepOutput(loss.detach(), detached(returned)), list(gradients)
 
     def _capture(self, batch: Any) -> _CapturedPasses:
         static = StaticBatch(batch)

@@ -1,4 +1,4 @@
-"""Forwards of modules in place of their own, for as long as a carrier has the model."""
+"""Forwards of modules in place of their own, for as long as a strategy has the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hocket.base.errors import UsageError
 
 
 class LeavesModel(Protocol):
-    """A carrier whose forwards stand in a model."""
+    """A strategy whose forwards stand in a model."""
 
     def leave(self) -> None:
         """Have the model be as it was, with its own forwards."""
@@ -25,15 +25,15 @@ class LeavesModel(Protocol):
         """Carry the model again, as before it was left."""
 
 
-_carriers: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LeavesModel]]
-_carriers = weakref.WeakKeyDictionary()
+_strategies: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LeavesModel]]
+_strategies = weakref.WeakKeyDictionary()
 """Whose forwards stand in each model."""
 
 
 class OtherForward(partial[Any]):
     """A call that stands in the place of a module's own forward."""
 
-    carrier: LeavesModel
+    strategy: LeavesModel
     module: nn.Module
     own: Any
     """What the module itself, not its class, had as its forward; None for most."""
@@ -48,18 +48,18 @@ def _as_it_is(own: Any) -> Any:
     return own
 
 
-def carry(model: nn.Module, carrier: LeavesModel | None) -> None:
+def carry(model: nn.Module, strategy: LeavesModel | None) -> None:
     """Note whose forwards stand in a model from here on; None where they are its own."""
-    if carrier is None:
-        _carriers.pop(model, None)
+    if strategy is None:
+        _strategies.pop(model, None)
     else:
-        _carriers[model] = weakref.ref(carrier)
+        _strategies[model] = weakref.ref(strategy)
 
 
-def require_free(model: nn.Module, carrier: object) -> None:
+def require_free(model: nn.Module, strategy: object) -> None:
     """Refuse to train a model that another one carries: its parameters may be under way."""
-    other = _carriers.get(model)
-    if other is not None and other() is not carrier:
+    other = _strategies.get(model)
+    if other is not None and other() is not strategy:
         raise carried_later()
 
 
@@ -70,10 +70,10 @@ def carried_later() -> UsageError:
     )
 
 
-def put_forward(module: nn.Module, carrier: LeavesModel, function: Callable[..., Any]) -> None:
+def put_forward(module: nn.Module, strategy: LeavesModel, function: Callable[..., Any]) -> None:
     """Have calls of a module go to ``function``."""
     other = OtherForward(function)
-    other.carrier, other.module, other.own = carrier, module, vars(module).get("forward")
+    other.strategy, other.module, other.own = strategy, module, vars(module).get("forward")
     module.forward = other
 
 
@@ -106,12 +106,12 @@ def taken_over(model: nn.Module) -> Iterator[None]:
     Where what is done here fails, it comes back.
     """
     found = [vars(module).get("forward") for module in model.modules()]
-    carriers = {id(f.carrier): f.carrier for f in found if isinstance(f, OtherForward)}
-    for carrier in carriers.values():
-        carrier.leave()
+    strategies = {id(f.strategy): f.strategy for f in found if isinstance(f, OtherForward)}
+    for strategy in strategies.values():
+        strategy.leave()
     try:
         yield
     except BaseException:
-        for carrier in carriers.values():
-            carrier.come_back()
+        for strategy in strategies.values():
+            strategy.come_back()
         raise

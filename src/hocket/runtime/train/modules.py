@@ -24,7 +24,7 @@ from hocket.runtime.train.recorded import Recipe
 
 
 class MovedModules(CalledModel):
-    """A model whose modules are on the devices of a plan; see `Carrier`."""
+    """A model whose modules are on the devices of a plan; see `Strategy`."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class PlanCorrection:
             self._end(self.first)
             return None
         with taken_over(self.rehearsals.model):
-            self._second = self.rehearsals.carrier(other)
+            self._second = self.rehearsals.strategy(other)
         return self._second
 
     def _other(self, below_s: float) -> KeptBudget | None:

@@ -26,6 +26,7 @@ from hocket.runtime.autocast import autocast_state
 from hocket.runtime.collectives.reducer import GradientReducer
 from hocket.runtime.record import measured_timeline
 from hocket.runtime.smaller import with_graph
+from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import (
     Signature,
     require_alike,
@@ -34,8 +35,7 @@ from hocket.runtime.train.batches import (
     signature_of,
 )
 from hocket.runtime.train.called import CalledModel
-from hocket.runtime.train.carrier import Carried, Timings
-from hocket.runtime.train.carry import CarriedStep
+from hocket.runtime.train.carry import EagerStep
 from hocket.runtime.train.first_run import StateBefore
 from hocket.runtime.train.homes import Homes, ModelTree, replaced_error, setting_values, settings_of
 from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
@@ -53,7 +53,7 @@ class ManyShapesError(UsageError):
 
 
 class Programs:
-    """Carries steps by recorded programs; see `Carrier`."""
+    """Carries steps by recorded programs; see `Strategy`."""
 
     lost = ""
 
@@ -99,10 +99,10 @@ class Programs:
     @property
     def replays(self) -> str:
         """How steps on batches like the planned one are launched; see `TellsReplay`."""
-        if isinstance(self.first.carried, ReplayedStep):
+        if isinstance(self.first.runner, ReplayedStep):
             if self._reducer is not None and self._reducer.overlaps:
                 return called("gradients are summed while the backward pass runs")
-            return with_update(self.first.carried.repeats.told, self._update)
+            return with_update(self.first.runner.repeats.told, self._update)
         if not self.first.is_on_one_device:
             return called("several devices or ranks carry a step")
         return never_replayed(self.devices[0])
@@ -124,10 +124,10 @@ class Programs:
 
     def _hand_over(self, recorded: RecordedStep) -> None:
         """Connect the next step of a program with the reducer, if this step's gradients count."""
-        reducer, carried = self._reducer, recorded.carried
-        if isinstance(carried, CarriedStep):
+        reducer, carried = self._reducer, recorded.runner
+        if isinstance(carried, EagerStep):
             carried.on_move = self._on_move
-        if reducer is None or not isinstance(carried, CarriedStep):
+        if reducer is None or not isinstance(carried, EagerStep):
             return
         names = recorded.program.names
 
@@ -137,41 +137,41 @@ class Programs:
 
         carried.on_gradient = take if reducer.is_enabled and reducer.overlaps else None
 
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Forward and backward at once."""
         recorded, batch = self._found("train", batch)
         if recorded is None:
             return self._called.train(batch, step, weight)
         self._hand_over(recorded)
-        if isinstance(recorded.carried, ReplayedStep) and recorded.carried.lends:
+        if isinstance(recorded.runner, ReplayedStep) and recorded.runner.lends:
             self._keep_lent()
         given = self.given(recorded, batch)
         before = self._state_before(recorded, given)
         try:
-            recorded.carried.carry_out(given, step, weight)
+            recorded.runner.run(given, step, weight)
         except RunError as error:
             self._give_up(recorded, before, error)
             return self._called.train(batch, step, weight)
         recorded.has_run = True
         return self.taken(recorded)
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """The same step, op by op, with streams and marks; ranks time nothing."""
         recorded, batch = self._found("train", batch)
         if recorded is None or self._is_ranked:
             return self.train(batch, step, weight), None
-        usual, timed = recorded.carried, recorded.timed()
+        usual, timed = recorded.runner, recorded.timed()
         given = self.given(recorded, batch)
         before = self._state_before(recorded, given)
-        recorded.carried = timed
+        recorded.runner = timed
         try:
-            record = timed.carry_out(given, step, weight)
+            record = timed.run(given, step, weight)
             carried = self.taken(recorded)
         except RunError as error:
             self._give_up(recorded, before, error)
             return self._called.train(batch, step, weight), None
         finally:
-            recorded.carried = usual
+            recorded.runner = usual
         recorded.has_run = True
         setup, problem = recorded.setup, recorded.problem
         measured = measured_timeline(
@@ -180,12 +180,12 @@ class Programs:
         )  # fmt: skip
         return carried, Timings(problem, recorded.plan, recorded.predicted, measured)
 
-    def forward(self, batch: Any, step: int) -> Carried:
+    def forward(self, batch: Any, step: int) -> StepOutput:
         """Forward alone; backward is carried out when it is asked for."""
         recorded, batch = self._found("train", batch)
         if recorded is None:
             return self._called.forward(batch, step)
-        carried: Any = recorded.carried
+        carried: Any = recorded.runner
         if not recorded.is_on_one_device:
             raise UsageError(
                 "a plan on several devices or ranks runs forward and backward as one list",
@@ -203,14 +203,14 @@ class Programs:
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
         backward = self._backward_of(recorded, before, partial(self._again, batch, step))
         attached = _Recorded.apply(anchor, loss, backward)  # type: ignore[no-untyped-call]
-        return Carried(attached, recorded.returned())
+        return StepOutput(attached, recorded.returned())
 
-    def evaluate(self, batch: Any) -> Carried:
+    def evaluate(self, batch: Any) -> StepOutput:
         """The loss, without gradients."""
         kept = self._use("evaluate", batch)
         if kept is None:
             return self._called.evaluate(batch)
-        return Carried(kept["loss"], kept["returned"])
+        return StepOutput(kept["loss"], kept["returned"])
 
     def predict(self, batch: Any) -> Any:
         """What the model returns."""
@@ -226,8 +226,8 @@ class Programs:
 
     def gather(self, optimizer: torch.optim.Optimizer) -> None:
         """Have everything here that other processes have."""
-        if isinstance(self.first.carried, RankedStep):
-            gather_state(self.first.carried, self.tensors, optimizer)
+        if isinstance(self.first.runner, RankedStep):
+            gather_state(self.first.runner, self.tensors, optimizer)
 
     def _use(self, kind: Kind, batch: Any) -> Any:
         recorded, batch = self._found(kind, batch)
@@ -236,13 +236,13 @@ class Programs:
         given = self.given(recorded, batch)
         before = self._state_before(recorded, given)
         try:
-            recorded.carried.carry_out(given, 1)
+            recorded.runner.run(given, 1)
         except RunError as error:
             self._give_up(recorded, before, error)
             return None
         recorded.has_run = True
         returned = recorded.returned()
-        recorded.carried.forget()
+        recorded.runner.forget()
         return returned
 
     def _keep_lent(self) -> None:
@@ -258,7 +258,7 @@ class Programs:
         by_model: Callable[[Weight], None],
     ) -> Callable[[Weight], None]:
         def backward(weight: Weight) -> None:
-            carried: Any = recorded.carried
+            carried: Any = recorded.runner
             try:
                 carried.backward(weight)
             except RunError as error:
@@ -271,18 +271,18 @@ class Programs:
 
         return backward
 
-    def taken(self, recorded: RecordedStep) -> Carried:
+    def taken(self, recorded: RecordedStep) -> StepOutput:
         """Loss, outputs and gradients of a step that was carried out; nothing stays behind."""
-        loss = recorded.carried.value(recorded.program.outputs[0]).detach()
-        outcome = Carried(loss, recorded.returned())
+        loss = recorded.runner.value(recorded.program.outputs[0]).detach()
+        outcome = StepOutput(loss, recorded.returned())
         self._add_gradients(recorded)
-        recorded.carried.forget()
+        recorded.runner.forget()
         return outcome
 
     @torch.no_grad()
     def _add_gradients(self, recorded: RecordedStep) -> None:
         names = recorded.program.names
-        for number, gradient in recorded.carried.gradients.items():
+        for number, gradient in recorded.runner.gradients.items():
             parameter = self.tensors[names[number]]
             if parameter.grad is None:
                 parameter.grad = gradient.to(parameter.device)
@@ -312,7 +312,7 @@ class Programs:
         if before is None:
             raise error
         before.restore()
-        recorded.carried.forget()
+        recorded.runner.forget()
         found = UntraceableError(f"{error.message} (as traced)")
         for key in [key for key, step in self._recorded.items() if step is recorded]:
             del self._recorded[key]

@@ -56,7 +56,7 @@ class RankedStep(RankRunner):
         self.gradients: dict[int, torch.Tensor] = {}
         """Of the parameters whose updates are here."""
 
-    def carry_out(
+    def run(
         self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
     ) -> None:
         """The whole step, together with all other ranks."""

@@ -31,7 +31,7 @@ from hocket.runtime.record import StepRecord
 from hocket.runtime.setup import Setup
 from hocket.runtime.single import SingleProcess
 from hocket.runtime.split import Do, Instruction, StepCalls, split
-from hocket.runtime.train.carry import CarriedStep, kept_tensors
+from hocket.runtime.train.carry import EagerStep, kept_tensors
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.like import placed_like
 from hocket.runtime.train.ranked import RankedStep
@@ -45,7 +45,7 @@ from hocket.simulate.verify import update_violations
 
 # Carry out a recorded step on several real devices of this process, or with every op timed.
 #
-# What `CarriedStep` is for one device, with the streams, events and marks of `SingleProcess`.
+# What `EagerStep` is for one device, with the streams, events and marks of `SingleProcess`.
 
 
 class StreamedStep(SingleProcess):
@@ -67,7 +67,7 @@ class StreamedStep(SingleProcess):
         """By parameter."""
         self._redraws = {worker: Redraws(setup.program, worker.device) for worker in self.workers}
 
-    def carry_out(
+    def run(
         self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
     ) -> StepRecord:
         """The whole step from the tensors that are there before, per device; and its times."""
@@ -224,17 +224,17 @@ class RecordedStep:
         parts = _parts(problem, plan, program, self.predicted, self.is_on_one_device)
         self.setup = Setup(problem.graph, program, plan.device_of, parts)
         self.keep = kept_tensors(self.setup, everything=everything)
-        self.carried: CarriedStep | StreamedStep | RankedStep
+        self.runner: EagerStep | StreamedStep | RankedStep
         self._present = self.setup.split.present
         if is_ranked:
             ranked = RankedStep(self.setup, self.devices[0], seed=seed, keep=self.keep)
-            here, self.carried = ranked.device_index, ranked
+            here, self.runner = ranked.device_index, ranked
             self._present = tuple(p if d == here else () for d, p in enumerate(self._present))
         elif not self.is_on_one_device:
-            self.carried = self.timed()
+            self.runner = self.timed()
         else:
-            kind = ReplayedStep if replay and self.devices[0].type == "cuda" else CarriedStep
-            self.carried = kind(self.setup, self.devices[0], seed=seed, keep=self.keep)
+            kind = ReplayedStep if replay and self.devices[0].type == "cuda" else EagerStep
+            self.runner = kind(self.setup, self.devices[0], seed=seed, keep=self.keep)
         self._inputs: list[tuple[int, int, int]] = []
         self._given: list[dict[int, torch.Tensor]] = []
         self._addresses: list[int] = []
@@ -273,7 +273,7 @@ class RecordedStep:
             if self.program.tensors[number].role == Role.INPUT
         ]
 
-    def returned(self, carried: CarriedStep | None = None) -> Any:
+    def returned(self, carried: EagerStep | None = None) -> Any:
         """What the model returned, with None for tensors that were not kept.
 
         ``carried`` has carried the step out; without one, the step's own.
@@ -281,10 +281,10 @@ class RecordedStep:
         found = self.program.returned
         if found is None:
             return None
-        leaves = [self._leaf(leaf, carried or self.carried) for leaf in found.leaves]
+        leaves = [self._leaf(leaf, carried or self.runner) for leaf in found.leaves]
         return tree_unflatten(leaves, found.form)
 
-    def _leaf(self, leaf: Any, carried: CarriedStep | StreamedStep | RankedStep) -> Any:
+    def _leaf(self, leaf: Any, carried: EagerStep | StreamedStep | RankedStep) -> Any:
         if not isinstance(leaf, Ref):
             return leaf
         return carried.value(leaf.number) if leaf.number in self.keep else None

@@ -98,7 +98,7 @@ def rehearsed_peak(
         WideStatistics(),  # type: ignore[no-untyped-call]
         ledger,
     ):
-        carrier = Budgeted(
+        strategy = Budgeted(
             model,
             fake_batch,
             recipe,
@@ -108,13 +108,13 @@ def rehearsed_peak(
             rounded=rounded,
             is_rehearsal=True,
         )
-        ledger.hold(carrier.lasting)
+        ledger.hold(strategy.lasting)
         ledger.hold(twins[id(tensor)] for tensor in _there_besides(named, device))
-        ledger.hold(_states_here(carrier, own))
+        ledger.hold(_states_here(strategy, own))
         # What a step puts in the place of an attribute is there instead of it.
         del twins
         last_loss = torch.zeros((), device=device)
-        step = partial(_step, carrier, fake_batch, clips=clips, num_parts=min(accumulate, 2))
+        step = partial(_step, strategy, fake_batch, clips=clips, num_parts=min(accumulate, 2))
         ledger.peak_bytes = ledger.held_bytes
         with _readable(optimizer):
             if any(block.share < 1 for block in memory.blocks):
@@ -122,7 +122,7 @@ def rehearsed_peak(
                 step(first)
             del first
             peak_bytes, peak_at = ledger.peak_bytes, ledger.peak_at
-            carrier.make_states(own)
+            strategy.make_states(own)
             before_bytes = ledger.held_bytes
             ledger.peak_bytes, ledger.peak_at = max(peak_bytes, before_bytes), peak_at
             step(own)
@@ -140,21 +140,21 @@ def rehearsed_peak(
 
 
 def _step(
-    carrier: Budgeted, batch: Any, optimizer: torch.optim.Optimizer, *, clips: bool, num_parts: int
+    strategy: Budgeted, batch: Any, optimizer: torch.optim.Optimizer, *, clips: bool, num_parts: int
 ) -> None:
     """An update as the loop makes it, of gradients that come in so many parts: those of earlier
     parts are there in the later ones."""
     for part in range(num_parts):
-        carrier.expect(None if clips or num_parts > 1 else optimizer)
+        strategy.expect(None if clips or num_parts > 1 else optimizer)
         with unsearched():
-            carried = carrier.train(batch, part + 1, 1.0)
+            carried = strategy.train(batch, part + 1, 1.0)
     if clips:
-        carrier.clip(1.0)
-    carrier.update(optimizer)
+        strategy.clip(1.0)
+    strategy.update(optimizer)
     # The loss is there beside the update; gradients are dropped before the next step.
     del carried
-    carrier.expect(None)
-    for block in carrier.blocks:
+    strategy.expect(None)
+    for block in strategy.blocks:
         for parameter in block.parameters:
             parameter.grad = None
 
@@ -166,10 +166,10 @@ def _there_besides(named: Iterable[NamedTensor], device: torch.device) -> Iterat
             yield tensor
 
 
-def _states_here(carrier: Budgeted, own: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def _states_here(strategy: Budgeted, own: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """What an optimizer that has made steps before keeps on the device."""
     for parameter in (
-        p for block in carrier.blocks if block.home is None for p in block.parameters
+        p for block in strategy.blocks if block.home is None for p in block.parameters
     ):
         for value in own.state.get(parameter, {}).values():
             # Counters of steps are the host's.

@@ -18,9 +18,9 @@ from hocket.plan.sections.memory import Memory
 from hocket.planners.memory.frontier import Frontier
 from hocket.runtime.memory.allocator import card_bytes
 from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget, fastest_that_keeps
-from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import RehearsedPeak, least_beside_bytes, rehearsed_peak
 from hocket.runtime.train.repeats import AS_ASKED, NOT_CUDA
@@ -135,7 +135,7 @@ class Rehearsals:
         kept = fastest_that_keeps(budget_bytes, frontier, self.card_bytes, beside_bytes)
         return kept._replace(allocated_bytes=self.peak_bytes(kept.section))
 
-    def carrier(self, kept: KeptBudget, model: nn.Module | None = None) -> Budgeted:
+    def strategy(self, kept: KeptBudget, model: nn.Module | None = None) -> Budgeted:
         """What carries a plan out; a ``model`` that is like this one may be given."""
         launches = self.launches(kept.section.budget_bytes[0])
         return Budgeted(

@@ -16,7 +16,7 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Role
 from hocket.runtime.setup import Setup
 from hocket.runtime.train.captured import StaticBatch
-from hocket.runtime.train.carry import CarriedStep, Given
+from hocket.runtime.train.carry import EagerStep, Given
 from hocket.runtime.train.repeats import Repeats, Same
 from hocket.runtime.train.weight import Weight
 
@@ -55,7 +55,7 @@ class StaticInputs:
         self._static.refill(self._batch_of(given))
 
 
-class ReplayedStep(CarriedStep):
+class ReplayedStep(EagerStep):
     """A step on one CUDA device, replayed when it is carried out as a whole."""
 
     def __init__(
@@ -85,15 +85,15 @@ class ReplayedStep(CarriedStep):
         self._replayed = None
         super().forward(given, step)
 
-    def carry_out(self, given: Given, step: int, weight: Weight = 1.0) -> None:
+    def run(self, given: Given, step: int, weight: Weight = 1.0) -> None:
         """The whole step at once, unless gradients are taken one by one while it runs."""
         if self.on_gradient is not None:
             self._replayed = None
-            super().carry_out(given, step, weight)
+            super().run(given, step, weight)
             return
         self._replayed = found = self.repeats.find(Same(given), lambda: self._capture(given, step))
         if found is None:
-            super().carry_out(given, step, weight)
+            super().run(given, step, weight)
             return
         found.inputs.refill(given)
         self._scale.fill_(weight)
@@ -114,7 +114,7 @@ class ReplayedStep(CarriedStep):
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                super().carry_out(static, step, self._scale)
+                super().run(static, step, self._scale)
             results = {t: super(ReplayedStep, self).value(t) for t in self._keep}
             return _CapturedStep(graph, inputs, results, self.gradients)
         finally:

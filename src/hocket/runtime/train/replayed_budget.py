@@ -17,25 +17,25 @@ import torch
 from torch import nn
 
 from hocket.capture.fake import plain_batch
+from hocket.runtime.strategy import StepOutput
 from hocket.runtime.train.batches import on_device, signature_of
 from hocket.runtime.train.captured import StaticBatch, cloned, model_key, on_stream
-from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.repeats import Repeats
 from hocket.runtime.train.replayed_update import place_of, update_hindrance
 from hocket.runtime.train.weight import Weight
 
 FEWEST_REPLAYS = 4
 """A graph that goes after fewer steps was not worth its capture."""
-StepPasses = Callable[[Any, Weight], Carried]
+StepPasses = Callable[[Any, Weight], StepOutput]
 """Forward, backward and updates of a batch with a weight."""
-Capture = Callable[[Callable[[], Carried]], Callable[[], Carried]]
+Capture = Callable[[Callable[[], StepOutput]], Callable[[], StepOutput]]
 """What makes a call that repeats another one; its results are overwritten by the next."""
 
 
 class CapturedBudgetStep(NamedTuple):
     """A step that can be launched, with what it reads."""
 
-    launch: Callable[[], Carried]
+    launch: Callable[[], StepOutput]
     batch: StaticBatch
     scale: torch.Tensor
 
@@ -61,7 +61,7 @@ class ReplayedBudget:
         weight: Weight,
         optimizer: torch.optim.Optimizer | None,
         passes: StepPasses,
-    ) -> Carried:
+    ) -> StepOutput:
         """One step, which the optimizer updates; without one gradients stay, and it is called. So
         is one that adds to gradients of others: a graph would add to theirs each time."""
         batch = plain_batch(batch)
@@ -79,7 +79,7 @@ class ReplayedBudget:
         found.scale.fill_(weight)
         carried = found.launch()
         self._num_replayed += 1
-        return Carried(carried.loss.clone(), cloned(carried.outputs))
+        return StepOutput(carried.loss.clone(), cloned(carried.outputs))
 
     def let_go(self) -> None:
         """Give back the memory of a graph, because others need room."""
@@ -115,7 +115,7 @@ class ReplayedBudget:
             for parameter in self._model.parameters():
                 parameter.grad = None
 
-    def _as_graph(self, run: Callable[[], Carried]) -> Callable[[], Carried]:
+    def _as_graph(self, run: Callable[[], StepOutput]) -> Callable[[], StepOutput]:
         """A CUDA graph of what a function asks for."""
         graph = torch.cuda.CUDAGraph()
         # Workspaces of the steps before would be there twice.
@@ -127,13 +127,13 @@ class ReplayedBudget:
         finally:
             torch._C._cuda_clearCublasWorkspaces()
 
-        def launch() -> Carried:
+        def launch() -> StepOutput:
             graph.replay()
             return carried
 
         return launch
 
-    def _beside(self, run: Callable[[], Carried]) -> Carried:
+    def _beside(self, run: Callable[[], StepOutput]) -> StepOutput:
         """On the stream that is captured later: what autograd and libraries keep for a stream."""
         if self._stream is None:
             return run()
@@ -144,4 +144,4 @@ class ReplayedBudget:
         with on_stream(self._stream, self._device):
             carried = run()
         # In memory of the stream that they are looked at on.
-        return Carried(carried.loss.clone(), cloned(carried.outputs))
+        return StepOutput(carried.loss.clone(), cloned(carried.outputs))

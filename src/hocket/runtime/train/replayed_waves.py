@@ -21,10 +21,10 @@ import torch
 
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.waves.waiting import Edge
+from hocket.runtime.strategy import StepOutput
 from hocket.runtime.streams import DeviceStream
 from hocket.runtime.train.between_waves import BetweenWaves
 from hocket.runtime.train.captured import cloned, on_stream
-from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.graph_nodes import (
     Nodes,
     arrows_of,
@@ -165,7 +165,7 @@ class _CapturedWaves(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: list[StaticInputs]
     scales: list[torch.Tensor]
-    outcomes: list[Carried]
+    outcomes: list[StepOutput]
     gradients: dict[str, torch.Tensor]
 
 
@@ -179,7 +179,7 @@ class ReplayedWaves(Waves):
         self._beside = ThreadPoolExecutor(1, initializer=_enter, initargs=(self.notes.stream,))
         self.repeats: Repeats[_CapturedWaves] = Repeats()
 
-    def carry(self, waves: Sequence[Wave], step: int) -> list[Carried]:
+    def carry(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
         """Forward and backward of all waves; gradients that wait for more are added op by op."""
         tensors = self._programs.tensors.values()
         if any(tensor.grad is not None for tensor in tensors):
@@ -194,9 +194,9 @@ class ReplayedWaves(Waves):
         found.graph.replay()
         for name, gradient in found.gradients.items():
             self._programs.tensors[name].grad = gradient
-        return [Carried(each.loss.clone(), cloned(each.outputs)) for each in found.outcomes]
+        return [StepOutput(each.loss.clone(), cloned(each.outputs)) for each in found.outcomes]
 
-    def _call_by_call(self, waves: Sequence[Wave], step: int) -> list[Carried]:
+    def _call_by_call(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
         with self.notes.call_by_call():
             return super().carry(waves, step)
 
@@ -207,7 +207,7 @@ class ReplayedWaves(Waves):
         if lane:
             self._beside.submit(_recorded, own, op).result()
         else:
-            own.run(op)
+            own.run_op(op)
 
     @property
     def replays(self) -> str:
@@ -251,4 +251,4 @@ def _enter(stream: torch.cuda.Stream) -> None:
 
 def _recorded(own: WaveStep, op: int) -> None:
     with own.as_recorded():
-        own.run(op)
+        own.run_op(op)

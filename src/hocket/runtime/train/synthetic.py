@@ -22,14 +22,15 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.runtime.record import StepRecord
 from hocket.runtime.smaller import with_graph
-from hocket.runtime.train.carrier import Carrier, ReportsProgress
+from hocket.runtime.strategy import ReportsProgress, Strategy
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.divided.build import DividedTask, DivisionWarning
-from hocket.runtime.train.divided.planned import carried_plan
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.divided.planned import parallel_strategy
 from hocket.runtime.train.made_optimizer import torch_optimizer, trained_parameters
 from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.training import TrainingLoop
 
 PER_STEP = 1_000
 """How finely the progress of a step is counted."""
@@ -55,7 +56,7 @@ class SyntheticTraining:
         recipe = Recipe(loss=loss, update=update, device=device.type, name=problem.graph.name)
         options = LoopOptions(seed=seed)
 
-        def make_inner(how: Recipe, rows: Any, drawn: int | None) -> Carrier:
+        def make_inner(how: Recipe, rows: Any, drawn: int | None) -> Strategy:
             return _on_one_device(problem, model, rows, how, device, drawn)
 
         task = DividedTask(
@@ -66,16 +67,16 @@ class SyntheticTraining:
         with warnings.catch_warnings():
             # They warn of what a loop may rely on (batch norm); a run is a trial.
             warnings.simplefilter("ignore", DivisionWarning)
-            self._carrier = carried_plan(task, problem, plan)
+            self._strategy = parallel_strategy(task, problem, plan)
         self._batch = batch
-        self._loop = TrainingLoop(model, optimizer, self._carrier, options)
+        self._loop = TrainingLoop(model, optimizer, self._strategy, options)
         # The run itself compares measured with predicted, at its end.
         self._loop.watch.predicted_s = None
 
     def step(self, number: int, on_move: Callable[[int, int], None]) -> StepRecord:
         """Train once; ``on_move`` is told the step and how far it is, of `PER_STEP`."""
-        if isinstance(self._carrier, ReportsProgress):
-            self._carrier.report_progress(lambda part: on_move(number, int(part * PER_STEP)))
+        if isinstance(self._strategy, ReportsProgress):
+            self._strategy.report_progress(lambda part: on_move(number, int(part * PER_STEP)))
         on_move(number, 0)
         record = StepRecord(start_s=time.perf_counter())
         record.loss = float(self._loop.step(self._batch))
@@ -90,7 +91,7 @@ def _on_one_device(
     recipe: Recipe,
     device: torch.device,
     seed: int | None,
-) -> Carrier:
+) -> Strategy:
     """The model on the device of this process; called where its step cannot be traced."""
     devices = [device] * problem.cluster.num_devices
     try:

@@ -19,7 +19,7 @@ from hocket.base.errors import UsageError
 class _WaitingHook:
     """A hook that waits."""
 
-    # Hooks are wrapped with all that they have: a copy of the model would have its carrier.
+    # Hooks are wrapped with all that they have: a copy of the model would have its strategy.
     __slots__ = ("_wait",)
 
     def __init__(self, wait: Callable[[], None]) -> None:
@@ -47,7 +47,7 @@ def _nothing() -> None:
 
 
 class WaitingStates:
-    """Where it is waited, for as long as a carrier has the model."""
+    """Where it is waited, for as long as a strategy has the model."""
 
     def __init__(self, wait: Callable[[], None], *, is_idle: bool) -> None:
         self._is_idle = is_idle

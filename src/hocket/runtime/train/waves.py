@@ -23,9 +23,9 @@ from hocket.plan.sections import Lanes, Shares
 from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.planners.waves.waiting import by_start
 from hocket.runtime.setup import Setup
+from hocket.runtime.strategy import StepOutput
 from hocket.runtime.streams import DeviceStream
-from hocket.runtime.train.carrier import Carried
-from hocket.runtime.train.carry import CarriedStep, Given
+from hocket.runtime.train.carry import EagerStep, Given
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import RecordedStep
 from hocket.runtime.train.repeats import called, never_replayed
@@ -122,7 +122,7 @@ class Wave(NamedTuple):
     weight: Weight
 
 
-class WaveStep(CarriedStep):
+class WaveStep(EagerStep):
     """One wave: a recorded step whose calls are asked for op by op of a plan."""
 
     def __init__(
@@ -154,7 +154,7 @@ class WaveStep(CarriedStep):
         self.fill(given, step)
         self._weight = weight
 
-    def run(self, op: int) -> None:
+    def run_op(self, op: int) -> None:
         """An op of the plan and what it makes free; under `as_recorded`."""
         for act in self._acts_of[op]:
             self._perform(act)
@@ -179,7 +179,9 @@ class Waves:
         self._steps: dict[tuple[int, int], WaveStep] = {}
         self._has_warned = False
 
-    def train(self, batches: Sequence[Any], step: int, weights: Sequence[Weight]) -> list[Carried]:
+    def train(
+        self, batches: Sequence[Any], step: int, weights: Sequence[Weight]
+    ) -> list[StepOutput]:
         """Forward and backward of all microbatches; their gradients are added to the parameters."""
         found = [self._programs.find("train", batch) for batch in batches]
         counts = {len(counted_ops(recorded.setup.graph)) for recorded, _ in found}
@@ -195,11 +197,11 @@ class Waves:
         ]
         return self.carry(waves, step)
 
-    def carry(self, waves: Sequence[Wave], step: int) -> list[Carried]:
+    def carry(self, waves: Sequence[Wave], step: int) -> list[StepOutput]:
         """The same, of waves whose tensors are there."""
         sums = self._sums()
         events: dict[WaveOp, Any] = {}
-        outcomes: dict[int, Carried] = {}
+        outcomes: dict[int, StepOutput] = {}
         with self._step(waves[0].recorded, 0).as_recorded():
             for at in self._order.sequence:
                 wave, op = at
@@ -226,7 +228,7 @@ class Waves:
         self._lanes[lane].make_current()
 
     def _run(self, own: WaveStep, op: int, lane: int) -> None:
-        own.run(op)
+        own.run_op(op)
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Updates wait for all waves."""
@@ -306,9 +308,9 @@ class GradientSums:
         """A wave is over."""
 
 
-def _outcome(recorded: RecordedStep, own: WaveStep) -> Carried:
+def _outcome(recorded: RecordedStep, own: WaveStep) -> StepOutput:
     """Loss and outputs of a wave that is over; nothing stays behind."""
     loss = own.value(recorded.program.outputs[0]).detach()
     returned = recorded.returned(own)
     own.forget()
-    return Carried(loss, returned)
+    return StepOutput(loss, returned)

@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hocket.base.errors import UsageError
 from hocket.capture.perform import draw_seed
 from hocket.runtime.collectives.reducer import GradientReducer
-from hocket.runtime.train.carrier import (
-    Carried,
-    Carrier,
+from hocket.runtime.strategy import (
     Passes,
     ReportsProgress,
+    StepOutput,
+    Strategy,
     TellsReplay,
     Timings,
     feed,
@@ -33,7 +33,7 @@ from hocket.runtime.train.weight import Weight
 
 
 class Accumulated:
-    """A carrier that is given parts of each batch; see `Passes`."""
+    """A strategy that is given parts of each batch; see `Passes`."""
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class Accumulated:
         if self._waves is None or not self._waves.has_updated:
             self._inner.update(optimizer)
 
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Forward and backward of one microbatch after the other, or in two lanes."""
         batches, shares = microbatches(batch, self._sizes, self._count)
         weights = [weight * share for share in shares]
-        parts: list[Carried] = []
+        parts: list[StepOutput] = []
         with self._draws(step):
             if self._waves is not None:
                 with self._syncing(is_last=False):
@@ -110,11 +110,11 @@ class Accumulated:
                         parts.append(self._inner.train(each, step, part))
         return _whole(parts, shares, [num_rows(each) for each in batches])
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """As `train`, with the ops of the last microbatch timed."""
         batches, shares = microbatches(batch, self._sizes, self._count)
         timings: Timings | None = None
-        parts: list[Carried] = []
+        parts: list[StepOutput] = []
         with self._draws(step):
             for each, share in zip(batches, shares, strict=True):
                 with self._syncing(is_last=len(parts) + 1 == len(batches)):
@@ -122,7 +122,7 @@ class Accumulated:
                 parts.append(carried)
         return _whole(parts, shares, [num_rows(each) for each in batches]), timings
 
-    def forward(self, batch: Any, step: int) -> Carried:
+    def forward(self, batch: Any, step: int) -> StepOutput:
         """Not possible: microbatches go forward and backward in turns."""
         raise UsageError(
             f"the plan takes a batch in {len(self._sizes)} microbatches, forward and backward in "
@@ -130,7 +130,7 @@ class Accumulated:
             hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
         )
 
-    def evaluate(self, batch: Any) -> Carried:
+    def evaluate(self, batch: Any) -> StepOutput:
         """The loss of all rows at once: without gradients they hold little."""
         return self._inner.evaluate(batch)
 
@@ -145,9 +145,9 @@ class Accumulated:
 
 
 class AccumulatedAlone(Accumulated):
-    """The same where one process has the whole model; see `Carrier`."""
+    """The same where one process has the whole model; see `Strategy`."""
 
-    def __init__(self, inner: Carrier, sizes: Sequence[int], **options: Any) -> None:
+    def __init__(self, inner: Strategy, sizes: Sequence[int], **options: Any) -> None:
         super().__init__(inner, sizes, **options)
         self._whole = inner
 
@@ -169,7 +169,7 @@ class AccumulatedAlone(Accumulated):
             self._waves.take(state)
 
 
-def _whole(parts: Sequence[Carried], shares: Sequence[float], rows: Sequence[int]) -> Carried:
+def _whole(parts: Sequence[StepOutput], shares: Sequence[float], rows: Sequence[int]) -> StepOutput:
     """What came out of all microbatches: the mean loss, means of numbers, rows one below another.
 
     What is neither is that of the last microbatch.
@@ -180,9 +180,9 @@ def _whole(parts: Sequence[Carried], shares: Sequence[float], rows: Sequence[int
     flat = [tree_flatten(part.outputs) for part in parts]
     forms = {str(form) for _, form in flat}
     if len(forms) > 1:
-        return Carried(loss, parts[-1].outputs)
+        return StepOutput(loss, parts[-1].outputs)
     leaves = [_joined(each, shares, rows) for each in zip(*(each for each, _ in flat), strict=True)]
-    return Carried(loss, tree_unflatten(leaves, flat[-1][1]))
+    return StepOutput(loss, tree_unflatten(leaves, flat[-1][1]))
 
 
 def _joined(parts: Sequence[Any], shares: Sequence[float], rows: Sequence[int]) -> Any:

@@ -18,9 +18,9 @@ from hocket.base.errors import UsageError
 from hocket.plan.sections import Schedule
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.collectives.propagation import Propagation
+from hocket.runtime.strategy import Passes, Strategy
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.called import CalledModel
-from hocket.runtime.train.carrier import Carrier, Passes
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.accumulated import Accumulated, AccumulatedAlone
 from hocket.runtime.train.divided.again import all_layers
@@ -114,8 +114,8 @@ def _keep_statistics(
     norm.running_var.mul_(1 - norm.momentum).add_(norm.momentum * unbiased)
 
 
-MakeInner = Callable[[Recipe, Any, int | None], Carrier]
-"""The carrier of the model on one device for batches like the given one, with a seed for draws."""
+MakeInner = Callable[[Recipe, Any, int | None], Strategy]
+"""The strategy of the model on one device for batches like the given one, with a seed for draws."""
 WARNED_LEVEL = 7
 """Callers between a warning of this file and the person's script."""
 
@@ -173,9 +173,9 @@ class RankPart:
     """Whether parts of divided weights and of the optimizer's states live on the host."""
 
 
-def divided_carrier(
+def degrees_strategy(
     task: DividedTask, division: Division, schedule: Schedule | None, *, accumulates: bool
-) -> Carrier:
+) -> Strategy:
     """Carry the model by all ranks of a division; each calls this with the same batch.
 
     ``accumulates`` says whether ranks without a pipeline take their microbatches one by one.
@@ -211,7 +211,7 @@ def agree(task: DividedTask) -> None:
     share_weights(task.model, task.device)
 
 
-def alone(task: DividedTask, sizes: Sequence[int]) -> Carrier:
+def alone(task: DividedTask, sizes: Sequence[int]) -> Strategy:
     """The whole model on the one device of a plan, in this process."""
     if len(sizes) == 1:
         return task.make_inner(task.recipe, task.batch, task.seed)
@@ -239,7 +239,7 @@ def _in_lanes(task: DividedTask, inner: Passes) -> Waves | None:
     return None
 
 
-def carried(task: DividedTask, part: RankPart) -> Carrier:
+def carried(task: DividedTask, part: RankPart) -> Strategy:
     """The part of this rank, and the agreement with all others."""
     model, mesh = task.model, part.mesh
     own = shared_rows(num_rows(task.batch), part.shares)[mesh.data_rank]

@@ -13,7 +13,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Lanes, PlacedDivision, Replica, Schedule, Shares
 from hocket.plan.training import TransformerTraining
 from hocket.planners.parallelism.schedules import make_schedule
-from hocket.runtime.train.carrier import Carrier
+from hocket.runtime.strategy import Strategy
 from hocket.runtime.train.divided.again import blocks_like, covered_modules
 from hocket.runtime.train.divided.build import (
     DividedTask,
@@ -21,7 +21,7 @@ from hocket.runtime.train.divided.build import (
     agree,
     alone,
     carried,
-    divided_carrier,
+    degrees_strategy,
     require_batch,
     require_layers,
 )
@@ -41,13 +41,13 @@ from hocket.transformer import Division
 # each replica; its gradients are summed by the ranks that have it.
 
 
-def shared_carrier(
+def split_batch_strategy(
     task: DividedTask,
     problem: Problem,
     shares: Shares,
     lanes: Lanes | None = None,
     planned: Communication | None = None,
-) -> Carrier:
+) -> Strategy:
     """Carry the model by all ranks of shares of the problem's graph.
 
     ``planned`` is the plan's own exchange of gradients.
@@ -158,21 +158,21 @@ def divides(plan: Plan) -> bool:
     return plan.get(PlacedDivision) is not None or plan.get(Shares) is not None
 
 
-def carried_plan(task: DividedTask, problem: Problem, plan: Plan) -> Carrier:
+def parallel_strategy(task: DividedTask, problem: Problem, plan: Plan) -> Strategy:
     """What carries such a plan; refuses another model or batch than the planned one."""
     task = replace(task, predicted_s=predicted_s(problem, plan, task.device))
     shares = plan.get(Shares)
     if shares is not None:
         require_batch(shares.num_samples, task.batch)
-        return shared_carrier(task, problem, shares, plan.get(Lanes), plan.get(Communication))
+        return split_batch_strategy(task, problem, shares, plan.get(Lanes), plan.get(Communication))
     division = plan[PlacedDivision].division
     if isinstance(problem.work, TransformerTraining):
         require_layers(task.model, problem.training.model.layers)
     require_batch(division.global_batch, task.batch)
-    return divided_carrier(task, division, plan.get(Schedule), accumulates=True)
+    return degrees_strategy(task, division, plan.get(Schedule), accumulates=True)
 
 
-def carried_division(task: DividedTask, division: Division) -> Carrier:
+def stated_degrees_strategy(task: DividedTask, division: Division) -> Strategy:
     """What carries degrees that a person states; who states nothing else means the batch given.
 
     A microbatch is one sample where nobody said anything, so only pipelines take several.
@@ -180,4 +180,4 @@ def carried_division(task: DividedTask, division: Division) -> Carrier:
     if division.global_batch == 1 and division.shares is None:
         division = replace(division, global_batch=num_rows(task.batch))
     require_batch(division.global_batch, task.batch)
-    return divided_carrier(task, division, None, accumulates=False)
+    return degrees_strategy(task, division, None, accumulates=False)

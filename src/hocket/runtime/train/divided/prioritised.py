@@ -16,12 +16,12 @@ from torch import nn
 
 from hocket.base.errors import UsageError
 from hocket.runtime.collectives.propagation import Propagation
+from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.divided.replicas import Replicas
-from hocket.runtime.train.loop import LoopOptions
 
 
 class PrioritisedReplicas(Replicas):
-    """Replicas that never wait for all sums at once; see `Carrier`."""
+    """Replicas that never wait for all sums at once; see `Strategy`."""
 
     _has_reducer = False
 

@@ -1,4 +1,4 @@
-"""Data parallelism around any carrier: each rank trains on its rows, gradients become one.
+"""Data parallelism around any strategy: each rank trains on its rows, gradients become one.
 
 A rank's loss is weighted by its share of the batch before backward, and gradients are summed over
 ranks once per update, beside the last backward pass of it (`GradientReducer`), so the result is the
@@ -26,8 +26,8 @@ from hocket.capture.fake import model_tensors
 from hocket.capture.perform import draw_seed
 from hocket.plan.gradient_buckets import fill_buckets
 from hocket.runtime.collectives.reducer import GradientReducer
+from hocket.runtime.strategy import Passes, ReportsProgress, StepOutput, Timings, feed
 from hocket.runtime.train.batches import settled
-from hocket.runtime.train.carrier import Carried, Passes, ReportsProgress, Timings, feed
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.clip import clip_everywhere
 from hocket.runtime.train.divided.draws import draws_of
@@ -44,7 +44,7 @@ from hocket.runtime.train.weight import Weight
 
 
 class Replicas:
-    """Ranks that train on parts of one batch; see `Carrier`."""
+    """Ranks that train on parts of one batch; see `Strategy`."""
 
     _has_reducer = True
 
@@ -113,7 +113,7 @@ class Replicas:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """Forward and backward of this rank's rows; the loss is that of the whole batch."""
         rows, fraction = self._own(batch)
         self._begin()
@@ -121,9 +121,9 @@ class Replicas:
             carried = self._inner.train(rows, step, weight * fraction)
         # The loss travels beside gradients where these are waited for before anyone reads it.
         whole = self._whole_loss(carried.loss, fraction, is_async=self._is_last and self._reduces)
-        return Carried(whole, carried.outputs)
+        return StepOutput(whole, carried.outputs)
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """As `train`, with every op of this rank timed."""
         rows, fraction = self._own(batch)
         self._begin()
@@ -133,9 +133,9 @@ class Replicas:
         if self._mesh.device.type == "cuda":
             torch.cuda.synchronize(self._mesh.device)
         self.computed_s = time.perf_counter() - began_s - (self._waited_s() - waited_s)
-        return Carried(self._whole_loss(carried.loss, fraction), carried.outputs), timings
+        return StepOutput(self._whole_loss(carried.loss, fraction), carried.outputs), timings
 
-    def forward(self, batch: Any, step: int) -> Carried:
+    def forward(self, batch: Any, step: int) -> StepOutput:
         """The loss of this rank's rows, which counts its share of the batch in ``backward()``.
 
         Its value is that of the whole batch.
@@ -154,16 +154,16 @@ class Replicas:
             carried = self._inner.forward(rows, step)
         whole = self._whole_loss(carried.loss.detach(), fraction)
         share: torch.Tensor = _SummedAfter.apply(carried.loss * fraction, self._agree)  # type: ignore[no-untyped-call]
-        return Carried(share + (whole - share.detach()), carried.outputs)
+        return StepOutput(share + (whole - share.detach()), carried.outputs)
 
-    def evaluate(self, batch: Any) -> Carried:
+    def evaluate(self, batch: Any) -> StepOutput:
         """The loss of the whole batch, from the rows of all ranks."""
         if num_rows(batch) < len(self._shares):
             return self._inner.evaluate(batch)
         rows, fraction = self._own(batch)
         self._share_statistics()
         carried = self._inner.evaluate(rows)
-        return Carried(self._whole_loss(carried.loss, fraction), carried.outputs)
+        return StepOutput(self._whole_loss(carried.loss, fraction), carried.outputs)
 
     def predict(self, batch: Any) -> Any:
         """What the model returns for all rows: every rank computes its own and gets the others'."""

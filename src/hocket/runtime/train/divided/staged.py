@@ -22,8 +22,8 @@ from hocket.capture.recording import Ref
 from hocket.graph.graph import Role
 from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
 from hocket.runtime.collectives.reducer import GradientReducer
+from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import Signature, settled, signature_of
-from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.divided.channel import Channels, SegmentMessage
 from hocket.runtime.train.divided.cutting import Cutting
 from hocket.runtime.train.divided.mesh import Mesh
@@ -98,7 +98,7 @@ class Pipeline:
         tensor: Any = self.tensors[piece.program.names[parameter]]
         return reducer.take(tensor, total)
 
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """All microbatches forward and backward, in the order of the schedule."""
         batches, shares = microbatches(batch, self._sizes, self._count)
         pieces = [self._piece("train", each) for each in batches]
@@ -110,23 +110,23 @@ class Pipeline:
             run.do(segment, microbatch)
         self.channels.settle()
         self._add_gradients(pieces[0], run.gradients)
-        return Carried(self._loss(pieces[0], run.losses, shares), None)
+        return StepOutput(self._loss(pieces[0], run.losses, shares), None)
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """Ranks time nothing."""
         return self.train(batch, step, weight), None
 
-    def forward(self, batch: Any, step: int) -> Carried:
+    def forward(self, batch: Any, step: int) -> StepOutput:
         """Not possible: microbatches go forward and backward in turns."""
         raise UsageError(
             "a pipeline runs forward and backward as one list",
             hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
         )
 
-    def evaluate(self, batch: Any) -> Carried:
+    def evaluate(self, batch: Any) -> StepOutput:
         """The loss, without gradients."""
         kept = self._use("evaluate", batch)
-        return Carried(kept["loss"], kept["returned"])
+        return StepOutput(kept["loss"], kept["returned"])
 
     def predict(self, batch: Any) -> Any:
         """What the model returns."""

@@ -25,8 +25,8 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Shares
 from hocket.runtime.memory.copies import CopyEngines, Ticket
+from hocket.runtime.strategy import StepOutput, Strategy, Timings
 from hocket.runtime.train.batches import Signature, signature_of
-from hocket.runtime.train.carrier import Carried, Carrier, Timings
 from hocket.runtime.train.divided.build import DividedTask, agree
 from hocket.runtime.train.divided.channel import Channels
 from hocket.runtime.train.divided.cutting import cut_at_ops
@@ -139,7 +139,7 @@ class _TurnRun(SegmentRun):
 
 
 class Turns:
-    """One rank of waves that take partitions in turn; see `Carrier`."""
+    """One rank of waves that take partitions in turn; see `Strategy`."""
 
     lost = ""
 
@@ -162,7 +162,7 @@ class Turns:
         ]
         self._sizes = [replica.num_samples for replica in shares.replicas]
         self._pieces: dict[tuple[int, Signature], TurnPiece] = {}
-        self._whole: Carrier = task.make_inner(task.recipe, task.batch, task.seed)
+        self._whole: Strategy = task.make_inner(task.recipe, task.batch, task.seed)
         self.tensors: Mapping[str, torch.Tensor] = self._whole.tensors
         engines = CopyEngines(task.device, is_real=task.device.type == "cuda")
         self.partitions = Partitions(engines, self.tensors)
@@ -179,7 +179,7 @@ class Turns:
         """A step of the optimizer, the same on every rank."""
         self._recipe.make_update(optimizer)
 
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """All waves forward and backward, each rank a partition of one of them per slot."""
         batches, shares = microbatches(batch, self._sizes, self._task.count)
         pieces = [self._piece(wave, each) for wave, each in enumerate(batches)]
@@ -209,7 +209,7 @@ class Turns:
             tensor = self.tensors[name]
             total = total.to(tensor.device)
             tensor.grad = total if tensor.grad is None else tensor.grad.add_(total)
-        return Carried(self._mean_loss(run.losses, shares), None)
+        return StepOutput(self._mean_loss(run.losses, shares), None)
 
     def _begin_sums(
         self,
@@ -237,18 +237,18 @@ class Turns:
         dist.all_reduce(total)
         return total
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """Ranks time nothing."""
         return self.train(batch, step, weight), None
 
-    def forward(self, batch: Any, step: int) -> Carried:
+    def forward(self, batch: Any, step: int) -> StepOutput:
         """Not possible: waves go forward and backward in turns."""
         raise UsageError(
             "waves that take partitions in turn run forward and backward as one list",
             hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
         )
 
-    def evaluate(self, batch: Any) -> Carried:
+    def evaluate(self, batch: Any) -> StepOutput:
         """The loss, by each rank alone."""
         return self._whole.evaluate(batch)
 

@@ -1,4 +1,17 @@
-"""What carries the steps of a loop: a recorded program, or the model itself with moved modules."""
+"""The contract of strategies, which execute a plan in a training loop.
+
+A strategy computes losses and gradients of whole batches where its plan says, and adds gradients to
+``parameter.grad``, so that the user's optimizer, clipping and schedulers work as in plain PyTorch:
+
+* ``train`` (forward and backward at once), or ``forward`` for the user's own ``backward()``;
+* ``evaluate`` and ``predict`` change nothing that is trained;
+* ``update`` steps the optimizer, where ``expect`` announced it maybe earlier, gradient by gradient;
+* ``gather`` brings parameters and states to this process; a strategy whose ranks hold parts of the
+  model has `HoldsParts` instead, from which checkpoints of any other strategy can be made.
+
+Numbers are those of the same training in one process: bit for bit where sums have the same order.
+Optional abilities are protocols of their own below; a loop asks for them by ``isinstance``.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +27,8 @@ from hocket.runtime.train.weight import Weight
 from hocket.simulate.timeline import Timeline
 
 
-class Carried(NamedTuple):
-    """What came out of a batch."""
+class StepOutput(NamedTuple):
+    """Loss and outputs of a batch."""
 
     loss: torch.Tensor
     outputs: Any
@@ -32,7 +45,10 @@ class Timings(NamedTuple):
 
 
 class Passes(Protocol):
-    """Computes losses and gradients where a plan says, and has the optimizer use them."""
+    """Computes losses and gradients where a plan says, and has the optimizer use them.
+
+    Ranks that train together compose several of these: microbatches of a stage of a replica.
+    """
 
     tensors: Mapping[str, torch.Tensor]
     """The model's tensors by name."""
@@ -44,30 +60,30 @@ class Passes(Protocol):
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """The optimizer whose step follows the next batch with nothing in between, if one does.
 
-        A carrier may do its updates as gradients come.
+        A strategy may do its updates as gradients come.
         """
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer, as far as it was not done as gradients came."""
 
-    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """The loss of a batch; ``weight`` times its gradients are added to the parameters'."""
 
-    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """As `train`, with every op timed where that is possible."""
 
-    def forward(self, batch: Any, step: int) -> Carried:
+    def forward(self, batch: Any, step: int) -> StepOutput:
         """The loss of a batch, whose ``backward()`` adds the gradients."""
 
-    def evaluate(self, batch: Any) -> Carried:
+    def evaluate(self, batch: Any) -> StepOutput:
         """The loss of a batch in evaluation mode."""
 
     def predict(self, batch: Any) -> Any:
         """What the model returns in evaluation mode."""
 
 
-class Carrier(Passes, Protocol):
-    """Passes that know all ranks of the training, as the person's loop needs it."""
+class Strategy(Passes, Protocol):
+    """Passes that know all ranks of the training, as the training loop needs it."""
 
     def clip(self, max_norm: float) -> None:
         """Clip the gradients of all parameters, wherever they are, by their common norm."""
@@ -78,7 +94,7 @@ class Carrier(Passes, Protocol):
 
 @runtime_checkable
 class HoldsParts(Protocol):
-    """A carrier whose ranks hold parts of the model, so that its state is put together."""
+    """A strategy whose ranks hold parts of the model, so that its state is put together."""
 
     computed_s: float | None
     """What this rank computed in the last timed step; None before one."""
@@ -95,7 +111,7 @@ class HoldsParts(Protocol):
 
 @runtime_checkable
 class TellsReplay(Protocol):
-    """A carrier that knows whether its steps are launched as a whole."""
+    """A strategy that knows whether its steps are launched as a whole."""
 
     @property
     def replays(self) -> str:
@@ -104,7 +120,7 @@ class TellsReplay(Protocol):
 
 @runtime_checkable
 class KeepsLanes(Protocol):
-    """A carrier whose lanes keep something from one step to the next."""
+    """A strategy whose lanes keep something from one step to the next."""
 
     def lanes_state(self) -> dict[str, Any]:
         """What they keep; empty where they keep nothing."""
@@ -131,7 +147,7 @@ def feed(passes: Passes, reducer: GradientReducer) -> None:
 
 @runtime_checkable
 class SyncsGradients(Protocol):
-    """A carrier whose ranks sum gradients once per update."""
+    """A strategy whose ranks sum gradients once per update."""
 
     def set_requires_gradient_sync(self, is_required: bool) -> None:
         """False if more batches of the same update follow the next one (as in FSDP2)."""
@@ -143,3 +159,12 @@ class ReportsProgress(Protocol):
 
     def report_progress(self, tell: Callable[[float], None]) -> None:
         """Call ``tell`` with the part of a batch that is done, from 0 to 1, in later steps."""
+
+
+class Correction(Protocol):
+    """A choice of strategy that the first steps correct once."""
+
+    is_over: bool
+
+    def note(self, step_s: float) -> Strategy | None:
+        """Note a step that has ended on the device; returns the next strategy if it changes."""

@@ -1,69 +1,53 @@
-"""The loop of a person, carried by a plan: real weights, their optimizer, their batches.
+"""The training loop around a strategy: the user's model, optimizer and batches.
 
-Forward and backward are carried where the plan says; the update is the person's own optimizer,
-called as they would call it, so that every class, group, schedule and setting of it holds. Weights
-stay theirs: after a step ``model.parameters()`` have the new values.
+Forward and backward run where the plan says; the update is the user's own optimizer, called as they
+would call it, so that every class, group, schedule and setting of it holds. After a step
+``model.parameters()`` have the new values.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from hocket.runtime.train.batches import Padding
-from hocket.runtime.train.carrier import (
-    Carrier,
+from hocket.base.checkpoint_folder import write_checkpoint
+from hocket.base.config import rank_variables
+from hocket.base.errors import UsageError, system_reason
+from hocket.base.warn import warn_user
+from hocket.runtime.strategy import (
+    Correction,
     HoldsParts,
     KeepsLanes,
+    Strategy,
     SyncsGradients,
     TellsReplay,
     Timings,
 )
-from hocket.runtime.train.checkpoint import State, refitted_optimizer, require_same_model
+from hocket.runtime.task import LoopOptions
+from hocket.runtime.train.checkpoint import (
+    State,
+    newest_checkpoint,
+    read_state,
+    refitted_optimizer,
+    require_same_model,
+    write_manifest,
+    write_part,
+    write_state,
+)
 from hocket.runtime.train.cycles import unsearched
 from hocket.runtime.train.forwards import require_free
+from hocket.runtime.train.ranked import rank_device
 from hocket.runtime.train.repeats import REPLAYED
+from hocket.runtime.train.shared import share_text
 from hocket.runtime.train.watch import UNTIMED, Watch, likely_cause
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopOptions:
-    """How a person wants to train."""
-
-    accumulate: int = 1
-    """Batches per update; each counts this share of the loss."""
-    clip_norm: float | None = None
-    """Largest norm of all gradients together."""
-    seed: int | None = None
-    """Of random draws, each with its own; None goes on where PyTorch's generator stands."""
-    outputs: bool = False
-    """Whether all that the model returns is kept, not only single numbers."""
-    max_shapes: int = 8
-    """Shapes of batches of each kind that are recorded."""
-    pad: Padding | None = None
-    """Makes each batch one of few shapes."""
-    replay: bool = True
-    """Whether a step on one CUDA device is launched as a whole, as a CUDA graph."""
-    async_update: bool = False
-    """Within a memory budget, updates on the host run into the next step: faster, but a parameter
-    that is read between steps may not have its update yet; ``state_dict()`` waits for it."""
-
-
-class Correction(Protocol):
-    """A choice that the first steps correct once."""
-
-    is_over: bool
-
-    def note(self, step_s: float) -> Carrier | None:
-        """Note a step that has ended on the device; what runs the next ones, where that changes."""
 
 
 class DriftWarning(UserWarning):
@@ -77,7 +61,7 @@ class TrainingLoop:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        carrier: Carrier,
+        strategy: Strategy,
         options: LoopOptions,
     ) -> None:
         self.model, self.optimizer, self.options = model, optimizer, options
@@ -86,11 +70,11 @@ class TrainingLoop:
         self.num_updates = 0
         self.outputs: Any = None
         """What the model returned in the last step or evaluation, as far as it was kept."""
-        self.watch = Watch(carrier.predicted_s)
+        self.watch = Watch(strategy.predicted_s)
         self.timings: Timings | None = None
         """Of the last step that was timed."""
         self._wants_cause = False
-        self._carrier = carrier
+        self._strategy = strategy
         self.correction: Correction | None = None
         """What may have another plan go on after the first steps."""
         self._is_updated = False
@@ -105,7 +89,7 @@ class TrainingLoop:
     @property
     def lost(self) -> str:
         """What the plan cannot do for this model; empty where it does everything."""
-        return self._carrier.lost
+        return self._strategy.lost
 
     @property
     def replays(self) -> str:
@@ -113,7 +97,7 @@ class TrainingLoop:
 
         Empty where that is not told: modules were moved, or ranks share the model.
         """
-        return self._carrier.replays if isinstance(self._carrier, TellsReplay) else ""
+        return self._strategy.replays if isinstance(self._strategy, TellsReplay) else ""
 
     def step(
         self,
@@ -130,7 +114,7 @@ class TrainingLoop:
         default its share of an update. With ``timed`` every op is timed, for a report.
         """
         with self._turn, self._correcting():
-            require_free(self.model, self._carrier)
+            require_free(self.model, self._strategy)
             # What was returned before is not held beside a step, which may fill its budget.
             self.outputs = None
             if self._wants_cause:
@@ -142,15 +126,15 @@ class TrainingLoop:
             share = 1.0 / self.options.accumulate if weight is None else weight
             batch = self._padded(batch)
             is_alone = not accumulate and self.options.clip_norm is None
-            self._carrier.expect(self.optimizer if is_alone else None)
-            if isinstance(self._carrier, SyncsGradients):
-                self._carrier.set_requires_gradient_sync(not accumulate)
+            self._strategy.expect(self.optimizer if is_alone else None)
+            if isinstance(self._strategy, SyncsGradients):
+                self._strategy.set_requires_gradient_sync(not accumulate)
             # Ops that are timed one by one need memory of their own beside that of a graph.
             if timed or (self._wants_cause and not self.replays.startswith(REPLAYED)):
-                carried, self.timings = self._carrier.timed(batch, self.num_steps + 1, share)
+                carried, self.timings = self._strategy.timed(batch, self.num_steps + 1, share)
             else:
                 with unsearched():
-                    carried = self._carrier.train(batch, self.num_steps + 1, share)
+                    carried = self._strategy.train(batch, self.num_steps + 1, share)
             loss, self.outputs = carried
             self.num_steps += 1
             if not accumulate:
@@ -166,35 +150,35 @@ class TrainingLoop:
             return
         started_s = _now_s()
         yield
-        carrier = self.correction.note(_now_s() - started_s)
-        if carrier is not None:
-            self._carrier, self.watch = carrier, Watch(carrier.predicted_s)
+        strategy = self.correction.note(_now_s() - started_s)
+        if strategy is not None:
+            self._strategy, self.watch = strategy, Watch(strategy.predicted_s)
         if self.correction.is_over:
             self.correction = None
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
-        require_free(self.model, self._carrier)
+        require_free(self.model, self._strategy)
         self._is_updated, self.outputs = False, None
-        self._carrier.expect(None)
-        if isinstance(self._carrier, SyncsGradients):
-            self._carrier.set_requires_gradient_sync(True)
-        loss, self.outputs = self._carrier.forward(self._padded(batch), self.num_steps + 1)
+        self._strategy.expect(None)
+        if isinstance(self._strategy, SyncsGradients):
+            self._strategy.set_requires_gradient_sync(True)
+        loss, self.outputs = self._strategy.forward(self._padded(batch), self.num_steps + 1)
         self.num_steps += 1
         return loss
 
     def evaluate(self, batch: Any) -> torch.Tensor:
         """The loss of a batch in evaluation mode; nothing is trained."""
         with self._turn:
-            require_free(self.model, self._carrier)
-            loss, self.outputs = self._carrier.evaluate(self._padded(batch))
+            require_free(self.model, self._strategy)
+            loss, self.outputs = self._strategy.evaluate(self._padded(batch))
             return loss
 
     def predict(self, batch: Any) -> Any:
         """What the model returns in evaluation mode."""
         with self._turn:
-            require_free(self.model, self._carrier)
-            return self._carrier.predict(self._padded(batch))
+            require_free(self.model, self._strategy)
+            return self._strategy.predict(self._padded(batch))
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────
 
@@ -208,10 +192,10 @@ class TrainingLoop:
 
     def parts(self) -> State | None:
         """What this rank keeps of the state that ranks write together; None where it has all."""
-        if not isinstance(self._carrier, HoldsParts):
+        if not isinstance(self._strategy, HoldsParts):
             return None
         pending = not self._is_updated
-        found = self._carrier.parts(self.optimizer, pending=pending)
+        found = self._strategy.parts(self.optimizer, pending=pending)
         found["optimizer"]["param_groups"] = self.optimizer.state_dict()["param_groups"]
         return {**found, **self._progress_state()}
 
@@ -222,10 +206,10 @@ class TrainingLoop:
         }
 
     def _whole_state(self, *, pending: bool) -> dict[str, Any]:
-        if isinstance(self._carrier, HoldsParts):
-            return self._carrier.gathered(self.optimizer, pending=pending)
-        self._carrier.gather(self.optimizer)
-        lanes = self._carrier.lanes_state() if isinstance(self._carrier, KeepsLanes) else {}
+        if isinstance(self._strategy, HoldsParts):
+            return self._strategy.gathered(self.optimizer, pending=pending)
+        self._strategy.gather(self.optimizer)
+        lanes = self._strategy.lanes_state() if isinstance(self._strategy, KeepsLanes) else {}
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -235,18 +219,63 @@ class TrainingLoop:
 
     def load_state_dict(self, state: State) -> None:
         """Go on from what `state_dict` gave."""
-        if not isinstance(self._carrier, HoldsParts):
+        if not isinstance(self._strategy, HoldsParts):
             require_same_model(state["model"], self.model.state_dict())
         optimizer = refitted_optimizer(state["optimizer"], self.optimizer)
         self._drop_gradients()
-        if isinstance(self._carrier, HoldsParts):
-            self._carrier.take({**state, "optimizer": optimizer}, self.optimizer)
+        if isinstance(self._strategy, HoldsParts):
+            self._strategy.take({**state, "optimizer": optimizer}, self.optimizer)
         else:
-            self._carrier.gather(self.optimizer)
+            self._strategy.gather(self.optimizer)
             self._take(state, optimizer)
         self.num_steps = int(state["loop"]["num_steps"])
         self.num_updates = int(state["loop"]["num_updates"])
         _set_generator_states(state["generators"])
+
+    def save(
+        self,
+        folder: str | Path,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        sharded: bool = False,
+    ) -> Path:
+        """Write a checkpoint below ``folder`` and return its path; it is whole or not there.
+
+        ``extra`` is kept beside it: the ``state_dict()`` of a scheduler, an epoch. All ranks call
+        it, and the first one writes; with ``sharded`` each rank of a division writes what it has,
+        into a folder that all of them see.
+        """
+        try:
+            return self._save(folder, extra or {}, sharded=sharded)
+        except (OSError, SafetensorError) as error:
+            reason = system_reason(error)
+            raise UsageError(
+                f"cannot write a checkpoint: {reason}",
+                hint="name a folder that you may write to, with room for the model and its state",
+                where=str(folder),
+            ) from error
+
+    def _save(self, folder: str | Path, extra: Mapping[str, Any], *, sharded: bool) -> Path:
+        parts = self.parts() if sharded else None
+        if parts is not None:
+            return save_parts(folder, self.num_steps, parts, extra, rank_device(rank_variables()))
+        state = {**self.state_dict(), "extra": dict(extra)}
+        path = Path(folder)
+        if is_first_rank():
+            path = write_checkpoint(folder, self.num_steps, lambda at: write_state(at, state))
+        if not torch.distributed.is_initialized():
+            return path
+        return Path(share_text(str(path), 0, rank_device(rank_variables())))
+
+    def load(self, checkpoint: str | Path) -> dict[str, Any]:
+        """Go on from a checkpoint, of this plan or another; returns its ``extra``.
+
+        Of a folder that `save` was given the last one is taken.
+        """
+        state = read_state(newest_checkpoint(checkpoint))
+        extra: dict[str, Any] = state.pop("extra", {})
+        self.load_state_dict(state)
+        return extra
 
     def _take(self, state: State, optimizer: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -254,8 +283,8 @@ class TrainingLoop:
         for name, parameter in self.model.named_parameters():
             if name in state["gradients"]:
                 parameter.grad = state["gradients"][name].to(parameter.device, copy=True)
-        if isinstance(self._carrier, KeepsLanes):
-            self._carrier.take_lanes(state.get("lanes", {}))
+        if isinstance(self._strategy, KeepsLanes):
+            self._strategy.take_lanes(state.get("lanes", {}))
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         named = self.model.named_parameters()
@@ -271,7 +300,7 @@ class TrainingLoop:
     def _watch_over(self, loss: torch.Tensor, batch: Any) -> None:
         if self._wants_cause and self.watch.predicted_s is not None:
             told = f"{self.progress()}; {self._cause()}"
-            warnings.warn(told, DriftWarning, 4)  # the line of the caller's own loop
+            warn_user(told, DriftWarning)
         self._wants_cause = self.watch.note(loss, batch)
         if self._wants_cause:
             if torch.cuda.is_available():
@@ -282,8 +311,8 @@ class TrainingLoop:
         """Why steps take other times than predicted, as far as the last timed one shows it."""
         if told := self.watch.loop_cause():
             return told
-        if isinstance(self._carrier, HoldsParts):
-            return self.watch.rank_cause(self._carrier.computed_s) or UNTIMED
+        if isinstance(self._strategy, HoldsParts):
+            return self.watch.rank_cause(self._strategy.computed_s) or UNTIMED
         if self.replays.startswith(REPLAYED):
             return f"steps are {self.replays}; train.step(batch, timed=True) times every op"
         if self.timings is None:
@@ -296,14 +325,44 @@ class TrainingLoop:
         # where their update fails.
         self._is_updated = True
         if self.options.clip_norm is not None:
-            self._carrier.clip(self.options.clip_norm)
-        self._carrier.update(self.optimizer)
+            self._strategy.clip(self.options.clip_norm)
+        self._strategy.update(self.optimizer)
         self.num_updates += 1
 
     def _drop_gradients(self) -> None:
         for parameter in self.model.parameters():
             parameter.grad = None
         self._is_updated = False
+
+
+def is_first_rank() -> bool:
+    """True in rank 0, and where there is one process."""
+    return rank_variables().get("RANK", "0") == "0"
+
+
+def save_parts(
+    folder: str | Path,
+    step: int,
+    parts: dict[str, Any],
+    extra: Mapping[str, Any],
+    device: torch.device,
+) -> Path:
+    """Write a checkpoint of which each rank writes its part; all ranks call it."""
+    rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    def write(place: Path) -> None:
+        said = write_part(place, parts, rank)
+        listed = [share_text(said, each, device) for each in range(num_ranks)]
+        if not rank:
+            write_manifest(place, listed, extra)
+
+    if rank:
+        write(Path(share_text("", 0, device)))
+        return Path(share_text("", 0, device))
+    path = write_checkpoint(
+        folder, step, lambda place: write(Path(share_text(str(place), 0, device)))
+    )
+    return Path(share_text(str(path), 0, device))
 
 
 def _now_s() -> float:

@@ -1,0 +1,65 @@
+"""Budgets as users write them, and what a device can give of them."""
+
+from __future__ import annotations
+
+from numbers import Real
+
+from hocket.base.errors import UsageError
+from hocket.base.units import MOST_BYTES, format_bytes, parse_bytes
+from hocket.hardware.cluster import Cluster, Device
+from hocket.plan.problem import Problem
+
+
+class BudgetWarning(UserWarning):
+    """A budget is more than tensors may fill of the device."""
+
+
+def budget_of(memory: int | str) -> int:
+    """A budget as people write it, in bytes; raises `UsageError` for what is none."""
+    if not isinstance(memory, str):
+        is_number = isinstance(memory, Real) and not isinstance(memory, bool)
+        if not is_number or not 0 <= memory <= MOST_BYTES or memory != int(memory):
+            raise UsageError(
+                f"memory: {memory} is not a number of bytes", hint="write it like '8GiB'"
+            )
+        return int(memory)
+    try:
+        return parse_bytes(memory)
+    except ValueError as error:
+        raise UsageError(
+            f"memory: {error}", hint="write it like '8GiB', or give a number of bytes"
+        ) from None
+
+
+def require_memory(device: Device, budget_bytes: int) -> None:
+    """Refuse a budget of more bytes than the device has."""
+    if budget_bytes > device.memory_bytes:
+        raise UsageError(
+            f"a budget of {format_bytes(budget_bytes)} is more than {device.name} has: "
+            f"{format_bytes(device.memory_bytes)}",
+            # Rounded down: what is named is usable.
+            hint=f"give it {device.usable_bytes // 2**20}MiB, or name another device",
+        )
+
+
+def unusable_note(problem: Problem, budget_bytes: int, device: int = 0) -> str:
+    """What is wrong with a budget that leaves less than the headroom; empty where nothing is."""
+    usable = int(problem.memory_bytes[device])
+    if budget_bytes <= usable:
+        return ""
+    has = problem.cluster.devices[device]
+    return (
+        f"a budget of {format_bytes(budget_bytes)} is more than tensors may fill of {has.name}: "
+        f"{format_bytes(usable)} of its {format_bytes(has.memory_bytes)} are usable beside the "
+        "headroom for context, workspaces and fragmentation"
+    )
+
+
+def require_one_device(cluster: Cluster) -> None:
+    """Refuse a cluster of several devices."""
+    if cluster.num_devices != 1:
+        raise UsageError(
+            f"{cluster.name} has {cluster.num_devices} devices; a memory plan is for one",
+            hint="name one device, such as 1xh200, or machine.toml:gpu0 of a cluster file; "
+            "hocket plan spreads a step over several",
+        )

@@ -1,0 +1,142 @@
+"""One entry to execute a plan: `choose_strategy` maps what a plan decides to what runs it.
+
+`hocket.prepare` uses it for a user's loop, `hocket run` for a loop over synthetic batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.base.errors import UsageError
+from hocket.base.warn import warn_user
+from hocket.capture.fake import model_tensors
+from hocket.hardware.cluster import Cluster
+from hocket.plan.files import SavedPlan
+from hocket.plan.make import ON_THIS_MACHINE, find_cluster
+from hocket.plan.plan import Plan
+from hocket.plan.sections import Communication, Memory, Priority
+from hocket.plan.verify import require_structure
+from hocket.runtime.collectives.group import PLANNED, register
+from hocket.runtime.collectives.propagation import Propagation, wrap
+from hocket.runtime.strategies.budget import budget_strategy
+from hocket.runtime.strategies.placed import placed_strategy
+from hocket.runtime.strategy import Strategy
+from hocket.runtime.task import Prepared, TrainingTask
+from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
+from hocket.runtime.train.divided.build import DividedTask, DivisionWarning
+from hocket.runtime.train.divided.planned import (
+    divides,
+    parallel_strategy,
+    stated_degrees_strategy,
+)
+from hocket.runtime.train.divided.prioritised import hindrance
+from hocket.runtime.train.predicted import claimed_step_s
+from hocket.runtime.train.recorded import Recipe
+from hocket.transformer import Division
+
+Given = SavedPlan | Division
+"""A plan with its problem, or bare degrees of parallelism."""
+
+
+def is_parallel(given: Given | None) -> bool:
+    """True for plans that train with several replicas, stages, shards or microbatches."""
+    return isinstance(given, Division) or (given is not None and divides(given.plan))
+
+
+def choose_strategy(
+    task: TrainingTask,
+    given: Given | None = None,
+    *,
+    on: str | Path | Cluster = ON_THIS_MACHINE,
+    memory: int | str | None = None,
+) -> Prepared:
+    """Prepare the strategy that executes a plan; all ranks call it together.
+
+    Without a plan one is searched: the fastest within ``memory`` on one device where that is given,
+    else a placement on the devices of ``on``.
+    """
+    # Trials while tracing must not change what the loop draws.
+    with torch.random.fork_rng():
+        if isinstance(given, Division):
+            named = Plan(planner="division", notes={"how": repr(given)})
+            return Prepared(stated_degrees_strategy(_parallel_task(task, None), given), named, None)
+        if given is not None and divides(given.plan):
+            strategy = parallel_strategy(_parallel_task(task, given), given.problem, given.plan)
+            step_s = strategy.predicted_s or claimed_step_s(given.problem, given.plan)
+            return Prepared(strategy, given.plan, step_s)
+        _require_memory(task.model)
+        if task.is_ranked:
+            require_same_everywhere(task.model, task.device)
+            share_weights(task.model, task.device)
+        if memory is not None or (given is not None and given.plan.get(Memory) is not None):
+            return budget_strategy(task, given, on, memory)
+        return placed_strategy(task, given, on)
+
+
+def _require_memory(model: nn.Module) -> None:
+    """Refuse parameters on the meta device, which only ranks of a parallel plan fill in."""
+    empty = [name for name, _, tensor in model_tensors(model) if tensor.is_meta]
+    if empty:
+        raise UsageError(
+            f"{empty[0]} is on the meta device and has no memory",
+            hint="build the model outside of torch.device('meta'), or model.to_empty(device='cpu') "
+            "and load its weights",
+        )
+
+
+def _parallel_task(task: TrainingTask, saved: SavedPlan | None) -> DividedTask:
+    """Describe the part of this rank in a parallel training."""
+    propagates = _propagates(task, saved)
+    return DividedTask(
+        model=task.model, optimizer=task.optimizer, batch=task.batch, recipe=task.recipe,
+        device=task.device,
+        make_inner=lambda recipe, rows, seed: _on_one_device(task, recipe, rows, seed),
+        seed=task.options.seed, count=task.count, max_shapes=task.options.max_shapes,
+        weights=task.weights, sums_by=None if propagates else _sums_by(task, saved),
+        sums_in=task.reduce_dtype, propagates=propagates,
+    )  # fmt: skip
+
+
+def _on_one_device(task: TrainingTask, recipe: Recipe, rows: Any, seed: int | None) -> Strategy:
+    """Run the model on the device of this rank alone; who splits a batch seeds draws itself."""
+    options = replace(task.options, seed=seed)
+    alone = replace(task, recipe=recipe, batch=rows, options=options, is_ranked=False)
+    return placed_strategy(alone, alone=task.device).strategy
+
+
+def _sums_by(task: TrainingTask, saved: SavedPlan | None) -> str | None:
+    """Name the backend that sums gradients: trees over the links where the plan has them."""
+    if saved is None or saved.plan.get(Communication) is None:
+        return None
+    if task.device.type == "cpu":
+        register(find_cluster)
+        return PLANNED
+    warn_user(
+        "the plan has an exchange of its own for these links, and GPUs exchange gradients by NCCL",
+        DivisionWarning,
+    )
+    return None
+
+
+def _propagates(task: TrainingTask, saved: SavedPlan | None) -> Callable[[], Propagation] | None:
+    """Return what starts priority gradient sync, where the plan has it and this training can."""
+    if saved is None or (priority := saved.plan.get(Priority)) is None:
+        return None
+    require_structure(saved.plan, saved.problem)
+    if hindered := hindrance(task.model, task.optimizer, task.options):
+        warn_user(
+            f"the plan sends gradients by priority, and {hindered}: they are summed at the end of "
+            "each step, and the numbers are the same",
+            DivisionWarning,
+        )
+        return None
+    return lambda: wrap(
+        task.model, task.optimizer, crosses=priority.crosses, slice_bytes=priority.slice_bytes,
+        dtype=task.reduce_dtype,
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""A training as every strategy is given it, and what preparing one returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hocket.plan.files import SavedPlan
+from hocket.plan.plan import Plan
+from hocket.runtime.strategy import Correction, Strategy
+from hocket.runtime.train.batches import Padding
+from hocket.runtime.train.divided.shares import Count
+from hocket.runtime.train.recorded import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """How the user wants to train."""
+
+    accumulate: int = 1
+    """Batches per update; each counts this share of the loss."""
+    clip_norm: float | None = None
+    """Largest norm of all gradients together."""
+    seed: int | None = None
+    """Of random draws, each with its own; None goes on where PyTorch's generator stands."""
+    outputs: bool = False
+    """Whether all that the model returns is kept, not only single numbers."""
+    max_shapes: int = 8
+    """Shapes of batches of each kind that are recorded."""
+    pad: Padding | None = None
+    """Makes each batch one of few shapes."""
+    replay: bool = True
+    """Whether a step on one CUDA device is launched as a whole, as a CUDA graph."""
+    async_update: bool = False
+    """Within a memory budget, updates on the host run into the next step: faster, but a parameter
+    that is read between steps may not have its update yet; ``state_dict()`` waits for it."""
+
+
+class Prepared(NamedTuple):
+    """A strategy, the plan that it executes, and the predicted step time."""
+
+    strategy: Strategy
+    plan: Plan
+    step_s: float | None
+    """Predicted on the plan's devices, also where others play them; None where nobody knows."""
+    searched: SavedPlan | None = None
+    """The placement that was found for several devices of this process, where none was given."""
+    correction: Correction | None = None
+    """What may have another memory plan go on after the first steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingTask:
+    """What is trained, and how the user wants it, whatever the strategy."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Any
+    """A whole batch of all ranks."""
+    recipe: Recipe
+    options: LoopOptions
+    device: torch.device
+    """Of this process."""
+    is_ranked: bool = False
+    """True where several ranks were started."""
+    count: Count | None = None
+    weights: str | Path | None = None
+    reduce_dtype: torch.dtype | None = None
