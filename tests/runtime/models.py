@@ -42,7 +42,7 @@ class Patchwork(nn.Module):
         return y + 1
 
     def _write_base(self, x, layer):
-        y = x * 1
+        y = (x * 1).contiguous()  # a view before may have transposed it
         view = y.view(2, 8)
         y.mul_(3.0)
         return view.view(4, 4) + y
