@@ -43,7 +43,7 @@ def test_dump_json_refuses_numbers_that_json_does_not_have():
     [
         (b'{"a": NaN}', "NaN is not a JSON number"),
         (b"[-Infinity]", "-Infinity is not a JSON number"),
-        (b'{"a": {"b": 1, "b": 2}}', "the key 'b' stands twice"),
+        (b'{"a": {"b": 1, "b": 2}}', "the key 'b' occurs twice"),
         (b'{"a": 1 2}', "line 1, column 9"),
         (b'{"a": "\xff"}', "byte 7 is not UTF-8"),
         (b"[" * 100_000, "nested deeper than 64"),

@@ -75,7 +75,7 @@ MUTATIONS = [
     ("tensor_role", 1, 50, "role of tensor 'x' is 50"),
     ("tensor_producer", 4, 3, "producer of tensor 'gradient' is 3"),
     ("tensor_producer", 1, 1, "op 'second' reads 'x' before it is made"),
-    ("tensor_producer", 4, 0, "tensor 'gradient' stands after"),
+    ("tensor_producer", 4, 0, "tensor 'gradient' comes after"),
     ("alias_of", 2, 0, "tensor 'y' aliases 'weight'"),
     ("alias_of", 2, 77, "alias_of of tensor 'y' is 77"),
     ("alias_of", 2, 2, "tensor 'y' aliases 'y'"),

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, units, arrays, settings, and files: checked, written whole."""
+"""Foundations of all packages: errors, units, arrays, settings, and checked, atomic files."""

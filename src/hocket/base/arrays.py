@@ -1,4 +1,4 @@
-"""Names for the array types that run through hocket, and what every room asks of such arrays."""
+"""Names of the array types used throughout hocket, and small functions on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pointers(sizes: ArrayLike) -> LongArray:
 
 
 def positions(order: NDArray[np.integer]) -> LongArray:
-    """Where each number below ``len(order)`` stands in an order of them all."""
+    """Inverse permutation: the position of each number in ``order``."""
     found = np.empty(len(order), dtype=np.int64)
     found[order] = np.arange(len(order))
     return found

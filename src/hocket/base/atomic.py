@@ -104,7 +104,7 @@ def _fresh_name(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _told(path: str | Path) -> Iterator[None]:
-    """Errors of the system as what a person can do about them."""
+    """Convert errors of the system to messages that say what to do."""
     try:
         yield
     except BrokenPipeError:

@@ -15,7 +15,7 @@ _MAX_RANKS = 10**6
 
 
 def debug() -> bool:
-    """Whether unexpected errors show their traceback (``HOCKET_DEBUG=1``)."""
+    """True if unexpected errors show their traceback (``HOCKET_DEBUG=1``)."""
     return os.environ.get("HOCKET_DEBUG", "") not in ("", "0")
 
 
@@ -31,7 +31,7 @@ def kernel_folder() -> Path | None:
 
 
 def cache_folder() -> Path | None:
-    """What can be made again and should not be (below ``XDG_CACHE_HOME``); None without a home."""
+    """Folder of the disk cache (below ``XDG_CACHE_HOME``); None without a home folder."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if base.startswith("/"):
         return Path(base) / "hocket"
@@ -42,12 +42,12 @@ def cache_folder() -> Path | None:
 
 
 def uses_disk_cache() -> bool:
-    """Whether what was found is kept there (``HOCKET_DISK_CACHE``, on unless it is 0)."""
+    """True if results are cached on disk (``HOCKET_DISK_CACHE``, on unless it is 0)."""
     return os.environ.get("HOCKET_DISK_CACHE", "1") != "0"
 
 
 def fleet_folder() -> Path:
-    """Where a fleet keeps its state unless told otherwise (below ``XDG_STATE_HOME``)."""
+    """Where a fleet keeps its state by default (below ``XDG_STATE_HOME``)."""
     base = os.environ.get("XDG_STATE_HOME", "")
     # The specification says that a path which is not absolute does not count.
     if base.startswith("/"):
@@ -84,7 +84,7 @@ def fleet_fingerprint() -> str:
 
 
 def fleet_variables() -> dict[str, str]:
-    """What the fleet's service told a command that it runs (``HOCKET_JOB``, ...), and its rank."""
+    """Settings that the fleet service passes to a job (``HOCKET_JOB``, ...), and its rank."""
     return {
         name: text
         for name, text in os.environ.items()
@@ -107,7 +107,7 @@ def given_plan() -> str:
 
 
 def rank_variables() -> dict[str, str]:
-    """What a launcher (ours, torchrun, accelerate) told a script that it runs once per rank."""
+    """Settings that a launcher (hocket, torchrun, accelerate) passes to each rank."""
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     given = {name: os.environ[name] for name in (*numbers, PLAN_VARIABLE) if name in os.environ}
     for name in numbers:
@@ -144,5 +144,5 @@ def rank_cluster() -> str:
 
 
 def sums_are_wide() -> bool:
-    """Whether float32 is summed in float64, whatever the trees are (``HOCKET_WIDE_SUMS=1``)."""
+    """True if float32 is summed in float64 in all trees (``HOCKET_WIDE_SUMS=1``)."""
     return os.environ.get("HOCKET_WIDE_SUMS", "") not in ("", "0")

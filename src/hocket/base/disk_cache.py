@@ -19,7 +19,7 @@ from hocket.base.errors import HocketError
 
 
 def recall(kind: str, key: dict[str, Any]) -> Any:
-    """What was kept under a key; None where nothing was."""
+    """Cached value of a key; None if there is none."""
     path = _path(kind, key)
     if path is None:
         return None

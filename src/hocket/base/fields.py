@@ -130,7 +130,7 @@ def choice(value: object, path: str, known: Collection[str]) -> str:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a number; Python takes true for 1, but a file means something else."""
+    """True if a value is a number; Python takes true for 1, but a file means something else."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

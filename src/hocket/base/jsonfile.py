@@ -26,10 +26,10 @@ MAX_CONTAINERS = 4_000_000
 MAX_VALUES = 32_000_000
 """Commas in one file, for the same reason; a graph of a million ops has 12 to 23 million."""
 HEAD_BYTES = 64 * 1024
-"""How much of a file is looked at before the rest is read."""
+"""Bytes read to recognise a format before the rest is read."""
 _CHUNK_BYTES = 2**20
 _MIN_BOMB_BYTES = 64 * 2**20
-"""What any gzip file may unpack to, however small it is."""
+"""Limit of the unpacked size of any gzip file."""
 _MAX_RATIO = 60
 """Real files shrink 3 to 9 times; gzip can do 1030 times on a file made to fill the memory."""
 
@@ -45,7 +45,7 @@ def read_json(path: str | Path, max_bytes: int = 512 * 2**20) -> object:
 
 
 def looks_like_json(head: bytes) -> bool:
-    """Whether a file that starts with ``head`` can be a JSON object or list."""
+    """True if a file that starts with ``head`` can be a JSON object or list."""
     return head.lstrip(b" \t\r\n")[:1] in (b"{", b"[")
 
 
@@ -158,7 +158,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key {key[:60]!r} stands twice in one object")
+                raise ValueError(f"the key {key[:60]!r} occurs twice in one object")
             seen.add(key)
     return value
 

@@ -25,7 +25,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Whether another holds the lock of an open file, which may be one to read only."""
+    """True if another process holds the lock of an open file, which may be read-only."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

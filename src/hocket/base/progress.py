@@ -13,7 +13,7 @@ QUIET_S = 2.0
 
 
 class Progress:
-    """What is being done; a line for each stage that begins or goes on after `QUIET_S`."""
+    """Show progress: a line for each stage that begins or goes on after `QUIET_S`."""
 
     def __init__(self, title: str) -> None:
         self._title, self._stage, self._is_told = title, "", True

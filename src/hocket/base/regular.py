@@ -12,7 +12,7 @@ from hocket.base.errors import InputFileError, system_reason
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether there is such a file; False for what cannot be a path."""
+    """True if there is such a file; False for what cannot be a path."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):  # too long for a path, or a null character
@@ -35,7 +35,7 @@ def open_regular(path: str | Path) -> IO[bytes]:
 
 
 def read_regular(path: str | Path, max_bytes: int) -> bytes:
-    """What is in a file; raises `InputFileError` where it cannot be read or is too large."""
+    """Contents of a file; raises `InputFileError` if it cannot be read or is too large."""
     try:
         with open_regular(path) as file:
             # Asked before memory is taken: a file of one byte may say that it has a terabyte.

@@ -123,7 +123,7 @@ def format_apart(size_bytes: int, other_bytes: int) -> tuple[str, str]:
 
 
 def typed_bytes(size_bytes: int) -> str:
-    """A size as a person types it, a tenth of a unit too large at most: ``'99.3MiB'``."""
+    """A size as a user types it, a tenth of a unit too large at most: ``'99.3MiB'``."""
     unit, scale = _binary_unit(size_bytes)
     tenths = -(-10 * size_bytes // scale)
     return f"{tenths // 10}{unit}" if tenths % 10 == 0 else f"{tenths / 10}{unit}"
@@ -132,7 +132,7 @@ def typed_bytes(size_bytes: int) -> str:
 def format_seconds(duration_s: float, beside_s: float | None = None) -> str:
     """Seconds with three significant digits in s, ms, µs or ns.
 
-    In a column all stand in the unit of one of them, ``beside_s``.
+    In a column all are in the unit of one of them, ``beside_s``.
     """
     if math.isinf(duration_s):
         return "∞"

@@ -32,7 +32,7 @@ _SAME = (
 
 
 def has_same_ops(graph: Graph, other: Graph) -> bool:
-    """Whether two graphs have the same ops and tensors in all but their sizes."""
+    """True if two graphs have the same ops and tensors in all but their sizes."""
     return graph.kinds == other.kinds and all(
         np.array_equal(getattr(graph, name), getattr(other, name)) for name in _SAME
     )

@@ -294,7 +294,7 @@ class _MemgraphNode(NamedTuple):
 
 
 def is_memgraph(data: dict[str, Any]) -> bool:
-    """Whether a parsed JSON object looks like this format."""
+    """True if a parsed JSON object looks like this format."""
     return str(data.get("format", "")).startswith("memgraph")
 
 

@@ -36,19 +36,19 @@ class Stream(IntEnum):
 
     COMPUTE = 0
     COPY_IN = 1
-    """What comes from the host's memory."""
+    """Copy from host memory."""
     COPY_OUT = 2
-    """What goes to the host's memory."""
+    """Copy to host memory."""
     COMMUNICATION = 3
-    """What devices do together."""
+    """Collective of several devices."""
     SECOND = 4
     """A second lane of compute."""
     HOST = 5
-    """What the host's processors do for the device, such as updates of parameters at home there."""
+    """Work of the host's CPU for the device, such as updates of host-resident parameters."""
 
 
 class Role(IntEnum):
-    """What a tensor is, which decides how long its bytes are held."""
+    """Role of a tensor, which decides how long its bytes are held."""
 
     ACTIVATION = 0
     """Made by an op, freed after its last reader."""
@@ -237,7 +237,7 @@ class Graph:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it notes that its ops were recorded from a model, one by one."""
+        """True if its ops were captured from a model, one by one."""
         return bool(self.meta.get("level") == "op")
 
     @cached_property
@@ -247,12 +247,12 @@ class Graph:
 
     @cached_property
     def is_held(self) -> BoolArray:
-        """Whether each tensor stays until the end of the step once it is present."""
+        """True for tensors that stay until the end of the step."""
         return _frozen(np.isin(self.tensor_role, HELD_ROLES))
 
     @cached_property
     def works(self) -> BoolArray:
-        """Whether each op takes device time: it computes, touches memory or has a stated time."""
+        """True for ops that take device time: compute, memory traffic or a stated time."""
         works = (self.flops > 0) | (self.bytes_touched > 0)
         for seconds in self.stated.op_s.values() if self.stated is not None else ():
             works = works | (seconds > 0)
@@ -260,7 +260,7 @@ class Graph:
 
     @cached_property
     def only_looks(self) -> BoolArray:
-        """Whether each op is a view: it does nothing, makes no storage and draws no numbers."""
+        """True for views: no work, no storage, no random numbers."""
         makes = np.zeros(self.num_ops, dtype=np.bool_)
         makes[self.tensor_producer[(self.tensor_producer >= 0) & (self.held_bytes > 0)]] = True
         return _frozen(~(self.works | makes | (self.rng_order >= 0) | (self.workspace_bytes > 0)))

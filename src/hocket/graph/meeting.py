@@ -30,7 +30,7 @@ _WHOLE = re.compile(r"-?[0-9]+")
 
 
 class Dependence(IntEnum):
-    """What a tensor has to do with the samples."""
+    """Relation of a tensor to the samples of the batch."""
 
     NONE = 0
     SAMPLES = 1
@@ -47,7 +47,7 @@ class GrowingShape(NamedTuple):
     grows: tuple[bool, ...]
 
     def along(self, dim: int) -> bool:
-        """Whether an extent grows; of none where there is no such extent."""
+        """True if an extent grows with the batch; False if there is no such extent."""
         return -len(self.grows) <= dim < len(self.grows) and self.grows[dim]
 
 
@@ -105,12 +105,12 @@ def reading_samples(graph: Graph) -> Graph:
     if met := where_samples_meet(graph):
         return unsplit(graph, met)
     tried = graph.meta.get(SAMPLES)
-    told = f"no cross-sample ops found{f'; {tried}' if tried else ''}"
-    return replace(graph, meta={**graph.meta, SAMPLES: told})
+    note = f"no cross-sample ops found{f'; {tried}' if tried else ''}"
+    return replace(graph, meta={**graph.meta, SAMPLES: note})
 
 
 def where_samples_meet(graph: Graph) -> str:
-    """The first op on the way to the loss at which samples meet, in words; empty where none is."""
+    """Describe the first op before the loss that mixes samples; empty if there is none."""
     other = graph.other_batch
     if other is None or not len(graph.op_signature):
         return ""
@@ -157,7 +157,7 @@ def _after(
     ratio: float,
     is_routed: bool,
 ) -> Dependence | str:
-    """What the results of an op have to do with the samples, or how samples meet in it."""
+    """Relation of the results of an op to the samples, or the way in which it mixes them."""
     reads = graph.reads_of(op)
     states = state[reads]
     known = set(states.tolist()) - {Dependence.NONE}
@@ -193,7 +193,7 @@ def _after_sums(
 
 
 def _scale(text: OpText, ratio: float) -> bool:
-    """Whether a product or quotient with a number takes back the growth of a sum."""
+    """True if a product or quotient with a constant undoes the growth of a sum."""
     if len(text.args) < 2 or len(text.others) < 2:
         return False
     try:
@@ -204,7 +204,7 @@ def _scale(text: OpText, ratio: float) -> bool:
 
 
 def _summed(text: OpText) -> Dependence | str:
-    """What an op makes whose results do not grow with the batch, though what it reads does."""
+    """Relation of results that do not grow with the batch although the inputs do."""
     if text.name in ("mean", "sum"):
         return Dependence.MEAN if text.name == "mean" else Dependence.TOTAL
     at = _REDUCTIONS.get(text.name)
@@ -216,7 +216,7 @@ def _summed(text: OpText) -> Dependence | str:
 
 
 def _along_samples(text: OpText, num_dependent: int) -> str:
-    """How an op works along an extent that grows with the batch; empty where it does not."""
+    """Describe the use of an extent that grows with the batch; empty if it is not used."""
     tensors, name = text.tensors, text.name
     if not tensors or "batch_norm" in name:
         return ""
@@ -242,7 +242,7 @@ def _along_samples(text: OpText, num_dependent: int) -> str:
 
 
 def _picks_samples(text: OpText, num_dependent: int) -> bool:
-    """Whether what is in the samples says which samples are picked."""
+    """True if values of the samples decide which samples are picked."""
     picked = text.tensors[0]
     if text.name not in ("index", "index_put", "_index_put_impl"):
         # Along another dim every sample picks for itself.

@@ -1,4 +1,4 @@
-"""What signatures of ops tell: the shapes of the tensors that an op is called with."""
+"""Signatures of ops: the shapes of the tensors that an op is called with."""
 
 from __future__ import annotations
 

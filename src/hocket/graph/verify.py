@@ -211,8 +211,8 @@ def _verify_order(graph: Graph) -> None:
     wrong = _first(np.diff(producer) < 0)
     if wrong is not None:
         raise InputFileError(
-            f"tensor {names[wrong + 1]!r} stands after {names[wrong]!r}, which a later op makes",
-            hint="tensors stand in the order of the ops that make them",
+            f"tensor {names[wrong + 1]!r} comes after {names[wrong]!r}, which a later op produces",
+            hint="sort tensors by the ops that produce them",
         )
     late = _first(producer[graph.reads] >= reader)
     if late is not None:

@@ -29,7 +29,7 @@ _PARTS = ("compiler.py", "elements.py", "inference.py", "inner.py", "values.py",
 _OPTIONS = hashlib.sha256(
     b"".join(Path(__file__).with_name(name).read_bytes() for name in _PARTS)
 ).hexdigest()
-"""How kernels are compiled, which is part of what they become."""
+"""Digest of the compilation options, which are part of the cache key."""
 
 
 class KernelCache:

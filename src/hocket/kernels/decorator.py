@@ -76,7 +76,7 @@ class Kernel(SourceFunction):
 
 
 def is_compiled(*kernels: Callable[..., Any]) -> bool:
-    """Whether a compiled form of all of them is there, in this process or on disk."""
+    """True if all of them are compiled, in this process or on disk."""
     return all(
         bool(each.entry and each.entry.signatures) or is_kept(each, each.digest)
         for each in cast(tuple[Kernel, ...], kernels)

@@ -1,4 +1,4 @@
-"""What enters the compiled form of a function, found from its code.
+"""Everything that enters the compiled form of a function, found from its code.
 
 A compiled function contains the functions that it calls, the constants that it names and the places
 of the fields of its tuples. All of them are global names or closures of its code, or of the code of

@@ -21,7 +21,7 @@ _told: list[str] = []
 
 
 def read(source: SourceFunction, digest: str, form: str) -> bytes | None:
-    """What was kept of a form of a kernel."""
+    """Stored form of a kernel."""
     name = f"{_stem(source, digest)}.{form}.kernel"
     for folder in _folders(source):
         path = folder / name
@@ -56,7 +56,7 @@ def write(source: SourceFunction, digest: str, form: str, content: bytes) -> Non
 
 
 def is_kept(source: SourceFunction, digest: str) -> bool:
-    """Whether any form of a kernel is there."""
+    """True if any form of a kernel is stored."""
     pattern = f"{_stem(source, digest)}.*.kernel"
     return any(any(folder.glob(pattern)) for folder in _folders(source))
 

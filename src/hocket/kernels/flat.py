@@ -32,7 +32,7 @@ def flat(source: SourceFunction) -> SourceFunction:
 
 
 def unpacking(source: SourceFunction, entry: Callable[..., Any]) -> Callable[..., Any]:
-    """What Python calls: ``entry``, the compiled form of `flat`, with tuples unpacked."""
+    """The Python entry: calls ``entry``, the compiled form of `flat`, with tuples unpacked."""
     parameters = _parameters(source)
     parts = [_unpacked(name, hint) for name, hint in parameters.items()]
     if parts == list(parameters):

@@ -31,7 +31,7 @@ class Parent:
         self._reader, self._writer, self._progress = reader, writer, progress
 
     def receive(self) -> Frame | None:
-        """What it says next; None when it has nothing more to say."""
+        """Return the next message; None at the end."""
         return self._reader.read()
 
     def send(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
@@ -60,7 +60,7 @@ def live(work: Callable[[Parent], None]) -> NoReturn:
 
 
 def _write_whole_lines() -> None:
-    """What processes side by side print to one file is not mixed within a line."""
+    """Write whole lines, so that the output of concurrent processes is not mixed within a line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)

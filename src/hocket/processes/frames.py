@@ -1,4 +1,4 @@
-"""What processes say to each other: data, never code.
+"""Messages between processes: data, never code.
 
 A frame is a JSON object followed by raw buffers whose sizes it lists. Reading and writing go on
 where they stopped, so both work on descriptors that block and on those that do not.
@@ -32,7 +32,7 @@ class FrameReader:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self.is_closed = False
-        """Whether the other side has closed its end."""
+        """True if the other side has closed its end."""
         self._frames = self._receive()
 
     def read(self) -> Frame | None:
@@ -76,7 +76,7 @@ class FrameWriter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all has been written."""
+        """True if everything has been written."""
         return not self._waiting
 
     def put(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:

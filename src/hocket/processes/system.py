@@ -1,4 +1,4 @@
-"""What Linux tells of processes, and signals that reach nobody else.
+"""Process states of Linux, and signals that reach no other process.
 
 A number of a process is used again once the process is gone, so a process is named here by its
 number and the moment it started, and is signalled through a handle (pidfd) that is opened first and
@@ -119,7 +119,7 @@ def end_marked(variable: str) -> bool:
 
 
 def is_at_work(pid: int) -> bool:
-    """Whether some thread of a process runs, wants to run, or waits for the disk."""
+    """True if a thread of a process runs, is runnable or waits for the disk."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/stat", "rb") as file:
@@ -130,7 +130,7 @@ def is_at_work(pid: int) -> bool:
 
 
 def memory_kills() -> int:
-    """How many processes the machine has killed for want of memory, in groups with a limit too."""
+    """Number of processes killed for lack of memory, also in groups with a limit."""
     with contextlib.suppress(OSError), open("/proc/vmstat") as file:
         for line in file:
             if line.startswith("oom_kill "):

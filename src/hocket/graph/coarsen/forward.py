@@ -109,7 +109,7 @@ def _forward_nodes(graph: Graph, unit_of: IntArray, forward: LongArray) -> LongA
 
 
 def _in_circles(unit: LongArray, edges: Edges) -> BoolArray:
-    """Whether each unit depends on itself through others.
+    """True for units that depend on themselves through others.
 
     A circle of nodes would be a circle of their units; so where only these units are split, into
     parts that make no circle among themselves, none is left.
@@ -166,7 +166,7 @@ class _StorageParts:
         self.is_flow = between & ~self.is_late[self.part]
         """Reads that the coarse graph has: of what was there before or an earlier node makes."""
         self.is_saved = np.zeros(len(maker), dtype=np.bool_)
-        """Whether later ops read the part where it is made."""
+        """True if later ops read the part where it is produced."""
         self.is_saved[self.part[self.by_late_op & ~between & self.is_forward[self.part]]] = True
         is_read = np.zeros(len(maker), dtype=np.bool_)
         is_read[self.part[self.is_flow]] = True

@@ -1,4 +1,4 @@
-"""What a node of a coarse graph is made of: the columns of its ops, summed.
+"""Columns of the nodes of a coarse graph: those of their ops, summed.
 
 A node has the name, kind, module and dtype of its heaviest op, the work of all of them, and as
 workspace the most bytes that live only inside it when its ops run one after another in their order.

@@ -57,7 +57,7 @@ class StorageParts:
 
     @cached_property
     def owns(self) -> BoolArray:
-        """Whether the storage of each part comes into being with it."""
+        """True for parts whose storage is allocated with them."""
         fine = self.nodes.fine
         made = self.part_of[self.root] == np.arange(self.num_parts)
         owns: BoolArray = made & (fine.alias_of[self.root] < 0)
@@ -76,7 +76,7 @@ class StorageParts:
         return np.where(leaves, number[self.part_of], -1).astype(np.int32)
 
     def any_of(self, mask: BoolArray) -> BoolArray:
-        """Whether the mask over fine tensors marks one of each part."""
+        """True if the mask over fine tensors marks one of each part."""
         found = np.zeros(self.num_parts, dtype=np.bool_)
         found[self.part_of[mask]] = True
         return found
@@ -130,7 +130,7 @@ def legal_roles(roles: NDArray[np.int8], is_made: BoolArray,
 
 
 class ReadTable(NamedTuple):
-    """What each node reads, each tensor once, ascending."""
+    """Inputs of each node, each tensor once, ascending."""
 
     read_ptr: LongArray
     reads: IntArray

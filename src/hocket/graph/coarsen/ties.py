@@ -87,7 +87,7 @@ def isolated(graph: Graph) -> Ties:
 
 
 def is_linked(graph: Graph) -> BoolArray:
-    """Whether each op reads what another makes or makes what another reads."""
+    """True for ops that read what another produces or produce what another reads."""
     src, dst = graph.edges
     linked = np.zeros(graph.num_ops, dtype=np.bool_)
     linked[src] = linked[dst] = True

@@ -45,7 +45,7 @@ class _Edge(NamedTuple):
 
 
 def is_dnn_partitioning(data: dict[str, Any]) -> bool:
-    """Whether a parsed JSON object looks like this format."""
+    """True if a parsed JSON object looks like this format."""
     return "nodes" in data and "edges" in data and "maxFPGAs" in data
 
 

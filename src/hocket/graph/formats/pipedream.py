@@ -44,7 +44,7 @@ class _PipeDreamLayer(NamedTuple):
 
 
 def is_pipedream(head: bytes) -> bool:
-    """Whether a file that starts with ``head`` looks like this format."""
+    """True if a file that starts with ``head`` looks like this format."""
     first_line = head.lstrip(b"\r\n").split(b"\n", 1)[0]
     return b" -- " in first_line and b"forward_compute_time=" in first_line
 

@@ -17,7 +17,7 @@ from hocket.graph.graph import Graph
 _MAX_WIDTH = 64
 _MAX_INPUTS = 3
 _BACK = np.array([1, 1, 1, 1, 1, 1, 2, 3])
-"""How many layers back an input comes from, one of these with equal chance."""
+"""Distances in layers that an input may span, drawn with equal probability."""
 
 
 def layered(num_ops: int, seed: int) -> Graph:

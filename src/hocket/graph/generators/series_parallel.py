@@ -70,7 +70,7 @@ def _edges(num_ops: int, source: np.random.RandomState) -> tuple[list[int], list
 
 
 def _parallel(count: int, draw: _ManyDraws) -> list[tuple[int, int]]:
-    """What remains to do after the fork, last thing first."""
+    """Actions left after the fork, last one first."""
     inner = count - 2
     num_branches = min(2 + draw.below(3), inner)
     cuts = sorted(draw.below(inner - num_branches + 1) for _ in range(num_branches - 1))

@@ -41,7 +41,7 @@ class _ForwardOp(NamedTuple):
 
     @property
     def has_weight_op(self) -> bool:
-        """Whether the gradient of the weight is a backward op of its own."""
+        """True if the gradient of the weight is a backward op of its own."""
         return self.kind == "matmul" and self.weights > 0
 
 
@@ -100,7 +100,7 @@ def transformer(num_ops: int, seed: int) -> Graph:
 
 @dataclass
 class _Step:
-    """What has been made so far; arrays by layer have one entry per block."""
+    """Ops and tensors built so far; arrays by layer have one entry per block."""
 
     builder: BatchBuilder
     num_blocks: int
