@@ -97,7 +97,7 @@ class Training(TrainingLoop):
 
         problem, plan, predicted, measured = self._timed()
         write_traces(trace, problem, plan, {"predicted": predicted, "measured": measured})
-        write_report(page, problem, plan, measured)
+        write_report(page, problem, plan, measured, is_measured=True)
 
     def refine(self, profile: str | Path | None = None) -> Planned:
         """Plan again with the times of the last timed step in place of estimates.

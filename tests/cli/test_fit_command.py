@@ -42,7 +42,7 @@ def test_fit_writes_a_plan_that_verify_and_show_accept(graph_file, tmp_path):
     plan = tmp_path / "plan.json"
     result = run("fit", graph_file, "--on", "1xh200", "--memory", "500MiB", "-o", plan)
     assert result.exception is None, result.exception
-    for words in ("plain", "full recompute", "offload everything", "✔  ours", "Under the peak"):
+    for words in ("plain", "full recompute", "offload everything", "✔  hocket", "Largest tensors"):
         assert words in result.stdout
     saved = read_plan(plan)
     assert saved.plan[Memory].budget_bytes == (500 * MIB,)
@@ -53,7 +53,7 @@ def test_fit_writes_a_plan_that_verify_and_show_accept(graph_file, tmp_path):
     simulated = json.loads(run("simulate", plan, "--json").stdout)
     assert simulated["step_s"] == pytest.approx(saved.plan.claims.step_s)
     page = (tmp_path / "report.html").read_text()
-    assert "Under the peak" in page
+    assert "Largest tensors at the peak" in page
     assert ">before<" in page
     assert ">after<" in page
     refused = run("run", plan)
@@ -68,13 +68,14 @@ def test_what_shows_a_plan_tells_its_budget_its_blocks_and_what_moves(tmp_path):
     assert result.exception is None, result.exception
     fitted = json.loads(result.stdout)
     blocks = read_plan(plan).plan[Memory].blocks
-    ways = Counter(block.activations for block in blocks)
+    policies = Counter(block.activations for block in blocks)
     whole = sum(16 * MIB for _ in range(6))
     for command in ("show", "explain", "simulate"):
         text = " ".join(run(command, plan).stdout.split())
         assert "within 300.0 MiB: " in text
-        for way, count in ways.items():
-            assert f"{count} block{'s' * (count > 1)} {way}" in text
+        for policy, count in policies.items():
+            shown = {"kept": "saved on the device"}.get(policy, policy)
+            assert f"{count} block{'s' * (count > 1)} {shown}" in text
         to_host, from_host = fitted["offloaded_bytes"], fitted["fetched_bytes"]
         assert f"{format_bytes(to_host)} go to the host" in text
         assert f"{format_bytes(from_host)} come from it" in text
@@ -83,7 +84,7 @@ def test_what_shows_a_plan_tells_its_budget_its_blocks_and_what_moves(tmp_path):
         assert f"a step among many takes {format_seconds(fitted['step_s'])}" in text
         kept = json.loads(run(command, plan, "--json").stdout)["memory"]
         assert kept["budget_bytes"] == 300 * MIB
-        assert kept["blocks"] == ways
+        assert kept["blocks"] == policies
         assert (kept["offloaded_bytes"], kept["fetched_bytes"]) == (to_host, from_host)
         assert kept["recomputed_flops"] == pytest.approx(fitted["recomputed_flops"])
         assert kept["streamed_bytes"] == whole - fitted["resident_parameters"]
@@ -146,7 +147,7 @@ def test_fit_answers_with_the_keys_that_programs_read(graph_file):
     assert found["lower_bound_bytes"] <= found["smallest_budget_bytes"] <= found["peak_bytes"]
     assert 0 <= found["gap"] < 1
     names = [candidate["name"] for candidate in found["candidates"]]
-    assert names == ["plain", "full recompute", "offload everything", "ours"]
+    assert names == ["plain", "full recompute", "offload everything", "hocket"]
     peaks = [level["peak_bytes"] for level in found["frontier"]]
     times = [level["step_s"] for level in found["frontier"]]
     assert peaks == sorted(peaks, reverse=True)
@@ -178,7 +179,7 @@ def test_fit_without_room_exits_with_4_and_the_smallest_budget(graph_file):
     names = [line.strip("✔ ").split("  ")[0] for line in text.partition("\n\n")[0].splitlines()]
     assert len(names) == len(set(names))
     assert "✔" not in text
-    assert "Nothing fits into 1.0 MiB. The leanest plan" in text
+    assert "Nothing fits into 1.0 MiB. The minimum-memory plan" in text
     assert f"give it {typed_bytes(told['smallest_budget_bytes'])}," in told["error"]["hint"]
     again = run(
         "fit", graph_file, "--on", "1xh200", "--json",

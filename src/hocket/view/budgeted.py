@@ -19,6 +19,7 @@ from hocket.view.host_copies import HostCopies, host_copies
 from hocket.view.story import HALF, NOTABLE
 from hocket.view.wording import count_of
 
+_KEPT = {"kept": "saved on the device"}
 AMONG_MANY = "step among many"
 """The note of a plan in which `hocket.api.memory` says how long such a step takes."""
 
@@ -73,14 +74,16 @@ def decided(within: WithinBudget) -> str:
     """What becomes of the blocks, in a sentence."""
     memory, blocks = within.memory, within.memory.blocks
     counts = Counter(block.activations for block in blocks)
-    parts = [f"{count_of(number, 'block')} {words}" for words, number in counts.items()]
+    parts = [
+        f"{count_of(number, 'block')} {_KEPT.get(words, words)}" for words, number in counts.items()
+    ]
     if within.streamed_bytes:
         parts.append(f"{format_bytes(within.streamed_bytes)} of parameters streamed")
     if at_home := sum(block.update == "host" for block in blocks):
         parts.append(f"{at_home} updated on the host")
     visiting = sum(block.parameters == "streamed" and block.update == "device" for block in blocks)
     if visiting:
-        parts.append(f"{visiting} updated on the device, where their state comes to")
+        parts.append(f"{visiting} updated on the device with optimizer state swapped in")
     if members := sum(bool(layer_label(block.name, 2)) for block in blocks):
         parts.append(f"{members} of the blocks are members of lists inside others")
     if (groups := expert_groups(memory)) > 1:
@@ -106,9 +109,9 @@ def kept_sentences(within: WithinBudget, note: str = "") -> list[str]:
             f"{format_bytes(copies.to_host_bytes)} go to the host and "
             f"{format_bytes(copies.from_host_bytes)} come from it in one step"
         )
-    again = "nothing is computed again"
+    again = "nothing is recomputed"
     if within.again_flops:
-        again = f"{format_percent(within.again_share)} of the arithmetic is done again"
+        again = f"{format_percent(within.again_share)} of the arithmetic is recomputed"
     lines = [
         f"within {format_bytes(max(within.memory.budget_bytes))}: {decided(within)}",
         f"{moved}; {again}",
@@ -139,7 +142,7 @@ def budget_advice(facts: Facts, within: WithinBudget) -> tuple[str, ...]:
     lines = []
     if within.again_share >= NOTABLE:
         lines.append(
-            f"a larger budget: {format_percent(within.again_share)} of the arithmetic is done again"
+            f"a larger budget: {format_percent(within.again_share)} of the arithmetic is recomputed"
         )
     if copying >= NOTABLE:
         lines.append(

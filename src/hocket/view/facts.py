@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +32,9 @@ from hocket.view.host_copies import HostCopies, host_copies
 from hocket.view.names import inert
 
 NUM_TOP_OPS = 12
+_NUM_GROUPED_OPS = 2000
+_MICROBATCH = re.compile(r"#(\d+)$")
+_LETTERS = {int(Phase.FORWARD): "F", int(Phase.BACKWARD): "B"}
 MAX_MODULES = 24
 """Lines that the table of modules takes, where the outermost modules are not more."""
 COMPUTE, TRANSFERS, SHARING, EXCHANGES, COPIES, HOST, OTHER = (
@@ -114,6 +119,8 @@ class OpFacts:
     start_s: float
     duration_s: float
     step_share: float
+    count: int = 1
+    """Ops of this name on the device: one per microbatch."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -317,9 +324,56 @@ def _links(problem: Problem, timeline: Timeline, is_carrying: BoolArray) -> tupl
 
 
 def _top_ops(problem: Problem, timeline: Timeline) -> tuple[OpFacts, ...]:
+    """The ops that take the longest, microbatches of one op on one device together."""
     duration_s = timeline.op_end_s - timeline.op_start_s
-    longest = np.argsort(-duration_s, kind="stable")[:NUM_TOP_OPS]
-    return tuple(op_facts(problem, timeline, op) for op in longest.tolist() if duration_s[op] > 0)
+    longest = np.argsort(-duration_s, kind="stable")[:_NUM_GROUPED_OPS]
+    groups: dict[tuple[str, int], list[int]] = {}
+    for op in longest.tolist():
+        if duration_s[op] > 0:
+            name = _MICROBATCH.sub("", problem.graph.op_names[op])
+            groups.setdefault((name, int(timeline.op_device[op])), []).append(op)
+    total_s = {key: float(duration_s[ops].sum()) for key, ops in groups.items()}
+    return tuple(
+        replace(
+            op_facts(problem, timeline, groups[key][0]),
+            name=inert(key[0]),
+            duration_s=total_s[key],
+            step_share=_share(total_s[key], timeline.makespan_s),
+            count=len(groups[key]),
+        )
+        for key in sorted(groups, key=lambda key: -total_s[key])[:NUM_TOP_OPS]
+    )
+
+
+class Pass(NamedTuple):
+    """Consecutive ops of one microbatch on one device."""
+
+    start_s: float
+    end_s: float
+    label: str
+    """``F0`` or ``B0``."""
+
+
+def passes_of(problem: Problem, timeline: Timeline) -> tuple[tuple[Pass, ...], ...]:
+    """Forward and backward passes of microbatches per device; empty where the batch is whole."""
+    found: list[list[Pass]] = [[] for _ in range(timeline.num_devices)]
+    graph = problem.graph
+    if not graph.meta.get("unfolded"):
+        return tuple(tuple(each) for each in found)
+    computes = np.flatnonzero(graph.op_stream[: timeline.num_works] == Stream.COMPUTE)
+    order = computes[np.argsort(timeline.op_start_s[computes], kind="stable")]
+    for op in order.tolist():
+        match = _MICROBATCH.search(graph.op_names[op])
+        letter = _LETTERS.get(int(graph.op_phase[op]))
+        if match is None or letter is None:
+            continue
+        row, label = found[int(timeline.op_device[op])], f"{letter}{match[1]}"
+        start_s, end_s = float(timeline.op_start_s[op]), float(timeline.op_end_s[op])
+        if row and row[-1].label == label:
+            row[-1] = row[-1]._replace(end_s=end_s)
+        else:
+            row.append(Pass(start_s, end_s, label))
+    return tuple(tuple(each) for each in found)
 
 
 def op_facts(problem: Problem, timeline: Timeline, op: int) -> OpFacts:

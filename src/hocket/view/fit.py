@@ -18,7 +18,7 @@ from hocket.view.host_copies import HostCopies
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
 
-OURS, LEANEST = "ours", "leanest"
+OURS, LEANEST = "hocket", "minimum memory"
 NUM_TENSORS = 5
 USUAL = (PLAIN, FULL_RECOMPUTE, FULL_OFFLOAD)
 
@@ -158,19 +158,17 @@ def sentences(fit: BudgetFit) -> list[str]:
     lines = [_decision(fit)]
     if fit.gap is not None and fit.bound_s is not None:
         lines.append(
-            f"No plan of these ways within {format_bytes(fit.budget_bytes)} takes less than "
-            f"{format_seconds(fit.bound_s)} (gap {format_percent(fit.gap)}); "
-            f"no plan at all needs less than {format_bytes(fit.lower_bound_bytes)}."
+            f"Lower bound at {format_bytes(fit.budget_bytes)}: {format_seconds(fit.bound_s)} "
+            f"(gap {format_percent(fit.gap)}); no plan needs less than "
+            f"{format_bytes(fit.lower_bound_bytes)}."
         )
     if fit.chosen is not None and (orders := fit.update_orders) is not None:
         times = ", ".join(f"{format_seconds(s)} {name}" for name, s in orders.step_s.items())
-        lines.append(
-            f"With updates on the host a step among many takes {times} ({orders.gain:.2f}x)."
-        )
+        lines.append(f"CPU optimizer, steps one after another: {times} ({orders.gain:.2f}x).")
     largest = under_peak(told)[:NUM_TENSORS]
     if largest:
         names = ", ".join(f"{inert(h.name)} {format_bytes(h.num_bytes)}" for h in largest)
-        lines.append(f"Under the peak of {format_bytes(told.peak_bytes)}: {names}.")
+        lines.append(f"Largest tensors at the peak of {format_bytes(told.peak_bytes)}: {names}.")
     return lines
 
 
@@ -178,11 +176,11 @@ def _decision(fit: BudgetFit) -> str:
     """What the chosen plan does, or what the leanest would where nothing fits."""
     told, within = _told(fit), within_of(_told(fit))
     name = next(name for name, plan in shown_plans(fit) if plan is told)
-    does = "nothing is moved or made again" if within is None else decided(within)
+    does = "nothing is offloaded or recomputed" if within is None else decided(within)
     if fit.chosen is not None:
         return f"{name}: {does}."
     also = "" if name == LEANEST else f", {name},"
     return (
-        f"Nothing fits into {fit.limits}. The leanest plan{also} would need "
+        f"Nothing fits into {fit.limits}. The minimum-memory plan{also} would need "
         f"{format_bytes(fit.smallest_bytes)}: {does}."
     )

@@ -13,7 +13,7 @@ from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.maker import PLAIN
-from hocket.view.drawing import memory_card
+from hocket.view.drawing import memory_card, svg_text
 from hocket.view.fit import (
     numbers,
     sentences,
@@ -23,11 +23,12 @@ from hocket.view.fit import (
 from hocket.view.names import inert
 from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
 from hocket.view.picture import memory_paths
+from hocket.view.sections import next_steps, range_note, throughput_stats, training_stats
 from hocket.view.spans import memory_envelope
+from hocket.view.step_inputs import step_data
 from hocket.view.wording import of_capacity, sentence
 
 NUM_TENSORS = 12
-NUM_LEVELS = 24
 
 
 def fit_report_html(fit: BudgetFit) -> str:
@@ -39,7 +40,14 @@ def fit_report_html(fit: BudgetFit) -> str:
         title=title,
         lead=" ".join(sentence(line.rstrip(".")) for line in sentences(fit)[:2]),
         stats=_stats(fit, told),
-        body=(_plans(fit), _curves(fit, told), _tensors(told), _budgets(fit), _blocks(told)),
+        body=(
+            _plans(fit),
+            budgets_chart(fit),
+            _next(fit),
+            _curves(fit, told),
+            _tensors(told),
+            _blocks(told),
+        ),
         footer=f"Predicted by simulation with hocket {__version__}.",
     )
 
@@ -48,10 +56,15 @@ def _stats(fit: BudgetFit, told: Fitted) -> str:
     plain = fit.frontier.find(PLAIN)
     slower = [] if plain is None else [f"{told.step_s / plain.step_s:.2f} times the plain step"]
     gap = [] if fit.gap is None else [f"at most {format_percent(fit.gap)} of it could be saved"]
+    problem = fit.frontier.problem
+    step = step_data(problem.graph)
+    error = [note] if (note := range_note(problem, told.step_s)) else []
     entries = [
-        ("Step", format_seconds(told.step_s), ", ".join(slower + gap)),
+        *training_stats(step),
+        ("Step", format_seconds(told.step_s), ", ".join(error + slower + gap)),
+        *throughput_stats(step, told.step_s),
         ("Peak", of_capacity(told.peak_bytes, fit.budget_bytes), "of the budget"),
-        ("To the host", format_bytes(numbers(told)["offloaded_bytes"]), "in one step"),
+        ("To the host", format_bytes(numbers(told)["offloaded_bytes"]), "per step"),
         ("Budget", format_bytes(fit.budget_bytes), _of_device(fit)),
         ("Least budget", format_bytes(fit.smallest_bytes),
          f"no plan needs less than {format_bytes(fit.lower_bound_bytes)}"),
@@ -129,15 +142,62 @@ def _tensors(told: Fitted) -> str:
     return section("peak", "Under the peak", table(heads, lines))
 
 
-def _budgets(fit: BudgetFit) -> str:
-    heads = [ColumnHead("Budget", "number"), ColumnHead("Step", "number"), ColumnHead("Plain", "")]
-    plain = fit.frontier.find(PLAIN)
-    lines: list[list[Cell]] = [
-        [format_bytes(plan.peak_bytes), format_seconds(plan.step_s),
-         "" if plain is None else f"{plan.step_s / plain.step_s:.2f} times"]
-        for plan in fit.frontier.best_of()[:NUM_LEVELS]
-    ]  # fmt: skip
-    return section("budgets", "What other budgets give", table(heads, lines))
+def budgets_chart(fit: BudgetFit) -> str:
+    """Step time against memory for every plan of the frontier, the chosen one marked."""
+    plans = sorted(fit.frontier.best_of(), key=lambda plan: plan.peak_bytes)
+    if len(plans) < 2:
+        return ""
+    most_bytes = plans[-1].peak_bytes
+    low_s = min(plan.step_s for plan in plans)
+    high_s = max(plan.step_s for plan in plans)
+    width, height, left, top = 640, 220, 64, 12
+
+    def at(plan: Fitted) -> tuple[float, float]:
+        x = left + (width - left - 16) * plan.peak_bytes / most_bytes
+        return x, top + (height - top - 34) * (1 - (plan.step_s / (1.1 * high_s)))
+
+    base = height - 34
+    parts = [f'<path class="grid" d="M{left} {top}V{base}H{width}"/>']
+    for share in (0.25, 0.5, 0.75, 1.0):
+        x = left + (width - left - 16) * share
+        parts.append(
+            svg_text(x, base + 16, format_bytes(int(share * most_bytes)), "muted", "middle")
+        )
+    for seconds in {low_s, high_s}:
+        y = top + (base - top) * (1 - seconds / (1.1 * high_s))
+        parts.append(svg_text(left - 6, y + 4, format_seconds(seconds), "muted", "end"))
+    points = [at(plan) for plan in plans]
+    line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    parts.append(f'<path class="memory-line" d="M{line}"/>')
+    for plan, (x, y) in zip(plans, points, strict=True):
+        chosen = ' class="chosen"' if plan is fit.chosen else ""
+        told = f"{format_bytes(plan.peak_bytes)}: {format_seconds(plan.step_s)}"
+        parts.append(
+            f'<circle{chosen} cx="{x:.1f}" cy="{y:.1f}" r="{6 if chosen else 4}">'
+            f"<title>{told}</title></circle>"
+        )
+    label = f"step time against memory, from {format_bytes(plans[0].peak_bytes)}"
+    picture = (
+        f'<svg class="curve budgets hocket-svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg>'
+    )
+    note = (
+        '<p class="note">Step time (up) against GPU memory (right) of the best plans; the chosen '
+        "one is larger.</p>"
+    )
+    return section("budgets", "Other budgets", picture, note)
+
+
+def _next(fit: BudgetFit) -> str:
+    budget = format_bytes(fit.budget_bytes).replace(" ", "")
+    return next_steps(
+        (
+            f'train = hocket.prepare(model, optimizer, batch, memory="{budget}")',
+            "in your training loop; then train.step(batch)",
+        ),
+        ("hocket show plan.json", "what each block does and what moves"),
+        ("hocket run plan.json --steps 5", "a few steps here: predicted beside measured"),
+    )
 
 
 def _blocks(told: Fitted) -> str:

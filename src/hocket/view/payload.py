@@ -16,7 +16,7 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.units import format_percent
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
-from hocket.view.facts import Facts, step_name
+from hocket.view.facts import Facts, passes_of, step_name
 from hocket.view.names import inert
 from hocket.view.spans import SpanRow, device_rows, link_rows, memory_envelope, part, thinned_to
 from hocket.view.story import reason_text
@@ -28,7 +28,9 @@ MAX_PATH_STEPS = 400
 MEMORY_BINS = 2000
 
 
-def report_data(problem: Problem, timeline: Timeline, facts: Facts) -> dict[str, Any]:
+def report_data(
+    problem: Problem, timeline: Timeline, facts: Facts, bound_s: float | None = None
+) -> dict[str, Any]:
     """Rows of marks, the ops and transfers that they name, memory curves, the critical path."""
     tick_s = _tick_s(timeline.makespan_s)
     channels = np.array([link.channel for link in facts.links[:MAX_LINK_ROWS]], dtype=np.int32)
@@ -60,6 +62,12 @@ def report_data(problem: Problem, timeline: Timeline, facts: Facts) -> dict[str,
         "transfers": _transfer_columns(problem, timeline, transfers),
         "path": _path(problem, timeline, facts, whole, tick_s),
         "is_thinned": rows is not whole,
+        "bound": None if bound_s is None else int(_ticks(np.array([bound_s]), tick_s)[0]),
+        "passes": [
+            [[round(each.start_s / tick_s), round(each.end_s / tick_s), each.label]
+             for each in row]
+            for row in passes_of(problem, timeline)
+        ],
     }  # fmt: skip
 
 

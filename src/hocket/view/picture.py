@@ -6,7 +6,7 @@ the picture of 200,000 ops is as large as that of 2,000. O(spans log spans).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 
 import numpy as np
@@ -28,7 +28,7 @@ from hocket.view.drawing import (
     svg_text,
     time_axis,
 )
-from hocket.view.facts import Facts, facts_of
+from hocket.view.facts import Facts, Pass, facts_of, passes_of
 from hocket.view.names import shorten, shorten_middle
 from hocket.view.spans import (
     SpanRow,
@@ -44,6 +44,8 @@ from hocket.view.wording import of_capacity
 LABEL_PX = 180
 BAR_PX, MEMORY_PX, LINK_PX, GAP_PX = 22, 24, 12, 12
 MAX_LINK_ROWS = 12
+_PASS_PX = 18
+"""Width from which a pass has a label."""
 PHASES = tuple(phase.name.lower() for phase in Phase)
 
 
@@ -56,15 +58,23 @@ def timeline_svg(
 
 
 def draw_timeline(
-    problem: Problem, timeline: Timeline, facts: Facts, *, width: int, styled: bool
+    problem: Problem,
+    timeline: Timeline,
+    facts: Facts,
+    *,
+    width: int,
+    styled: bool,
+    bound_s: float | None = None,
 ) -> str:
     """As `timeline_svg`, with the facts already worked out."""
     scale = Scale(width, timeline.makespan_s, LABEL_PX)
     channels = np.array([link.channel for link in facts.links[:MAX_LINK_ROWS]], dtype=np.int32)
     body: list[str] = []
     top = float(MARGIN_PX + AXIS_PX)
+    passes = passes_of(problem, timeline)
     for row in device_rows(timeline):
         body += _device(problem, timeline, facts, row, scale, top)
+        body += _pass_labels(passes[row.index], scale, top)
         top += BAR_PX + MEMORY_PX + GAP_PX
     for row, link in zip(link_rows(problem, timeline, channels), facts.links, strict=False):
         label, note = link.name, format_percent(link.busy_share)
@@ -76,6 +86,8 @@ def draw_timeline(
     if hidden > 0:
         body.append(svg_text(MARGIN_PX, top + 10, f"and {hidden} less used links", "muted"))
         top += 16
+    if bound_s is not None:
+        body += _bound(scale, bound_s, top)
     height = top + LEGEND_PX
     grid = list(time_axis(scale, top))
     style = f"<style>{picture_css()}</style>" if styled else ""
@@ -106,6 +118,20 @@ def _device(
     kind = "muted" if device.fits else "over"
     text = of_capacity(device.peak_bytes, device.capacity_bytes)
     yield svg_text(MARGIN_PX, memory_top + 13, text if device.fits else f"{text} ✗", kind)
+
+
+def _pass_labels(passes: Sequence[Pass], scale: Scale, top: float) -> Iterator[str]:
+    """``F0``, ``B0`` on passes of microbatches that are wide enough."""
+    for each in passes:
+        if (each.end_s - each.start_s) * scale.px_per_s >= _PASS_PX:
+            yield svg_text(scale.x(each.start_s) + 3, top + 15, each.label, "mark-label")
+
+
+def _bound(scale: Scale, bound_s: float, bottom: float) -> Iterator[str]:
+    """The lower bound of all strategies as a dashed line."""
+    x = scale.x(bound_s)
+    yield f'<path class="capacity" d="M{x:.1f} {MARGIN_PX + AXIS_PX - 12}V{bottom:.1f}"/>'
+    yield svg_text(x - 3, MARGIN_PX + 24, "lower bound", "muted", anchor="end")
 
 
 def memory_paths(

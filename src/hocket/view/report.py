@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from hocket import __version__
 from hocket.base.atomic import write_atomically
+from hocket.base.units import format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 from hocket.view import sections
 from hocket.view.facts import Facts, facts_of
+from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.page import fill, legend, page_html, template
 from hocket.view.payload import MAX_MARKS, report_data
 from hocket.view.picture import PHASES, draw_timeline
@@ -29,27 +31,36 @@ if TYPE_CHECKING:
 
 
 def report_html(
-    problem: Problem, plan: Plan, timeline: Timeline, comparison: Comparison | None = None
+    problem: Problem,
+    plan: Plan,
+    timeline: Timeline,
+    comparison: Comparison | None = None,
+    *,
+    is_measured: bool = False,
 ) -> str:
     """The report as one HTML text."""
     facts = facts_of(problem, plan, timeline)
-    data = report_data(problem, timeline, facts)
+    bound_s = None if comparison is None or comparison.bound is None else comparison.bound.seconds
+    data = report_data(problem, timeline, facts, bound_s)
     timeline_section = fill(
         template("timeline.html"),
         {
             "title": escape(facts.title),
-            "picture": draw_timeline(problem, timeline, facts, width=1080, styled=False),
+            "picture": draw_timeline(
+                problem, timeline, facts, width=1080, styled=False, bound_s=bound_s
+            ),
             "legend": _legend(facts),
             "timeline_note": _thinned_note(data),
         },
     )
     return page_html(
         title=facts.title,
-        lead=_lead(facts),
-        stats=sections.stats(facts),
+        lead=_lead(facts, plan),
+        stats=sections.stats(facts, problem, comparison, measured=is_measured),
         body=(
             sections.candidates(comparison),
             timeline_section,
+            sections.next_steps(*_NEXT),
             sections.modules(facts),
             sections.memory(problem, timeline, facts),
             sections.links(facts),
@@ -63,19 +74,32 @@ def report_html(
     )
 
 
+_NEXT = (
+    ("hocket explain plan.json", "what limits this step and what would help"),
+    ("hocket run plan.json --steps 5", "a few steps on random batches: predicted beside measured"),
+    ("hocket launch plan.json train.py", "your training script, once per device of the plan"),
+)
+
+
 def write_report(
     path: str | Path,
     problem: Problem,
     plan: Plan,
     timeline: Timeline,
     comparison: Comparison | None = None,
+    *,
+    is_measured: bool = False,
 ) -> None:
     """Write the report to a file."""
-    write_atomically(path, report_html(problem, plan, timeline, comparison).encode())
+    page = report_html(problem, plan, timeline, comparison, is_measured=is_measured)
+    write_atomically(path, page.encode())
 
 
-def _lead(facts: Facts) -> str:
-    sentences = (lead_sentence(facts), facts.bottleneck)
+def _lead(facts: Facts, plan: Plan) -> str:
+    """The strategy and its step time, and what limits it."""
+    how = inert(str(plan.notes.get("how", "")), LONGEST_SENTENCE)
+    first = f"{how}: {format_seconds(facts.step_s)} per step" if how else lead_sentence(facts)
+    sentences = (first, facts.bottleneck)
     return " ".join(sentence(text) for text in sentences if text)
 
 

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from hocket.base.units import format_bytes, format_percent, format_rate, format_seconds
+from hocket.base.units import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_rate,
+    format_seconds,
+)
+from hocket.cost.ranges import step_range_s
 from hocket.plan.files import PLAN_SCHEMA
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -32,6 +39,7 @@ from hocket.view.page import Cell, ColumnHead, Html, bar, legend, section, stack
 from hocket.view.payload import MAX_PATH_STEPS
 from hocket.view.picture import memory_paths
 from hocket.view.spans import memory_envelope
+from hocket.view.step_inputs import step_data
 from hocket.view.story import advice, headroom_sentence, longest_steps, sent_counts
 from hocket.view.wording import (
     STEPS_PRICED,
@@ -61,12 +69,21 @@ _CAUSE_CLASSES = {
 # ── head ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def stats(facts: Facts) -> str:
-    """The numbers that matter most."""
+def stats(
+    facts: Facts, problem: Problem, comparison: Comparison | None = None, *, measured: bool = False
+) -> str:
+    """The numbers that matter most: training, step with its error range, throughput, money."""
     full, busy = facts.fullest, facts.busiest
     memory = held_of(full.peak_bytes, full.capacity_bytes)
-    entries: list[tuple[str, Cell, str]] = [
-        ("Step", format_seconds(facts.step_s), f"{_rate(facts.step_s)}"),
+    step = step_data(problem.graph)
+    entries: list[tuple[str, Cell, str]] = training_stats(step)
+    error = "" if measured else range_note(problem, facts.step_s)
+    entries.append(("Step", format_seconds(facts.step_s), error or _rate(facts.step_s)))
+    entries += throughput_stats(step, facts.step_s)
+    if comparison is not None and comparison.bound is not None:
+        bound = format_seconds(comparison.bound.seconds)
+        entries.append(("Lower bound", bound, "no strategy is faster"))
+    entries += [
         ("Busiest device", format_percent(busy.busy_share), busy.name),
         (
             "Fullest device",
@@ -80,6 +97,42 @@ def stats(facts: Facts) -> str:
         note = f"{per_steps} for {STEPS_PRICED:,} steps"
         entries.append(("Per hour", dollars(facts.price_per_hour), note))
     return stats_html(entries)
+
+
+def training_stats(step: Mapping[str, Any]) -> list[tuple[str, Cell, str]]:
+    """Batch, sequence, precision and optimizer of the step, where the graph has them."""
+    if step["batch"] is None:
+        return []
+    size = f"{step['batch']}" + (f" x {step['sequence']}" if step["sequence"] else "")
+    precision = f"{step['amp']} autocast, " if step["amp"] else ""
+    precision += f"{step['dtype']} parameters, {step['optimizer'] or 'inference'}"
+    return [("Batch x sequence" if step["sequence"] else "Batch", size, precision)]
+
+
+def throughput_stats(step: Mapping[str, Any], step_s: float) -> list[tuple[str, Cell, str]]:
+    """Samples and tokens per second."""
+    if not isinstance(step["batch"], int) or step_s <= 0:
+        return []
+    per_s = step["batch"] / step_s
+    tokens = f"{format_count(per_s * step['sequence'])} tokens/s" if step["sequence"] else ""
+    return [("Samples/s", format_count(per_s), tokens)]
+
+
+def range_note(problem: Problem, step_s: float) -> str:
+    """The 80 % range of a predicted step; empty where costs are given with the graph."""
+    if problem.graph.stated is not None or step_s <= 0:
+        return ""
+    low_s, high_s = step_range_s(step_s, problem.costs.settings)
+    return f"80 % range {format_seconds(low_s)} to {format_seconds(high_s)}"
+
+
+def next_steps(*commands: tuple[str, str]) -> str:
+    """Commands to run next, each with the reason."""
+    rows = "".join(
+        f"<dt><code>{escape(command)}</code></dt><dd>{escape(reason)}</dd>"
+        for command, reason in commands
+    )
+    return section("next", "Do this next", f'<dl class="next">{rows}</dl>')
 
 
 def _rate(step_s: float) -> str:
@@ -297,7 +350,8 @@ def top_ops(facts: Facts) -> str:
         ColumnHead("Of step", "number wide"),
     )
     rows = [
-        [op.name, op.kind, op.module or "–", op.device, format_seconds(op.duration_s),
+        [op.name + (f" x {op.count}" if op.count > 1 else ""), op.kind, op.module or "–", op.device,
+         format_seconds(op.duration_s),
          format_percent(op.step_share)]
         for op in facts.top_ops
     ]  # fmt: skip

@@ -66,6 +66,7 @@
     const k = scaleX(), laneHeight = place.height / row.lanes;
     // Marks narrower than a pixel are drawn together, as high as they fill the span that they cover.
     const pending = new Map();
+    let named = false;
     const flush = (lane) => {
       const run = pending.get(lane);
       if (!run) return;
@@ -93,10 +94,27 @@
       const shown = wide > 4 ? wide - 0.7 : wide;
       const high = Math.max(laneHeight - (laneHeight > 6 ? 1 : 0), 0.6) * Math.max(busy, 0.12);
       clampedRect(frame.rects[name], x0, x0 + shown, place.top + (lane + 1) * laneHeight - high, high);
-      if (wide > 52 && laneHeight > 14 && !row.link) addMarkLabel(frame, row, i, x0, x0 + shown, place);
+      if (wide > 52 && laneHeight > 14 && !row.link) { named = true; addMarkLabel(frame, row, i, x0, x0 + shown, place); }
     }
     for (const lane of [...pending.keys()]) flush(lane);
+    if (!named && !row.link) addPassLabels(frame, data.passes[row.index], place, k);
     addCritical(frame, row, place, k);
+  }
+
+  /** F0, B0: passes of microbatches, where single ops have no room for their names. */
+  function addPassLabels(frame, passes, place, k) {
+    for (const [start, end, label] of passes) {
+      const x = geometry.left + (start - view.from) * k;
+      if ((end - start) * k < 18 || x < geometry.left || x > geometry.right - 18) continue;
+      frame.texts.push(['mark-label', x + 3, place.top + 15.5, label, 'start']);
+    }
+  }
+
+  function addBound(frame) {
+    const x = geometry.left + (data.bound - view.from) * scaleX();
+    if (data.bound === null || x < geometry.left || x > geometry.right) return;
+    frame.lines.push(['capacity', [[x, 18], [x, geometry.height]]]);
+    frame.texts.push(['muted', x - 3, 25, 'lower bound', 'end']);
   }
 
   /** Mean width of a letter of the labels in the font that the reader has. */
@@ -184,6 +202,7 @@
       if (!row.link) addMemory(frame, data.devices[row.index], place);
       addLabels(frame, row, place);
     });
+    addBound(frame);
     return frame;
   }
 
