@@ -139,7 +139,7 @@ def _tensors(told: Fitted) -> str:
          inert(held.module)]
         for held in under_peak(told)[:NUM_TENSORS]
     ]  # fmt: skip
-    return section("peak", "Under the peak", table(heads, lines))
+    return section("peak", "Largest tensors at the peak", table(heads, lines))
 
 
 def budgets_chart(fit: BudgetFit) -> str:
