@@ -1,8 +1,9 @@
 """README and the pages of docs/, and the commands that they show.
 
 A command is a line that starts with ``hocket`` in an indented block or behind ``$``. The comment at
-its end may begin with a word in brackets that says why it is not run here. ``HOCKET_PAGES=long``
-runs the long ones, too.
+its end may begin with a word in brackets that says why it is not run here; a line
+``<!-- not run: long -->`` says so for the block that follows it. ``HOCKET_PAGES=long`` runs the
+long ones, too.
 """
 
 import os
@@ -18,6 +19,7 @@ from forked_worker_group import forked_worker_groups
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKS = {"long", "GPU", "Ray", "Slurm", "service", "yours"}
+_NOT_RUN = re.compile(r"^<!-- not run: (\w+) -->$")
 _COMMAND = re.compile(r"^(?:    (?:\$ )?|\$ )(hocket .*)$")
 
 
@@ -38,13 +40,18 @@ def commands(page):
     """The commands of a page, in order."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " \\ ")
     found = []
+    of_block = None
     for number, line in enumerate(text.split("\n"), 1):
+        if noted := _NOT_RUN.match(line):
+            of_block = noted[1]
+        elif line.strip() and not line.startswith("    "):
+            of_block = None
         match = _COMMAND.match(line)
         if match is None:
             continue
         command, _, comment = match[1].replace(" \\ ", " ").partition(" # ")
         mark = re.match(r"\s*\[(\w+)\]", comment)
-        found.append(Command(number, shlex.split(command)[1:], mark[1] if mark else None))
+        found.append(Command(number, shlex.split(command)[1:], mark[1] if mark else of_block))
     return found
 
 
