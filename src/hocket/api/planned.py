@@ -120,7 +120,7 @@ class Planned:
         from hocket.view.trace import trace_bytes, trace_events
 
         plan = plan_bytes(path, self.problem, self.plan, graph_file=graph_file)
-        problem, placed = self._pictured()
+        problem, placed = self.pictured()
         page = report_html(problem, placed, self.timeline, self.comparison).encode()
         events = trace_events(problem, placed, self.timeline, label="predicted")
         write_together({path: plan, report: page, trace: trace_bytes(trace, events)})
@@ -129,15 +129,16 @@ class Planned:
         """Write the one-file HTML report."""
         from hocket.view.report import write_report
 
-        write_report(path, *self._pictured(), self.timeline, self.comparison)
+        write_report(path, *self.pictured(), self.timeline, self.comparison)
 
     def save_trace(self, path: str | Path) -> None:
         """Write the trace for Perfetto."""
         from hocket.view.trace import write_trace
 
-        write_trace(path, *self._pictured(), self.timeline)
+        write_trace(path, *self.pictured(), self.timeline)
 
-    def _pictured(self) -> tuple[Problem, Plan]:
+    def pictured(self) -> tuple[Problem, Plan]:
+        """The ops that the timeline is about, and where they run."""
         from hocket.simulate.rewriting.step import carried_out
         from hocket.view.plans import view_of
 
@@ -147,7 +148,7 @@ class Planned:
     def _repr_html_(self) -> str:
         from hocket.view.notebook import plan_html
 
-        return plan_html(*self._pictured(), self.timeline)
+        return plan_html(*self.pictured(), self.timeline)
 
 
 def run_plan(

@@ -34,6 +34,7 @@ from hocket.cli import (
     simulate,
     split,
     tables,
+    ui,
     validate,
     verify,
     waves,
@@ -43,6 +44,7 @@ GROUPS: dict[str, dict[ModuleType, str]] = {
     "Plan": {
         plan: "compare strategies for a model on a cluster, write the best",
         fit: "fit a training step into a memory budget on one GPU",
+        ui: "a local page: pick a model and GPUs, see how fast it trains",
         parallel: "choose data x tensor x pipeline degrees",
         waves: "predict the gain of two interleaved microbatches (Wavelet)",
     },

@@ -52,6 +52,17 @@ def fit_report_html(fit: BudgetFit) -> str:
     )
 
 
+def summary_html(fit: BudgetFit) -> str:
+    """Stats, plans, other budgets and memory curves."""
+    told = fit.chosen or fit.frontier.smallest
+    return (
+        f'<dl class="stats">{_stats(fit, told)}</dl>'
+        + _plans(fit)
+        + budgets_chart(fit)
+        + _curves(fit, told)
+    )
+
+
 def _stats(fit: BudgetFit, told: Fitted) -> str:
     plain = fit.frontier.find(PLAIN)
     slower = [] if plain is None else [f"{told.step_s / plain.step_s:.2f} times the plain step"]

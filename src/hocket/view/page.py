@@ -40,17 +40,18 @@ def page_html(
     css: str = "",
     js: str = "",
     data: Mapping[str, Any] | None = None,
+    connects: bool = False,
 ) -> str:
     """A report: title, lead and footer as text, stats and the parts of the body as HTML.
 
     ``css`` comes after the style of all reports; ``js`` finds ``data`` as JSON in the element of
-    that name.
+    that name. With ``connects`` the script may ask the server that the page came from.
     """
     style = picture_css() + template("report.css") + css
     script = "" if data is None else _data_element(data)
     script += f"<script>{js}</script>\n" if js else ""
     values = {
-        "policy": policy(style, js),
+        "policy": policy(style, js) + ("; connect-src 'self'" if connects else ""),
         "generator": f"hocket {__version__}",
         "title": escape(title),
         "icon": "data:image/svg+xml," + quote(LOGO),
@@ -149,6 +150,11 @@ def table(
 
 def _classes(names: str) -> str:
     return f' class="{names}"' if names else ""
+
+
+def options_html(values: Iterable[str]) -> str:
+    """The entries of a list to choose from."""
+    return "".join(f'<option value="{escape(value)}"></option>' for value in values)
 
 
 def section(name: str, title: str, *content: str) -> str:

@@ -74,6 +74,19 @@ def report_html(
     )
 
 
+def summary_html(
+    problem: Problem, plan: Plan, timeline: Timeline, comparison: Comparison | None
+) -> str:
+    """Stats, candidates and memory curves: the sections that answer whether and how fast."""
+    facts = facts_of(problem, plan, timeline)
+    return (
+        f'<p class="lead">{escape(_lead(facts, plan))}</p>'
+        f'<dl class="stats">{sections.stats(facts, problem, comparison)}</dl>'
+        + sections.candidates(comparison)
+        + sections.memory(problem, timeline, facts)
+    )
+
+
 _NEXT = (
     ("hocket explain plan.json", "what limits this step and what would help"),
     ("hocket run plan.json --steps 5", "a few steps on random batches: predicted beside measured"),
