@@ -64,6 +64,7 @@ WHOLE_PROGRAMS = (
     "classes/test_digits.py",
     "cost/test_predict_script.py",
     "export/test_torch_script.py",
+    "integrations/test_torchrun.py",
     "pages/test_fleet_commands.py",
     "pages/test_others_commands.py",
     "pages/test_parallelism_commands.py",
