@@ -26,7 +26,7 @@ import numpy as np
 from gavel_cluster import DATA, KINDS, TABLE
 
 from hocket.fleet.allocation import Allocation
-from hocket.fleet.market import Market, Pairs
+from hocket.fleet.cluster_snapshot import ClusterSnapshot, Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.solve.check import verify_allocation
 from hocket.fleet.throughputs import read_throughputs
@@ -44,7 +44,7 @@ def profiles(path: Path, gangs: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray
     return table.alone, table.beside, np.array([one.gang for one in table.profiles])
 
 
-def gavel_market(
+def gavel_snapshot(
     path: Path,
     num_jobs: int,
     *,
@@ -52,7 +52,7 @@ def gavel_market(
     sharing: bool = False,
     distinct: bool = False,
     seed: int = 3,
-) -> Market:
+) -> ClusterSnapshot:
     random = np.random.default_rng(seed)
     alone, beside, gang = profiles(path, (1, 2, 4, 8) if multi else (1,))
     profile = random.integers(0, len(alone), num_jobs)
@@ -63,27 +63,27 @@ def gavel_market(
         pairs = Pairs(profile_of=np.arange(num_jobs), steps_per_s=rates)
     elif sharing:
         pairs = Pairs(profile_of=profile, steps_per_s=beside)
-    return _market(KINDS, alone[profile] * factor, gang[profile], num_jobs // 4, random, pairs)
+    return _snapshot(KINDS, alone[profile] * factor, gang[profile], num_jobs // 4, random, pairs)
 
 
-def wide_market(num_jobs: int, num_kinds: int, devices: int) -> Market:
+def wide_snapshot(num_jobs: int, num_kinds: int, devices: int) -> ClusterSnapshot:
     """Jobs that are all different on many kinds of devices."""
     random = np.random.default_rng(7)
     steps = random.lognormal(0.0, 0.7, (num_jobs, num_kinds)) * np.linspace(4, 1, num_kinds)
     kinds = tuple(f"kind{j}" for j in range(num_kinds))
-    return _market(kinds, steps, np.ones(num_jobs, dtype=np.int64), devices, random, None)
+    return _snapshot(kinds, steps, np.ones(num_jobs, dtype=np.int64), devices, random, None)
 
 
-def _market(
+def _snapshot(
     kinds: tuple[str, ...],
     steps: np.ndarray,
     gang: np.ndarray,
     devices: int,
     random: np.random.Generator,
     pairs: Pairs | None,
-) -> Market:
+) -> ClusterSnapshot:
     num_jobs, num_teams = len(steps), 50
-    return Market(
+    return ClusterSnapshot(
         kinds=kinds,
         num_devices=np.full(len(kinds), devices),
         price_per_hour=np.linspace(3.0, 1.0, len(kinds)),
@@ -129,15 +129,16 @@ def extra_mb(call: Callable[[], Allocation]) -> float:
     return found
 
 
-def report(label: str, policy: str, market: Market, repeats: int = 7) -> None:
+def report(label: str, policy: str, snapshot: ClusterSnapshot, repeats: int = 7) -> None:
     solve = POLICIES[policy]
-    extra = extra_mb(lambda: solve(market))
-    answer = solve(market)
-    verify_allocation(market, answer)
-    cold = least_ms(lambda: solve(market), repeats)
-    warm = least_ms(lambda: solve(market, answer.warm), repeats)
+    extra = extra_mb(lambda: solve(snapshot))
+    answer = solve(snapshot)
+    verify_allocation(snapshot, answer)
+    cold = least_ms(lambda: solve(snapshot), repeats)
+    warm = least_ms(lambda: solve(snapshot, answer.warm), repeats)
     print(
-        f"| {label} | {policy} | {market.num_jobs} x {market.num_kinds} | {cold:.1f} | {warm:.1f} "
+        f"| {label} | {policy} | {snapshot.num_jobs} x {snapshot.num_kinds} | {cold:.1f} "
+        f"| {warm:.1f} "
         f"| {answer.gap:.0e} | {answer.notes.get('classes', '–')} | {extra:.0f} |",
         flush=True,
     )
@@ -148,11 +149,13 @@ def report_draws(path: Path, num_draws: int) -> None:
     print("| seed | gap | gap, slowdowns of pairs drawn |")
     print("|---|---|---|", flush=True)
     for seed in range(num_draws):
-        market = gavel_market(path, 2048, sharing=True, distinct=True, seed=seed)
-        market = replace(market, num_devices=market.num_devices // 2)
+        snapshot = gavel_snapshot(path, 2048, sharing=True, distinct=True, seed=seed)
+        snapshot = replace(snapshot, num_devices=snapshot.num_devices // 2)
         kept = np.random.default_rng(seed).uniform(0.3, 1.0, (2048, 2048, len(KINDS)))
-        pairs = Pairs(profile_of=np.arange(2048), steps_per_s=market.steps_per_s[:, None, :] * kept)
-        answers = [POLICIES["las"](one) for one in (market, replace(market, pairs=pairs))]
+        pairs = Pairs(
+            profile_of=np.arange(2048), steps_per_s=snapshot.steps_per_s[:, None, :] * kept
+        )
+        answers = [POLICIES["las"](one) for one in (snapshot, replace(snapshot, pairs=pairs))]
         print(f"| {seed} | {answers[0].gap:.0e} | {answers[1].gap:.0e} |", flush=True)
 
 
@@ -166,31 +169,31 @@ def main() -> None:
         report_draws(path, options.draws)
         return
     # Compiling and loading scipy is no part of the measured memory.
-    POLICIES["las"](gavel_market(path, 64, sharing=True))
-    POLICIES["las"](gavel_market(path, 160, sharing=True, distinct=True))
+    POLICIES["las"](gavel_snapshot(path, 64, sharing=True))
+    POLICIES["las"](gavel_snapshot(path, 160, sharing=True, distinct=True))
     print("| jobs | policy | size | cold ms | warm ms | gap | classes | extra MB |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for num_jobs in (128, 512, 2048, 8192):
-        report("classes", "las", gavel_market(path, num_jobs))
-    report("classes, gangs", "las", gavel_market(path, 2048, multi=True))
+        report("classes", "las", gavel_snapshot(path, num_jobs))
+    report("classes, gangs", "las", gavel_snapshot(path, 2048, multi=True))
     for num_jobs in (128, 512, 2048, 8192):
-        report("distinct", "las", gavel_market(path, num_jobs, distinct=True))
+        report("distinct", "las", gavel_snapshot(path, num_jobs, distinct=True))
     for policy in ("finish-time-fairness", "makespan", "hierarchical", "hierarchical-fifo"):
         for num_jobs in (512, 2048):
-            report("distinct", policy, gavel_market(path, num_jobs, distinct=True))
-    report("classes", "hierarchical", gavel_market(path, 2048, multi=True))
-    report("distinct, scarce", "makespan", wide_market(2048, 3, 32))
-    report("classes, agnostic", "las-agnostic", gavel_market(path, 2048, multi=True))
-    report("classes", "max-throughput", gavel_market(path, 2048))
+            report("distinct", policy, gavel_snapshot(path, num_jobs, distinct=True))
+    report("classes", "hierarchical", gavel_snapshot(path, 2048, multi=True))
+    report("distinct, scarce", "makespan", wide_snapshot(2048, 3, 32))
+    report("classes, agnostic", "las-agnostic", gavel_snapshot(path, 2048, multi=True))
+    report("classes", "max-throughput", gavel_snapshot(path, 2048))
     for devices in (256, 2048):
-        report(f"distinct, {devices} of each", "las", wide_market(16384, 8, devices), 3)
+        report(f"distinct, {devices} of each", "las", wide_snapshot(16384, 8, devices), 3)
     for multi in (False, True):
-        market = gavel_market(path, 2048, multi=multi, sharing=True)
-        report("classes, shared" + (", gangs" if multi else ""), "las", market)
+        snapshot = gavel_snapshot(path, 2048, multi=multi, sharing=True)
+        report("classes, shared" + (", gangs" if multi else ""), "las", snapshot)
     for num_jobs in (128, 256, 512, 2048):
-        market = gavel_market(path, num_jobs, sharing=True, distinct=True)
-        report("distinct, shared", "las", market, 1)
-        scarce = replace(market, num_devices=market.num_devices // 2)
+        snapshot = gavel_snapshot(path, num_jobs, sharing=True, distinct=True)
+        report("distinct, shared", "las", snapshot, 1)
+        scarce = replace(snapshot, num_devices=snapshot.num_devices // 2)
         report("distinct, shared, scarce", "las", scarce, 1)
     after = ", ".join(f"{load:.1f}" for load in os.getloadavg())
     print(f"\nload averages at the end: {after} on {os.cpu_count()} processors")

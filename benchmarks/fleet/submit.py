@@ -25,7 +25,7 @@ import numpy as np
 import under_load
 import uvicorn
 
-from hocket.service.outlook.process import ProcessOutlook
+from hocket.service.forecasts.process import ForecastProcess
 from hocket.service.rest.app import make_app
 from hocket.service.serve import SWITCH_S, listening_socket, server_config
 from hocket.service.tokens import Tokens
@@ -79,10 +79,10 @@ for (path, status), count in sorted(counts.items()): print(f"  {path} answered {
 def measure(folder: Path, num_jobs: int, num_requests: int, num_curious: int) -> None:
     store, daemon, executor = under_load.filled(folder, num_jobs, 2.0)
     listener = listening_socket("127.0.0.1", 0)
-    outlook = ProcessOutlook()
+    forecaster = ForecastProcess()
     tokens = Tokens()
     tokens.take_over(TOKEN)
-    server = uvicorn.Server(server_config(make_app(daemon, tokens, outlook=outlook)))
+    server = uvicorn.Server(server_config(make_app(daemon, tokens, forecaster=forecaster)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     random = np.random.default_rng(1)
@@ -115,13 +115,13 @@ def measure(folder: Path, num_jobs: int, num_requests: int, num_curious: int) ->
     under_load.report_waits("over HTTP, one after the other", waits_ms)
     rounds = daemon.state.round_number - first_round
     print(
-        f"{len(daemon.world.jobs)} live jobs, {len(waits_ms)} requests, {rounds} rounds; "
+        f"{len(daemon.service_state.jobs)} live jobs, {len(waits_ms)} requests, {rounds} rounds; "
         f"{cpu_ms:.1f} ms CPU per request with rounds and ends of jobs; "
         f"load {os.getloadavg()[0]:.1f}"
     )
     server.should_exit = True
     thread.join()
-    outlook.close()
+    forecaster.close()
     daemon.close()
     store.close()
 

@@ -92,17 +92,17 @@ def submit(folder: Path) -> None:
     report_waits("one after the other", waits_ms)
     rounds = daemon.state.round_number - first_round
     passed_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
-    print(f"{len(daemon.world.jobs)} live jobs, {rounds} rounds in {passed_s:.1f} s, "
+    print(f"{len(daemon.service_state.jobs)} live jobs, {rounds} rounds in {passed_s:.1f} s, "
           f"{cpu_s:.1f} s CPU")  # fmt: skip
-    crowd_ms: list[float] = []
+    job_classes_ms: list[float] = []
 
     def timed(spec: JobSpec) -> None:
         start_s = time.perf_counter()
         daemon.submit(spec)
-        crowd_ms.append(1e3 * (time.perf_counter() - start_s))
+        job_classes_ms.append(1e3 * (time.perf_counter() - start_s))
 
     run_in_threads(8, [make_spec(random) for _ in range(400)], timed)
-    report_waits("eight at once", crowd_ms)
+    report_waits("eight at once", job_classes_ms)
     daemon.close()
     store.close()
 
@@ -128,7 +128,7 @@ def restart(folder: Path) -> None:
     daemon.submit(make_spec(np.random.default_rng(2)))
     passed_s, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_s
     print(
-        f"restart with {len(daemon.world.jobs)} live and {NUM_ENDED} ended jobs "
+        f"restart with {len(daemon.service_state.jobs)} live and {NUM_ENDED} ended jobs "
         f"({size_mb:.0f} MB): checked in {opened_s:.2f} s, "
         f"first answer after {passed_s:.2f} s ({cpu_s:.2f} s CPU)"
     )

@@ -52,9 +52,9 @@ def run(seed: int, policy: str) -> bool:
         try:
             return _watched(daemon, source, seed)
         finally:
-            for number in list(daemon.world.jobs):
+            for number in list(daemon.service_state.jobs):
                 daemon.cancel(number)
-            while daemon.world.attempts:
+            while daemon.service_state.attempts:
                 time.sleep(0.05)
             daemon.close()
             executor.close()

@@ -34,17 +34,17 @@ def run(*arguments):
     return CliRunner().invoke(command, ["allocate", *map(str, arguments)])
 
 
-def test_a_file_becomes_a_market(problem_file):
-    market = read_problem(problem_file)
-    assert market.kinds == ("v100", "k80")
-    assert market.num_devices.tolist() == [2, 3]
-    assert market.price_per_hour.tolist() == [1.0, 0.45]
-    assert market.steps_per_s.tolist() == [[10, 1], [4, 0], [0, 3]]
-    assert market.weight.tolist() == [2, 1, 1]
-    assert market.remaining_steps.tolist() == [np.inf, 100, np.inf]
-    assert market.deadline_s.tolist() == [np.inf, np.inf, 60]
-    assert market.teams == ("x", "y", "")
-    assert market.team_of.tolist() == [2, 2, 0]
+def test_a_file_becomes_a_snapshot(problem_file):
+    snapshot = read_problem(problem_file)
+    assert snapshot.kinds == ("v100", "k80")
+    assert snapshot.num_devices.tolist() == [2, 3]
+    assert snapshot.price_per_hour.tolist() == [1.0, 0.45]
+    assert snapshot.steps_per_s.tolist() == [[10, 1], [4, 0], [0, 3]]
+    assert snapshot.weight.tolist() == [2, 1, 1]
+    assert snapshot.remaining_steps.tolist() == [np.inf, 100, np.inf]
+    assert snapshot.deadline_s.tolist() == [np.inf, np.inf, 60]
+    assert snapshot.teams == ("x", "y", "")
+    assert snapshot.team_of.tolist() == [2, 2, 0]
 
 
 def test_json_has_what_is_promised(problem_file):

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fleet.markets import make_market, random_market, shared_market
 from fleet.round_fleets import NO_SLACK, fleet, job, submit
+from fleet.snapshots import make_snapshot, random_snapshot, shared_snapshot
 
-from hocket.fleet.market import Pairs
+from hocket.fleet.cluster_snapshot import Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds import (
     Finish,
@@ -25,9 +25,9 @@ from hocket.fleet.rounds import (
 )
 from hocket.fleet.rounds.improved import _queues
 from hocket.fleet.simulator import bind, simulate
-from hocket.fleet.solve.ladder import Ladder
+from hocket.fleet.solve.levels import LevelProblem
 from hocket.fleet.solve.linear import LinearProgram, _ProgramRows, maximise
-from hocket.fleet.solve.price_tables import Crowd
+from hocket.fleet.solve.price_tables import JobClassTable
 from hocket.fleet.solve.prices import Duals, proven_level
 from hocket.fleet.solve.setup import set_up
 from hocket.fleet.solve.sharing import all_columns, pair_rates
@@ -37,14 +37,14 @@ from hocket.kernels.containers import table
 
 @pytest.mark.parametrize("name", ["las", "makespan", "finish-time-fairness", "fifo"])
 def test_a_gang_that_fills_a_pool_exactly_runs_all_the_time(name: str) -> None:
-    market = make_market([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [5, 2], gang=[4, 1, 2])
-    assert POLICIES[name](market).shares.sum(axis=1) == pytest.approx(np.ones(3))
+    snapshot = make_snapshot([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [5, 2], gang=[4, 1, 2])
+    assert POLICIES[name](snapshot).shares.sum(axis=1) == pytest.approx(np.ones(3))
 
 
 @pytest.mark.parametrize(("beside", "num_shared"), [(0.74, 0), (0.76, 1)])
 def test_a_waiting_job_joins_only_where_both_do_much_more(beside: float, num_shared: int) -> None:
     pairs = Pairs(profile_of=np.zeros(2, dtype=np.int64), steps_per_s=np.full((1, 1, 1), beside))
-    answer = POLICIES["fifo"](make_market([[1.0], [1.0]], [1], pairs=pairs))
+    answer = POLICIES["fifo"](make_snapshot([[1.0], [1.0]], [1], pairs=pairs))
     assert answer.shared is not None
     assert answer.shared.amount.sum() == num_shared
 
@@ -133,14 +133,14 @@ def test_slowdowns_are_those_of_a_closed_form() -> None:
 @pytest.mark.parametrize("power", [0.2, 1.0, 9.0])
 def test_a_proven_level_is_above_all_that_can_be_served(power: float) -> None:
     one = table(np.ones(1), np.float64)
-    crowd = Crowd(
+    job_classes = JobClassTable(
         rates=table(np.ones((1, 1)), np.float64),
         num_jobs=one,
         gang=one,
         capacity=one,
     )
     duals = Duals(worth=np.ones(1), rent=np.zeros(1), price=np.full(1, 1.0 / 3.0))
-    found = proven_level(crowd, lambda level: np.array([level**power]), duals, 1.0)
+    found = proven_level(job_classes, lambda level: np.array([level**power]), duals, 1.0)
     assert found**power > 1.0 / 3.0, "a level that is not served"
     assert found == pytest.approx((1.0 / 3.0) ** (1.0 / power), rel=1e-9)
 
@@ -149,24 +149,28 @@ def test_a_proven_level_is_above_all_that_can_be_served(power: float) -> None:
 @pytest.mark.parametrize("shares", [False, True])
 def test_any_duals_prove_a_bound(seed: int, shares: bool) -> None:
     """Weak duality: whatever a solver says of prices, the bound is one."""
-    market = shared_market(seed, 10) if shares else random_market(seed, max_jobs=10)
-    ladder = Ladder(rates=market.usable_steps_per_s, marks=np.arange(market.num_jobs)[:, None])
-    setup = set_up(market, ladder, pools_kinds=False)
-    program = LinearProgram(crowd=setup.crowd)
+    snapshot = shared_snapshot(seed, 10) if shares else random_snapshot(seed, max_jobs=10)
+    level_problem = LevelProblem(
+        rates=snapshot.usable_steps_per_s, marks=np.arange(snapshot.num_jobs)[:, None]
+    )
+    setup = set_up(snapshot, level_problem, pools_kinds=False)
+    program = LinearProgram(job_classes=setup.job_classes)
     if shares:
-        pairs = pair_rates(market, setup, market.usable_steps_per_s)
-        program = LinearProgram(crowd=setup.crowd, pairs=pairs.rates, columns=all_columns(pairs))
+        pairs = pair_rates(snapshot, setup, snapshot.usable_steps_per_s)
+        program = LinearProgram(
+            job_classes=setup.job_classes, pairs=pairs.rates, columns=all_columns(pairs)
+        )
     random = np.random.default_rng(seed)
-    value = random.uniform(0.1, 1.0, setup.crowd.rates.shape)
-    num_jobs, zeros = setup.crowd.num_jobs, np.zeros(len(setup.crowd.gang))
+    value = random.uniform(0.1, 1.0, setup.job_classes.rates.shape)
+    num_jobs, zeros = setup.job_classes.num_jobs, np.zeros(len(setup.job_classes.gang))
     solved = maximise(program, value, zeros)
-    best = float((value * setup.crowd.rates * solved.alone).sum()) + solved.pair_value
+    best = float((value * setup.job_classes.rates * solved.alone).sum()) + solved.pair_value
     assert best <= solved.bound * (1.0 + 1e-9)
     assert best == pytest.approx(solved.bound, rel=1e-6)
     parts = _ProgramRows(program)
     matrix = parts.matrix(level_column=zeros)
-    limits = np.concatenate([zeros, num_jobs, setup.crowd.capacity])
-    alone = (value * setup.crowd.rates)[parts.one, parts.at]
+    limits = np.concatenate([zeros, num_jobs, setup.job_classes.capacity])
+    alone = (value * setup.job_classes.rates)[parts.one, parts.at]
     cost = -np.concatenate([alone, parts.pair_values(value), [0.0]])
     duals = np.concatenate([zeros, solved.duals.rent, solved.duals.price])
     for scale in (0.0, 0.3, 0.9, 1.0, 2.0):
@@ -176,10 +180,12 @@ def test_any_duals_prove_a_bound(seed: int, shares: bool) -> None:
 
 def test_what_pairs_earn_beyond_prices_is_in_the_bound() -> None:
     pairs = Pairs(profile_of=np.zeros(2, dtype=np.int64), steps_per_s=np.full((1, 1, 1), 0.9))
-    market = make_market([[1.0], [1.0]], [1], pairs=pairs)
-    setup = set_up(market, Ladder(rates=market.steps_per_s, marks=np.zeros((2, 0))))
-    beside = pair_rates(market, setup, market.steps_per_s)
-    program = LinearProgram(crowd=setup.crowd, pairs=beside.rates, columns=all_columns(beside))
+    snapshot = make_snapshot([[1.0], [1.0]], [1], pairs=pairs)
+    setup = set_up(snapshot, LevelProblem(rates=snapshot.steps_per_s, marks=np.zeros((2, 0))))
+    beside = pair_rates(snapshot, setup, snapshot.steps_per_s)
+    program = LinearProgram(
+        job_classes=setup.job_classes, pairs=beside.rates, columns=all_columns(beside)
+    )
     parts, value = _ProgramRows(program), np.ones((1, 1))
     limits = np.array([0.0, 2.0, 1.0])
     cost = -np.concatenate([np.ones(1), parts.pair_values(value), [0.0]])

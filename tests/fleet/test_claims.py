@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds import Finish, Progress, Rules, Tick, step
 
@@ -82,9 +82,9 @@ def test_a_job_that_said_to_end_soon_and_does_not_loses_its_slack() -> None:
     assert rounds <= 12, "as one that said nothing"
 
 
-def market(remaining: list[float], is_overdue: list[bool], num_devices: int) -> Market:
+def snapshot(remaining: list[float], is_overdue: list[bool], num_devices: int) -> ClusterSnapshot:
     count = len(remaining)
-    return Market(
+    return ClusterSnapshot(
         kinds=("fast",),
         num_devices=np.array([num_devices]),
         price_per_hour=np.ones(1),
@@ -107,13 +107,47 @@ def market(remaining: list[float], is_overdue: list[bool], num_devices: int) -> 
 def test_who_should_have_ended_long_ago_comes_last_and_who_had_least_first(policy: str) -> None:
     late = [True, True, False, False]
     for num_devices, runs in ((1, [3]), (2, [2, 3]), (3, [1, 2, 3])):
-        found = find_policy(policy)(market([20.0, 10.0, 900.0, 800.0], late, num_devices), None)
+        found = find_policy(policy)(snapshot([20.0, 10.0, 900.0, 800.0], late, num_devices), None)
         assert np.flatnonzero(found.shares[:, 0]).tolist() == runs
-    believed = find_policy(policy)(market([20.0, 10.0, 900.0, 800.0], [False] * 4, 1), None)
+    believed = find_policy(policy)(snapshot([20.0, 10.0, 900.0, 800.0], [False] * 4, 1), None)
     assert np.flatnonzero(believed.shares[:, 0]).tolist() == [1]
 
 
 def test_a_deadline_of_a_job_that_should_have_ended_long_ago_is_dropped_and_named() -> None:
-    found = find_policy("min-cost-slo")(market([900.0, 900.0], [True, False], 1), None)
+    found = find_policy("min-cost-slo")(snapshot([900.0, 900.0], [True, False], 1), None)
     assert found.notes["deadlines dropped"] == "0"
     assert found.shares[1, 0] == pytest.approx(0.9)
+
+
+def test_a_job_that_is_overdue_counts_as_long_as_the_longest_that_is_not() -> None:
+    finish_time_fairness = find_policy("finish-time-fairness")
+    known = snapshot_of_two(remaining=(500.0, 4000.0))
+    overdue = replace(snapshot_of_two(remaining=(1.0, 4000.0)), is_overdue=np.array([True, False]))
+    # Twice as fast as the other, it would do twice as many steps in the time of the longest.
+    believed = snapshot_of_two(remaining=(8000.0, 4000.0))
+    assert finish_time_fairness(overdue, None).shares == pytest.approx(
+        finish_time_fairness(believed, None).shares, abs=1e-6
+    )
+    assert finish_time_fairness(known, None).shares != pytest.approx(
+        finish_time_fairness(believed, None).shares, abs=1e-2
+    )
+
+
+def snapshot_of_two(remaining: tuple[float, float]) -> ClusterSnapshot:
+    none = np.zeros(2, dtype=np.int64)
+    return ClusterSnapshot(
+        kinds=("fast",),
+        num_devices=np.array([1]),
+        price_per_hour=np.ones(1),
+        ids=("a", "b"),
+        steps_per_s=np.array([[2.0], [1.0]]),
+        gang=np.ones(2, dtype=np.int64),
+        weight=np.ones(2),
+        remaining_steps=np.array(remaining),
+        elapsed_s=np.array([2000.0, 100.0]),
+        deadline_s=np.full(2, np.inf),
+        isolated_s=np.array([500.0, 10.0]),
+        arrival=np.arange(2),
+        team_of=none,
+        team_weight=np.ones(1),
+    )

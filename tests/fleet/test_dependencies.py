@@ -171,3 +171,11 @@ def test_a_job_that_is_cancelled_waits_for_nothing_any_more() -> None:
     assert not len(state.dependencies)
     state, actions = step(state, Cancel(time_s=2.0, numbers=(1,)))
     assert [stop.number for stop in actions.stops] == [1]
+
+
+def test_the_wait_of_a_job_begins_when_nothing_blocks_it_any_more() -> None:
+    jobs = (job(1, slow=0.0), job(2, slow=0.0), job(3, slow=0.0, after=((1, "any"),)))
+    state, _ = step(fleet(1), Submit(time_s=0.0, jobs=jobs))
+    state, _ = step(state, Finish(time_s=50.0, numbers=(1,)))
+    assert phases(state)[3] == "waiting"
+    assert state.jobs.rows["waiting_since_s"][state.row_of(3)] == 50.0

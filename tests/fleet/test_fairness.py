@@ -22,9 +22,9 @@ from hocket.fleet.rounds import (
     new_state,
     step,
 )
-from hocket.fleet.rounds.fairness import WEEK_S
+from hocket.fleet.rounds.fairness import WEEK_S, hand_on_credit, week_start_s
 from hocket.fleet.rounds.reasons import reason
-from hocket.fleet.rounds.state import RUNNING
+from hocket.fleet.rounds.state import ENDED, RUNNING
 from hocket.fleet.simulator import bind, simulate
 from hocket.fleet.traces import Trace, read_trace
 from hocket.fleet.traces.trace import write_trace_csv
@@ -141,7 +141,7 @@ def test_a_quota_of_a_team_counts_all_its_users() -> None:
 
 
 def test_device_time_of_a_week_is_a_quota_and_the_next_week_begins_anew() -> None:
-    start_s = 10.0 * WEEK_S
+    start_s = week_start_s(10.0 * WEEK_S)
     quota = np.array([[np.inf, 500.0], [np.inf, np.inf]])
     state = replace(shared(4), time_s=start_s).but(user_quota=quota)
     jobs = (one(0, 0, gang=2), one(1, 0, gang=1))
@@ -153,7 +153,9 @@ def test_device_time_of_a_week_is_a_quota_and_the_next_week_begins_anew() -> Non
     state, _ = step(state, Pause(time_s=start_s + 200.0, numbers=(2,)))
     state, _ = step(state, Submit(time_s=start_s + 200.0, jobs=(one(4, 0),)))
     assert running(state) == [0, 3], "who runs goes on, and nothing new begins"
-    state, _ = step(state, Tick(time_s=start_s + WEEK_S))
+    state, _ = step(state, Tick(time_s=start_s + WEEK_S - 1.0))
+    assert running(state) == [0, 3], "weeks begin on Monday, as those of hocket fleet usage"
+    state, _ = step(state, Tick(time_s=start_s + WEEK_S + 20.0))
     assert running(state) == [0, 3, 4]
 
 
@@ -198,3 +200,16 @@ def test_traces_with_users_are_simulated_by_user_first(tmp_path: Path) -> None:
 
     assert end_s(trace) <= 1.2 * HOUR_S
     assert end_s(replace(trace, users=())) > 5.0 * HOUR_S
+
+
+def test_a_deficit_is_handed_on_by_device_time() -> None:
+    state = shared(8)
+    jobs = (one(0, 1, gang=2), one(1, 1), one(2, 1, gang=2), one(3, 0))
+    state, _ = step(state, Submit(time_s=0.0, jobs=jobs))
+    credit_s = np.array([[90.0], [5.0], [0.0], [7.0]])
+    rows = state.jobs.rows.copy()
+    rows["phase"][0] = ENDED
+    given = state.jobs._replace(rows=rows, credit_s=credit_s)
+    hand_on_credit(state, given, np.array([0]))
+    # 180 device seconds over three devices of the others of this user.
+    assert credit_s[:, 0].tolist() == [0.0, 65.0, 60.0, 7.0]

@@ -11,20 +11,20 @@ from hocket.fleet.policies.las import las
 from hocket.fleet.policies.las_central import las_central, las_central_agnostic
 from hocket.fleet.rounds import FleetDevice, Job, Rules, Submit, Tick, new_state, step
 
-from .markets import make_market, random_market
+from .snapshots import make_snapshot, random_snapshot
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10_000))
 def test_central_answer_has_the_lowest_job_of_las_within_all_limits(seed: int) -> None:
-    market = random_market(seed)
-    best, central = las(market), las_central(market)
+    snapshot = random_snapshot(seed)
+    best, central = las(snapshot), las_central(snapshot)
     assert central.objective == pytest.approx(best.objective, rel=1e-6)
     assert central.objective <= central.bound * (1.0 + 1e-7)
     assert central.gap < 1e-6
     assert (central.shares >= 0.0).all()
     assert central.shares.sum(axis=1).max() <= 1.0 + 1e-7
-    assert (market.gang @ central.shares <= market.num_devices * (1.0 + 1e-7)).all()
+    assert (snapshot.gang @ central.shares <= snapshot.num_devices * (1.0 + 1e-7)).all()
 
 
 def _reference(rates: np.ndarray, gang: np.ndarray, num_devices: np.ndarray) -> np.ndarray:
@@ -87,27 +87,27 @@ def test_classes_end_where_a_dense_solver_of_all_jobs_does(seed: int) -> None:
     random = np.random.default_rng(seed)
     kinds = random.integers(0, 4, 12)
     steps_per_s, gang = random.uniform(0.2, 3.0, (4, 3))[kinds], np.array([1, 1, 2, 4])[kinds]
-    market = make_market(steps_per_s, [6, 6, 6], gang=gang)
+    snapshot = make_snapshot(steps_per_s, [6, 6, 6], gang=gang)
     rates = steps_per_s * gang[:, None] / steps_per_s.mean(axis=1, keepdims=True)
     expected = _reference(rates, gang.astype(float), np.array([6.0, 6.0, 6.0]))
-    assert las_central(market).shares == pytest.approx(expected, abs=2e-4)
+    assert las_central(snapshot).shares == pytest.approx(expected, abs=2e-4)
 
 
 def test_a_job_at_its_cap_stops_the_level_for_gangs() -> None:
     """`las` lets the gang run all the time on fast devices; Gavel's answer leaves it slow ones."""
     steps_per_s = np.array([[1.0, 1.0, 1.0], [4.0, 2.0, 1.0]])
-    market = make_market(steps_per_s, [4, 4, 4], gang=[1, 4])
+    snapshot = make_snapshot(steps_per_s, [4, 4, 4], gang=[1, 4])
     rates = steps_per_s[1] * 4.0 / steps_per_s[1].mean()
-    best, central = (float(rates @ policy(market).shares[1]) for policy in (las, las_central))
+    best, central = (float(rates @ policy(snapshot).shares[1]) for policy in (las, las_central))
     assert best == pytest.approx(rates[0])
     assert 1.0 < central < 0.9 * best
-    assert las_central(market).shares[1, 2] > 0.1
+    assert las_central(snapshot).shares[1, 2] > 0.1
 
 
 @pytest.mark.parametrize(("num_jobs", "devices"), [(4, [2, 2]), (13, [7, 7]), (15, [5, 6, 5])])
 def test_jobs_that_just_fit_have_all_their_time(num_jobs: int, devices: list[int]) -> None:
     """Little is left inside: rounding must say neither where the path starts nor where it ends."""
-    answer = las_central(make_market(np.ones((num_jobs, len(devices))), devices))
+    answer = las_central(make_snapshot(np.ones((num_jobs, len(devices))), devices))
     assert answer.shares.sum(axis=1) == pytest.approx(np.ones(num_jobs), abs=1e-6)
     assert (answer.shares.sum(axis=0) <= np.array(devices) * (1.0 + 1e-7)).all()
     assert answer.gap < 1e-6
@@ -115,8 +115,8 @@ def test_jobs_that_just_fit_have_all_their_time(num_jobs: int, devices: list[int
 
 def test_agnostic_answer_treats_kinds_of_the_same_size_alike() -> None:
     steps_per_s = np.random.default_rng(0).uniform(0.5, 5.0, (9, 3))
-    market = make_market(steps_per_s, [4, 4, 4], gang=[1, 2, 4] * 3)
-    shares = las_central_agnostic(market).shares
+    snapshot = make_snapshot(steps_per_s, [4, 4, 4], gang=[1, 2, 4] * 3)
+    shares = las_central_agnostic(snapshot).shares
     assert shares == pytest.approx(np.repeat(shares.mean(axis=1)[:, None], 3, axis=1), abs=1e-6)
 
 
@@ -139,5 +139,5 @@ def test_gavel_rounds_hold_the_central_shares_whether_or_not_jobs_are_alike(num_
     state = new_state(kinds, devices, Rules(mechanism="gavel", policy="las"))
     state, _ = step(state, Submit(time_s=0.0, jobs=jobs))
     state, _ = step(state, Tick(time_s=0.0))
-    expected = las_central(make_market(steps_per_s, [4, 4, 4], gang=gang)).shares
+    expected = las_central(make_snapshot(steps_per_s, [4, 4, 4], gang=gang)).shares
     assert state.jobs.shares == pytest.approx(expected, abs=2e-6)

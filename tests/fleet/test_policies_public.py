@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet.markets import PlainProgram, make_market
+from fleet.snapshots import PlainProgram, make_snapshot
 
-from hocket.fleet.market import Pairs
+from hocket.fleet.cluster_snapshot import Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.policies.normalise import proportional_steps_per_s
 from hocket.fleet.solve.check import verify_allocation
@@ -19,7 +19,7 @@ KINDS = ("v100", "p100", "k80")
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="no ../shared/data beside the repository")
 
 
-def gavel_market(num_jobs: int, seed: int):
+def gavel_snapshot(num_jobs: int, seed: int):
     data = json.loads(DATA.read_text())
     keys = [key for key in data["v100"] if key.endswith(", 1)")]
     alone = np.array([[data[kind][key]["null"] for kind in KINDS] for key in keys])
@@ -27,7 +27,7 @@ def gavel_market(num_jobs: int, seed: int):
         [[[data[kind][a].get(b, [0.0])[0] for kind in KINDS] for b in keys] for a in keys]
     )
     profile = np.random.default_rng(seed).integers(0, len(keys), num_jobs)
-    return make_market(
+    return make_snapshot(
         alone[profile],
         [num_jobs // 4] * 3,
         pairs=Pairs(profile_of=profile, steps_per_s=beside),
@@ -37,18 +37,18 @@ def gavel_market(num_jobs: int, seed: int):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_las_equals_the_pairwise_program(seed):
-    market = gavel_market(24, seed)
-    answer = POLICIES["las"](market)
-    verify_allocation(market, answer)
-    expected = PlainProgram(market).highest_level(proportional_steps_per_s(market))
+    snapshot = gavel_snapshot(24, seed)
+    answer = POLICIES["las"](snapshot)
+    verify_allocation(snapshot, answer)
+    expected = PlainProgram(snapshot).highest_level(proportional_steps_per_s(snapshot))
     assert answer.objective == pytest.approx(expected, rel=1e-6)
 
 
 def test_sharing_raises_the_level_of_two_thousand_jobs_by_a_fifth():
     """Measured with Gavel on 64 to 256 such jobs: 1.11 to 1.12 with sharing, 0.92 without."""
-    market = gavel_market(2048, 3)
-    shared, alone = POLICIES["las"](market), POLICIES["las"](replace(market, pairs=None))
-    verify_allocation(market, shared)
+    snapshot = gavel_snapshot(2048, 3)
+    shared, alone = POLICIES["las"](snapshot), POLICIES["las"](replace(snapshot, pairs=None))
+    verify_allocation(snapshot, shared)
     assert alone.objective == pytest.approx(0.92, abs=0.01)
     assert shared.objective == pytest.approx(1.11, abs=0.02)
     assert shared.gap <= 1e-6
@@ -57,10 +57,10 @@ def test_sharing_raises_the_level_of_two_thousand_jobs_by_a_fifth():
 @pytest.mark.parametrize("name", ["las", "las-agnostic", "hierarchical", "max-throughput"])
 @pytest.mark.parametrize("sharing", [False, True], ids=["alone", "shared"])
 def test_noise_of_one_in_a_billion_moves_no_share_of_any_job(name, sharing):
-    market = gavel_market(200, 1)
+    snapshot = gavel_snapshot(200, 1)
     if not sharing:
-        market = replace(market, pairs=None)
-    noise = 1 + 1e-9 * np.random.default_rng(0).normal(size=market.steps_per_s.shape)
-    before = POLICIES[name](market)
-    after = POLICIES[name](replace(market, steps_per_s=market.steps_per_s * noise))
+        snapshot = replace(snapshot, pairs=None)
+    noise = 1 + 1e-9 * np.random.default_rng(0).normal(size=snapshot.steps_per_s.shape)
+    before = POLICIES[name](snapshot)
+    after = POLICIES[name](replace(snapshot, steps_per_s=snapshot.steps_per_s * noise))
     np.testing.assert_allclose(before.shares, after.shares, atol=2e-6)

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fleet.markets import random_market
-from fleet.test_claims import market
+from fleet.snapshots import random_snapshot
+from fleet.test_claims import snapshot
 from scipy.optimize import linprog
 
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.explain import _earliest_s
 from hocket.fleet.forecast import first_start
-from hocket.fleet.market import Market
 from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds import FleetDevice, Job, Rules, Submit, Tick, new_state, step
 
 
-def can_be_served(cluster: Market, needs: np.ndarray) -> bool:
+def can_be_served(cluster: ClusterSnapshot, needs: np.ndarray) -> bool:
     """Whether all needs fit together, as a linear program of its own."""
     n, k = cluster.steps_per_s.shape
     time = np.kron(np.eye(n), np.ones(k))
@@ -32,7 +32,7 @@ def can_be_served(cluster: Market, needs: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_every_deadline_that_fits_beside_the_heavier_ones_is_kept(seed: int) -> None:
-    drawn = random_market(seed, max_jobs=12, max_kinds=3)
+    drawn = random_snapshot(seed, max_jobs=12, max_kinds=3)
     random = np.random.default_rng(seed)
     fastest = np.maximum(drawn.usable_steps_per_s.max(axis=1), 1e-9)
     deadline_s = drawn.remaining_steps / fastest * random.uniform(0.5, 4.0, drawn.num_jobs)
@@ -50,7 +50,7 @@ def test_every_deadline_that_fits_beside_the_heavier_ones_is_kept(seed: int) -> 
 
 def test_finish_times_do_not_follow_what_an_overdue_job_claims() -> None:
     def shares(claim: float, is_overdue: bool) -> np.ndarray:
-        asked = market([claim, 500.0, 900.0], [is_overdue, False, False], 1)
+        asked = snapshot([claim, 500.0, 900.0], [is_overdue, False, False], 1)
         asked = replace(asked, elapsed_s=np.full(3, 1000.0))
         return find_policy("finish-time-fairness")(asked).shares
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds import (
     Finish,
@@ -28,7 +28,7 @@ from hocket.fleet.rounds import (
 from hocket.fleet.throughputs import read_throughputs
 from hocket.fleet.traces import read_trace
 
-from .markets import random_market
+from .snapshots import random_snapshot
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "cluster"
@@ -63,39 +63,39 @@ def test_the_published_workload_is_drawn_again_exactly(benchmark_module: ModuleT
     assert slower.arrival_s == pytest.approx(2.0 * drawn.arrival_s[:50])
 
 
-def _alone(seed: int) -> Market:
-    """A market of jobs of one device, too few devices for all."""
-    market = random_market(seed)
-    few = np.maximum(market.num_devices // 4, 1)
-    ones = np.ones(market.num_jobs, dtype=np.int64)
-    return replace(market, gang=ones, num_devices=few)
+def _alone(seed: int) -> ClusterSnapshot:
+    """A snapshot of jobs of one device, too few devices for all."""
+    snapshot = random_snapshot(seed)
+    few = np.maximum(snapshot.num_devices // 4, 1)
+    ones = np.ones(snapshot.num_jobs, dtype=np.int64)
+    return replace(snapshot, gang=ones, num_devices=few)
 
 
 @pytest.mark.parametrize("name", STAYING)
 @pytest.mark.parametrize("seed", range(20))
 def test_jobs_stay_where_they_were_and_devices_are_given_once(name: str, seed: int) -> None:
-    market = _alone(seed)
-    first = POLICIES[name](market).shares
+    snapshot = _alone(seed)
+    first = POLICIES[name](snapshot).shares
     again = POLICIES[name](
-        replace(market, last_shares=first, remaining_steps=market.remaining_steps[::-1].copy())
+        replace(snapshot, last_shares=first, remaining_steps=snapshot.remaining_steps[::-1].copy())
     ).shares
     assert np.all(again >= first), "whoever had a device has it still"
-    fewer = np.maximum(market.num_devices - 1, 0)
-    after_loss = POLICIES[name](replace(market, last_shares=first, num_devices=fewer)).shares
+    fewer = np.maximum(snapshot.num_devices - 1, 0)
+    after_loss = POLICIES[name](replace(snapshot, last_shares=first, num_devices=fewer)).shares
     assert np.all(after_loss.sum(axis=0) <= fewer)
     num_kept = (np.minimum(first, after_loss)).sum(axis=0)
     assert np.array_equal(num_kept, np.minimum(first.sum(axis=0), fewer)), "all but one stay"
-    assert not np.any((after_loss > 0.0) & (market.steps_per_s <= 0.0))
+    assert not np.any((after_loss > 0.0) & (snapshot.steps_per_s <= 0.0))
 
 
 def test_a_job_draws_its_kind_whoever_else_is_there() -> None:
     random = np.random.default_rng(0)
-    market = random_market(3)
+    snapshot = random_snapshot(3)
     many = replace(
-        market,
+        snapshot,
         ids=tuple(f"job {n}" for n in range(300)),
         **{
-            name: np.repeat(getattr(market, name)[:1], 300, axis=0)
+            name: np.repeat(getattr(snapshot, name)[:1], 300, axis=0)
             for name in ("gang", "weight", "remaining_steps", "elapsed_s", "deadline_s")
         },
         isolated_s=np.zeros(300),

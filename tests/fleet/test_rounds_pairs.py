@@ -150,8 +150,8 @@ def test_debts_of_pairs_that_nobody_wants_any_more_are_forgotten() -> None:
     plan = state.pair_plan
     assert plan is not None
     assert plan.amount.any()
-    owed = replace(plan, credit_s=plan.credit_s + 100.0 * (plan.amount > 0.0))
-    state = state.but(pair_plan=owed)
+    deficit = replace(plan, credit_s=plan.credit_s + 100.0 * (plan.amount > 0.0))
+    state = state.but(pair_plan=deficit)
     state, _ = step(state, Finish(time_s=state.time_s + 1.0, numbers=(0, 1)))
     state, _ = step(state, Tick(time_s=state.next_tick_s))
     assert state.pair_plan is not None

@@ -110,30 +110,30 @@ def test_what_stays_in_the_way_counts_as_no_room(plain):
     assert cleared(plain, floor_of([[0, 1, 2]]), kept=[1, 2]) == []
 
 
-# ── who is owed ──────────────────────────────────────────────────────────────────────────────────
+# ── urgency ──────────────────────────────────────────────────────────────────────────────────────
 
 ROUND_S, SLACK = 100.0, 0.5
 
 
-def owed(credit_s, left=np.inf, speed=1.0, stays=0.0, priority=0):
-    return rules.urgency_owed.function(credit_s, left, speed, stays, SLACK, ROUND_S, priority)
+def deficit(credit_s, left=np.inf, speed=1.0, stays=0.0, priority=0):
+    return rules.urgency_of_deficit.function(credit_s, left, speed, stays, SLACK, ROUND_S, priority)
 
 
 def test_debts_count_in_whole_units_of_a_round():
-    assert owed(250.0) == 2.5
-    assert owed(250.0, stays=1.0) == 3.5
-    assert owed(-4e4, priority=1) > owed(4e4) > owed(8e4, priority=-1), "whatever is owed"
+    assert deficit(250.0) == 2.5
+    assert deficit(250.0, stays=1.0) == 3.5
+    assert deficit(-4e4, priority=1) > deficit(4e4) > deficit(8e4, priority=-1), "priority first"
     unit_s = ROUND_S / UNITS_PER_ROUND
-    assert owed(250.0 + 0.4 * unit_s) == owed(250.0)
-    assert owed(-0.4 * unit_s) == -1.0 / UNITS_PER_ROUND
+    assert deficit(250.0 + 0.4 * unit_s) == deficit(250.0)
+    assert deficit(-0.4 * unit_s) == -1.0 / UNITS_PER_ROUND
 
 
 def test_slack_is_whole_at_the_end_and_half_when_so_many_rounds_are_left():
-    assert owed(0.0, left=0.0) == SLACK
+    assert deficit(0.0, left=0.0) == SLACK
     half = np.floor(SLACK / 2 * UNITS_PER_ROUND) / UNITS_PER_ROUND
-    assert owed(0.0, left=HALF_ROUNDS * ROUND_S) == half
-    assert owed(0.0, left=HALF_ROUNDS * ROUND_S * 2.0, speed=2.0) == half
-    assert owed(0.0, left=np.inf) == 0.0
+    assert deficit(0.0, left=HALF_ROUNDS * ROUND_S) == half
+    assert deficit(0.0, left=HALF_ROUNDS * ROUND_S * 2.0, speed=2.0) == half
+    assert deficit(0.0, left=np.inf) == 0.0
 
 
 INF = np.inf
@@ -160,9 +160,9 @@ TABLE = [
     ("stop_cost_rounds", (0.0, 9e9, 1, 0.0, 100.0), 2.0, "a turn is a round at least"),
     ("urgency_filling", (2.0, 4.0, False), -1e6 + 0.5, "half as fast as elsewhere"),
     ("urgency_filling", (2.0, 4.0, True), -1e6 + 1.0, "but runs there"),
-    ("is_owed_too_much", (201.0, 0.1, 200.0), True, "beyond patience"),
-    ("is_owed_too_much", (200.0, 0.1, 200.0), False, "at patience"),
-    ("is_owed_too_much", (900.0, 0.0, 200.0), False, "has no share there"),
+    ("has_large_deficit", (201.0, 0.1, 200.0), True, "beyond patience"),
+    ("has_large_deficit", (200.0, 0.1, 200.0), False, "at patience"),
+    ("has_large_deficit", (900.0, 0.0, 200.0), False, "has no share there"),
     ("has_waited_too_long", (4, True, 60.0, 60.0, False, False), True, "gang behind bound jobs"),
     ("has_waited_too_long", (4, True, 59.0, 60.0, False, False), False, "not yet"),
     ("has_waited_too_long", (4, True, 90.0, 60.0, True, False), False, "stops would do"),
@@ -186,7 +186,7 @@ def test_the_rules_of_a_round(rule, arguments, answer, case):
 
 def test_every_rule_is_in_the_table():
     stated = {name for name, value in vars(rules).items() if isinstance(value, Kernel)}
-    assert stated - {"urgency_owed"} == {row[0] for row in TABLE}
+    assert stated - {"urgency_of_deficit"} == {row[0] for row in TABLE}
 
 
 def test_debts_end_at_the_limit_on_both_sides():

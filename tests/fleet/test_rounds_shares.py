@@ -19,7 +19,7 @@ from hocket.fleet.rounds.share import (
     _tables,
     class_shares,
     group_jobs,
-    to_market,
+    to_snapshot,
 )
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Wishes
@@ -27,7 +27,7 @@ from hocket.fleet.rounds.tables import Wishes
 ROWS = np.array([[4.0, 2.0, 1.0], [3.0, 1.0, 0.0], [2.0, 2.0, 2.0], [6.0, 1.0, 0.5]])
 
 
-def crowd(policy: str, kinds_of_job: list[int], num_devices: tuple[int, ...]) -> FleetState:
+def job_classes(policy: str, kinds_of_job: list[int], num_devices: tuple[int, ...]) -> FleetState:
     kinds = ("a", "b", "c")
     devices = tuple(
         FleetDevice(name=f"{kind}{at}", kind=kind)
@@ -69,9 +69,9 @@ def answer_of(state: FleetState) -> ClassAnswer:
 def test_shares_by_class_are_those_of_the_policy(
     policy: str, kinds_of_job: list[int], num_devices: tuple[int, ...]
 ) -> None:
-    state = crowd(policy, kinds_of_job, num_devices).but(warm=None)
+    state = job_classes(policy, kinds_of_job, num_devices).but(warm=None)
     shares = answer_of(state).shares[grouped(state).of]
-    expected = find_policy(policy)(to_market(state, state.jobs.steps_per_s, state.jobs.rows))
+    expected = find_policy(policy)(to_snapshot(state, state.jobs.steps_per_s, state.jobs.rows))
     seen = state.jobs.steps_per_s if policy == "las" else (state.jobs.steps_per_s > 0.0)
     mine, theirs = (seen * shares).sum(axis=1), (seen * expected.shares).sum(axis=1)
     assert mine == pytest.approx(theirs, rel=2e-6)
@@ -81,10 +81,10 @@ def test_shares_by_class_are_those_of_the_policy(
 
 
 def test_what_was_asked_before_does_not_show_in_shares() -> None:
-    state = crowd("las", [0, 1, 2, 3, 1, 1, 5, 9, 4] * 3, (3, 4, 2))
+    state = job_classes("las", [0, 1, 2, 3, 1, 1, 5, 9, 4] * 3, (3, 4, 2))
     _tables.cache_clear()
     cold = answer_of(state)
-    answer_of(crowd("las", [5, 9, 9, 12, 3, 3], (3, 4, 2)))
+    answer_of(job_classes("las", [5, 9, 9, 12, 3, 3], (3, 4, 2)))
     assert np.array_equal(cold.shares, answer_of(state).shares)
 
 
@@ -98,13 +98,13 @@ def arrays_of(value: object) -> list[bytes]:
 
 
 def test_tables_that_are_kept_are_never_written_to() -> None:
-    state = crowd("las", [0, 1, 2, 3, 1, 1, 5, 9, 4] * 3, (3, 4, 2))
+    state = job_classes("las", [0, 1, 2, 3, 1, 1, 5, 9, 4] * 3, (3, 4, 2))
     groups = grouped(state)
     kept = _tables(groups.key, (3, 4, 2))
     before = arrays_of(kept)
     assert len(before) == 10
     for kinds_of_job in ([0, 1, 2, 3, 5, 9, 4] * 5, [0, 1, 2, 3, 5, 9, 4, 4, 4]):
-        other = crowd("las", kinds_of_job, (3, 4, 2))
+        other = job_classes("las", kinds_of_job, (3, 4, 2))
         assert grouped(other).key == groups.key
         answer_of(other)
     assert _tables(groups.key, (3, 4, 2)) is kept
@@ -112,7 +112,7 @@ def test_tables_that_are_kept_are_never_written_to() -> None:
 
 
 def test_nearly_equal_classes_are_left_to_the_policy() -> None:
-    state = crowd("las", [0, 0, 1, 1, 2, 2, 2, 2], (3, 4, 2))
+    state = job_classes("las", [0, 0, 1, 1, 2, 2, 2, 2], (3, 4, 2))
     steps_per_s = state.jobs.steps_per_s.copy()
     steps_per_s[0] *= 1.0 + 1e-10
     near = state.but(jobs=state.jobs._replace(steps_per_s=steps_per_s))
@@ -123,7 +123,7 @@ def test_nearly_equal_classes_are_left_to_the_policy() -> None:
 @given(kinds_of_job=st.lists(st.integers(0, 15), min_size=20, max_size=60))
 @settings(derandomize=True, deadline=None, max_examples=40)
 def test_classes_are_in_the_order_of_their_bytes(kinds_of_job: list[int]) -> None:
-    state = crowd("las", kinds_of_job, (3, 4, 2))
+    state = job_classes("las", kinds_of_job, (3, 4, 2))
     state.jobs.rows["phase"][::7] = 3
     groups, wants = grouped(state), state.jobs.rows["phase"] < 2
     rows = state.jobs.rows
@@ -174,7 +174,7 @@ def new_wishes(num_jobs: int, num_kinds: int) -> Wishes:
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_gavels_order_is_that_of_a_sort_by_three_keys(seed: int, num_jobs: int) -> None:
     random = np.random.default_rng(seed)
-    state = crowd("las", random.integers(0, 4, num_jobs).tolist(), (2, 2, 2))
+    state = job_classes("las", random.integers(0, 4, num_jobs).tolist(), (2, 2, 2))
     jobs = state.jobs
     jobs.shares[:] = random.integers(0, 3, jobs.shares.shape) / 4.0
     jobs.received_s[:] = random.integers(1, 3, jobs.shares.shape) * 360.0

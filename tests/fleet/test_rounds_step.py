@@ -56,8 +56,8 @@ def test_time_held_follows_the_shares() -> None:
     state = submit(fleet(2, 3), *(job(i, fast=2.0 + i) for i in range(8)))
     for _ in range(200):
         state, _ = step(state, Tick(time_s=state.next_tick_s))
-    owed = state.jobs.rows["target_s"]
-    assert state.jobs.rows["held_s"] == pytest.approx(owed, abs=5 * 360.0)
+    deficit = state.jobs.rows["target_s"]
+    assert state.jobs.rows["held_s"] == pytest.approx(deficit, abs=5 * 360.0)
 
 
 def test_weights_are_kept() -> None:
@@ -245,9 +245,9 @@ def test_a_job_that_had_its_share_is_not_owed_less_than_nothing() -> None:
         waiting = state.jobs.rows["number"][state.jobs.rows["phase"] == WAITING]
         told |= {reason(state, int(number)) for number in waiting}
         state, _ = step(state, Tick(time_s=state.next_tick_s))
-    assert not [text for text in told if "owed -" in text or "owed 0.0" in text]
+    assert not [text for text in told if "deficit of -" in text or "deficit of 0.0" in text]
     assert any("has had its share so far" in text for text in told)
-    assert any("is owed 1.3 rounds" in text or "is owed 2.0 rounds" in text for text in told)
+    assert any("deficit of 1.3 rounds" in text or "deficit of 2.0 rounds" in text for text in told)
 
 
 def test_a_resumed_job_waits_for_new_shares() -> None:

@@ -82,7 +82,7 @@ def test_jobs_that_lose_their_work_get_longer_turns_in_which_they_can_end() -> N
 
 
 def test_a_job_that_lost_its_work_gets_no_more_than_its_share() -> None:
-    """One that died of a stop once had 98 of 100 s, where another was owed a third."""
+    """One that died of a stop once had 98 of 100 s, where another should have had a third."""
     _, held_s = turns_of_losers(400, 0)
     assert held_s[1] / held_s.sum() == pytest.approx(0.5, abs=0.15)
 
@@ -105,7 +105,7 @@ def test_nobody_is_moved_between_kinds_that_are_equally_fast(policy: str) -> Non
 
 
 def test_a_job_stays_on_a_kind_that_nobody_else_wants() -> None:
-    # The first is owed time on both kinds; when the other has ended it is on the faster one.
+    # The first has a deficit on both kinds; when the other has ended it is on the faster one.
     both = submit(fleet(1, 1, Rules(policy="las-agnostic")), job(0))
     assert both.holders[:, 0].tolist() == [0, -1]
     assert preemptions(both, 60) == 0

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet.markets import PlainProgram, make_market, odd_shared_market, shared_market
+from fleet.snapshots import PlainProgram, make_snapshot, odd_shared_snapshot, shared_snapshot
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hocket.fleet.market import Pairs
+from hocket.fleet.cluster_snapshot import Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.policies.normalise import proportional_steps_per_s
 from hocket.fleet.solve import pair_levels, sharing, water_filling
 from hocket.fleet.solve.check import throughputs, verify_allocation
-from hocket.fleet.solve.ladder import owed
-from hocket.fleet.solve.price_tables import Crowd, new_search
-from hocket.fleet.solve.prices import highest_rung, root
+from hocket.fleet.solve.levels import level_demand
+from hocket.fleet.solve.price_tables import JobClassTable, new_search
+from hocket.fleet.solve.prices import highest_level, root
 from hocket.fleet.solve.setup import EQUAL, find_classes
 from hocket.kernels.containers import table
 
@@ -44,13 +44,13 @@ def test_rows_that_differ_by_more_than_noise_stay_apart():
     assert len(classes.first) == 2
 
 
-def random_crowd(seed: int) -> Crowd:
+def random_job_classes(seed: int) -> JobClassTable:
     random = np.random.default_rng(seed)
     num_classes, num_pools = int(random.integers(1, 15)), int(random.integers(1, 7))
     rates = random.uniform(0.0, 5.0, (num_classes, num_pools))
     rates[random.random(rates.shape) < 0.2] = 0.0
     rates[:, 0] += 0.1
-    return Crowd(
+    return JobClassTable(
         rates=table(rates, np.float64),
         num_jobs=table(random.integers(1, 6, num_classes), np.float64),
         gang=table(random.choice([1, 2, 4], num_classes), np.float64),
@@ -58,9 +58,9 @@ def random_crowd(seed: int) -> Crowd:
     )
 
 
-def plain_load(crowd: Crowd, demand) -> float:
+def plain_load(job_classes: JobClassTable, demand) -> float:
     """The least load by a linear program over all times."""
-    num_classes, num_columns = crowd.rates.shape
+    num_classes, num_columns = job_classes.rates.shape
     size = num_classes * num_columns
     rows, most = [], []
     for one in range(num_classes):
@@ -69,14 +69,14 @@ def plain_load(crowd: Crowd, demand) -> float:
         rows.append(row)
         most.append(1.0)
         row = np.zeros(size + 1)
-        row[one * num_columns : (one + 1) * num_columns] = -crowd.rates[one]
+        row[one * num_columns : (one + 1) * num_columns] = -job_classes.rates[one]
         rows.append(row)
         most.append(-demand[one])
-    for pool in range(len(crowd.capacity)):
+    for pool in range(len(job_classes.capacity)):
         row = np.zeros(size + 1)
         for one in range(num_classes):
-            row[one * num_columns + pool] = crowd.gang[one] * crowd.num_jobs[one]
-        row[-1] = -crowd.capacity[pool]
+            row[one * num_columns + pool] = job_classes.gang[one] * job_classes.num_jobs[one]
+        row[-1] = -job_classes.capacity[pool]
         rows.append(row)
         most.append(0.0)
     cost = np.zeros(size + 1)
@@ -89,14 +89,16 @@ def plain_load(crowd: Crowd, demand) -> float:
 def test_the_least_load_is_that_of_the_program_and_proven_by_its_prices(seed):
     from hocket.fleet.solve.kernel import find_load
 
-    crowd = random_crowd(seed)
+    job_classes = random_job_classes(seed)
     random = np.random.default_rng(seed)
-    demand = random.uniform(0.0, 1.0, len(crowd.gang)) * crowd.rates.max(axis=1)
-    search = new_search(crowd, 400)
-    search.prices[0] = 1.0 / len(crowd.capacity)
-    expected = plain_load(crowd, demand)
+    demand = random.uniform(0.0, 1.0, len(job_classes.gang)) * job_classes.rates.max(axis=1)
+    search = new_search(job_classes, 400)
+    search.prices[0] = 1.0 / len(job_classes.capacity)
+    expected = plain_load(job_classes, demand)
     # Far above 1 the search stops early: scaled capacities bring every load to 1.
-    scaled = crowd._replace(capacity=table(crowd.capacity * max(expected, 1e-9), np.float64))
+    scaled = job_classes._replace(
+        capacity=table(job_classes.capacity * max(expected, 1e-9), np.float64)
+    )
     _, load, bill = find_load(scaled, demand, search, 1, 1e-12)
     assert bill <= load + 1e-9
     assert load == pytest.approx(1.0, rel=1e-6)
@@ -106,21 +108,21 @@ def test_the_least_load_is_that_of_the_program_and_proven_by_its_prices(seed):
 @given(st.integers(0, 10**6))
 @SETTINGS
 def test_demands_in_closed_form_reach_the_same_level_as_any_function(seed):
-    crowd = random_crowd(seed)
-    random, size = np.random.default_rng(seed), len(crowd.gang)
-    cap = crowd.rates.max(axis=1)
+    job_classes = random_job_classes(seed)
+    random, size = np.random.default_rng(seed), len(job_classes.gang)
+    cap = job_classes.rates.max(axis=1)
     start = random.choice([0.0, 0.3], size)
     start[0] = 0.0
-    demands = owed(
+    demands = level_demand(
         cap, random.uniform(0.1, 3.0, size), start, random.choice([0.0, 0.01, 2.0], size)
     )
-    fast = highest_rung(crowd, demands, cap, None)
-    slow = highest_rung(crowd, lambda level: demands(level), cap, None)
+    fast = highest_level(job_classes, demands, cap, None)
+    slow = highest_level(job_classes, lambda level: demands(level), cap, None)
     assert fast.level == pytest.approx(slow.level, rel=1e-9)
     assert np.array_equal(fast.demand, demands(fast.level))
-    progress = (crowd.rates * fast.shares).sum(axis=1)
+    progress = (job_classes.rates * fast.shares).sum(axis=1)
     np.testing.assert_allclose(progress, fast.demand, rtol=1e-8)
-    again = highest_rung(crowd, demands, cap, fast.warm)
+    again = highest_level(job_classes, demands, cap, fast.warm)
     assert again.level == pytest.approx(fast.level, rel=1e-9)
 
 
@@ -133,17 +135,17 @@ def test_a_purchase_is_the_cheapest_that_meets_the_demand_whatever_was_bought_be
     # Few values, so that columns tie, dominate each other and cost nothing.
     rates = random.choice([0.0, 1.0, 2.0, 3.0, 4.5], (12, columns))
     ones = table(np.ones(12), np.float64)
-    crowd = Crowd(
+    job_classes = JobClassTable(
         rates=table(rates, np.float64),
         num_jobs=ones,
         gang=ones,
         capacity=table(np.ones(columns), np.float64),
     )
-    search, slope = new_search(crowd, 4), np.zeros(12)
+    search, slope = new_search(job_classes, 4), np.zeros(12)
     for _ in range(4):
         price = random.choice([0.0, 0.5, 1.0, 1.7], columns)
         demand = random.choice([0.0, 0.3, 0.5, 1.0], 12) * rates.max(axis=1)
-        bill = find_bill(crowd, demand, search, price, slope)
+        bill = find_bill(job_classes, demand, search, price, slope)
         assert bill == pytest.approx(sum(map(least_price, rates, [price] * 12, demand)), abs=1e-12)
 
 
@@ -162,16 +164,18 @@ def least_price(rates, price, demand) -> float:
 @given(st.integers(0, 10**6))
 @SETTINGS
 def test_the_highest_level_is_where_the_least_load_is_one(seed):
-    crowd = random_crowd(seed)
-    cap = crowd.rates.max(axis=1)
-    rung = highest_rung(crowd, owed(cap), cap, None)
-    assert plain_load(crowd, rung.demand * (1 - 1e-7)) <= 1.0 + 1e-7
-    if np.any(rung.demand < cap * (1 - 1e-9)):
-        higher = np.minimum(rung.level * (1 + 1e-5), cap)
-        assert plain_load(crowd, np.minimum(higher, cap * (1 - 1e-9))) > 1.0 - 1e-7
-    used = (crowd.gang * crowd.num_jobs) @ rung.shares
-    assert np.all(used <= crowd.capacity * (1 + 1e-9))
-    np.testing.assert_allclose((crowd.rates * rung.shares).sum(axis=1), rung.demand, rtol=1e-9)
+    job_classes = random_job_classes(seed)
+    cap = job_classes.rates.max(axis=1)
+    level_answer = highest_level(job_classes, level_demand(cap), cap, None)
+    assert plain_load(job_classes, level_answer.demand * (1 - 1e-7)) <= 1.0 + 1e-7
+    if np.any(level_answer.demand < cap * (1 - 1e-9)):
+        higher = np.minimum(level_answer.level * (1 + 1e-5), cap)
+        assert plain_load(job_classes, np.minimum(higher, cap * (1 - 1e-9))) > 1.0 - 1e-7
+    used = (job_classes.gang * job_classes.num_jobs) @ level_answer.shares
+    assert np.all(used <= job_classes.capacity * (1 + 1e-9))
+    np.testing.assert_allclose(
+        (job_classes.rates * level_answer.shares).sum(axis=1), level_answer.demand, rtol=1e-9
+    )
 
 
 @given(st.floats(0.01, 0.99), st.floats(0.5, 2.0))
@@ -188,11 +192,13 @@ def test_pairs_by_price_reach_what_all_pairs_reach(seed, monkeypatch):
     n, k = 30, 2
     alone = random.uniform(1.0, 10.0, (n, k))
     beside = alone[:, None, :] * random.uniform(0.4, 0.9, (n, n, k))
-    market = make_market(alone, [6, 6], pairs=Pairs(profile_of=np.arange(n), steps_per_s=beside))
+    snapshot = make_snapshot(
+        alone, [6, 6], pairs=Pairs(profile_of=np.arange(n), steps_per_s=beside)
+    )
     monkeypatch.setattr(sharing, "_FEW", 0)
-    answer = POLICIES["las"](market)
-    verify_allocation(market, answer)
-    expected = PlainProgram(market).highest_level(proportional_steps_per_s(market))
+    answer = POLICIES["las"](snapshot)
+    verify_allocation(snapshot, answer)
+    expected = PlainProgram(snapshot).highest_level(proportional_steps_per_s(snapshot))
     assert answer.objective == pytest.approx(expected, rel=2e-6)
     assert answer.bound >= expected * (1 - 1e-9)
 
@@ -204,7 +210,7 @@ def distinct_sharers(seed: int, num_jobs: int, devices: int):
     beside = alone[:, None, :] * random.uniform(0.3, 0.9, (num_jobs, num_jobs, 3))
     beside[random.random((num_jobs, num_jobs)) < 0.1] = 0.0
     pairs = Pairs(profile_of=np.arange(num_jobs), steps_per_s=beside)
-    return make_market(
+    return make_snapshot(
         alone, [devices] * 3, pairs=pairs, remaining_steps=random.uniform(1, 9, num_jobs)
     )
 
@@ -215,12 +221,12 @@ def distinct_sharers(seed: int, num_jobs: int, devices: int):
 def test_the_method_for_many_reaches_the_program_to_the_gap_it_states(
     policy, devices, least_sample, monkeypatch
 ):
-    market = distinct_sharers(devices, 48, devices)
-    exact = POLICIES[policy](market)
+    snapshot = distinct_sharers(devices, 48, devices)
+    exact = POLICIES[policy](snapshot)
     monkeypatch.setattr(water_filling, "MANY", 2)
     monkeypatch.setattr(pair_levels, "_LEAST_SAMPLE", least_sample)
-    answer = POLICIES[policy](market)
-    verify_allocation(market, answer)
+    answer = POLICIES[policy](snapshot)
+    verify_allocation(snapshot, answer)
     assert answer.gap <= 2e-3
     assert answer.objective == pytest.approx(exact.objective, rel=2e-3)
     if policy == "makespan":
@@ -232,13 +238,13 @@ def test_the_method_for_many_reaches_the_program_to_the_gap_it_states(
 @given(st.integers(0, 10**6))
 @settings(derandomize=True, deadline=None, max_examples=15)
 def test_the_method_for_many_is_legal_and_bounded_for_classes_and_gangs(seed):
-    market = shared_market(seed)
-    exact = POLICIES["las"](market)
+    snapshot = shared_snapshot(seed)
+    exact = POLICIES["las"](snapshot)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(water_filling, "MANY", 1)
         patch.setattr(pair_levels, "_LEAST_SAMPLE", 2 + seed % 3)
-        answer = POLICIES["las"](market)
-    verify_allocation(market, answer)
+        answer = POLICIES["las"](snapshot)
+    verify_allocation(snapshot, answer)
     assert answer.bound >= exact.objective * (1 - 1e-6)
     assert answer.objective <= exact.objective * (1 + 1e-6)
     assert answer.objective >= exact.objective * (1 - 0.02)
@@ -249,22 +255,22 @@ def test_the_method_for_many_is_legal_and_bounded_for_classes_and_gangs(seed):
 @example(174, 16)
 @example(377, 16)
 @settings(derandomize=True, deadline=None, max_examples=30)
-def test_bounds_hold_for_any_market_whichever_way_it_is_solved(seed, stages):
-    market = odd_shared_market(seed)
-    if market.num_jobs < 2:
+def test_bounds_hold_for_any_snapshot_whichever_way_it_is_solved(seed, stages):
+    snapshot = odd_shared_snapshot(seed)
+    if snapshot.num_jobs < 2:
         return
-    program = PlainProgram(market)
-    share = market.weight * proportional_steps_per_s(market) / market.gang
-    for policy, wanted in (("las", share), ("makespan", market.remaining_steps)):
+    program = PlainProgram(snapshot)
+    share = snapshot.weight * proportional_steps_per_s(snapshot) / snapshot.gang
+    for policy, wanted in (("las", share), ("makespan", snapshot.remaining_steps)):
         level = program.highest_level_of_any_size(wanted)
-        exact = levels_of(policy, POLICIES[policy](market))
+        exact = levels_of(policy, POLICIES[policy](snapshot))
         assert exact == pytest.approx((level, level), rel=2e-6)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(water_filling, "MANY", 1)
             patch.setattr(pair_levels, "_LEAST_SAMPLE", 2 + seed % 3)
             patch.setattr(pair_levels, "_MAX_STAGES", stages)
-            answer = POLICIES[policy](market)
-        verify_allocation(market, answer)
+            answer = POLICIES[policy](snapshot)
+        verify_allocation(snapshot, answer)
         reached, bound = levels_of(policy, answer)
         assert reached <= level * (1 + 1e-6)
         assert bound >= level * (1 - 1e-6)
@@ -279,36 +285,36 @@ def levels_of(policy, answer) -> tuple[float, float]:
 
 
 def test_an_answer_cut_short_still_knows_its_gap(monkeypatch):
-    market = distinct_sharers(0, 40, 5)
-    best = POLICIES["las"](market)
+    snapshot = distinct_sharers(0, 40, 5)
+    best = POLICIES["las"](snapshot)
     monkeypatch.setattr(water_filling, "MANY", 1)
     monkeypatch.setattr(pair_levels, "_MAX_STAGES", 1)
     monkeypatch.setattr(pair_levels, "_PARTNERS", 1)
-    answer = POLICIES["las"](market)
-    verify_allocation(market, answer)
+    answer = POLICIES["las"](snapshot)
+    verify_allocation(snapshot, answer)
     assert answer.objective < best.objective * (1 - 1e-3)
     assert answer.bound >= best.objective * (1 - 1e-6)
     assert answer.gap > 1e-3
 
 
 def test_pairs_of_an_earlier_answer_keep_the_program_exact_where_it_would_be_too_large(monkeypatch):
-    market = distinct_sharers(2, 40, 5)
-    earlier = replace(market, remaining_steps=market.remaining_steps * 1.1)
+    snapshot = distinct_sharers(2, 40, 5)
+    earlier = replace(snapshot, remaining_steps=snapshot.remaining_steps * 1.1)
     warm = POLICIES["makespan"](earlier).warm
-    best = POLICIES["makespan"](market)
+    best = POLICIES["makespan"](snapshot)
     monkeypatch.setattr(water_filling, "MANY", 1)
     monkeypatch.setattr(pair_levels, "_MAX_STAGES", 1)
     monkeypatch.setattr(pair_levels, "_PARTNERS", 1)
-    rough, exact = POLICIES["makespan"](market), POLICIES["makespan"](market, warm)
-    verify_allocation(market, exact)
+    rough, exact = POLICIES["makespan"](snapshot), POLICIES["makespan"](snapshot, warm)
+    verify_allocation(snapshot, exact)
     assert rough.gap > 1e-4
     assert exact.gap <= 1e-6
     assert exact.objective == pytest.approx(best.objective, rel=1e-6)
 
 
 def test_many_jobs_that_share_get_the_same_answer_every_time():
-    market = distinct_sharers(1, 160, 20)
-    one, two = POLICIES["las"](market), POLICIES["las"](market)
+    snapshot = distinct_sharers(1, 160, 20)
+    one, two = POLICIES["las"](snapshot), POLICIES["las"](snapshot)
     assert np.array_equal(one.shares, two.shares)
     assert one.shared is not None
     assert two.shared is not None
@@ -318,9 +324,9 @@ def test_many_jobs_that_share_get_the_same_answer_every_time():
 
 def test_sharing_is_never_worse_than_running_alone():
     for seed in range(5):
-        market = shared_market(seed)
-        with_pairs = POLICIES["las"](market).objective
-        assert with_pairs >= POLICIES["las"](replace(market, pairs=None)).objective * (1 - 1e-7)
+        snapshot = shared_snapshot(seed)
+        with_pairs = POLICIES["las"](snapshot).objective
+        assert with_pairs >= POLICIES["las"](replace(snapshot, pairs=None)).objective * (1 - 1e-7)
 
 
 def test_deadlines_that_only_pairs_can_keep_are_kept():
@@ -328,11 +334,11 @@ def test_deadlines_that_only_pairs_can_keep_are_kept():
     beside = np.full((2, 2, 1), 0.8)
     pairs = Pairs(profile_of=np.arange(2), steps_per_s=beside)
     due = {"remaining_steps": np.array([70.0, 70.0]), "deadline_s": np.array([100.0, 100.0])}
-    market = make_market([[1.0], [1.0]], [1], pairs=pairs, **due)
-    together = POLICIES["min-cost-slo"](market)
+    snapshot = make_snapshot([[1.0], [1.0]], [1], pairs=pairs, **due)
+    together = POLICIES["min-cost-slo"](snapshot)
     assert together.notes["deadlines kept"] == "2"
-    assert np.all(throughputs(market, together) >= 0.7 * (1 - 1e-6))
-    apart = POLICIES["min-cost-slo"](replace(market, pairs=None))
+    assert np.all(throughputs(snapshot, together) >= 0.7 * (1 - 1e-6))
+    apart = POLICIES["min-cost-slo"](replace(snapshot, pairs=None))
     assert apart.notes["deadlines kept"] == "1"
 
 
@@ -342,10 +348,10 @@ def test_the_policy_that_the_documentation_shows_runs_and_is_short():
     assert len(code.splitlines()) <= 20
     names: dict = {}
     exec(code, names)
-    market = make_market([[4.0, 1.0], [2.0, 2.0], [1.0, 1.0]], [1, 1])
-    answer = names["equal_slowdown"](market)
-    verify_allocation(market, answer)
-    slowdown = throughputs(market, answer) / market.steps_per_s.max(axis=1)
+    snapshot = make_snapshot([[4.0, 1.0], [2.0, 2.0], [1.0, 1.0]], [1, 1])
+    answer = names["equal_slowdown"](snapshot)
+    verify_allocation(snapshot, answer)
+    slowdown = throughputs(snapshot, answer) / snapshot.steps_per_s.max(axis=1)
     assert slowdown.min() == pytest.approx(answer.objective)
-    plain = PlainProgram(market).highest_level(market.steps_per_s.max(axis=1))
+    plain = PlainProgram(snapshot).highest_level(snapshot.steps_per_s.max(axis=1))
     assert answer.objective == pytest.approx(plain, rel=1e-6)

@@ -8,27 +8,27 @@ import pytest
 
 from hocket.fleet.solve import linear
 from hocket.fleet.solve.linear import LinearProgram, maximise, solve
-from hocket.fleet.solve.price_tables import Crowd
+from hocket.fleet.solve.price_tables import JobClassTable
 from hocket.fleet.solve.sharing import PairColumns
 
 
 def program_of(seed: int, *, has_pairs: bool = False) -> LinearProgram:
     random = np.random.default_rng(seed)
     num_classes, num_columns = 4, 3
-    crowd = Crowd(
+    job_classes = JobClassTable(
         rates=random.uniform(0.5, 3.0, (num_classes, num_columns)),
         num_jobs=random.integers(1, 6, num_classes).astype(float),
         gang=random.choice([1.0, 2.0], num_classes) if not has_pairs else np.ones(num_classes),
         capacity=random.integers(1, 6, num_columns).astype(float),
     )
     if not has_pairs:
-        return LinearProgram(crowd=crowd)
+        return LinearProgram(job_classes=job_classes)
     one, other = np.triu_indices(num_classes)
     column = np.tile(np.arange(num_columns), len(one))
     return LinearProgram(
-        crowd=crowd,
+        job_classes=job_classes,
         pairs=random.uniform(0.8, 1.0, (num_columns, num_classes, num_classes))
-        * crowd.rates.T[:, :, None],
+        * job_classes.rates.T[:, :, None],
         columns=PairColumns(
             class_a=np.repeat(one, num_columns),
             class_b=np.repeat(other, num_columns),
@@ -49,11 +49,11 @@ def answers(program: LinearProgram, weight, value) -> dict[str, linear.Solved]:
 @pytest.mark.parametrize("seed", range(6))
 def test_bounds_are_reached_and_hold_with_any_worth_of_rows(seed, has_pairs, monkeypatch):
     program = program_of(seed, has_pairs=has_pairs)
-    crowd, random = program.crowd, np.random.default_rng(1_000 + seed)
-    weight = random.uniform(0.5, 2.0, len(crowd.num_jobs))
-    value = random.uniform(0.5, 2.0, crowd.rates.shape)
+    job_classes, random = program.job_classes, np.random.default_rng(1_000 + seed)
+    weight = random.uniform(0.5, 2.0, len(job_classes.num_jobs))
+    value = random.uniform(0.5, 2.0, job_classes.rates.shape)
     exact = answers(program, weight, value)
-    alone = float((value * crowd.rates * exact["sum"].alone).sum())
+    alone = float((value * job_classes.rates * exact["sum"].alone).sum())
     best = {"level": exact["level"].level, "sum": alone + exact["sum"].pair_value}
     for name, solved in exact.items():
         assert solved.bound == pytest.approx(best[name], rel=1e-6)

@@ -139,6 +139,8 @@ def test_a_row_of_no_table_is_flat_and_uncertain() -> None:
     deviation = row.deviation
     assert np.exp(row.mean) == pytest.approx([5.0, 5.0, 5.0], rel=0.05)
     assert (deviation[[0, 2]] > 0.1).all()
+    assert not row.covariance[1].any(), "what is known is known exactly"
+    assert not row.covariance[:, 1].any()
 
 
 def test_the_conditional_row_is_the_regression_on_what_is_known() -> None:

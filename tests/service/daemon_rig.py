@@ -10,11 +10,11 @@ from typing import Any
 from hocket.fleet.rounds.state import Rules
 from hocket.fleet.throughputs.table import Throughputs
 from hocket.service.daemon import commands
-from hocket.service.daemon.carry import ExecutorCarrier
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.daemon import recovered
 from hocket.service.daemon.decider import Command, Decider, Request
-from hocket.service.daemon.world import World, violations
+from hocket.service.daemon.reconciler import Reconciler
+from hocket.service.daemon.service_state import ServiceState, violations
 from hocket.service.executors.executor import AttemptName, Executor
 from hocket.service.records import CheckpointRecord, JobRecord, LeaseAnswer
 from hocket.service.server_config import ServerConfig
@@ -67,19 +67,19 @@ class Rig:
         self.store = Store.open(folder)
         self._on_commit = on_commit or (lambda moment: None)
         self.config = (config or ServerConfig()).with_teams(team_weights or {})
-        world = recovered(self.store, rules, kinds, self.config, time.now_s)
+        service_state = recovered(self.store, rules, kinds, self.config, time.now_s)
         # The wall clock stands for the monotonic one as well: tests set it back to show that.
-        clock = Clock(world.state.time_s, wall_s=time, monotonic_s=time)
-        self.decider = Decider(world, self.store, clock)
-        self._record = self.store._witness.record
-        self.store._witness.record = self._witnessed  # type: ignore[method-assign]
+        clock = Clock(service_state.state.time_s, wall_s=time, monotonic_s=time)
+        self.decider = Decider(service_state, self.store, clock)
+        self._record = self.store._commit_sequence.record
+        self.store._commit_sequence.record = self._witnessed  # type: ignore[method-assign]
         self._commit = self.store.commit
         self.store.commit = self._guarded  # type: ignore[method-assign]
         self.heard: dict[AttemptName, float] = {}
-        self.carrier = ExecutorCarrier(
+        self.reconciler = Reconciler(
             executor,
             folder,
-            world=lambda: self.decider.world,
+            service_state=lambda: self.decider.service_state,
             tell=self.post,
             now_s=clock.now_s,
             heard_s=lambda name: self.heard.get(name, 0.0),
@@ -91,12 +91,12 @@ class Rig:
         self._on_commit("after commit")
 
     def _witnessed(self, number: int) -> None:
-        self._on_commit("before witness")
+        self._on_commit("before commit sequence")
         self._record(number)
 
     @property
-    def world(self) -> World:
-        return self.decider.world
+    def service_state(self) -> ServiceState:
+        return self.decider.service_state
 
     def die(self) -> None:
         """What the kernel does to a killed process: locks and files are let go."""
@@ -114,11 +114,11 @@ class Rig:
     def post(self, command: Command) -> Future[Any]:
         request = Request(command)
         self.decider.decide([request])
-        assert violations(self.world) == []
+        assert violations(self.service_state) == []
         return request.future
 
     def ask(self, command: Callable[..., Any], **values: Any) -> Any:
-        return self.post(lambda draft: command(draft, **values)).result()
+        return self.post(lambda transaction: command(transaction, **values)).result()
 
     def submit(self, key: str | None = None, owner: str = "", **spec: Any) -> int:
         given = {"name": key or "job", "command": ("python", "train.py"), "preemptible": True}
@@ -162,7 +162,7 @@ class Rig:
 
     def look(self, times: int = 1) -> None:
         for _ in range(times):
-            self.carrier.look()
+            self.reconciler.look()
 
     def later(self, seconds: float) -> None:
         """Time passes; a round begins where one is due."""
@@ -170,7 +170,7 @@ class Rig:
         self.ask(commands.tick)
 
     def job(self, number: int) -> JobRecord:
-        record = self.world.jobs.get(number) or self.store.job(number)
+        record = self.service_state.jobs.get(number) or self.store.job(number)
         assert record is not None
         return record
 

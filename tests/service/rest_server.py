@@ -23,7 +23,7 @@ class Served:
         self.listener = listening_socket("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         ready = threading.Event()
-        self.server = _Server(server_config(self.app), self.app.state.bell, ready.set)
+        self.server = _Server(server_config(self.app), self.app.state.event_notifier, ready.set)
         self.thread = threading.Thread(
             target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True
         )

@@ -1,4 +1,4 @@
-"""Decide, commit, act: the daemon without threads, in a world that tests make."""
+"""Decide, commit, act: the daemon without threads, in a state that tests make."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.base.errors import UsageError
 from hocket.fleet.rounds.events import Event, Finish
 from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.daemon import commands
-from hocket.service.daemon.draft import BatchDraft
+from hocket.service.daemon.transaction import Transaction
 from hocket.service.executors.executor import AttemptName
 
 FIRST, SECOND = AttemptName(1, 1), AttemptName(2, 1)
@@ -93,7 +93,7 @@ def test_a_lost_attempt_goes_back_to_its_last_checkpoint(rig, engine):
     engine.lose(FIRST)
     rig.look()
     assert rig.job(1).done_steps == 40.0
-    assert rig.world.state.jobs.rows["done_steps"][0] == 40.0
+    assert rig.service_state.state.jobs.rows["done_steps"][0] == 40.0
     assert "its supervisor died" in rig.job(1).message
 
 
@@ -104,14 +104,14 @@ def test_a_checkpoint_tells_what_is_saved_and_is_no_measurement(rig, engine):
     rig.report(FIRST, 20.0)
     rig.time.now_s += 5.0
     rig.checkpoint(FIRST, 20.0)
-    row = rig.world.state.jobs.rows[0]
+    row = rig.service_state.state.jobs.rows[0]
     assert (row["saved_steps"], row["done_steps"]) == (20.0, 30.0)
     rig.time.now_s += 5.0
     rig.report(FIRST, 40.0)
-    assert rig.world.state.jobs.steps_per_s[0, 0] == pytest.approx(2.0)
+    assert rig.service_state.state.jobs.steps_per_s[0, 0] == pytest.approx(2.0)
     engine.lose_devices("v100-0")
     rig.look()
-    assert rig.world.state.jobs.rows["done_steps"][0] == 20.0
+    assert rig.service_state.state.jobs.rows["done_steps"][0] == 20.0
 
 
 @pytest.mark.parametrize("saved", [1, 2])
@@ -139,7 +139,7 @@ def test_every_round_is_noted_also_one_that_a_submission_begins(rig):
     rig.submit()
     rig.later(61.0)
     rounds = [event.detail["round"] for event in rig.store.events() if event.kind == "round"]
-    assert rounds == list(range(1, rig.world.state.round_number + 1))
+    assert rounds == list(range(1, rig.service_state.state.round_number + 1))
     first = next(event for event in rig.store.events() if event.kind == "submitted")
     noted = {event.kind for event in rig.store.events() if event.time_s == first.time_s}
     assert {"round", "started"} <= noted
@@ -226,7 +226,7 @@ def test_a_start_waits_until_its_devices_are_left(rig, engine):
     rig.look(2)
     rig.submit()
     rig.change(commands.cancel, 1)
-    assert rig.world.state.devices_of(2) == ("v100-0",), "the state gave it away already"
+    assert rig.service_state.state.devices_of(2) == ("v100-0",), "the state gave it away already"
     rig.look(3)
     assert engine.running() == [FIRST]
     assert rig.store.attempts(2)[0].started_s is None
@@ -259,7 +259,9 @@ def test_a_job_never_runs_twice_even_on_other_devices(tmp_path):
     rig.change(commands.pause, 1)
     rig.submit()
     rig.change(commands.resume, 1)
-    assert set(rig.world.state.devices_of(1)).isdisjoint(engine.processes[FIRST].assignment.devices)
+    assert set(rig.service_state.state.devices_of(1)).isdisjoint(
+        engine.processes[FIRST].assignment.devices
+    )
     rig.look(3)
     assert sorted(engine.running()) == [FIRST] or sorted(engine.running()) == [FIRST, SECOND]
     engine.exit(FIRST, -15)
@@ -274,7 +276,7 @@ def test_a_lost_device_is_no_failure_of_its_job(rig, engine):
     engine.lose_devices("v100-0")
     rig.look(2)
     assert (rig.status(1), rig.job(1).failures) == ("queued", 0)
-    assert not rig.world.state.is_up[0]
+    assert not rig.service_state.state.is_up[0]
     engine.devices = fleet_devices(v100=1)
     rig.look(3)
     assert rig.status(1) == "running"
@@ -286,15 +288,15 @@ def test_a_lost_device_is_no_failure_of_its_job(rig, engine):
 def test_devices_of_an_unknown_kind_are_complained_about_not_used(rig, engine):
     engine.devices = (*fleet_devices(tpu=1), *fleet_devices(k80=1))
     rig.look(3)
-    state = rig.world.state
+    state = rig.service_state.state
     assert state.device_names == ("v100-0", "k80-0")
     assert state.is_up.tolist() == [False, True], "those of known kinds are still minded"
-    assert "'tpu'" in rig.carrier.trouble
+    assert "'tpu'" in rig.reconciler.trouble
     told = [event.detail for event in rig.store.events() if event.kind == "kind-unknown"]
     assert told == [{"device_kind": "tpu"}], "once, not at every look"
     engine.devices = engine.devices[1:]
     rig.look()
-    assert rig.carrier.trouble == ""
+    assert rig.reconciler.trouble == ""
 
 
 def test_a_device_that_comes_back_as_another_kind_is_used_as_that(rig, engine):
@@ -303,7 +305,7 @@ def test_a_device_that_comes_back_as_another_kind_is_used_as_that(rig, engine):
     engine.lose_devices("v100-0")
     engine.devices = (FleetDevice(name="v100-0", kind="k80", server="v100-server-0"),)
     rig.look(3)
-    state = rig.world.state
+    state = rig.service_state.state
     assert [(one, bool(up)) for one, up in zip(state.device_kind, state.is_up, strict=True)] == [
         (KINDS.index("k80"), True)
     ]
@@ -336,21 +338,21 @@ def test_jobs_that_finish_together_are_decided_together_but_none_delays_another(
     rig.look(2)
     decided: list[int] = []
 
-    def failing(draft: BatchDraft, event: Event, **values: Any) -> None:
+    def failing(transaction: Transaction, event: Event, **values: Any) -> None:
         if isinstance(event, Finish):
             decided.append(len(event.numbers))
             assert 2 not in event.numbers, "a bug"
-        happen(draft, event, **values)
+        happen(transaction, event, **values)
 
-    happen = BatchDraft.happen
+    happen = Transaction.happen
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchDraft, "happen", failing)
+        patch.setattr(Transaction, "happen", failing)
         for number in (1, 2, 3):
             engine.exit(AttemptName(number, 1), 0)
         rig.look(3)
     assert decided[0] == 3
     assert [rig.status(number) for number in (1, 2, 3)] == ["succeeded", "running", "succeeded"]
-    assert "a bug" in rig.carrier.trouble
+    assert "a bug" in rig.reconciler.trouble
     rig.look(2)
     assert rig.status(2) == "succeeded"
     rig.die()

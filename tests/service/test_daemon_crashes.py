@@ -41,7 +41,7 @@ class Failpoints:
             raise CrashError(moment)
 
 
-CHANGES = ("after start", "after stop", "after kill", "after forget", "before witness")
+CHANGES = ("after start", "after stop", "after kill", "after forget", "before commit sequence")
 """Moments before which something became different that outlives the daemon."""
 
 
@@ -98,7 +98,7 @@ def _exit(rig: Rig, number: int, exit_code: int) -> None:
 
 
 def _checkpoint(rig: Rig, number: int) -> None:
-    for record in rig.world.attempts.get(number, ()):
+    for record in rig.service_state.attempts.get(number, ()):
         if record.started_s is not None:
             rig.checkpoint(AttemptName(number, record.attempt), 5.0)
 
@@ -163,11 +163,11 @@ def test_a_daemon_killed_at_any_moment_of_a_story_loses_nothing():
         folder = top / str(fatal)
         rig, inner, points = run_story(folder, fatal)
         assert [rig.job(number).spec.name for number in (1, 2, 3)] == ["a", "b", "c"]
-        assert rig.world.last_number == 3, "asking again made no second job"
+        assert rig.service_state.last_number == 3, "asking again made no second job"
         assert rig.status(1) == "succeeded", points.where
         assert rig.status(2) == "succeeded", points.where
         assert rig.status(3) == "cancelled", points.where
-        assert rig.world.attempts == {}
+        assert rig.service_state.attempts == {}
         assert inner.running() == []
         starts = [name for what, name in inner.history if what == "start"]
         assert len(starts) == len(set(starts)), "an attempt ran twice"
@@ -176,7 +176,7 @@ def test_a_daemon_killed_at_any_moment_of_a_story_loses_nothing():
         assert (points.left > 0) == (fatal > len(points.seen))
     shutil.rmtree(top)
     assert {
-        "before commit", "before witness", "after commit",
+        "before commit", "before commit sequence", "after commit",
         "before start", "after start", "before stop", "after stop",
     } <= set().union(*deaths.values())  # fmt: skip
 
@@ -282,12 +282,12 @@ class AnythingHappens(RuleBasedStateMachine):
     @invariant()
     def what_is_stored_is_what_is_known(self) -> None:
         rig = self.rig
-        assert rig.world.last_number == len(self.keys)
+        assert rig.service_state.last_number == len(self.keys)
         for number in self.keys.values():
             stored = rig.store.job(number)
             assert stored is not None
-            assert stored == rig.world.jobs.get(number, stored)
-            assert (stored.status in ENDED) == (number not in rig.world.jobs)
+            assert stored == rig.service_state.jobs.get(number, stored)
+            assert (stored.status in ENDED) == (number not in rig.service_state.jobs)
 
     def teardown(self) -> None:
         """In the end all jobs end: devices are back, the disk has room, what runs exits."""
@@ -302,9 +302,9 @@ class AnythingHappens(RuleBasedStateMachine):
             for name in self.executor.running():
                 self.executor.exit(name, 0)
             self.rig.later(61.0)
-            if not self.rig.world.jobs:
+            if not self.rig.service_state.jobs:
                 break
-        assert not self.rig.world.jobs, "every job ends"
+        assert not self.rig.service_state.jobs, "every job ends"
         self.rig.die()
         shutil.rmtree(self.folder)
 

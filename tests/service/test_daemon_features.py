@@ -98,7 +98,7 @@ def test_retries_decide_how_often_a_job_is_started(rig, engine):
 
 def test_drained_devices_take_no_jobs_and_the_store_remembers(rig, engine):
     rig.look(1)
-    names = rig.world.state.device_names
+    names = rig.service_state.state.device_names
     rig.ask(commands.drain, names=names)
     rig.submit("waits")
     assert rig.status(1) == "queued"
@@ -122,9 +122,9 @@ def test_quotas_and_priorities_are_those_of_the_config_also_after_a_restart(rig,
     with pytest.raises(UsageError, match="unknown priority class 'urgnt'"):
         rig.submit("typo", priority="urgnt")
     assert [rig.status(number) for number in (1, 2, 3)] == ["queued", "starting", "queued"]
-    assert rig.world.state.jobs.rows["priority"].tolist() == [0, 0, 2]
+    assert rig.service_state.state.jobs.rows["priority"].tolist() == [0, 0, 2]
     rig = rig.again(config=config.model_copy(update={"users": {}}))
-    state = rig.world.state
+    state = rig.service_state.state
     assert state.users == ("", "ann", "bob")
     assert state.user_weight.tolist() == [1.0, 1.0, 1.0]
     assert np.isinf(state.user_quota).all()

@@ -17,10 +17,10 @@ from service.local_attempts import (
 )
 
 from hocket.base.errors import UsageError
-from hocket.service.daemon import commands, sightings
+from hocket.service.daemon import commands, observations
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Request
-from hocket.service.daemon.world import violations
+from hocket.service.daemon.service_state import violations
 from hocket.service.errors import ConflictError
 from hocket.service.executors.executor import EXITED, LOST, RUNNING, STARTING, AttemptName, Status
 
@@ -30,7 +30,9 @@ OBEYS_WELL = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.
 
 def change_of(rig, command, number, version=None) -> Request:
     find_job = rig.store.job
-    return Request(lambda draft: command(draft, number, version=version, find_job=find_job))
+    return Request(
+        lambda transaction: command(transaction, number, version=version, find_job=find_job)
+    )
 
 
 def test_of_two_changes_that_expect_one_version_the_second_is_refused(rig):
@@ -52,8 +54,8 @@ def test_of_two_changes_that_expect_one_version_the_second_is_refused(rig):
 def test_a_command_that_is_refused_half_way_leaves_nothing_behind(rig):
     number = rig.submit()
 
-    def breaks(draft) -> None:
-        commands.pause(draft, number, None, rig.store.job)
+    def breaks(transaction) -> None:
+        commands.pause(transaction, number, None, rig.store.job)
         raise UsageError("and then it does not fit")
 
     good, bad = change_of(rig, commands.pause, rig.submit()), Request(breaks)
@@ -63,7 +65,7 @@ def test_a_command_that_is_refused_half_way_leaves_nothing_behind(rig):
         bad.future.result()
     assert rig.status(number) == "starting"
     assert rig.status(2) == "paused"
-    assert violations(rig.world) == []
+    assert violations(rig.service_state) == []
 
 
 # ── the end of a command and its stop ────────────────────────────────────────────────────────────
@@ -76,13 +78,13 @@ def test_a_job_that_was_done_before_it_was_asked_to_stop_is_done(rig, engine, st
     rig.submit()
     rig.look(2)
     if stop is None:
-        rig.ask(sightings.silent, name=FIRST, silence_s=1.0)
+        rig.ask(observations.silent, name=FIRST, silence_s=1.0)
     else:
         rig.change(stop, 1)
-    assert rig.world.attempt(FIRST).stopping_since_s is not None
+    assert rig.service_state.attempt(FIRST).stopping_since_s is not None
     engine.exit(FIRST, 0)
     status = Status(name=FIRST, phase=EXITED, exit_code=0, was_asked=was_asked)
-    rig.ask(sightings.ended, statuses=[status])
+    rig.ask(observations.ended, statuses=[status])
     if stop is commands.cancel:
         assert rig.status(1) == "cancelled"
     elif not was_asked:
@@ -107,7 +109,7 @@ def test_a_job_that_left_because_its_report_was_answered_so_is_not_done(rig, eng
         rig = rig.again()
     engine.exit(FIRST, 0)
     status = Status(name=FIRST, phase=EXITED, exit_code=0, was_asked=False)
-    rig.ask(sightings.ended, statuses=[status])
+    rig.ask(observations.ended, statuses=[status])
     assert (rig.status(1), rig.job(1).done_steps) == ("paused", 30.0)
     rig.change(commands.resume, 1)
     rig.look(2)

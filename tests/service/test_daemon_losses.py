@@ -16,7 +16,7 @@ from hocket.service.spec import JobSpec, is_preemptible
 
 FIRST = AttemptName(1, 1)
 EAGER = dataclasses.replace(RULES, stickiness_rounds=0.0, slack_rounds=0.0)
-"""Takes devices from one job and gives them to another whenever that is owed more."""
+"""Takes devices from one job and gives them to another whenever its deficit is larger."""
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def one_device(tmp_path):
 
 
 def preemptible(rig, number: int) -> bool:
-    state = rig.world.state
+    state = rig.service_state.state
     return bool(state.jobs.rows["preemptible"][state.row_of(number)] > 0)
 
 
@@ -83,8 +83,11 @@ def test_jobs_that_lose_their_work_are_stopped_more_and_more_seldom(one_device):
         rig.look(3)
         attempts.append(rig.job(1).attempt)
         was_running += any(name.job == 1 for name in rig.executor.running())
-    rows = rig.world.state.jobs.rows
-    losses = rows["losses"][rig.world.state.row_of(1)], rows["losses"][rig.world.state.row_of(2)]
+    rows = rig.service_state.state.jobs.rows
+    losses = (
+        rows["losses"][rig.service_state.state.row_of(1)],
+        rows["losses"][rig.service_state.state.row_of(2)],
+    )
     # The processes die of the signal: nothing shows that they saved anything.
     assert 1 <= max(losses) <= 5
     assert max(attempts) <= 6
@@ -107,7 +110,7 @@ def test_what_was_saved_is_no_loss(one_device):
         rig.later(1.0)
         rig.look(3)
     assert rig.job(1).attempt > 3
-    assert not rig.world.state.jobs.rows["losses"].any()
+    assert not rig.service_state.state.jobs.rows["losses"].any()
     # One that reported more than it saved loses the difference, though it ended as it was asked to.
     for _ in range(12):
         rig.time.now_s += 59.0
@@ -115,10 +118,10 @@ def test_what_was_saved_is_no_loss(one_device):
         rig.report(name, rig.job(name.job).done_steps + 59.0)
         rig.later(1.0)
         rig.look(3)
-    assert rig.world.state.jobs.rows["losses"].any()
+    assert rig.service_state.state.jobs.rows["losses"].any()
     numbers = [event.job for event in rig.store.events(0, 10_000) if event.kind == "work-lost"]
     job = rig.job(numbers[-1])
-    assert job.done_steps <= rig.world.checkpoints[job.number].step + 59.0 * 12
+    assert job.done_steps <= rig.service_state.checkpoints[job.number].step + 59.0 * 12
 
 
 def test_a_lease_that_saves_and_a_checkpoint_make_a_job_one_that_may_be_stopped(one_device):
@@ -146,10 +149,10 @@ def test_a_checkpoint_of_fewer_steps_does_not_count(rig, engine):
     rig.checkpoint(FIRST, 70.0)
     answer = rig.checkpoint(FIRST, 40.0)
     assert answer.step == 70.0
-    assert rig.world.checkpoints[1].step == 70.0
-    assert rig.world.state.jobs.rows["saved_steps"][0] == 70.0
+    assert rig.service_state.checkpoints[1].step == 70.0
+    assert rig.service_state.state.jobs.rows["saved_steps"][0] == 70.0
     assert [one.step for one in rig.store.checkpoints(1)] == [70.0]
-    assert rig.again().world.checkpoints[1].step == 70.0
+    assert rig.again().service_state.checkpoints[1].step == 70.0
 
 
 @pytest.mark.parametrize("exit_code", [126, 127])
@@ -163,7 +166,7 @@ def test_a_command_that_cannot_be_run_is_not_tried_again(rig, engine, exit_code)
     assert f"exit code {exit_code}" in job.message
     assert engine.running() == []
     assert job.status in ENDED
-    assert not rig.world.state.jobs.rows["phase"].tolist().count(1)
+    assert not rig.service_state.state.jobs.rows["phase"].tolist().count(1)
 
 
 def test_a_gang_that_can_never_fit_is_refused(rig):
@@ -178,4 +181,4 @@ def test_a_gang_that_can_never_fit_is_refused(rig):
     for gang, spec in ((5, {}), (3, {"throughputs": {"v100": 1.0, "k80": 0.0}})):
         with pytest.raises(UsageError, match=f"has {gang} devices"):
             submit(gang, **spec)
-    assert rig.world.last_number == 2
+    assert rig.service_state.last_number == 2

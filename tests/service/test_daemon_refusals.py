@@ -16,7 +16,7 @@ from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import commands
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Request
-from hocket.service.daemon.draft import BatchDraft
+from hocket.service.daemon.transaction import Transaction
 from hocket.service.errors import (
     ConflictError,
     KeyReusedError,
@@ -45,9 +45,9 @@ def test_the_same_key_gives_the_same_job_and_another_job_is_refused(rig):
 
 def test_one_refused_command_does_not_touch_those_beside_it(rig):
     requests = [
-        Request(lambda draft: commands.cancel(draft, 77, None, rig.store.job)),
-        Request(lambda draft: commands.tick(draft)),
-        Request(lambda draft: 1 // 0),
+        Request(lambda transaction: commands.cancel(transaction, 77, None, rig.store.job)),
+        Request(lambda transaction: commands.tick(transaction)),
+        Request(lambda transaction: 1 // 0),
     ]
     good = [request.future for request in requests]
     rig.decider.decide(requests)
@@ -63,7 +63,7 @@ def test_what_cannot_be_is_refused(rig, engine):
         rig.submit(folder="data")
     with pytest.raises(UsageError, match="key"):
         rig.submit("ä" * 10)
-    assert rig.world.last_number == 0
+    assert rig.service_state.last_number == 0
     rig.submit(throughputs={"v100": 2.0, "h100": 3.0})
     rig.look(2)
     for steps in (-1.0, float("nan"), float("inf")):
@@ -145,7 +145,7 @@ def test_a_report_corrects_the_measured_speed(rig):
     lease = rig.report(FIRST, 50.0)
     assert lease.may_run
     assert lease.round_ends_s is not None
-    assert rig.world.state.jobs.steps_per_s[0, 0] == pytest.approx(3.0)
+    assert rig.service_state.state.jobs.steps_per_s[0, 0] == pytest.approx(3.0)
     version = rig.job(1).version
     rig.time.now_s += 10.0
     rig.report(FIRST, 60.0)
@@ -173,7 +173,7 @@ def test_new_rules_kinds_and_weights_of_a_restart_hold(rig, engine):
         team_weights={"a": 3.0},
     )  # fmt: skip
     rig.look(2)
-    state = rig.world.state
+    state = rig.service_state.state
     assert state.kinds == ("v100", "k80", "a100")
     np.testing.assert_array_equal(state.jobs.steps_per_s, [[1.0, 0.0, 8.0], [1.0, 1.0, 1.0]])
     assert (state.rules.policy, state.team_weight.tolist()) == ("fifo", [1.0, 3.0])
@@ -205,28 +205,28 @@ def test_a_commit_that_fails_changes_nothing_and_outcomes_are_tried_again(rig, e
             raise UnavailableError("the disk is full")
 
     rig._on_commit, before = full, rig._on_commit
-    world = rig.world
+    service_state = rig.service_state
     with pytest.raises(RunError, match="full"):
         rig.submit("k")
     rig.look(3)
-    assert rig.world is world
-    assert "full" in rig.carrier.trouble
+    assert rig.service_state is service_state
+    assert "full" in rig.reconciler.trouble
     rig._on_commit = before
     assert rig.submit("k") == 2
     rig.look(2)
     assert (rig.status(1), rig.status(2)) == ("succeeded", "running")
 
 
-def test_a_witness_that_fails_ends_all_deciding(rig, engine):
+def test_a_commit_sequence_that_fails_ends_all_deciding(rig, engine):
     def broken(moment: str) -> None:
-        if moment == "before witness":
+        if moment == "before commit sequence":
             raise OSError(5, "input/output error")
 
     rig._on_commit = broken
-    with pytest.raises(UnavailableError, match="witness"):
+    with pytest.raises(UnavailableError, match="commit_sequence"):
         rig.submit("k")
     rig._on_commit = lambda moment: None
-    with pytest.raises(UnavailableError, match="witness"):
+    with pytest.raises(UnavailableError, match="commit_sequence"):
         rig.submit("k")
     rig = rig.again()
     assert rig.submit("k") == 1, "it was stored after all"
@@ -243,7 +243,7 @@ def test_an_engine_that_refuses_to_start_is_asked_again_then_the_attempt_is_lost
     engine.on_call = refuse
     rig.submit()
     rig.look(3)
-    assert (calls.count("start"), rig.carrier.trouble) == (1, "no such node"), "not at once"
+    assert (calls.count("start"), rig.reconciler.trouble) == (1, "no such node"), "not at once"
     for _ in range(4):
         rig.time.now_s += 8.0
         assert (rig.status(1), rig.job(1).failures) == ("starting", 0)
@@ -268,24 +268,24 @@ def test_an_engine_that_is_away_changes_nothing(rig, engine):
     rig.change(commands.cancel, 1)
     rig.look(3)
     assert rig.status(1) == "stopping"
-    assert rig.carrier.trouble == "the engine is away"
+    assert rig.reconciler.trouble == "the engine is away"
     engine.on_call = None
     rig.look(2)
-    assert (rig.status(1), rig.carrier.trouble) == ("cancelled", "")
+    assert (rig.status(1), rig.reconciler.trouble) == ("cancelled", "")
 
 
 def test_a_store_that_contradicts_itself_is_refused(rig):
     rig.submit()
     rig.look(2)
     attempt = rig.store.attempts(1)[0]
-    world = rig.world
+    service_state = rig.service_state
     rig.store.commit(
         Batch(
-            state=world.state,
+            state=service_state.state,
             attempts=[dataclasses.replace(attempt, devices=("v100-9",))],
             first_new_number=2,
             last_number=1,
-            last_sequence=world.last_sequence,
+            last_sequence=service_state.last_sequence,
             num_attempts=1,
         )
     )
@@ -340,14 +340,14 @@ def test_teams_grow_by_name(rig):
     rig.submit(team="red")
     rig.submit(team="blue")
     rig.submit(team="red")
-    state = rig.world.state
+    state = rig.service_state.state
     assert state.teams == ("", "red", "blue")
     assert state.jobs.rows["team"].tolist() == [1, 2, 1]
 
 
 def test_rules_of_the_first_start_hold(tmp_path):
     rig = Rig(tmp_path, FakeExecutor(()), Time(), rules=Rules(policy="fifo"))
-    assert rig.world.state.rules.policy == "fifo"
+    assert rig.service_state.state.rules.policy == "fifo"
     rig.submit()
     assert rig.status(1) == "queued"
     rig.die()
@@ -356,11 +356,11 @@ def test_rules_of_the_first_start_hold(tmp_path):
 
 
 def test_a_command_that_is_refused_half_way_leaves_nothing_of_itself(rig):
-    def half(draft: BatchDraft) -> None:
-        draft.note("half")
+    def half(transaction: Transaction) -> None:
+        transaction.note("half")
         raise UsageError("not so")
 
-    requests = [Request(half), Request(lambda draft: draft.note("whole"))]
+    requests = [Request(half), Request(lambda transaction: transaction.note("whole"))]
     rig.decider.decide(requests)
     with pytest.raises(UsageError, match="not so"):
         requests[0].future.result()
@@ -377,4 +377,4 @@ def test_a_checkpoint_of_the_same_step_takes_the_place_of_the_last_one(rig):
     values = {"name": FIRST, "token": rig.token(FIRST), "step": 5.0}
     for path in ("/first", "/second"):
         assert rig.ask(commands.commit_checkpoint, path=path, **values).path == path
-    assert rig.world.checkpoints[1].path == "/second"
+    assert rig.service_state.checkpoints[1].path == "/second"

@@ -20,7 +20,7 @@ def engine(engine):
 
 
 def believed(rig) -> np.ndarray:
-    return rig.world.state.jobs.steps_per_s[0].copy()
+    return rig.service_state.state.jobs.steps_per_s[0].copy()
 
 
 def measured_for(rig, seconds: float, steps_per_s: float, done: float) -> float:
@@ -33,7 +33,7 @@ def measured_for(rig, seconds: float, steps_per_s: float, done: float) -> float:
 def test_a_kind_that_was_not_tried_is_as_fast_as_the_one_that_was(rig):
     rig.submit(total_steps=1e9)
     rig.look(2)
-    held = int(rig.world.state.jobs.rows["kind"][0])
+    held = int(rig.service_state.state.jobs.rows["kind"][0])
     done = 0.0
     for _ in range(12):
         done = measured_for(rig, 5.0, 8.0, done)
@@ -44,7 +44,7 @@ def test_a_kind_that_was_not_tried_is_as_fast_as_the_one_that_was(rig):
 def test_only_the_first_measurement_replaces_the_guess(rig):
     rig.submit(total_steps=1e9)
     rig.look(2)
-    held = int(rig.world.state.jobs.rows["kind"][0])
+    held = int(rig.service_state.state.jobs.rows["kind"][0])
     # A lease reports once before its first step, which measures nothing.
     done = measured_for(rig, 5.0, 0.0, 0.0)
     done = measured_for(rig, 5.0, 8.0, done)
@@ -56,7 +56,7 @@ def test_only_the_first_measurement_replaces_the_guess(rig):
 def test_a_kind_that_was_tried_keeps_what_was_measured(rig):
     rig.submit(total_steps=1e9)
     rig.look(2)
-    state = rig.world.state
+    state = rig.service_state.state
     held = int(state.jobs.rows["kind"][0])
     # Long ago it did three steps per second on the other kind.
     state.jobs.received_s[0, 1 - held] = 600.0

@@ -16,13 +16,14 @@ from patience import wait_until
 from service.fleet_terminal import fleet_in
 from service.rest_service import is_problem
 
+from hocket.fleet.rounds.fairness import WEEK_S, week_start_s
 from hocket.service.executors.executor import AttemptName
 from hocket.service.notifier import Notifier, notice_of
 from hocket.service.records import AttemptRecord, JobRecord
 from hocket.service.server_config import NotifyConfig
 from hocket.service.spec import JobSpec
 from hocket.service.store.batch import Batch
-from hocket.service.usage import WEEK_S, count_usage, week_start_s
+from hocket.service.usage import count_usage
 
 pytestmark = pytest.mark.usefixtures("nobody_left")
 MONDAY_S = 1794787200.0

@@ -32,14 +32,14 @@ def test_a_token_that_no_header_can_hold_is_refused(token, monkeypatch):
 def test_explanations_read_well(capsys):
     kind = {"kind": "v100", "free": 0, "devices": 2, "steps_per_s": 1.0, "target_share": 0.5}
     evidence = {
-        "kinds": [{**kind, "owed_rounds": -0.001}],
+        "kinds": [{**kind, "deficit_rounds": -0.001}],
         "holders": [{"job": 2}],
         "num_holders": 3,
     }
     for status, is_held in (("queued", True), ("running", False)):
         explaining._print({"sentence": "so it is", "evidence": evidence, "status": status})
         out = capsys.readouterr().out
-        assert "owed 0.0 rounds" in out
+        assert "deficit 0.0 rounds" in out
         assert ("is held by job 2 and 2 more" in out) == is_held
 
 

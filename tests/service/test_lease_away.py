@@ -66,7 +66,7 @@ def test_a_stranger_at_the_address_of_the_daemon_ends_nothing(in_fleet, monkeypa
 
 
 def test_an_answer_that_says_nothing_of_a_checkpoint_is_none(in_fleet, monkeypatch):
-    monkeypatch.setattr(in_fleet, "answer", lambda *_: (200, {"hello": "world"}))
+    monkeypatch.setattr(in_fleet, "answer", lambda *_: (200, {"hello": "service_state"}))
     assert lease().commit(1, "one") is False
     monkeypatch.setattr(in_fleet, "answer", lambda *_: (200, ["step"]))
     assert lease().commit(1, "one") is False

@@ -109,7 +109,7 @@ def test_an_attempt_that_is_over_stays_so(rig, engine, ends, restarts):
     else:
         rig.change(commands.cancel if ends == "cancelled" else commands.pause, 1)
     rig.look(3)
-    assert rig.world.attempt(FIRST) is None
+    assert rig.service_state.attempt(FIRST) is None
     if restarts:
         rig = rig.again()
         rig.look(2)

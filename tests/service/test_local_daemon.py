@@ -79,7 +79,7 @@ def test_a_gang_starts_though_small_jobs_keep_coming(tmp_path):
         wide = daemon.submit(JobSpec(name="wide", command=sleeps, gang=2)).number
 
         def has_started() -> bool:
-            if sum(job.status == "queued" for job in daemon.world.jobs.values()) < 4:
+            if sum(job.status == "queued" for job in daemon.service_state.jobs.values()) < 4:
                 daemon.submit(small)
             return daemon.job(wide).started_s is not None
 
@@ -92,8 +92,8 @@ def test_a_gang_starts_though_small_jobs_keep_coming(tmp_path):
         assert f"job {wide} has 2 devices reserved: starts in " in lines
         assert len(overtook) <= 10, "none with a limit of 30 s fits before the reservation"
     finally:
-        for number in list(daemon.world.jobs):
+        for number in list(daemon.service_state.jobs):
             daemon.cancel(number)
-        wait_until(lambda: not daemon.world.attempts)
+        wait_until(lambda: not daemon.service_state.attempts)
         fleet.close()
         kill_everything(tmp_path / "state")

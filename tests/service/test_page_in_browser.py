@@ -47,7 +47,7 @@ class Service:
         return self.daemon.submit(spec).number
 
     def close(self) -> None:
-        self.app.state.bell.close()
+        self.app.state.event_notifier.close()
         self.server.should_exit = True
         self.thread.join()
         self.daemon.close()
@@ -65,7 +65,7 @@ def one_service(tmp_path_factory):
 def service(one_service):
     """The service, without jobs of the test before."""
     yield one_service
-    for number in list(one_service.daemon.world.jobs):
+    for number in list(one_service.daemon.service_state.jobs):
         one_service.daemon.cancel(number)
 
 

@@ -20,7 +20,7 @@ from hocket.fleet.rounds import Job, Rules, Submit, Tick, new_state, step
 from hocket.fleet.rounds.state import BLANK, JOB_RECORD, FleetState
 from hocket.service.errors import UnavailableError
 from hocket.service.store import Store, parts, schema, snapshot
-from hocket.service.store.witness import Witness
+from hocket.service.store.commit_sequence import CommitSequence
 
 
 class Shelf:
@@ -204,15 +204,15 @@ def test_a_commit_waits_for_the_disk_before_it_is_told(tmp_path, monkeypatch):
     for name in ("pwrite", "fdatasync"):
         monkeypatch.setattr(os, name, noted(name))
     store.commit(batch(1))
-    witness = store._witness._descriptor
-    assert calls == [("pwrite", witness), ("fdatasync", witness)]
+    commit_sequence = store._commit_sequence._descriptor
+    assert calls == [("pwrite", commit_sequence), ("fdatasync", commit_sequence)]
     store.close()
-    found = Witness.open(tmp_path)
+    found = CommitSequence.open(tmp_path)
     assert found.number == 1
     found.close()
 
 
-def test_the_witness_is_told_after_the_database_and_of_this_commit(tmp_path, monkeypatch):
+def test_the_commit_sequence_is_told_after_the_database_and_of_this_commit(tmp_path, monkeypatch):
     store = Store.open(tmp_path)
     seen = []
 
@@ -221,7 +221,7 @@ def test_the_witness_is_told_after_the_database_and_of_this_commit(tmp_path, mon
         seen.append((number, len(other.execute("SELECT * FROM job").fetchall())))
         other.close()
 
-    monkeypatch.setattr(store._witness, "record", record)
+    monkeypatch.setattr(store._commit_sequence, "record", record)
     for number in (1, 2):
         store.commit(batch(number))
     assert seen == [(1, 1), (2, 2)]
@@ -241,7 +241,7 @@ def test_a_new_store_puts_its_names_on_disk_before_it_is_used(tmp_path, monkeypa
     monkeypatch.setattr(os, "fsync", noted)
     Store.open(tmp_path).close()
     assert synced
-    assert {"fleet.db", "witness"} <= set(synced[-1])
+    assert {"fleet.db", "commit_sequence"} <= set(synced[-1])
 
 
 class FullDisk:
@@ -276,20 +276,20 @@ def test_a_commit_that_finds_no_room_at_its_end_leaves_the_next_one_whole(tmp_pa
     assert read(tmp_path) == before
 
 
-def test_a_write_of_the_witness_that_was_cut_leaves_the_one_before(tmp_path):
-    witness = Witness.create(tmp_path, b"0" * 16)
-    path = tmp_path / "witness"
+def test_a_write_of_the_commit_sequence_that_was_cut_leaves_the_one_before(tmp_path):
+    commit_sequence = CommitSequence.create(tmp_path, b"0" * 16)
+    path = tmp_path / "commit_sequence"
     for number in range(1, 5):
         before = path.read_bytes()
-        witness.record(number)
+        commit_sequence.record(number)
         after = path.read_bytes()
         changed = [at for at, byte in enumerate(after) if byte != before[at]]
         # As a disk that wrote half of a sector leaves it.
         cut = bytearray(after)
         cut[min(changed)] ^= 0xFF
         path.write_bytes(cut)
-        found = Witness.open(tmp_path)
+        found = CommitSequence.open(tmp_path)
         assert found.number == number - 1
         found.close()
         path.write_bytes(after)
-    witness.close()
+    commit_sequence.close()

@@ -77,8 +77,8 @@ def test_a_gang_larger_than_the_fleet_waits_and_is_told_why(service):
 def test_too_many_questions_are_refused_with_a_time_to_come_back(service):
     first, last = service.submit()["id"], service.submit()["id"]
     service.wait_for(first, "running")
-    outlook = service.client.app.state.outlook
-    while outlook._places.acquire(blocking=False):
+    forecaster = service.client.app.state.forecaster
+    while forecaster._places.acquire(blocking=False):
         pass
     try:
         busy = service.client.get(f"/v1/jobs/{last}/explain")
@@ -92,7 +92,7 @@ def test_too_many_questions_are_refused_with_a_time_to_come_back(service):
         assert "are being answered" in service.client.get("/what-if?policy=fifo").text
     finally:
         for _ in range(3):
-            outlook._places.release()
+            forecaster._places.release()
     assert service.client.get(f"/v1/jobs/{last}/explain").status_code == 200
 
 
@@ -162,10 +162,10 @@ class Happenings:
         return self.last
 
 
-async def ids_of(daemon, bell, after: int | None, until: int) -> tuple[list[int], int]:
+async def ids_of(daemon, event_notifier, after: int | None, until: int) -> tuple[list[int], int]:
     """Numbers of the events up to one, and how many were said to be gone."""
     ids, num_gone = [], 0
-    async for block in stream.events_from(daemon, bell, after):
+    async for block in stream.events_from(daemon, event_notifier, after):
         lines = block.decode().splitlines()
         for at, line in enumerate(lines):
             if line.startswith("id: "):
@@ -180,20 +180,20 @@ async def ids_of(daemon, bell, after: int | None, until: int) -> tuple[list[int]
 def test_a_reader_that_comes_back_too_late_is_told_how_much_is_gone():
     async def read():
         daemon = Happenings(first=50, last=700)
-        return await ids_of(daemon, stream.Bell(daemon), 3, 700)
+        return await ids_of(daemon, stream.EventNotifier(daemon), 3, 700)
 
     assert asyncio.run(read()) == (list(range(50, 701)), 46)
 
 
 @asynccontextmanager
 async def watched(daemon):
-    """A bell that rings for a daemon."""
-    bell = stream.Bell(daemon)
-    watching = asyncio.create_task(bell.watch())
+    """A notifier that rings for a daemon."""
+    event_notifier = stream.EventNotifier(daemon)
+    watching = asyncio.create_task(event_notifier.watch())
     try:
-        yield bell
+        yield event_notifier
     finally:
-        bell.close()
+        event_notifier.close()
         await watching
 
 
@@ -202,8 +202,8 @@ def test_a_number_of_another_fleet_does_not_silence_the_stream():
 
     async def read():
         daemon = Happenings(first=1, last=4)
-        async with watched(daemon) as bell:
-            reading = asyncio.create_task(ids_of(daemon, bell, 5000, 6))
+        async with watched(daemon) as event_notifier:
+            reading = asyncio.create_task(ids_of(daemon, event_notifier, 5000, 6))
             await asyncio.sleep(0.1)
             daemon.last = 6
             return await asyncio.wait_for(reading, 20)
@@ -214,20 +214,20 @@ def test_a_number_of_another_fleet_does_not_silence_the_stream():
 def test_streams_end_with_their_daemon(tmp_path):
     """Nothing waits for a daemon that closed: asking it again and again would take a core."""
     with serving(tmp_path) as service:
-        bell = stream.Bell(service.daemon)
-    asyncio.run(asyncio.wait_for(bell.watch(), 20))
-    assert bell.is_closed
+        event_notifier = stream.EventNotifier(service.daemon)
+    asyncio.run(asyncio.wait_for(event_notifier.watch(), 20))
+    assert event_notifier.is_closed
 
 
-def test_the_bell_outlives_a_store_that_cannot_be_read_for_a_while():
+def test_the_event_notifier_outlives_a_store_that_cannot_be_read_for_a_while():
     async def read():
         daemon = Happenings(first=1, last=4)
-        async with watched(daemon) as bell:
+        async with watched(daemon) as event_notifier:
             await asyncio.sleep(0.1)
             daemon.num_failures, daemon.last = 1, 6
             while daemon.num_failures:
                 await asyncio.sleep(0.02)
-            reading = asyncio.create_task(ids_of(daemon, bell, 4, 8))
+            reading = asyncio.create_task(ids_of(daemon, event_notifier, 4, 8))
             await asyncio.sleep(0.1)
             daemon.last = 8
             return await asyncio.wait_for(reading, 20)
@@ -244,8 +244,10 @@ def test_an_event_is_read_and_written_once_for_all_readers(monkeypatch):
 
     async def read():
         daemon = Happenings(first=1, last=10)
-        async with watched(daemon) as bell:
-            readers = [asyncio.create_task(ids_of(daemon, bell, None, 510)) for _ in range(30)]
+        async with watched(daemon) as event_notifier:
+            readers = [
+                asyncio.create_task(ids_of(daemon, event_notifier, None, 510)) for _ in range(30)
+            ]
             await asyncio.sleep(0.2)
             daemon.last = 510
             return await asyncio.gather(*readers), daemon.num_read
@@ -264,10 +266,10 @@ def test_who_follows_a_log_that_is_cut_goes_on_with_what_is_new(tmp_path):
     log = BoundedLog(str(path), 8000)
     log.write(b"a" * 7000)
     daemon = SimpleNamespace(attempts=lambda job: [SimpleNamespace(attempt=1, ended_s=None)])
-    bell = SimpleNamespace(is_closed=False)
+    event_notifier = SimpleNamespace(is_closed=False)
 
     async def read() -> list[bytes]:
-        blocks = logs._followed(daemon, bell, 1, 1, Log(tmp_path, 1, 1), 0)
+        blocks = logs._followed(daemon, event_notifier, 1, 1, Log(tmp_path, 1, 1), 0)
         found = [await anext(blocks)]
         log.write(b"b" * 2000)
         assert path.stat().st_size < 7000, "its middle was dropped"

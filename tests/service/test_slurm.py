@@ -20,7 +20,7 @@ from hocket.base.errors import RunError
 from hocket.fleet.rounds.state import Rules
 from hocket.processes import system
 from hocket.service.daemon import Daemon
-from hocket.service.daemon.world import violations
+from hocket.service.daemon.service_state import violations
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import slurm
 from hocket.service.executors.executor import Assignment, AttemptName, Status
@@ -374,6 +374,6 @@ def test_the_daemon_runs_a_job_again_whose_supervisor_was_killed(bench: Bench) -
             first, second = daemon.attempts(number)
             assert (first.outcome, second.outcome) == ("lost", "finished")
             assert len(bench.trace(1)) == 2
-            assert violations(daemon.world) == []
+            assert violations(daemon.service_state) == []
         finally:
             daemon.close()

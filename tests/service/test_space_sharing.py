@@ -28,7 +28,7 @@ def submit(rig, name="a", **spec):
 
 
 def next_round(rig):
-    rig.time.now_s = max(rig.time.now_s, rig.world.state.next_tick_s)
+    rig.time.now_s = max(rig.time.now_s, rig.service_state.state.next_tick_s)
     rig.ask(commands.tick)
     rig.look(2)
 
@@ -47,9 +47,9 @@ def running(engine):
 
 def work(rig, **steps_per_s):
     """Jobs that run do so until the next round, at speeds by name, and say how far they are."""
-    seconds = rig.world.state.next_tick_s - rig.time.now_s
+    seconds = rig.service_state.state.next_tick_s - rig.time.now_s
     rig.time.now_s += seconds
-    for number, job in rig.world.jobs.items():
+    for number, job in rig.service_state.jobs.items():
         if job.status == "running":
             done_steps = job.done_steps + steps_per_s[job.spec.name] * seconds
             rig.report(AttemptName(number, job.attempt), done_steps)
@@ -59,9 +59,9 @@ def work(rig, **steps_per_s):
 def test_two_jobs_that_say_so_share_a_device(rig, engine):
     numbers = list(pair(rig))
     assert running(engine) == numbers
-    (device,) = rig.world.held
-    assert [name.job for name in rig.world.held[device]] == numbers
-    assert {rig.world.jobs[number].status for number in numbers} == {"running"}
+    (device,) = rig.service_state.held
+    assert [name.job for name in rig.service_state.held[device]] == numbers
+    assert {rig.service_state.jobs[number].status for number in numbers} == {"running"}
 
 
 def test_a_job_that_does_not_say_so_runs_alone(rig, engine):
@@ -76,31 +76,31 @@ def test_a_job_that_does_not_say_so_runs_alone(rig, engine):
 
 def test_a_pair_survives_a_restart_of_the_daemon(rig, engine):
     numbers = list(pair(rig))
-    held = dict(rig.world.held)
+    held = dict(rig.service_state.held)
     rig = rig.again()
     rig.look(2)
     assert running(engine) == numbers
-    assert {device: set(names) for device, names in rig.world.held.items()} == {
+    assert {device: set(names) for device, names in rig.service_state.held.items()} == {
         device: set(names) for device, names in held.items()
     }
-    assert rig.world.state.pair_estimates.profiles == ('["", "a", 1]', '["", "b", 1]')
+    assert rig.service_state.state.pair_estimates.profiles == ('["", "a", 1]', '["", "b", 1]')
 
 
 def test_the_device_is_free_only_when_both_have_left(rig, engine):
     one, two = pair(rig)
     engine.exit(AttemptName(one, 1), 0)
     rig.look(2)
-    assert rig.world.held == {"v100-0": (AttemptName(two, 1),)}
+    assert rig.service_state.held == {"v100-0": (AttemptName(two, 1),)}
     engine.exit(AttemptName(two, 1), 0)
     rig.look(2)
-    assert rig.world.held == {}
+    assert rig.service_state.held == {}
 
 
 def test_interference_is_measured_and_ends_a_pair_that_does_not_pay(rig, engine):
     pair(rig)
     for _ in range(3):
         work(rig, a=0.8, b=0.8)
-    known = rig.world.state.pair_estimates
+    known = rig.service_state.state.pair_estimates
     assert known.is_measured[1, 0, 0]
     assert known.part[1, 0, 0] == pytest.approx(0.2), "0.8 of 4 steps per second"
     for _ in range(20):
@@ -122,9 +122,9 @@ def test_a_failure_beside_another_ends_their_sharing(rig, engine):
     for _ in range(10):
         next_round(rig)
         assert len(running(engine)) <= 1
-    part = rig.world.state.pair_estimates.part
+    part = rig.service_state.state.pair_estimates.part
     assert part[0, 1, 0] == part[1, 0, 0] == 0.0
-    assert two in rig.world.jobs
+    assert two in rig.service_state.jobs
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_first_come_first_served_does_not_share(rig):
     rig.change(commands.cancel, 1)
     rig.look(2)
     rig = rig.again(rules=fifo)
-    assert rig.world.state.pair_table is None
+    assert rig.service_state.state.pair_table is None
     with pytest.raises(UsageError, match="run alone under fifo"):
         submit(rig, "b")
 
@@ -160,7 +160,7 @@ def test_more_device_types_come(rig, engine):
     submit(rig, "b")
     rig.look(2)
     next_round(rig)
-    assert rig.world.state.pair_estimates.part.shape == (2, 2, 3)
+    assert rig.service_state.state.pair_estimates.part.shape == (2, 2, 3)
     assert running(engine) == [1, 2]
 
 
@@ -185,7 +185,7 @@ def test_an_unseen_job_is_estimated_from_jobs_of_like_names(rig, engine):
     rig.look(2)
     rig.time.now_s += 10.0
     rig.report(AttemptName(1, 1), 20.0)
-    speeds = rig.world.state.jobs.steps_per_s
+    speeds = rig.service_state.state.jobs.steps_per_s
     assert speeds[0, 1] == 2.0
     assert 12.0 < speeds[0, 0] < 40.0, "like its family, eight times as fast, and some hope"
     assert speeds[1].tolist() == [1.0, 1.0], "nothing is known of one that did not ask for it"
@@ -200,6 +200,13 @@ def test_pairs_of_the_table_are_known_before_they_run(rig):
     rig = rig.again(reference=table)
     submit(rig, "LM (batch size 5)")
     submit(rig, "c")
-    part = rig.world.state.pair_estimates.part
+    part = rig.service_state.state.pair_estimates.part
     assert part[0, 1].tolist() == [0.75, 0.5]
     assert part[1, 0].tolist() == [0.5, 0.0], "0: they may not share"
+
+
+def test_a_job_keeps_at_most_all_of_its_speed_beside_another(rig):
+    pair(rig)
+    for _ in range(3):
+        work(rig, a=9.0, b=9.0)
+    assert rig.service_state.state.pair_estimates.part[0, 1, 0] == 1.0

@@ -21,8 +21,8 @@ from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 from hocket.service.store import store as store_module
 from hocket.service.store.batch import Batch
+from hocket.service.store.commit_sequence import CommitSequence
 from hocket.service.store.parts import StoredParts
-from hocket.service.store.witness import Witness
 
 
 def test_jobs_are_listed_by_number_and_status(tmp_path):
@@ -72,23 +72,23 @@ def test_files_are_private_to_their_owner(tmp_path):
 
 
 def test_a_start_that_was_killed_while_making_the_store_can_be_repeated(tmp_path):
-    Witness.create(tmp_path, b"0" * 16).close()
+    CommitSequence.create(tmp_path, b"0" * 16).close()
     store = Store.open(tmp_path)
     store.commit(batch(1))
     assert len(store.jobs()) == 1
     store.close()
     (tmp_path / "half").mkdir()
-    Witness.create(tmp_path / "half", b"0" * 16).close()
+    CommitSequence.create(tmp_path / "half", b"0" * 16).close()
     (tmp_path / "half" / "fleet.db").touch(mode=0o600)
     store = Store.open(tmp_path / "half")
     assert (store.jobs(), store.load().state) == ([], None)
     store.close()
 
 
-def test_a_crash_between_commit_and_witness_loses_nothing(tmp_path):
+def test_a_crash_between_commit_and_commit_sequence_loses_nothing(tmp_path):
     store = Store.open(tmp_path)
     store.commit(batch(1))
-    store._witness.record = lambda number: (_ for _ in ()).throw(OSError(5, "broken"))  # type: ignore[method-assign]
+    store._commit_sequence.record = lambda number: (_ for _ in ()).throw(OSError(5, "broken"))  # type: ignore[method-assign]
     with pytest.raises(OSError, match="broken"):
         store.commit(batch(2))
     store.close()
@@ -206,7 +206,9 @@ def test_numbers_that_no_row_can_have_find_nothing(tmp_path):
     store.close()
 
 
-def test_a_start_that_was_killed_while_writing_the_witness_can_be_repeated(tmp_path, monkeypatch):
+def test_a_start_that_was_killed_while_writing_the_commit_sequence_can_be_repeated(
+    tmp_path, monkeypatch
+):
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -214,10 +216,10 @@ def test_a_start_that_was_killed_while_writing_the_witness_can_be_repeated(tmp_p
         with monkeypatch.context() as patch:
             patch.setattr(os, call, killed)
             with pytest.raises(KeyboardInterrupt):
-                Witness.create(tmp_path, b"x" * 16)
-        assert not (tmp_path / "witness").exists()
+                CommitSequence.create(tmp_path, b"x" * 16)
+        assert not (tmp_path / "commit_sequence").exists()
     Store.open(tmp_path).close()
-    assert not (tmp_path / "witness.new").exists()
+    assert not (tmp_path / "commit_sequence.new").exists()
 
 
 @pytest.mark.parametrize("folder", ["/proc/hocket-fleet", "/dev/null/state"])

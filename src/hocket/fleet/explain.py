@@ -152,7 +152,7 @@ def _evidence(state: FleetState, row: int) -> dict[str, Any]:
                 "devices": int(state.num_devices[kind]),
                 "free": free,
                 "target_share": float(shares[kind]),
-                "owed_rounds": float(state.jobs.credit_s[row, kind]) / round_s,
+                "deficit_rounds": float(state.jobs.credit_s[row, kind]) / round_s,
             }
             for kind, free in enumerate(free_devices(state))
             if able[kind]

@@ -1,4 +1,4 @@
-"""A market from a JSON file: devices by kind, jobs with their throughputs.
+"""A snapshot from a JSON file: devices by kind, jobs with their throughputs.
 
     {"devices": {"v100": 36, "k80": {"num": 36, "price_per_hour": 0.45}},
      "jobs": [{"id": "a", "throughputs": {"v100": 10.0, "k80": null}, "gang": 1, "weight": 1,
@@ -20,7 +20,7 @@ import numpy as np
 from hocket.base.errors import InputFileError, did_you_mean
 from hocket.base.fields import inside, integer, items, located, mapping, number, record, shown, text
 from hocket.base.jsonfile import read_json
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 
 _MAX_JOBS = 1_000_000
 _MAX_DEVICES = 10_000_000
@@ -31,14 +31,14 @@ _LARGE = 1e15
 _JOB_KEYS = ("gang", "weight", "remaining_steps", "elapsed_s", "deadline_s", "isolated_s", "team")
 
 
-def read_problem(path: str | Path) -> Market:
-    """The market that a file describes; raises `InputFileError` where it cannot be used."""
+def read_problem(path: str | Path) -> ClusterSnapshot:
+    """The snapshot that a file describes; raises `InputFileError` where it cannot be used."""
     with located(str(path)):
         return parse_problem(read_json(path))
 
 
-def parse_problem(value: object) -> Market:
-    """The market that a parsed file describes."""
+def parse_problem(value: object) -> ClusterSnapshot:
+    """The snapshot that a parsed file describes."""
     top = record(value, "the problem", required=("devices", "jobs"), optional=("teams",))
     devices = mapping(top["devices"], "devices")
     if not devices:
@@ -58,7 +58,7 @@ def parse_problem(value: object) -> Market:
             hint=f"at most {_MAX_CELLS:,} jobs times kinds",
         )
     kinds, teams = tuple(devices), _team_weights(top.get("teams"), jobs)
-    return Market(
+    return ClusterSnapshot(
         kinds=kinds,
         num_devices=num_devices,
         price_per_hour=price_per_hour,

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from hocket.base.config import fleet_fingerprint, fleet_token
 from hocket.base.errors import HocketError, RunError, UsageError, system_reason
 from hocket.service.endpoint import read_endpoint
-from hocket.service.local_door import ask_at_the_door
+from hocket.service.local_socket import ask_local_socket
 from hocket.service.pinned_tls import checked_fingerprint, connection_to
 
 TIMEOUT_S = 60.0
@@ -132,7 +132,7 @@ def find_service(folder: Path, url: str | None = None) -> FleetClient:
 
 def _token_of(folder: Path, url: str) -> str:
     try:
-        return ask_at_the_door(folder)
+        return ask_local_socket(folder)
     except OSError as error:
         raise _unreachable(url, error) from None
 

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hocket.fleet.rounds.state import PHASES, FleetState
-from hocket.service.daemon.world import World
+from hocket.service.daemon.service_state import ServiceState
 from hocket.service.records import ENDED, AttemptRecord, JobRecord
 from hocket.service.store.batch import Batch
 
@@ -30,8 +30,10 @@ _RUNS_S = (10, 60, 600, 3600, 6 * 3600, 24 * 3600, 7 * 24 * 3600, math.inf)
 class FleetMetrics(Collector):
     """Counts commits (`count`, called by one thread) and writes everything out (`text`)."""
 
-    def __init__(self, world: Callable[[], World], now_s: Callable[[], float]) -> None:
-        self._world, self._now_s = world, now_s
+    def __init__(
+        self, service_state: Callable[[], ServiceState], now_s: Callable[[], float]
+    ) -> None:
+        self._service_state, self._now_s = service_state, now_s
         self._began_s = now_s()
         self._counting = threading.Lock()
         self._device_s: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -64,14 +66,14 @@ class FleetMetrics(Collector):
 
     # ── what happens ──
 
-    def count(self, world: World, batch: Batch) -> None:
+    def count(self, service_state: ServiceState, batch: Batch) -> None:
         """Take note of a commit."""
         changed = {record.number: record for record in batch.jobs}
         for job in batch.jobs:
             if job.status in ENDED:
                 self._ended.labels(job.status, _shown(job.owner)).inc()
         for attempt in batch.attempts:
-            found = changed.get(attempt.job) or world.jobs.get(attempt.job)
+            found = changed.get(attempt.job) or service_state.jobs.get(attempt.job)
             if found is not None and attempt.started_s is not None:
                 self._count_attempt(attempt, found)
 
@@ -106,8 +108,8 @@ class FleetMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """What the state says now, and device time up to now."""
-        world = self._world()
-        state = world.state
+        service_state = self._service_state()
+        state = service_state.state
         yield _family(
             "jobs", "Jobs that have not ended, by phase.", ("phase",),
             [((name,), int((state.jobs.rows["phase"] == at).sum()))
@@ -117,23 +119,23 @@ class FleetMetrics(Collector):
         yield _family("team_devices", "Devices that a team holds.", ("team",), _team_devices(state))
         yield _family(
             "user_devices", "Devices that a user holds, by kind.", ("user", "kind"),
-            _user_devices(world),
+            _user_devices(service_state),
         )  # fmt: skip
-        yield self._device_seconds(world)
+        yield self._device_seconds(service_state)
         rounds = CounterMetricFamily("hocket_rounds", "Rounds begun.")
         rounds.add_metric([], int(state.round_number))
         events = CounterMetricFamily("hocket_events", "Events stored.")
-        events.add_metric([], world.last_sequence)
+        events.add_metric([], service_state.last_sequence)
         yield from (rounds, events)
         yield _family("state_time_seconds", "Moment of the last change.", (), [((), state.time_s)])
 
-    def _device_seconds(self, world: World) -> Metric:
+    def _device_seconds(self, service_state: ServiceState) -> Metric:
         with self._counting:
             total = defaultdict(float, self._device_s)
         now_s = self._now_s()
-        for attempt in world.open_attempts():
-            if attempt.started_s is not None and attempt.job in world.jobs:
-                user = _shown(world.jobs[attempt.job].owner)
+        for attempt in service_state.open_attempts():
+            if attempt.started_s is not None and attempt.job in service_state.jobs:
+                user = _shown(service_state.jobs[attempt.job].owner)
                 total[attempt.kind, user] += self._held_s(attempt, now_s)
         family = CounterMetricFamily(
             "hocket_device_seconds", "Time that devices were held.", labels=("kind", "user")
@@ -174,9 +176,9 @@ def _team_devices(state: FleetState) -> Samples:
         yield (team,), int(np.isin(state.holders, mine).any(axis=1).sum())
 
 
-def _user_devices(world: World) -> Samples:
+def _user_devices(service_state: ServiceState) -> Samples:
     held: Tally[tuple[str, str]] = Tally()
-    for attempt in world.open_attempts():
-        if attempt.started_s is not None and attempt.job in world.jobs:
-            held[world.jobs[attempt.job].owner, attempt.kind] += len(attempt.devices)
+    for attempt in service_state.open_attempts():
+        if attempt.started_s is not None and attempt.job in service_state.jobs:
+            held[service_state.jobs[attempt.job].owner, attempt.kind] += len(attempt.devices)
     return list(held.items())

@@ -20,7 +20,7 @@ import time
 import urllib.request
 from typing import Any
 
-from hocket.service.daemon.world import World
+from hocket.service.daemon.service_state import ServiceState
 from hocket.service.records import ENDED, JobRecord
 from hocket.service.server_config import NotifyConfig
 from hocket.service.store.batch import Batch
@@ -41,7 +41,7 @@ class Notifier:
         self._thread = threading.Thread(target=self._send_all, name="fleet-notifies", daemon=True)
         self._thread.start()
 
-    def observe(self, world: World, batch: Batch) -> None:
+    def observe(self, service_state: ServiceState, batch: Batch) -> None:
         """Take note of jobs that ended with a commit."""
         for job in batch.jobs:
             if job.status in ENDED and self._is_wanted(job):

@@ -32,12 +32,12 @@ from hocket.service.endpoint import read_endpoint, write_endpoint
 from hocket.service.engines import check_engine, open_engine
 from hocket.service.executors.agent_executor import LEASE_S, AgentExecutor
 from hocket.service.executors.isolation import make_private
-from hocket.service.local_door import LocalDoor
-from hocket.service.outlook.process import ProcessOutlook
+from hocket.service.forecasts.process import ForecastProcess
+from hocket.service.local_socket import LocalSocket
 from hocket.service.pinned_tls import ServerTls, open_tls
 from hocket.service.rest.app import make_app
 from hocket.service.rest.prompt import MAX_CONNECTIONS, PromptProtocol
-from hocket.service.rest.stream import Bell
+from hocket.service.rest.stream import EventNotifier
 from hocket.service.server_config import ServerConfig
 from hocket.service.store import Store
 from hocket.service.tokens import Tokens, open_tokens
@@ -164,8 +164,8 @@ def _run(
     )
     write_endpoint(store.folder, url)
     daemon.start()
-    outlook = ProcessOutlook()
-    door = LocalDoor(store.folder, tokens.local_token)
+    forecaster = ForecastProcess()
+    local_socket = LocalSocket(store.folder, tokens.local_token)
     try:
         agents = executor if isinstance(executor, AgentExecutor) else None
         hosts = (settings.host, *settings.names)
@@ -175,12 +175,14 @@ def _run(
             told = told._replace(
                 secure_url=_secure_url(settings, secure), fingerprint=secure.tls.fingerprint
             )
-        app = make_app(daemon, tokens, hosts=hosts, outlook=outlook, agents=agents)
-        server = _Server(server_config(app), app.state.bell, lambda: on_ready(told), secure)
+        app = make_app(daemon, tokens, hosts=hosts, forecaster=forecaster, agents=agents)
+        server = _Server(
+            server_config(app), app.state.event_notifier, lambda: on_ready(told), secure
+        )
         server.serve_on(listener)
     finally:
-        door.close()
-        outlook.close()
+        local_socket.close()
+        forecaster.close()
         daemon.close()
 
 
@@ -263,12 +265,12 @@ class _Server(QuietServer):
     def __init__(
         self,
         config: uvicorn.Config,
-        bell: Bell,
+        event_notifier: EventNotifier,
         on_ready: Callable[[], None],
         secure: SecureListener | None = None,
     ) -> None:
         super().__init__(config, on_ready)
-        self._bell = bell
+        self._event_notifier = event_notifier
         self._secure = secure
 
     async def open_more(self) -> None:
@@ -286,7 +288,7 @@ class _Server(QuietServer):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to shut down."""
-        self._bell.close()
+        self._event_notifier.close()
         super().handle_exit(sig, frame)
 
 

@@ -3,7 +3,7 @@
 A token is a random text of 256 bits that was shown once, when it was made; a cookie is one that a
 browser keeps. What is stored (`tokens.json` in the state folder) is the SHA-256 of each with the
 name and the role of the user: who reads the file learns no token. For the user whose service it is
-there is one more, which lives in the memory of the service alone; see `hocket.service.local_door`.
+there is one more, in the memory of the service alone; see `hocket.service.local_socket`.
 
 | role | may |
 |---|---|

@@ -10,11 +10,8 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from hocket.fleet.rounds.fairness import WEEK_S, week_start_s
 from hocket.service.records import AttemptRecord
-
-WEEK_S = 7 * 24 * 3600.0
-_MONDAY_S = 4 * 24 * 3600.0
-"""The first Monday after 1970 began, a Thursday."""
 
 
 class UsageRow(NamedTuple):
@@ -26,11 +23,6 @@ class UsageRow(NamedTuple):
     team: str
     kind: str
     device_hours: float
-
-
-def week_start_s(time_s: float) -> float:
-    """Monday 0:00 UTC of the week of a moment."""
-    return (time_s - _MONDAY_S) // WEEK_S * WEEK_S + _MONDAY_S
 
 
 def count_usage(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hocket.fleet.allocation import Allocation
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.fleet.throughputs.planned import GangPlan
 from hocket.fleet.throughputs.predict import PredictedThroughputs
@@ -16,11 +16,13 @@ MOST_NAMES = 20
 """Of jobs that can never run, how many are named."""
 
 
-def allocation_data(market: Market, answer: Allocation, solve_seconds: float) -> dict[str, Any]:
+def allocation_data(
+    snapshot: ClusterSnapshot, answer: Allocation, solve_seconds: float
+) -> dict[str, Any]:
     """Who gets which share of which kind, and what the policy claims of it."""
     allocation = {
-        job: {kind: share for kind, share in zip(market.kinds, row, strict=True) if share > 0.0}
-        for job, row in zip(market.ids, answer.shares.tolist(), strict=True)
+        job: {kind: share for kind, share in zip(snapshot.kinds, row, strict=True) if share > 0.0}
+        for job, row in zip(snapshot.ids, answer.shares.tolist(), strict=True)
     }
     return {
         "policy": answer.policy,
@@ -29,14 +31,14 @@ def allocation_data(market: Market, answer: Allocation, solve_seconds: float) ->
         "bound": _finite(answer.bound),
         "gap": _finite(answer.gap),
         "solve_seconds": solve_seconds,
-        "notes": allocation_notes(market, answer),
+        "notes": allocation_notes(snapshot, answer),
     }
 
 
-def allocation_notes(market: Market, answer: Allocation) -> dict[str, str]:
+def allocation_notes(snapshot: ClusterSnapshot, answer: Allocation) -> dict[str, str]:
     """What the policy tells, and who can never run, whatever the policy."""
-    fastest = market.usable_steps_per_s.max(axis=1, initial=0.0).tolist()
-    never = [job for job, speed in zip(market.ids, fastest, strict=True) if speed <= 0.0]
+    fastest = snapshot.usable_steps_per_s.max(axis=1, initial=0.0).tolist()
+    never = [job for job, speed in zip(snapshot.ids, fastest, strict=True) if speed <= 0.0]
     if not never:
         return answer.notes
     names = ", ".join(never[:MOST_NAMES]) + (", …" if len(never) > MOST_NAMES else "")

@@ -29,7 +29,7 @@ from hocket.classes.serving.front_end import Answer, Answering
 from hocket.classes.serving.link import MAX_PAUSE_S
 from hocket.classes.table import PartTable
 from hocket.service.credentials import bearer
-from hocket.service.rest.gate import Gate, misleading
+from hocket.service.rest.middleware import RequestMiddleware, misleading
 from hocket.service.rest.problems import RefusedError, answers, handle_errors, problem
 
 # What every request to the web service passes: the name it was sent to, its token, its size.
@@ -39,7 +39,7 @@ from hocket.service.rest.problems import RefusedError, answers, handle_errors, p
 _OPEN = ("/healthz",)
 
 
-class Door(Gate):
+class Door(RequestMiddleware):
     """ASGI middleware: refuses a request, or hands it on with its body read."""
 
     def __init__(self, app: ASGIApp, token: str, max_bytes: int, hosts: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from hocket.cli.output import console, emit, json_option, say
 
 if TYPE_CHECKING:
     from hocket.fleet.allocation import Allocation
-    from hocket.fleet.market import Market
+    from hocket.fleet.cluster_snapshot import ClusterSnapshot
 
 _MAX_SHOWN = 50
 _TINY = {
@@ -51,22 +51,22 @@ def command(problem: Path, policy: str, as_json: bool) -> None:
     from hocket.view.fleet_data import allocation_data
 
     solve = find_policy(policy)
-    market = read_problem(problem)
+    snapshot = read_problem(problem)
     if not prices_are_compiled():
         say("compiling the kernels of the price search (once, some seconds)")
     # Loading compiled code and scipy takes longer than most answers and is no part of them.
     solve(parse_problem(_TINY))
     start_s = time.process_time()
-    answer = solve(market)
+    answer = solve(snapshot)
     solve_seconds = time.process_time() - start_s
-    verify_allocation(market, answer)
+    verify_allocation(snapshot, answer)
     if as_json:
-        emit(allocation_data(market, answer, solve_seconds))
+        emit(allocation_data(snapshot, answer, solve_seconds))
     else:
-        _print(market, answer, solve_seconds)
+        _print(snapshot, answer, solve_seconds)
 
 
-def _print(market: Market, answer: Allocation, solve_seconds: float) -> None:
+def _print(snapshot: ClusterSnapshot, answer: Allocation, solve_seconds: float) -> None:
     from rich.text import Text
 
     from hocket.api.fleet import throughputs
@@ -75,22 +75,22 @@ def _print(market: Market, answer: Allocation, solve_seconds: float) -> None:
     from hocket.view.names import inert
     from hocket.view.table import Column, FittedTable
 
-    steps = throughputs(market, answer)
-    kinds = [Column(title=inert(kind, 24), align="right") for kind in market.kinds]
+    steps = throughputs(snapshot, answer)
+    kinds = [Column(title=inert(kind, 24), align="right") for kind in snapshot.kinds]
     rows = [
         [
-            Text(inert(market.ids[job], 80)),
+            Text(inert(snapshot.ids[job], 80)),
             *(Text(f"{share:.1%}" if share > 0 else "–") for share in answer.shares[job]),
             Text(f"{steps[job]:.4g}"),
         ]
-        for job in range(min(market.num_jobs, _MAX_SHOWN))
+        for job in range(min(snapshot.num_jobs, _MAX_SHOWN))
     ]
     columns = (Column(title="job", is_name=True), *kinds, Column(title="steps/s", align="right"))
     out = console()
     out.print(FittedTable(columns=columns, rows=rows))
-    if market.num_jobs > _MAX_SHOWN:
-        out.print(f"  … and {market.num_jobs - _MAX_SHOWN} more jobs; --json has all of them")
-    for note, value in allocation_notes(market, answer).items():
+    if snapshot.num_jobs > _MAX_SHOWN:
+        out.print(f"  … and {snapshot.num_jobs - _MAX_SHOWN} more jobs; --json has all of them")
+    for note, value in allocation_notes(snapshot, answer).items():
         out.print(Text(f"  {note}: {inert(value, 400)}"))
     out.print(
         f"  {answer.policy}: objective {answer.objective:.6g}, gap {answer.gap:.1e}, "

@@ -35,7 +35,7 @@ def _print(found: dict[str, Any]) -> None:
             f"  {inert(kind['kind'])}: {kind['free']} of {kind['devices']} free, "
             f"{kind['steps_per_s']:g} steps/s, share {kind['target_share']:.0%}, "
             # Without the zero a tiny debt would read "-0.0".
-            f"owed {round(kind['owed_rounds'], 1) + 0.0:.1f} rounds"
+            f"deficit {round(kind['deficit_rounds'], 1) + 0.0:.1f} rounds"
         )
     holders = found["evidence"].get("holders", ())
     if holders and found["status"] == "queued":

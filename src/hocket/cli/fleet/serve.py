@@ -74,7 +74,8 @@ if TYPE_CHECKING:
     default=4.0,
     show_default=True,
     metavar="ROUNDS",
-    help="How much more a waiting job must be owed before it takes the devices of a running one.",
+    help="Rounds by which the deficit of a waiting job must be larger before it takes the devices "
+    "of a running one.",
 )
 @click.option(
     "--reserve-after",

@@ -1,4 +1,4 @@
-"""Allocation policies: each a function from a market to shares of time, found by name."""
+"""Allocation policies: each a function from a snapshot to shares of time, found by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 from hocket.base.errors import unknown_name
 from hocket.fleet.allocation import Allocation, Warm
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.agnostic import ftf_agnostic, las_agnostic, makespan_agnostic
 from hocket.fleet.policies.finish_time_fairness import finish_time_fairness
 from hocket.fleet.policies.hierarchical import hierarchical, hierarchical_fifo
@@ -22,9 +22,9 @@ __all__ = ["POLICIES", "Policy", "find_policy"]
 
 
 class Policy(Protocol):
-    """Shares of time for the jobs of a market; ``warm`` is a start from an earlier answer."""
+    """Shares of time for the jobs of a snapshot; ``warm`` is a start from an earlier answer."""
 
-    def __call__(self, market: Market, warm: Warm | None = None) -> Allocation:
+    def __call__(self, snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
         """The allocation."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from hocket.fleet.allocation import Allocation, Warm
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.finish_time_fairness import finish_time_fairness
 from hocket.fleet.policies.las import las
 from hocket.fleet.policies.makespan import makespan
@@ -20,34 +20,34 @@ from hocket.fleet.policies.makespan import makespan
 _SEEN = "as seen by a policy that takes all kinds of devices for equal"
 
 
-def las_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
+def las_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Max-min fairness of time, wherever it is spent."""
-    time = (market.steps_per_s > 0.0).astype(float)
-    return _renamed("las-agnostic", las, replace(market, steps_per_s=time, pairs=None), warm)
+    time = (snapshot.steps_per_s > 0.0).astype(float)
+    return _renamed("las-agnostic", las, replace(snapshot, steps_per_s=time, pairs=None), warm)
 
 
-def ftf_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
+def ftf_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Finish-time fairness as if every kind were the fastest."""
-    return _renamed("ftf-agnostic", finish_time_fairness, all_fastest(market), warm)
+    return _renamed("ftf-agnostic", finish_time_fairness, all_fastest(snapshot), warm)
 
 
-def makespan_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
+def makespan_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Makespan as if every kind were the fastest."""
-    return _renamed("makespan-agnostic", makespan, all_fastest(market), warm)
+    return _renamed("makespan-agnostic", makespan, all_fastest(snapshot), warm)
 
 
-def all_fastest(market: Market) -> Market:
+def all_fastest(snapshot: ClusterSnapshot) -> ClusterSnapshot:
     """What a policy sees that takes every kind for the fastest."""
-    fastest = market.steps_per_s.max(axis=1, initial=0.0)[:, None]
-    steps_per_s = np.where(market.steps_per_s > 0.0, fastest, 0.0)
-    return replace(market, steps_per_s=steps_per_s, pairs=None)
+    fastest = snapshot.steps_per_s.max(axis=1, initial=0.0)[:, None]
+    steps_per_s = np.where(snapshot.steps_per_s > 0.0, fastest, 0.0)
+    return replace(snapshot, steps_per_s=steps_per_s, pairs=None)
 
 
 def _renamed(
     name: str,
-    policy: Callable[[Market, Warm | None], Allocation],
-    market: Market,
+    policy: Callable[[ClusterSnapshot, Warm | None], Allocation],
+    snapshot: ClusterSnapshot,
     warm: Warm | None,
 ) -> Allocation:
-    answer = policy(market, warm)
+    answer = policy(snapshot, warm)
     return replace(answer, policy=name, notes={**answer.notes, "objective": _SEEN})

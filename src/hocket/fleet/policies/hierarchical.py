@@ -13,37 +13,37 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.normalise import per_unit, proportional_steps_per_s
-from hocket.fleet.solve.ladder import DemandAt, Demands, Ladder, owed
+from hocket.fleet.solve.levels import DemandAt, Demands, LevelProblem, level_demand
 from hocket.fleet.solve.water_filling import climb
 
 _TEAM, _TEAM_WEIGHT, _WEIGHT, _GANG, _ARRIVAL = range(5)
 
 
-def hierarchical(market: Market, warm: Warm | None = None) -> Allocation:
+def hierarchical(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Teams by weight, fair inside."""
-    marks = _marks(market)
+    marks = _marks(snapshot)
     marks[:, _ARRIVAL] = 0.0
-    return _climb("hierarchical", market, marks, _fair_demands, warm)
+    return _climb("hierarchical", snapshot, marks, _fair_demands, warm)
 
 
-def hierarchical_fifo(market: Market, warm: Warm | None = None) -> Allocation:
+def hierarchical_fifo(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Teams by weight, first come, first served inside."""
-    return _climb("hierarchical-fifo", market, _marks(market), _queue_demands, warm)
+    return _climb("hierarchical-fifo", snapshot, _marks(snapshot), _queue_demands, warm)
 
 
-def _marks(market: Market) -> FloatArray:
-    team_weight = market.team_weight[market.team_of]
-    columns = [market.team_of, team_weight, market.weight, market.gang, market.arrival]
+def _marks(snapshot: ClusterSnapshot) -> FloatArray:
+    team_weight = snapshot.team_weight[snapshot.team_of]
+    columns = [snapshot.team_of, team_weight, snapshot.weight, snapshot.gang, snapshot.arrival]
     return np.stack(columns, axis=1).astype(float)
 
 
 def _climb(
-    name: str, market: Market, marks: FloatArray, demands: Demands, warm: Warm | None
+    name: str, snapshot: ClusterSnapshot, marks: FloatArray, demands: Demands, warm: Warm | None
 ) -> Allocation:
-    rates = per_unit(market.usable_steps_per_s, proportional_steps_per_s(market))
-    return climb(name, market, Ladder(rates=rates, marks=marks, demands=demands), warm)
+    rates = per_unit(snapshot.usable_steps_per_s, proportional_steps_per_s(snapshot))
+    return climb(name, snapshot, LevelProblem(rates=rates, marks=marks, demands=demands), warm)
 
 
 def _fair_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> DemandAt:
@@ -59,8 +59,8 @@ def _fair_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> D
         taken = np.bincount(team, np.where(has_stopped, weight * stop, 0.0), len(teams))
         rising = np.bincount(team, np.where(has_stopped, 0.0, weight), len(teams))
         height = (team_weight * level - taken) / np.where(rising > 0.0, rising, np.inf)
-        owed = height[team] * marks[:, _WEIGHT] / marks[:, _GANG]
-        return np.where(has_stopped, cap, np.clip(owed, 0.0, cap))
+        due = height[team] * marks[:, _WEIGHT] / marks[:, _GANG]
+        return np.where(has_stopped, cap, np.clip(due, 0.0, cap))
 
     return demand_at
 
@@ -93,4 +93,4 @@ def _queue_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> 
     begin = end - length
     start = np.empty(len(team))
     start[order] = begin - begin[np.flatnonzero(is_first)[np.cumsum(is_first) - 1]]
-    return owed(cap, pace, start)
+    return level_demand(cap, pace, start)

@@ -11,22 +11,22 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.normalise import per_unit, proportional_steps_per_s
-from hocket.fleet.solve.ladder import Ladder
+from hocket.fleet.solve.levels import LevelProblem
 from hocket.fleet.solve.water_filling import climb
 
 
-def las(market: Market, warm: Warm | None = None) -> Allocation:
-    """Every job is owed the same normalised throughput, by weight and per device of its gang."""
-    return climb("las", market, las_ladder(market), warm)
+def las(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
+    """Every job is due the same normalised throughput, by weight and per device of its gang."""
+    return climb("las", snapshot, las_level_problem(snapshot), warm)
 
 
-def las_ladder(market: Market) -> Ladder:
-    """What every job is owed; of a job it depends on throughputs, gang and weight only."""
-    owed = market.weight * proportional_steps_per_s(market) / market.gang
-    rates = per_unit(market.usable_steps_per_s, owed)
-    return Ladder(rates=rates, marks=np.empty((len(rates), 0)), score=lowest)
+def las_level_problem(snapshot: ClusterSnapshot) -> LevelProblem:
+    """What every job is due; of a job it depends on throughputs, gang and weight only."""
+    due = snapshot.weight * proportional_steps_per_s(snapshot) / snapshot.gang
+    rates = per_unit(snapshot.usable_steps_per_s, due)
+    return LevelProblem(rates=rates, marks=np.empty((len(rates), 0)), score=lowest)
 
 
 def lowest(progress: FloatArray) -> float:

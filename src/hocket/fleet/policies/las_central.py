@@ -14,34 +14,34 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Allocation, Warm
-from hocket.fleet.market import Market
-from hocket.fleet.policies.las import las_ladder, lowest
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
+from hocket.fleet.policies.las import las_level_problem, lowest
 from hocket.fleet.solve.centre import Even, central_shares, even_program
 
 
-def las_central(market: Market, warm: Warm | None = None) -> Allocation:
-    """Every job is owed the same, and nobody is raised beyond the lowest on purpose."""
-    rates = las_ladder(market).rates
+def las_central(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
+    """Every job is due the same, and nobody is raised beyond the lowest on purpose."""
+    rates = las_level_problem(snapshot).rates
     can_run = rates.any(axis=1)
     shares, bound = np.zeros(rates.shape), 0.0
     if can_run.any():
-        keys = np.column_stack([rates, market.gang])[can_run]
+        keys = np.column_stack([rates, snapshot.gang])[can_run]
         classes, of, num_jobs = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-        even = las_program(classes[:, :-1], classes[:, -1], market.num_devices)
-        central, bound = spread_central(even, num_jobs.astype(np.int64), market.num_devices)
+        even = las_program(classes[:, :-1], classes[:, -1], snapshot.num_devices)
+        central, bound = spread_central(even, num_jobs.astype(np.int64), snapshot.num_devices)
         shares[can_run] = central[of.ravel()]
     progress = (rates * shares).sum(axis=1)[can_run]
     return Allocation(policy="las", shares=shares, objective=lowest(progress), bound=bound)
 
 
-def las_central_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
+def las_central_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """The same for time, wherever it is spent."""
-    time = (market.steps_per_s > 0.0).astype(float)
-    answer = las_central(replace(market, steps_per_s=time, pairs=None))
+    time = (snapshot.steps_per_s > 0.0).astype(float)
+    answer = las_central(replace(snapshot, steps_per_s=time, pairs=None))
     return replace(answer, policy="las-agnostic")
 
 
-CENTRAL: dict[str, Callable[[Market, Warm | None], Allocation]] = {
+CENTRAL: dict[str, Callable[[ClusterSnapshot, Warm | None], Allocation]] = {
     "las": las_central,
     "las-agnostic": las_central_agnostic,
 }

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from hocket.fleet.allocation import Allocation, Warm
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.las import las
 from hocket.fleet.policies.normalise import proportional_steps_per_s
 from hocket.fleet.solve.check import throughputs
@@ -19,11 +19,11 @@ from hocket.fleet.solve.check import throughputs
 _MAX_LISTED = 20
 
 
-def las_lexicographic(market: Market, warm: Warm | None = None) -> Allocation:
+def las_lexicographic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """`las`, with the distinct normalised throughputs in its notes."""
-    answer = las(market, warm)
-    owed = market.weight * proportional_steps_per_s(market) / market.gang
-    reached = throughputs(market, answer) / np.where(owed > 0.0, owed, np.inf)
+    answer = las(snapshot, warm)
+    due = snapshot.weight * proportional_steps_per_s(snapshot) / snapshot.gang
+    reached = throughputs(snapshot, answer) / np.where(due > 0.0, due, np.inf)
     levels, counts = np.unique(np.round(reached, 6), return_counts=True)
     told = [f"{level:g} ({count})" for level, count in zip(levels, counts, strict=True)]
     more = ", …" if len(told) > _MAX_LISTED else ""

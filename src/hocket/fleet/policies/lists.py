@@ -16,27 +16,27 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.normalise import known_remaining_steps, per_unit
 
 # Jobs that a policy leaves where its last answer put them, as long as there are devices.
 
 
-def staying_on(market: Market) -> LongArray:
+def staying_on(snapshot: ClusterSnapshot) -> LongArray:
     """The kind on which each job had all its time and stays; -1 for none.
 
     Where devices have become fewer, those stay that came first.
     """
-    stays_on = np.full(market.num_jobs, -1)
-    if market.last_shares is None:
+    stays_on = np.full(snapshot.num_jobs, -1)
+    if snapshot.last_shares is None:
         return stays_on
-    had_all = (market.last_shares >= 1.0) & (market.usable_steps_per_s > 0.0)
-    free = market.num_devices.astype(np.int64)
-    by_arrival = np.argsort(market.arrival, kind="stable")
+    had_all = (snapshot.last_shares >= 1.0) & (snapshot.usable_steps_per_s > 0.0)
+    free = snapshot.num_devices.astype(np.int64)
+    by_arrival = np.argsort(snapshot.arrival, kind="stable")
     for job in by_arrival[had_all[by_arrival].any(axis=1)].tolist():
         kind = int(np.argmax(had_all[job]))
-        if market.gang[job] <= free[kind]:
-            free[kind] -= market.gang[job]
+        if snapshot.gang[job] <= free[kind]:
+            free[kind] -= snapshot.gang[job]
             stays_on[job] = kind
     return stays_on
 
@@ -44,46 +44,48 @@ def staying_on(market: Market) -> LongArray:
 _WORTH_SHARING = 1.5
 
 
-def fifo(market: Market, warm: Warm | None = None) -> Allocation:
+def fifo(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Jobs in order of arrival, each where it is fastest; those who had a kind stay."""
-    order, liking = _stay(market, market.usable_steps_per_s)
-    return _listed("fifo", market, order, liking)
+    order, liking = _stay(snapshot, snapshot.usable_steps_per_s)
+    return _listed("fifo", snapshot, order, liking)
 
 
-def fifo_strict(market: Market, warm: Warm | None = None) -> Allocation:
+def fifo_strict(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """The same; rounds then let nobody overtake, where those of ``fifo`` backfill."""
-    return replace(fifo(market, warm), policy="fifo-strict")
+    return replace(fifo(snapshot, warm), policy="fifo-strict")
 
 
-def fifo_as_gavel(market: Market, warm: Warm | None = None) -> Allocation:
+def fifo_as_gavel(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Gavel's: a job that cannot run on any kind that has room for it is passed over."""
-    order = np.argsort(market.arrival, kind="stable")
-    return _listed("fifo", market, order, market.usable_steps_per_s, is_strict=False)
+    order = np.argsort(snapshot.arrival, kind="stable")
+    return _listed("fifo", snapshot, order, snapshot.usable_steps_per_s, is_strict=False)
 
 
-def fifo_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
+def fifo_agnostic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """Jobs in order of arrival, each to any kind with free devices; those who had one stay."""
-    order, liking = _stay(market, _drawn(market.ids, market.num_kinds))
-    return _listed("fifo-agnostic", market, order, np.where(market.steps_per_s > 0.0, liking, 0.0))
+    order, liking = _stay(snapshot, _drawn(snapshot.ids, snapshot.num_kinds))
+    return _listed(
+        "fifo-agnostic", snapshot, order, np.where(snapshot.steps_per_s > 0.0, liking, 0.0)
+    )
 
 
-def _stay(market: Market, liking: FloatArray) -> tuple[LongArray, FloatArray]:
+def _stay(snapshot: ClusterSnapshot, liking: FloatArray) -> tuple[LongArray, FloatArray]:
     """Jobs that had a kind first, then by arrival, and how much each likes a kind."""
-    stays_on = staying_on(market)
+    stays_on = staying_on(snapshot)
     stay = np.flatnonzero(stays_on >= 0)
     liking = liking.copy()
     liking[stay, stays_on[stay]] = np.inf
-    return np.lexsort((market.arrival, stays_on < 0)), liking
+    return np.lexsort((snapshot.arrival, stays_on < 0)), liking
 
 
-def shortest_job_first(market: Market, warm: Warm | None = None) -> Allocation:
+def shortest_job_first(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """The job that would end first on its fastest devices goes first; those that should have ended
     long ago come last, whoever had least first."""
-    remaining = known_remaining_steps(market, "shortest-job-first")
-    fastest = market.usable_steps_per_s.max(axis=1, initial=0.0)
+    remaining = known_remaining_steps(snapshot, "shortest-job-first")
+    fastest = snapshot.usable_steps_per_s.max(axis=1, initial=0.0)
     length_s = remaining / np.where(fastest > 0.0, fastest, 1e-300)
-    order = np.lexsort((market.arrival, length_s, ~market.keeps_word))
-    return _listed("shortest-job-first", market, order, market.usable_steps_per_s)
+    order = np.lexsort((snapshot.arrival, length_s, ~snapshot.keeps_word))
+    return _listed("shortest-job-first", snapshot, order, snapshot.usable_steps_per_s)
 
 
 def _drawn(names: tuple[str, ...], num_kinds: int) -> FloatArray:
@@ -98,19 +100,24 @@ def _draw(name: str, num_kinds: int) -> bytes:
 
 
 def _listed(
-    name: str, market: Market, order: LongArray, speed: FloatArray, *, is_strict: bool = True
+    name: str,
+    snapshot: ClusterSnapshot,
+    order: LongArray,
+    speed: FloatArray,
+    *,
+    is_strict: bool = True,
 ) -> Allocation:
-    order = order[market.usable_steps_per_s[order].any(axis=1)]
-    shares = np.zeros(market.steps_per_s.shape)
-    kind_of = _place(market, order, speed, is_strict)
+    order = order[snapshot.usable_steps_per_s[order].any(axis=1)]
+    shares = np.zeros(snapshot.steps_per_s.shape)
+    kind_of = _place(snapshot, order, speed, is_strict)
     running = order[kind_of[order] >= 0]
     shares[running, kind_of[running]] = 1.0
     shared = paired = None
-    if market.pairs is not None:
-        couples, kind = _join(market, order, kind_of, shares)
-        shared, paired = time_of_couples(market, couples, kind, np.ones(len(kind)))
-    fastest = market.usable_steps_per_s.max(axis=1, initial=0.0)
-    served = (per_unit(market.usable_steps_per_s, fastest) * shares).sum(axis=1)
+    if snapshot.pairs is not None:
+        couples, kind = _join(snapshot, order, kind_of, shares)
+        shared, paired = time_of_couples(snapshot, couples, kind, np.ones(len(kind)))
+    fastest = snapshot.usable_steps_per_s.max(axis=1, initial=0.0)
+    served = (per_unit(snapshot.usable_steps_per_s, fastest) * shares).sum(axis=1)
     objective = float((served[order] * np.arange(len(order), 0, -1)).sum())
     notes = {
         "rule": "jobs in order; there is no better answer to the rule",
@@ -127,13 +134,15 @@ def _listed(
     )
 
 
-def _place(market: Market, order: LongArray, speed: FloatArray, is_strict: bool) -> LongArray:
+def _place(
+    snapshot: ClusterSnapshot, order: LongArray, speed: FloatArray, is_strict: bool
+) -> LongArray:
     """The kind of each job that runs, -1 for the others."""
-    free = market.num_devices.astype(np.int64)
-    kind_of = np.full(market.num_jobs, -1)
-    can_run = (speed > 0.0) & (market.usable_steps_per_s > 0.0)
+    free = snapshot.num_devices.astype(np.int64)
+    kind_of = np.full(snapshot.num_jobs, -1)
+    can_run = (speed > 0.0) & (snapshot.usable_steps_per_s > 0.0)
     for job in order:
-        gang = market.gang[job]
+        gang = snapshot.gang[job]
         has_room = free >= gang
         fits = can_run[job] & has_room
         if not fits.any():
@@ -150,15 +159,15 @@ def _place(market: Market, order: LongArray, speed: FloatArray, is_strict: bool)
 
 
 def _join(
-    market: Market, order: LongArray, kind_of: LongArray, shares: FloatArray
+    snapshot: ClusterSnapshot, order: LongArray, kind_of: LongArray, shares: FloatArray
 ) -> tuple[LongArray, LongArray]:
     """Waiting jobs join the running job beside which both do most; those lose their own time.
 
     Couples of jobs, and the kind of each.
     """
-    assert market.pairs is not None
-    profile, beside = market.pairs.profile_of, market.pairs.steps_per_s
-    alone = np.where(market.usable_steps_per_s > 0.0, market.usable_steps_per_s, np.inf)
+    assert snapshot.pairs is not None
+    profile, beside = snapshot.pairs.profile_of, snapshot.pairs.steps_per_s
+    alone = np.where(snapshot.usable_steps_per_s > 0.0, snapshot.usable_steps_per_s, np.inf)
     single = order[kind_of[order] >= 0]
     couples: list[tuple[int, int]] = []
     kinds: list[int] = []
@@ -166,7 +175,7 @@ def _join(
         kind = kind_of[single]
         mine = beside[profile[job], profile[single], kind] / alone[job, kind]
         theirs = beside[profile[single], profile[job], kind] / alone[single, kind]
-        is_legal = (mine > 0.0) & (theirs > 0.0) & (market.gang[single] == market.gang[job])
+        is_legal = (mine > 0.0) & (theirs > 0.0) & (snapshot.gang[single] == snapshot.gang[job])
         gain = np.where(is_legal, mine + theirs, 0.0)
         if not len(gain) or gain.max() <= _WORTH_SHARING:
             continue
@@ -181,11 +190,11 @@ def _join(
 
 
 def time_of_couples(
-    market: Market, couples: LongArray, kind: LongArray, amount: FloatArray
+    snapshot: ClusterSnapshot, couples: LongArray, kind: LongArray, amount: FloatArray
 ) -> tuple[SharedTime, PairedTime]:
     """Time of couples of jobs ``[couple, 2]``, summed by profiles and as each job sees it."""
-    assert market.pairs is not None
-    profile = market.pairs.profile_of[couples]
+    assert snapshot.pairs is not None
+    profile = snapshot.pairs.profile_of[couples]
     keys, at = np.unique(
         np.column_stack([np.sort(profile, axis=1), kind]), axis=0, return_inverse=True
     )

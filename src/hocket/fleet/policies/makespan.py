@@ -1,7 +1,7 @@
 """The last job ends as early as can be.
 
 OSDI 2020, section 4.2: make the largest r_m / thr_m as small as can be. One over the makespan is a
-level at which every job is owed its remaining steps per second, so no bisection is needed.
+level at which every job is due its remaining steps per second, so no bisection is needed.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.normalise import known_remaining_steps, per_unit
-from hocket.fleet.solve.ladder import Ladder
+from hocket.fleet.solve.levels import LevelProblem
 from hocket.fleet.solve.water_filling import climb
 
 
-def makespan(market: Market, warm: Warm | None = None) -> Allocation:
+def makespan(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """The time until all jobs have ended, in seconds, is smallest."""
-    remaining = known_remaining_steps(market, "makespan")
-    rates = per_unit(market.usable_steps_per_s, remaining)
+    remaining = known_remaining_steps(snapshot, "makespan")
+    rates = per_unit(snapshot.usable_steps_per_s, remaining)
     marks = np.empty((len(rates), 0))
-    ladder = Ladder(rates=rates, marks=marks, score=_longest_s, is_cost=True)
-    return climb("makespan", market, ladder, warm)
+    level_problem = LevelProblem(rates=rates, marks=marks, score=_longest_s, is_cost=True)
+    return climb("makespan", snapshot, level_problem, warm)
 
 
 def _longest_s(progress: FloatArray) -> float:

@@ -11,21 +11,21 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError
 from hocket.fleet.allocation import Allocation, Warm
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.solve.sums import best_sum
 
 
-def min_cost(market: Market, warm: Warm | None = None) -> Allocation:
+def min_cost(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """The sum of throughputs, each divided by the price of its devices, is largest."""
-    return best_sum("min-cost", market, values_per_step(market))
+    return best_sum("min-cost", snapshot, values_per_step(snapshot))
 
 
-def values_per_step(market: Market) -> FloatArray:
+def values_per_step(snapshot: ClusterSnapshot) -> FloatArray:
     """``[job, kind]``: one over the price of a device per hour, by weight."""
-    price = market.price_per_hour
+    price = snapshot.price_per_hour
     if not np.all(price > 0.0):
         raise UsageError(
             "a policy that minimises cost needs a price for every kind of device",
             hint="give each kind a price per hour above 0",
         )
-    return np.asarray(market.weight[:, None] / price[None, :])
+    return np.asarray(snapshot.weight[:, None] / price[None, :])

@@ -1,4 +1,4 @@
-"""Least cost, with deadlines: a job that has one is owed its remaining steps until then.
+"""Least cost, with deadlines: a job that has one is due its remaining steps until then.
 
 OSDI 2020, section 4.2. Where not all deadlines can be met, they are taken in by weight, heaviest
 first, then earliest first, and one that no longer fits beside those taken in is dropped and named.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import BoolArray, FloatArray
 from hocket.fleet.allocation import Allocation, Warm
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.min_cost import values_per_step
 from hocket.fleet.policies.normalise import known_remaining_steps
 from hocket.fleet.solve.sums import best_sum, can_serve
@@ -23,44 +23,46 @@ from hocket.fleet.solve.sums import best_sum, can_serve
 _MAX_NAMED = 50
 
 
-def min_cost_slo(market: Market, warm: Warm | None = None) -> Allocation:
+def min_cost_slo(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
     """`min-cost` among the allocations that keep the deadlines."""
-    has_deadline = np.isfinite(market.deadline_s)
-    can_be_kept = has_deadline & market.keeps_word
+    has_deadline = np.isfinite(snapshot.deadline_s)
+    can_be_kept = has_deadline & snapshot.keeps_word
     asked = np.flatnonzero(can_be_kept)
-    known = replace(market, remaining_steps=np.where(can_be_kept, market.remaining_steps, 0.0))
-    needs = known_remaining_steps(known, "min-cost-slo") / np.maximum(market.deadline_s, 1e-300)
+    known = replace(snapshot, remaining_steps=np.where(can_be_kept, snapshot.remaining_steps, 0.0))
+    needs = known_remaining_steps(known, "min-cost-slo") / np.maximum(snapshot.deadline_s, 1e-300)
     kept = _keep(
-        market, asked[np.lexsort((market.deadline_s[asked], -market.weight[asked]))], needs
+        snapshot, asked[np.lexsort((snapshot.deadline_s[asked], -snapshot.weight[asked]))], needs
     )
-    answer = best_sum("min-cost-slo", market, values_per_step(market), np.where(kept, needs, 0.0))
-    dropped = [market.ids[job] for job in np.flatnonzero(has_deadline & ~kept)]
+    answer = best_sum(
+        "min-cost-slo", snapshot, values_per_step(snapshot), np.where(kept, needs, 0.0)
+    )
+    dropped = [snapshot.ids[job] for job in np.flatnonzero(has_deadline & ~kept)]
     named = ", ".join(dropped[:_MAX_NAMED]) + (", …" if len(dropped) > _MAX_NAMED else "")
     notes = {"deadlines kept": str(int(kept.sum())), "deadlines dropped": named or "none"}
     return replace(answer, notes={**answer.notes, **notes})
 
 
-def _keep(market: Market, order: NDArray[np.int64], needs: FloatArray) -> BoolArray:
+def _keep(snapshot: ClusterSnapshot, order: NDArray[np.int64], needs: FloatArray) -> BoolArray:
     """The deadlines that are taken in, in order, each if all before it still fit."""
-    fastest = market.usable_steps_per_s.max(axis=1, initial=0.0)
+    fastest = snapshot.usable_steps_per_s.max(axis=1, initial=0.0)
     order = order[needs[order] <= fastest[order]]
-    kept = np.zeros(market.num_jobs, dtype=bool)
+    kept = np.zeros(snapshot.num_jobs, dtype=bool)
     while len(order):
-        fitting = _longest_fitting(market, kept, order, needs)
+        fitting = _longest_fitting(snapshot, kept, order, needs)
         kept[order[:fitting]] = True
         order = order[fitting + 1 :]
     return kept
 
 
 def _longest_fitting(
-    market: Market, kept: BoolArray, order: NDArray[np.int64], needs: FloatArray
+    snapshot: ClusterSnapshot, kept: BoolArray, order: NDArray[np.int64], needs: FloatArray
 ) -> int:
     """How many more deadlines, in order, fit beside those kept."""
 
     def fits(count: int) -> bool:
         tried = kept.copy()
         tried[order[:count]] = True
-        return can_serve(market, np.where(tried, needs, 0.0))
+        return can_serve(snapshot, np.where(tried, needs, 0.0))
 
     if fits(len(order)):
         return len(order)

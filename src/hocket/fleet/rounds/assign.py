@@ -57,7 +57,7 @@ def _pace(rules: Rules, keeps_running: bool, keeps_line: bool, backfills: bool) 
         stickiness_rounds=float(rules.stickiness_rounds),
         slack_rounds=slack_rounds(rules),
         patience_s=patience_s,
-        most_owed_s=2.0 * patience_s,
+        max_deficit_s=2.0 * patience_s,
         restart_s=float(rules.restart_s),
         keeps_line=keeps_line,
         backfills=backfills,

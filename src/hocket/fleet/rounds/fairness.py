@@ -2,12 +2,12 @@
 
 A job belongs to the group of its team, or of its user where it names no team. Under the policies of
 `BY_GROUP`, the weights of a group's jobs add up to the weight of the group, so that a user with 100
-jobs gets as much as one with a single job. What a job that ends was owed, or had too much, goes to
+jobs gets as much as one with a single job. The deficit, or surplus, of a job that ends goes to
 the other jobs of its group. Short jobs go before long ones within a group, not across groups
 (`compare_by_group`).
 
 Quotas limit the devices that a user or a team holds at once, and device time per week. Jobs beyond
-a quota wait; nobody is stopped for one. A higher priority level goes first, whatever is owed.
+a quota wait; nobody is stopped for one. A higher priority level goes first, whatever the deficits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs
 
 BY_GROUP = ("las", "las-lexicographic", "las-agnostic")
 WEEK_S = 7 * 86_400.0
+_MONDAY_S = 4 * 86_400.0
+"""The first Monday after 1970 began, a Thursday."""
 PRIORITY_WEIGHT = 10.0
 """Factor of a job's weight from one priority level to the next."""
 MAX_PRIORITY = 3
+
+
+def week_start_s(time_s: float) -> float:
+    """Monday 0:00 UTC of the week of a moment."""
+    return (time_s - _MONDAY_S) // WEEK_S * WEEK_S + _MONDAY_S
 
 
 def groups_of(state: FleetState, rows: np.ndarray) -> tuple[LongArray, FloatArray]:
@@ -77,7 +84,7 @@ def compare_by_group(
 
 
 def hand_on_credit(state: FleetState, jobs: Jobs, ended: LongArray) -> None:
-    """Share what jobs that have just ended were owed, or had too much, among their groups."""
+    """Hand the deficits and surpluses of jobs that have just ended to their groups."""
     if not has_groups(state):
         return
     rows = jobs.rows
@@ -107,9 +114,10 @@ def with_usage(state: FleetState, time_s: float) -> FleetState:
         return state
     rows = state.jobs.rows
     running = rows[rows["phase"] == RUNNING]
-    week = int(time_s // WEEK_S)
-    since_s = np.maximum(running["counted_s"], week * WEEK_S)
+    week_s = week_start_s(time_s)
+    since_s = np.maximum(running["counted_s"], week_s)
     device_s = running["gang"] * (time_s - since_s)
+    week = int(week_s // WEEK_S)
     keeps = float(week == state.usage_week)
     used = [
         np.resize(np.append(before, np.zeros(size)), size) * keeps
@@ -123,7 +131,7 @@ def with_usage(state: FleetState, time_s: float) -> FleetState:
 
 
 def mark_over_quota(state: FleetState, jobs: Jobs) -> None:
-    """Mark the waiting jobs that a quota keeps from starting, those that are owed least first."""
+    """Mark the waiting jobs that a quota keeps from starting, the smallest deficits first."""
     rows = jobs.rows
     rows["over_quota"] = 0
     if not has_quotas(state):
@@ -143,8 +151,8 @@ def _beyond(jobs: Jobs, mine: LongArray, max_devices: float, is_spent: bool) -> 
     waits = rows["phase"][mine] != RUNNING
     if is_spent:
         return np.asarray(waits)
-    owed = jobs.credit_s[mine].max(axis=1, initial=0.0)
-    order = np.lexsort((rows["number"][mine], -owed, -rows["priority"][mine], waits))
+    deficit = jobs.credit_s[mine].max(axis=1, initial=0.0)
+    order = np.lexsort((rows["number"][mine], -deficit, -rows["priority"][mine], waits))
     left = max_devices - float(rows["gang"][mine[~waits]].sum())
     beyond = np.zeros(len(mine), dtype=bool)
     for at in order[int((~waits).sum()) :].tolist():

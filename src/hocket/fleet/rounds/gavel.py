@@ -1,6 +1,6 @@
 """The round mechanism of Narayanan et al., OSDI 2020, section 5, as the authors' code has it.
 
-Jobs are taken by the share that they are owed over the time that they received since the last
+Jobs are taken by their share over the time that they received since the last
 allocation, kind by kind; ties go to the larger debt of earlier allocations. Allocations are at
 least 32 minutes apart, and a job that came since the last one holds a place without being started.
 O(kinds x jobs log jobs) per round.
@@ -50,9 +50,9 @@ def _reset(state: FleetState, jobs: Jobs) -> FleetState:
     """Fold the time received into debts and compute new shares."""
     half_s = state.rules.round_s / 2.0
     if np.isfinite(state.solved_s):
-        # A job without a share was owed nothing and received nothing.
-        owed_s = jobs.shares * (state.time_s - state.solved_s)
-        jobs.credit_s[:] += owed_s - (jobs.received_s - half_s)
+        # A job without a share had no deficit and received nothing.
+        deficit_s = jobs.shares * (state.time_s - state.solved_s)
+        jobs.credit_s[:] += deficit_s - (jobs.received_s - half_s)
     jobs.received_s[:] = half_s
     return share(state, jobs)
 

@@ -1,16 +1,15 @@
-"""Rounds that pay debts: every job is owed its share of time and gets what it is owed most.
+"""Rounds that pay deficits: every job earns its share of time, the largest deficit goes first.
 
-Shares earn credit in seconds for a kind of device, holding devices spends it, and the largest
-credit goes first (deficit round robin: Shreedhar and Varghese, SIGCOMM 1995). A running job keeps
-its devices until another is owed some rounds more, and as many as a stop would cost it, which saves
-preemptions; within a slack the job that ends sooner goes first, which shortens the average, unless
-it has long had the time that it said to need. One that is owed too much goes before all, and what
-does not suffice for its gang is kept for it. Of running jobs that are owed the same, the one is
-stopped that did least since its last checkpoint, and nobody is moved who gains nothing by it: kinds
-that are equally fast are one kind to a job. Devices that nobody is owed go to whoever is fastest
-there. Between rounds, free devices are given out at once, by shares that know of the change.
-Credits are compared in coarse units, so that noise of the solver decides nothing.
-O(jobs x kinds (kinds + log)) per round.
+Shares earn credit in seconds for a kind of device, holding devices spends it (deficit round robin:
+Shreedhar and Varghese, SIGCOMM 1995). A running job keeps its devices until the deficit of another
+is larger by some rounds and by what a stop would cost, which saves preemptions. Within a slack the
+job that ends sooner goes first, which shortens the average, unless it has long had the time that it
+said to need. One with too large a deficit goes before all, and devices are kept for its gang. Of
+running jobs with equal deficits, the one is stopped that did least since its last checkpoint.
+Nobody is moved who gains nothing by it: kinds that are equally fast are one kind to a job. Devices
+for which nobody has a deficit go to whoever is fastest there. Between rounds, free devices are
+given out at once, by shares that know of the change. Credits are compared in coarse units, so that
+noise of the solver decides nothing. O(jobs x kinds (kinds + log)) per round.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def _depends_on_time(policy: str) -> bool:
 
 
 def _asked(state: FleetState, jobs: Jobs) -> Asked:
-    """What pairs are owed, and who wants to be in one."""
+    """Deficits of pairs, and who wants to be in one."""
     if state.pair_plan is None:
         return NO_PAIRS
     queue, queue_at, slack = _queues(state.rules, jobs, len(state.pair_plan.amount))
@@ -92,7 +91,7 @@ def _asked(state: FleetState, jobs: Jobs) -> Asked:
 def _pair_wishes(
     rules: Rules, plan: PairPlan, queue_at: LongArray, slack: FloatArray
 ) -> tuple[LongArray, FloatArray]:
-    """One wish per device that a pair of profiles is owed now.
+    """One wish per device that a pair of profiles has a deficit for now.
 
     A pair gets the mean slack of the two jobs that would take it, so that it stands beside jobs
     that run alone: plans change too often for its own debt to grow that large.
@@ -101,14 +100,14 @@ def _pair_wishes(
         return NO_PAIRS.pairs, NO_PAIRS.urgency
     a, b, kind = np.nonzero(plan.amount)
     amount = plan.amount[a, b, kind]
-    owed = plan.credit_s[a, b, kind] / rules.round_s + amount
+    deficit = plan.credit_s[a, b, kind] / rules.round_s + amount
     copies = np.ceil(amount).astype(np.int64) + 1
     which = np.repeat(np.arange(len(a)), copies)
     nth = np.arange(len(which)) - np.repeat(np.cumsum(copies) - copies, copies)
-    keep = owed[which] - nth >= 1.0 / UNITS_PER_ROUND
+    keep = deficit[which] - nth >= 1.0 / UNITS_PER_ROUND
     which, nth = which[keep], nth[keep]
     members = [_nth_slack(profile[which], nth, queue_at, slack) for profile in (a, b)]
-    urgency = owed[which] - nth + 0.5 * (members[0] + members[1])
+    urgency = deficit[which] - nth + 0.5 * (members[0] + members[1])
     coarse = np.floor(urgency * UNITS_PER_ROUND) / UNITS_PER_ROUND
     return np.stack([a, b, kind], axis=1)[which], coarse
 
@@ -128,8 +127,8 @@ def _queues(rules: Rules, jobs: Jobs, num_profiles: int) -> tuple[LongArray, Lon
     wants = np.flatnonzero((jobs.rows["phase"] <= RUNNING) & (jobs.rows["pair_share"] > 0.0))
     slack = _slack_rounds(rules, jobs, wants)
     stays = (jobs.rows["partner"][wants] >= 0) * rules.stickiness_rounds
-    owed = jobs.rows["pair_credit_s"][wants] / rules.round_s
-    need = np.floor((owed + stays + slack) * UNITS_PER_ROUND)
+    deficit = jobs.rows["pair_credit_s"][wants] / rules.round_s
+    need = np.floor((deficit + stays + slack) * UNITS_PER_ROUND)
     profile = jobs.rows["profile"][wants]
     order = np.lexsort((-need, profile))
     ends = np.searchsorted(profile[order], np.arange(num_profiles + 1))

@@ -65,7 +65,7 @@ def _queued(state: FleetState, row: int, fits: np.ndarray) -> str:
     if share <= 0.0 and state.is_dirty and job["reserved_s"] <= 0.0:
         return f"waits for new shares ({kinds}); the next round begins {_soon(state)}"
     if share <= 0.0 and job["reserved_s"] <= 0.0:
-        return f"is owed no time under {state.rules.policy} now ({kinds})"
+        return f"gets no time under {state.rules.policy} now ({kinds})"
     gang = int(job["gang"])
     need = f"{gang} devices" if gang > 1 else "1 device"
     if job["reserved_s"] > 0.0:
@@ -74,7 +74,7 @@ def _queued(state: FleetState, row: int, fits: np.ndarray) -> str:
         need += " of one server"
     return (
         f"waits for its turn on {need} ({kinds}): it gets {_part(share)} of its time and "
-        f"{_owed(state, row)}; the next round begins {_soon(state)}"
+        f"{_deficit(state, row)}; the next round begins {_soon(state)}"
     )
 
 
@@ -89,16 +89,16 @@ def _reserved(state: FleetState, row: int, need: str, kinds: str) -> str:
     return f"has {need} reserved ({kinds}): it starts in {max(in_s, 0.0):.0f} s at the latest"
 
 
-def _owed(state: FleetState, row: int) -> str:
-    """What a job with a share is owed where it has one, in rounds."""
+def _deficit(state: FleetState, row: int) -> str:
+    """Deficit of a job where it has a share, in rounds."""
     jobs = state.jobs
-    owed_s = [float(credit_s) for credit_s in jobs.credit_s[row][jobs.shares[row] > 0.0]]
+    deficit_s = [float(credit_s) for credit_s in jobs.credit_s[row][jobs.shares[row] > 0.0]]
     if jobs.rows["pair_share"][row] > 0.0:
-        owed_s.append(float(jobs.rows["pair_credit_s"][row]))
-    rounds = max(owed_s) / state.rules.round_s
+        deficit_s.append(float(jobs.rows["pair_credit_s"][row]))
+    rounds = max(deficit_s) / state.rules.round_s
     if rounds < 0.05:
         return "has had its share so far"
-    return f"is owed {rounds:.1f} round{'' if f'{rounds:.1f}' == '1.0' else 's'}"
+    return f"has a deficit of {rounds:.1f} round{'' if f'{rounds:.1f}' == '1.0' else 's'}"
 
 
 def _part(share: float) -> str:

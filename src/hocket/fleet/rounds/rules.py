@@ -4,12 +4,12 @@
    (it saves nothing when it is stopped) or has not run for the minimum time yet (`is_bound`,
    `is_kept`).
 2. Every waiting job, and every running one that is not kept, has a wish per device type. Wishes are
-   granted in order of urgency (`urgency_owed`, `urgency_filling`): rounds of deficit, a bonus for
-   jobs that end soon (slack), and for a job that runs there already what a stop would cost it
+   granted in order of urgency (`urgency_of_deficit`, `urgency_filling`): rounds of deficit, a bonus
+   for jobs that end soon (slack), and for a job that runs there already what a stop would cost it
    (`stop_cost_rounds`).
-3. A job with too large a deficit is reserved (`is_owed_too_much`), and so is a gang that has waited
-   too long while bound jobs hold what it needs (`has_waited_too_long`). Reserved jobs come first.
-   One that cannot start gets the earliest time at which enough devices will be free.
+3. A job with too large a deficit is reserved (`has_large_deficit`), and so is a gang that has
+   waited too long while bound jobs hold what it needs (`has_waited_too_long`). Reserved jobs come
+   first. One that cannot start gets the earliest time at which enough devices will be free.
 4. A job may backfill devices before a reservation if it ends in time (`ends_in_s`) or can be
    stopped; `kernels/timeline.py` keeps free devices by time for that.
 5. Under ``fifo`` every job is reserved in order of arrival: conservative backfill.
@@ -35,7 +35,7 @@ RESERVED_FIRST = 1e6
 PRIORITY_FIRST = 1e4
 """Rounds by which a priority level goes before the next."""
 FILLING_LAST = -1e6
-"""Rounds by which wishes that nobody is owed come after all deficits."""
+"""Rounds by which wishes without a deficit come after all deficits."""
 MAX_DOUBLINGS = 5
 """Losses of work up to which the turn of a job grows."""
 MIN_ROUNDS_TO_RESERVE = 2.0
@@ -51,7 +51,7 @@ def is_bound(preemptible: int) -> bool:
 
 @kernel
 def is_kept(is_running: bool, bound: bool, ran_s: float, min_run_s: float, keeps_all: bool) -> bool:
-    """True if a running job keeps its devices in this round whatever others are owed."""
+    """True if a running job keeps its devices in this round whatever the deficits of others."""
     return is_running and (keeps_all or bound or ran_s < min_run_s)
 
 
@@ -81,7 +81,7 @@ def stop_cost_rounds(
 
 
 @kernel
-def urgency_owed(
+def urgency_of_deficit(
     credit_s: float,
     left_steps: float,
     steps_per_s: float,
@@ -91,23 +91,23 @@ def urgency_owed(
     priority: int,
 ) -> float:
     """Urgency of a wish on a device type of which a job has a share, in rounds."""
-    owed = credit_s / round_s + stays_rounds + priority * PRIORITY_FIRST
+    deficit = credit_s / round_s + stays_rounds + priority * PRIORITY_FIRST
     rounds_left = left_steps / (steps_per_s * round_s)
-    owed += slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left)
-    return float(np.floor(owed * UNITS_PER_ROUND) / UNITS_PER_ROUND)
+    deficit += slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left)
+    return float(np.floor(deficit * UNITS_PER_ROUND) / UNITS_PER_ROUND)
 
 
 @kernel
 def urgency_filling(steps_per_s: float, best_steps_per_s: float, runs_there: bool) -> float:
-    """Urgency of a wish for devices that nobody is owed: they go to whoever is fastest there."""
+    """Urgency of a wish for devices without a deficit: they go to whoever is fastest there."""
     speed = np.rint(steps_per_s / best_steps_per_s * 1e6) / 1e6
     return float(FILLING_LAST + speed + (0.5 if runs_there else 0.0))
 
 
 @kernel
-def is_owed_too_much(owed_s: float, share: float, patience_s: float) -> bool:
+def has_large_deficit(deficit_s: float, share: float, patience_s: float) -> bool:
     """True if the deficit of a job on a device type is beyond patience."""
-    return owed_s > patience_s and share > 0.0
+    return deficit_s > patience_s and share > 0.0
 
 
 @kernel

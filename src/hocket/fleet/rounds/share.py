@@ -10,10 +10,10 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.fleet.allocation import Allocation, Warm
-from hocket.fleet.market import Market, Pairs
+from hocket.fleet.cluster_snapshot import ClusterSnapshot, Pairs
 from hocket.fleet.policies import find_policy
 from hocket.fleet.policies.agnostic import all_fastest
-from hocket.fleet.policies.las import las_ladder
+from hocket.fleet.policies.las import las_level_problem
 from hocket.fleet.policies.las_central import CENTRAL, las_program, spread_central
 from hocket.fleet.policies.lists import fifo_as_gavel
 from hocket.fleet.policies.normalise import isolated_steps_per_s
@@ -23,11 +23,11 @@ from hocket.fleet.rounds.rules import LONGEST
 from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rows, Rules, some_rows
 from hocket.fleet.rounds.tables import Ascent, new_alike, new_ascent
 from hocket.fleet.solve.centre import Even
-from hocket.fleet.solve.ladder import owed
-from hocket.fleet.solve.price_tables import Crowd, Owed
+from hocket.fleet.solve.levels import level_demand
+from hocket.fleet.solve.price_tables import JobClassTable, LevelDemand
 from hocket.fleet.solve.prices import MAX_QUESTIONS
 from hocket.fleet.solve.setup import set_up, trim
-from hocket.fleet.solve.water_filling import MAX_RUNGS
+from hocket.fleet.solve.water_filling import MAX_LEVELS
 from hocket.kernels.containers import table
 
 # Shares of many jobs of few classes, at the cost of the classes only.
@@ -67,15 +67,15 @@ class ClassAnswer(NamedTuple):
 class Known(NamedTuple):
     """What follows from a set of classes."""
 
-    crowd: Crowd
-    owed: Owed
-    """On the first rung."""
+    job_classes: JobClassTable
+    level_demand: LevelDemand
+    """On the first level_answer."""
     top: float
     """The level at which everybody is as high as it can be."""
     spread: FloatArray
     """``[column, kind]``: how a share divides over kinds that nobody can tell apart."""
     place: LongArray
-    """``[class]``: its row in the crowd."""
+    """``[class]``: its row in the job_classes."""
 
 
 def group_jobs(state: FleetState, jobs: Jobs) -> Groups | None:
@@ -101,9 +101,9 @@ def class_shares(state: FleetState, groups: Groups) -> ClassAnswer | None:
         return None
     num_jobs = np.empty(len(groups.num_alike))
     num_jobs[known.place] = groups.num_alike
-    crowd = known.crowd._replace(num_jobs=table(num_jobs, np.float64))
-    shares, warm, num_rungs = _climb(crowd, known, state.warm)
-    notes = {"classes": str(len(num_jobs)), "levels": str(num_rungs)}
+    job_classes = known.job_classes._replace(num_jobs=table(num_jobs, np.float64))
+    shares, warm, num_levels = _climb(job_classes, known, state.warm)
+    notes = {"classes": str(len(num_jobs)), "levels": str(num_levels)}
     return ClassAnswer(trim((shares @ known.spread)[known.place]), warm, notes)
 
 
@@ -117,25 +117,27 @@ def _central_shares(state: FleetState, groups: Groups) -> ClassAnswer | None:
     return ClassAnswer(trim(shares), None, {"classes": str(len(shares)), "levels": "1"})
 
 
-def _climb(crowd: Crowd, known: Known, warm: Warm | None) -> tuple[FloatArray, Warm, int]:
-    """Rung by rung, as `solve.water_filling.fill`; what it knew at the first serves next time."""
+def _climb(
+    job_classes: JobClassTable, known: Known, warm: Warm | None
+) -> tuple[FloatArray, Warm, int]:
+    """Level by level, as `solve.water_filling.fill`; what the first knew serves next time."""
     from hocket.fleet.rounds.kernels.climb import climb
 
-    num_classes, num_pools = crowd.rates.shape
+    num_classes, num_pools = job_classes.rates.shape
     ascent = new_ascent(MAX_QUESTIONS, num_pools, num_classes)
-    demands, top, found = known.owed, known.top, list[Warm]()
-    while len(found) < MAX_RUNGS:
+    demands, top, found = known.level_demand, known.top, list[Warm]()
+    while len(found) < MAX_LEVELS:
         num_known = _first_questions(ascent, num_pools, warm)
         hint = warm.level if warm is not None and 0.0 < warm.level < top else 0.0
-        level, num_asked, num_rising = climb(crowd, demands, top, hint, num_known, ascent)
+        level, num_asked, num_rising = climb(job_classes, demands, top, hint, num_known, ascent)
         is_used = ascent.weight[:num_asked] > 0
         warm = Warm(prices=ascent.questions[0, :num_asked][is_used], level=level)
         found.append(warm)
         if num_rising == 0:
             break
         cap = ascent.by_class[2].copy()
-        demands, top = owed(cap), _top(cap)
-    return _within_limits(crowd, ascent.shares), found[0], len(found)
+        demands, top = level_demand(cap), _top(cap)
+    return _within_limits(job_classes, ascent.shares), found[0], len(found)
 
 
 def _first_questions(ascent: Ascent, num_pools: int, warm: Warm | None) -> int:
@@ -148,10 +150,10 @@ def _first_questions(ascent: Ascent, num_pools: int, warm: Warm | None) -> int:
     return num_known
 
 
-def _within_limits(crowd: Crowd, shares: FloatArray) -> FloatArray:
+def _within_limits(job_classes: JobClassTable, shares: FloatArray) -> FloatArray:
     """Shares that use no more than all devices, and no more than all time of a job."""
-    used = (crowd.gang * crowd.num_jobs) @ shares
-    load = used / crowd.capacity
+    used = (job_classes.gang * job_classes.num_jobs) @ shares
+    load = used / job_classes.capacity
     times = shares.sum(axis=1)
     return np.asarray(shares / max(1.0, float(load.max()), float(times.max(initial=0.0))))
 
@@ -165,11 +167,11 @@ def _central_tables(key: bytes, num_devices: tuple[int, ...]) -> Even | None:
     """The program of the kinds that there are; None where a class cannot run."""
     num_kinds = len(num_devices)
     values = np.frombuffer(key).reshape(-1, num_kinds + 2)
-    market = _market(values[:, :num_kinds], values[:, -2], values[:, -1], num_devices)
-    rates = las_ladder(market).rates
+    snapshot = _snapshot(values[:, :num_kinds], values[:, -2], values[:, -1], num_devices)
+    rates = las_level_problem(snapshot).rates
     if not rates.any(axis=1).all():
         return None
-    return las_program(rates, values[:, -2], market.num_devices)
+    return las_program(rates, values[:, -2], snapshot.num_devices)
 
 
 @lru_cache(maxsize=4096)
@@ -177,20 +179,20 @@ def _tables(key: bytes, num_devices: tuple[int, ...]) -> Known | None:
     """Tables of the solver with one job of each class; None where classes are nearly equal."""
     num_kinds = len(num_devices)
     values = np.frombuffer(key).reshape(-1, num_kinds + 2)
-    market = _market(values[:, :num_kinds], values[:, -2], values[:, -1], num_devices)
-    setup = set_up(market, las_ladder(market))
+    snapshot = _snapshot(values[:, :num_kinds], values[:, -2], values[:, -1], num_devices)
+    setup = set_up(snapshot, las_level_problem(snapshot))
     if len(setup.classes.first) < len(values) or not setup.can_run.all():
         return None
-    cap = np.asarray(setup.crowd.rates.max(axis=1, initial=0.0))
-    return Known(setup.crowd, owed(cap), _top(cap), setup.spread, setup.classes.of)
+    cap = np.asarray(setup.job_classes.rates.max(axis=1, initial=0.0))
+    return Known(setup.job_classes, level_demand(cap), _top(cap), setup.spread, setup.classes.of)
 
 
-def _market(
+def _snapshot(
     steps_per_s: FloatArray, gang: FloatArray, weight: FloatArray, num_devices: tuple[int, ...]
-) -> Market:
+) -> ClusterSnapshot:
     count = len(gang)
     zeros, none = np.zeros(count), np.zeros(count, dtype=np.int64)
-    return Market(
+    return ClusterSnapshot(
         kinds=tuple(map(str, range(len(num_devices)))),
         num_devices=np.array(num_devices),
         price_per_hour=np.ones(len(num_devices)),
@@ -236,12 +238,12 @@ def share(state: FleetState, jobs: Jobs) -> FleetState:
     if not len(wanting) or not has_devices:
         return state.but(pair_plan=_no_pairs(state))
     seen = seen_steps_per_s(state, jobs, wanting)
-    market = to_market(state, seen, some_rows(jobs.rows, wanting), last_shares)
-    answer = _policy(state)(market, state.warm)
+    snapshot = to_snapshot(state, seen, some_rows(jobs.rows, wanting), last_shares)
+    answer = _policy(state)(snapshot, state.warm)
     jobs.shares[wanting] = _coarse(answer.shares)
     if state.rules.policy in _ISOLATING:
-        seen_market = all_fastest(market) if state.rules.policy == "ftf-agnostic" else market
-        jobs.rows["isolated_rate"][wanting] = isolated_steps_per_s(seen_market)
+        seen_snapshot = all_fastest(snapshot) if state.rules.policy == "ftf-agnostic" else snapshot
+        jobs.rows["isolated_rate"][wanting] = isolated_steps_per_s(seen_snapshot)
     return state.but(
         warm=answer.warm,
         notes=answer.notes,
@@ -259,7 +261,7 @@ def _last_shares(state: FleetState, jobs: Jobs, wanting: LongArray) -> FloatArra
     return np.asarray(on, dtype=float)
 
 
-def _policy(state: FleetState) -> Callable[[Market, Warm | None], Allocation]:
+def _policy(state: FleetState) -> Callable[[ClusterSnapshot, Warm | None], Allocation]:
     """Gavel's rounds take what its own program would answer."""
     policy = find_policy(state.rules.policy)
     if state.rules.mechanism != "gavel" or state.pair_table is not None:
@@ -303,9 +305,9 @@ def _advance_alone(jobs: Jobs) -> None:
     rows["isolated_steps"] = rows["done_steps"]
 
 
-def to_market(
+def to_snapshot(
     state: FleetState, steps_per_s: FloatArray, rows: Rows, last_shares: FloatArray | None = None
-) -> Market:
+) -> ClusterSnapshot:
     """What the policy sees."""
     pairs = None
     if state.pair_table is not None:
@@ -318,7 +320,7 @@ def to_market(
     # Gavel's rounds believe what is said. Here, a job that should have ended long ago is seen as
     # one that is half done: it needs as much again as it has had.
     left = np.asarray(rows["total_steps"] - rows["done_steps"])
-    return Market(
+    return ClusterSnapshot(
         kinds=state.kinds,
         num_devices=state.num_devices,
         price_per_hour=state.price_per_hour,
@@ -364,7 +366,7 @@ def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> BoolArray:
 
 
 def _no_pairs(state: FleetState) -> PairPlan | None:
-    """Nobody is owed time beside another."""
+    """No pair has a deficit."""
     if state.pair_plan is None:
         return None
     nothing = np.zeros(state.pair_plan.amount.shape)

@@ -1,4 +1,4 @@
-"""The state of a fleet: devices, jobs, what each job is owed and what it holds.
+"""The state of a fleet: devices, jobs, the deficit of each job and what it holds.
 
 Jobs live in arrays, a row each in order of their numbers, so that the state of a large fleet is
 copied in microseconds: a step copies the arrays that it changes and leaves those of the old state
@@ -49,12 +49,13 @@ class Rules:
     slack_rounds: float = 150.0
     """Rounds that a job may be made to wait by one that ends sooner; 0 for strict fairness."""
     patience_rounds: float = 200.0
-    """Rounds that a job may be owed before it goes first and devices are reserved for it."""
+    """Deficit in rounds beyond which a job goes first and devices are reserved for it."""
     reserve_after_s: float | None = None
     """Wait after which devices are reserved for a gang that jobs which may not be stopped keep from
     starting; None for two rounds or the median length of the jobs, whichever is larger."""
     stickiness_rounds: float = 4.0
-    """How much more a waiting job must be owed before it takes the devices of a running one."""
+    """Rounds by which the deficit of a waiting job must be larger before it takes the devices of a
+    running one."""
     restart_s: float = 0.0
     """Time from the start of a job to its first step: what a preemption costs."""
     max_failures: int = 5
@@ -113,7 +114,7 @@ class PairTable:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairPlan:
-    """Time that pairs of profiles are to spend on a device, and how much they are owed."""
+    """Time that pairs of profiles are to spend on a device, and their deficits."""
 
     amount: FloatArray
     """``[a, b, kind]``, a no larger than b."""
@@ -165,7 +166,7 @@ class Jobs(NamedTuple):
     received_s: FloatArray
     """Time on a kind (Gavel's mechanism: since the last allocation)."""
     credit_s: FloatArray
-    """Time that a job is owed on a kind."""
+    """Deficit of a job on a kind."""
 
 
 def room_for_jobs(count: int, num_kinds: int) -> Jobs:

@@ -16,7 +16,7 @@ class Pace(NamedTuple):
     stickiness_rounds: float
     slack_rounds: float
     patience_s: float
-    most_owed_s: float
+    max_deficit_s: float
     """Debts that could not be paid for long are not paid all at once."""
     restart_s: float
     keeps_line: bool
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
     pairs: LongArray
     """``[pair, 3]``: profile, profile and kind."""
     urgency: FloatArray
-    """``[pair]``: rounds that it is owed."""
+    """``[pair]``: its deficit in rounds."""
     queue: LongArray
     """Jobs of each profile that want to share, the neediest first."""
     queue_at: LongArray
@@ -90,7 +90,7 @@ class Wishes(NamedTuple):
     is_reserved: BoolArray
     """``[job]``: goes before all."""
     is_kept: BoolArray
-    """``[job]``: runs where it is whatever others are owed."""
+    """``[job]``: runs where it is whatever the deficits of others."""
     is_withdrawn: BoolArray
     """``[wish]``: of a gang, or of two, that was tried and found no server with room."""
     pairs: LongArray
@@ -208,7 +208,7 @@ def new_alike(num_jobs: int, num_kinds: int, max_classes: int) -> Alike:
 
 
 def new_ascent(max_questions: int, num_pools: int, num_classes: int) -> Ascent:
-    """Room for the search of one rung."""
+    """Room for the search of one level_answer."""
     rows = num_pools + 1
     return Ascent(
         questions=np.empty((2, max_questions, num_pools)),

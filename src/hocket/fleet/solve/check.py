@@ -7,60 +7,61 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import CheckError
 from hocket.fleet.allocation import Allocation
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 
 TOLERANCE = 1e-9
 
 
-def verify_allocation(market: Market, allocation: Allocation) -> None:
+def verify_allocation(snapshot: ClusterSnapshot, allocation: Allocation) -> None:
     """Raise `CheckError` with everything that is wrong."""
-    found = violations(market, allocation)
+    found = violations(snapshot, allocation)
     if found:
         raise CheckError("; ".join(found[:5]), where=f"allocation by {allocation.policy}")
 
 
-def violations(market: Market, allocation: Allocation) -> list[str]:
+def violations(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
     """What is wrong with an allocation, in words."""
     shares = allocation.shares
-    if shares.shape != market.steps_per_s.shape or not np.all(np.isfinite(shares)):
+    if shares.shape != snapshot.steps_per_s.shape or not np.all(np.isfinite(shares)):
         return [f"shares have the shape {shares.shape} or are not numbers"]
     found = [
-        f"job {market.ids[job]!r} has a share of {shares[job, kind]:g} on {market.kinds[kind]!r}"
+        f"job {snapshot.ids[job]!r} has a share of {shares[job, kind]:g} "
+        f"on {snapshot.kinds[kind]!r}"
         for job, kind in np.argwhere(shares < -TOLERANCE)
     ]
     found += [
-        f"job {market.ids[job]!r} has time on {market.kinds[kind]!r}, where it cannot run"
-        for job, kind in np.argwhere((shares > TOLERANCE) & (market.usable_steps_per_s <= 0.0))
+        f"job {snapshot.ids[job]!r} has time on {snapshot.kinds[kind]!r}, where it cannot run"
+        for job, kind in np.argwhere((shares > TOLERANCE) & (snapshot.usable_steps_per_s <= 0.0))
     ]
-    return found + _too_much_time(market, allocation) + _too_many_devices(market, allocation)
+    return found + _too_much_time(snapshot, allocation) + _too_many_devices(snapshot, allocation)
 
 
-def throughputs(market: Market, allocation: Allocation) -> FloatArray:
+def throughputs(snapshot: ClusterSnapshot, allocation: Allocation) -> FloatArray:
     """Steps per second of each job."""
-    alone = (market.steps_per_s * allocation.shares).sum(axis=1)
-    paired, pairs = allocation.paired, market.pairs
+    alone = (snapshot.steps_per_s * allocation.shares).sum(axis=1)
+    paired, pairs = allocation.paired, snapshot.pairs
     if paired is None or pairs is None:
         return np.asarray(alone)
     beside = pairs.steps_per_s[pairs.profile_of[paired.job], paired.profile, paired.kind]
-    return np.asarray(alone + np.bincount(paired.job, paired.amount * beside, market.num_jobs))
+    return np.asarray(alone + np.bincount(paired.job, paired.amount * beside, snapshot.num_jobs))
 
 
-def _too_much_time(market: Market, allocation: Allocation) -> list[str]:
+def _too_much_time(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
     times = allocation.shares.sum(axis=1)
     if allocation.paired is not None:
         times = times + np.bincount(
-            allocation.paired.job, allocation.paired.amount, market.num_jobs
+            allocation.paired.job, allocation.paired.amount, snapshot.num_jobs
         )
     found = [
-        f"job {market.ids[job]!r} has {times[job]:.12g} of its time"
+        f"job {snapshot.ids[job]!r} has {times[job]:.12g} of its time"
         for job in np.flatnonzero(times > 1.0 + TOLERANCE)
     ]
-    return found + _parted(market, allocation)
+    return found + _parted(snapshot, allocation)
 
 
-def _parted(market: Market, allocation: Allocation) -> list[str]:
+def _parted(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
     """Whether jobs and profiles tell the same of time two on a device."""
-    shared, paired, pairs = allocation.shared, allocation.paired, market.pairs
+    shared, paired, pairs = allocation.shared, allocation.paired, snapshot.pairs
     if (shared is None) != (paired is None):
         return ["time in pairs is told of jobs or of profiles only"]
     if shared is None or paired is None or pairs is None:
@@ -78,17 +79,17 @@ def _parted(market: Market, allocation: Allocation) -> list[str]:
     ]
 
 
-def _too_many_devices(market: Market, allocation: Allocation) -> list[str]:
-    used = market.gang @ allocation.shares
-    shared, pairs = allocation.shared, market.pairs
+def _too_many_devices(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
+    used = snapshot.gang @ allocation.shares
+    shared, pairs = allocation.shared, snapshot.pairs
     if shared is not None and pairs is not None:
         gang_of = np.zeros(len(pairs.steps_per_s))
-        gang_of[pairs.profile_of] = market.gang
+        gang_of[pairs.profile_of] = snapshot.gang
         devices = shared.amount * gang_of[shared.profile_a]
-        used += np.bincount(shared.kind, devices, market.num_kinds)
-    limit = market.num_devices * (1.0 + TOLERANCE) + TOLERANCE
+        used += np.bincount(shared.kind, devices, snapshot.num_kinds)
+    limit = snapshot.num_devices * (1.0 + TOLERANCE) + TOLERANCE
     return [
-        f"{used[kind]:.12g} devices of {market.kinds[kind]!r} are used, there are "
-        f"{market.num_devices[kind]}"
+        f"{used[kind]:.12g} devices of {snapshot.kinds[kind]!r} are used, there are "
+        f"{snapshot.num_devices[kind]}"
         for kind in np.flatnonzero(used > limit)
     ]

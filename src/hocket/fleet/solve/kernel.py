@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.price_tables import Crowd, PriceSearch
+from hocket.fleet.solve.price_tables import JobClassTable, PriceSearch
 from hocket.kernels import kernel
 
 _LOAD = -1
@@ -96,10 +96,10 @@ def cost_of(price: FloatArray, low: int, high: int, part: float) -> float:
 
 
 @kernel
-def set_prices(crowd: Crowd, prices: FloatArray, price: FloatArray) -> None:
+def set_prices(job_classes: JobClassTable, prices: FloatArray, price: FloatArray) -> None:
     """The price of one device of each column."""
-    for pool in range(crowd.capacity.shape[0]):
-        price[pool] = prices[pool] / crowd.capacity[pool]
+    for pool in range(job_classes.capacity.shape[0]):
+        price[pool] = prices[pool] / job_classes.capacity[pool]
 
 
 @kernel
@@ -111,26 +111,26 @@ def forget_purchases(search: PriceSearch) -> None:
 
 
 @kernel
-def ask(crowd: Crowd, demand: FloatArray, search: PriceSearch, at: int) -> float:
+def ask(job_classes: JobClassTable, demand: FloatArray, search: PriceSearch, at: int) -> float:
     """Note what everybody buys at ``search.asked`` as question ``at``; returns the bill."""
-    num_pools = crowd.capacity.shape[0]
-    set_prices(crowd, search.asked, search.price)
+    num_pools = job_classes.capacity.shape[0]
+    set_prices(job_classes, search.asked, search.price)
     for pool in range(num_pools):
         search.prices[at, pool] = search.asked[pool]
         search.load[at, pool] = 0.0
     for one in range(demand.shape[0]):
         low, high, part, _ = cheapest(
-            crowd.rates, search.price, one, demand[one], search.low[one], search.high[one]
+            job_classes.rates, search.price, one, demand[one], search.low[one], search.high[one]
         )
         search.low[one], search.high[one] = low, high
-        devices = crowd.gang[one] * crowd.num_jobs[one]
+        devices = job_classes.gang[one] * job_classes.num_jobs[one]
         if low >= 0:
             search.load[at, low] += devices * (1.0 - part)
         if high >= 0:
             search.load[at, high] += devices * part
     bill = 0.0
     for pool in range(num_pools):
-        search.load[at, pool] /= crowd.capacity[pool]
+        search.load[at, pool] /= job_classes.capacity[pool]
         bill += search.asked[pool] * search.load[at, pool]
     return bill
 
@@ -264,7 +264,11 @@ def read_weights(search: PriceSearch, num_pools: int, num_asked: int) -> None:
 
 @kernel
 def find_load(
-    crowd: Crowd, demand: FloatArray, search: PriceSearch, num_known: int, tolerance: float
+    job_classes: JobClassTable,
+    demand: FloatArray,
+    search: PriceSearch,
+    num_known: int,
+    tolerance: float,
 ) -> tuple[int, float, float]:
     """Search for the prices at which the bill is highest; the first ``num_known`` are given.
 
@@ -274,7 +278,7 @@ def find_load(
     load, and answers change the mix without lowering it: such steps ask for the duals themselves,
     and only an answer to these that changes nothing ends the search.
     """
-    num_pools, room = crowd.capacity.shape[0], search.prices.shape[0]
+    num_pools, room = job_classes.capacity.shape[0], search.prices.shape[0]
     highest, num_asked = -1.0, 0
     caution = 0.0
     load = np.inf
@@ -286,7 +290,7 @@ def find_load(
                 search.asked[pool] = search.prices[num_asked, pool]
         else:
             propose(search, num_pools, 0.0 if is_stalled else caution)
-        bill = ask(crowd, demand, search, num_asked)
+        bill = ask(job_classes, demand, search, num_asked)
         if bill > highest:
             highest = bill
             for pool in range(num_pools):
@@ -313,24 +317,30 @@ def find_load(
 
 @kernel
 def find_bill(
-    crowd: Crowd, demand: FloatArray, search: PriceSearch, prices: FloatArray, slope: FloatArray
+    job_classes: JobClassTable,
+    demand: FloatArray,
+    search: PriceSearch,
+    prices: FloatArray,
+    slope: FloatArray,
 ) -> float:
     """What serving the demands costs at given prices, and what a little more of each would."""
     price = search.price
-    set_prices(crowd, prices, price)
+    set_prices(job_classes, prices, price)
     bill = 0.0
     for one in range(demand.shape[0]):
         low, high, part, rise = cheapest(
-            crowd.rates, price, one, demand[one], search.low[one], search.high[one]
+            job_classes.rates, price, one, demand[one], search.low[one], search.high[one]
         )
         search.low[one], search.high[one] = low, high
-        slope[one] = crowd.gang[one] * rise
-        bill += crowd.gang[one] * crowd.num_jobs[one] * cost_of(price, low, high, part)
+        slope[one] = job_classes.gang[one] * rise
+        bill += job_classes.gang[one] * job_classes.num_jobs[one] * cost_of(price, low, high, part)
     return bill
 
 
 @kernel
-def mix_purchases(crowd: Crowd, search: PriceSearch, num_asked: int, shares: FloatArray) -> None:
+def mix_purchases(
+    job_classes: JobClassTable, search: PriceSearch, num_asked: int, shares: FloatArray
+) -> None:
     """The time of one job of each class on each column, mixed over the questions.
 
     All questions are asked again as they were, because at equal prices the order decides.
@@ -338,10 +348,10 @@ def mix_purchases(crowd: Crowd, search: PriceSearch, num_asked: int, shares: Flo
     forget_purchases(search)
     for question in range(num_asked):
         weight = search.weight[question]
-        set_prices(crowd, search.prices[question], search.price)
+        set_prices(job_classes, search.prices[question], search.price)
         for one in range(search.demand.shape[0]):
             low, high, part, _ = cheapest(
-                crowd.rates,
+                job_classes.rates,
                 search.price,
                 one,
                 search.demand[one],

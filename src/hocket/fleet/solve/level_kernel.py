@@ -9,7 +9,7 @@ O(classes x columns) per bill, about five bills per fall, a handful of falls.
 from __future__ import annotations
 
 from hocket.fleet.solve.kernel import cheapest, cost_of, find_load, set_prices
-from hocket.fleet.solve.price_tables import MAX_FALLS, Crowd, Owed, PriceSearch
+from hocket.fleet.solve.price_tables import MAX_FALLS, JobClassTable, LevelDemand, PriceSearch
 from hocket.kernels import kernel
 
 _MAX_STEPS = 100
@@ -18,28 +18,32 @@ _CLOSE = 1e-13
 
 
 @kernel
-def owed_to(owed: Owed, one: int, level: float) -> tuple[float, float]:
-    """What a class is owed at a level, and how fast that rises with it."""
-    ahead = max(level - owed.start[one], 0.0) * owed.pace[one]
-    left = 1.0 - owed.drag[one] * level
-    if not ahead < owed.cap[one] * left:
-        return owed.cap[one], 0.0
+def demand_of(level_demand: LevelDemand, one: int, level: float) -> tuple[float, float]:
+    """What a class is due at a level, and how fast that rises with it."""
+    ahead = max(level - level_demand.start[one], 0.0) * level_demand.pace[one]
+    left = 1.0 - level_demand.drag[one] * level
+    if not ahead < level_demand.cap[one] * left:
+        return level_demand.cap[one], 0.0
     if ahead == 0.0:
         return 0.0, 0.0
-    return ahead / left, (owed.pace[one] * left + ahead * owed.drag[one]) / (left * left)
+    return ahead / left, (level_demand.pace[one] * left + ahead * level_demand.drag[one]) / (
+        left * left
+    )
 
 
 @kernel
-def bill_at(crowd: Crowd, owed: Owed, search: PriceSearch, level: float) -> tuple[float, float]:
+def bill_at(
+    job_classes: JobClassTable, level_demand: LevelDemand, search: PriceSearch, level: float
+) -> tuple[float, float]:
     """What a level costs at ``search.price``, and how fast that rises with the level."""
     bill, rise = 0.0, 0.0
-    for one in range(crowd.gang.shape[0]):
-        demand, faster = owed_to(owed, one, level)
+    for one in range(job_classes.gang.shape[0]):
+        demand, faster = demand_of(level_demand, one, level)
         low, high, part, slope = cheapest(
-            crowd.rates, search.price, one, demand, search.low[one], search.high[one]
+            job_classes.rates, search.price, one, demand, search.low[one], search.high[one]
         )
         search.low[one], search.high[one] = low, high
-        devices = crowd.gang[one] * crowd.num_jobs[one]
+        devices = job_classes.gang[one] * job_classes.num_jobs[one]
         bill += devices * cost_of(search.price, low, high, part)
         if faster > 0.0:
             rise += devices * slope * faster
@@ -48,14 +52,19 @@ def bill_at(crowd: Crowd, owed: Owed, search: PriceSearch, level: float) -> tupl
 
 @kernel
 def fall(
-    crowd: Crowd, owed: Owed, search: PriceSearch, high: float, hint: float, allowed: float
+    job_classes: JobClassTable,
+    level_demand: LevelDemand,
+    search: PriceSearch,
+    high: float,
+    hint: float,
+    allowed: float,
 ) -> float:
     """The level up to ``high`` that costs ``allowed`` at the best prices.
 
     Looked for first at ``hint``, unless that is 0.
     """
-    set_prices(crowd, search.best, search.price)
-    bill, rise = bill_at(crowd, owed, search, high)
+    set_prices(job_classes, search.best, search.price)
+    bill, rise = bill_at(job_classes, level_demand, search, high)
     over = bill - allowed
     if over <= 0.0:
         return high
@@ -75,7 +84,7 @@ def fall(
         was_chord = not is_good and not was_chord
         before, step = step, abs(next_at - at)
         at = next_at
-        bill, rise = bill_at(crowd, owed, search, at)
+        bill, rise = bill_at(job_classes, level_demand, search, at)
         value = bill - allowed
         if value > 0.0:
             high, over = at, value
@@ -103,8 +112,8 @@ def keep_mixed(search: PriceSearch, num_asked: int, num_pools: int) -> int:
 
 @kernel
 def find_level(
-    crowd: Crowd,
-    owed: Owed,
+    job_classes: JobClassTable,
+    level_demand: LevelDemand,
     search: PriceSearch,
     start: tuple[float, float],
     num_known: int,
@@ -114,18 +123,18 @@ def find_level(
 
     Returns the level and the number of questions asked at it.
     """
-    num_pools = crowd.capacity.shape[0]
+    num_pools = job_classes.capacity.shape[0]
     allowed = 1.0 + tolerance
     for pool in range(num_pools):
         search.best[pool] = search.prices[0, pool]
-    level, num_asked = fall(crowd, owed, search, start[0], start[1], allowed), 0
+    level, num_asked = fall(job_classes, level_demand, search, start[0], start[1], allowed), 0
     for turn in range(MAX_FALLS):
         for one in range(search.demand.shape[0]):
-            search.demand[one] = owed_to(owed, one, level)[0]
-        num_asked, load, bill = find_load(crowd, search.demand, search, num_known, tolerance)
+            search.demand[one] = demand_of(level_demand, one, level)[0]
+        num_asked, load, bill = find_load(job_classes, search.demand, search, num_known, tolerance)
         if load <= 1.0 + 4.0 * tolerance or bill <= allowed or turn == MAX_FALLS - 1:
             break
-        lower = fall(crowd, owed, search, level, 0.0, allowed)
+        lower = fall(job_classes, level_demand, search, level, 0.0, allowed)
         if lower >= level:
             break
         num_known = keep_mixed(search, num_asked, num_pools)

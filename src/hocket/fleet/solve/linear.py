@@ -13,7 +13,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.fleet.solve.price_tables import Crowd
+from hocket.fleet.solve.price_tables import JobClassTable
 from hocket.fleet.solve.prices import Duals
 
 _LARGE = 300
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class LinearProgram:
     """Who may run where, alone and two on a device."""
 
-    crowd: Crowd
+    job_classes: JobClassTable
     pairs: FloatArray | None = None
     """``[column, class a, class b]``: progress of a beside b."""
     columns: PairColumns | None = None
@@ -55,12 +55,12 @@ def solve(program: LinearProgram, *, base: FloatArray, slope: FloatArray, near: 
     Levels and demands may be of any size, and the solver's tolerances are absolute: ``near`` is a
     level of the right size to measure in.
     """
-    num_jobs = np.asarray(program.crowd.num_jobs)
+    num_jobs = np.asarray(program.job_classes.num_jobs)
     parts = _ProgramRows(program)
     matrix = parts.matrix(level_column=num_jobs * slope * near)
     # Demands that no longer rise are met already, to the last digit: they leave room for rounding.
-    owed = np.where(slope > 0.0, base, base * (1.0 - 1e-9))
-    limits = np.concatenate([-num_jobs * owed, num_jobs, program.crowd.capacity])
+    due = np.where(slope > 0.0, base, base * (1.0 - 1e-9))
+    limits = np.concatenate([-num_jobs * due, num_jobs, program.job_classes.capacity])
     value = np.zeros(matrix.shape[1])
     value[-1] = 1.0
     demand = base + slope * near
@@ -70,11 +70,11 @@ def solve(program: LinearProgram, *, base: FloatArray, slope: FloatArray, near: 
 
 def maximise(program: LinearProgram, step_value: FloatArray, need: FloatArray) -> Solved:
     """The most summed value of progress ``[class, column]``, each job making ``need``."""
-    num_jobs = np.asarray(program.crowd.num_jobs)
+    num_jobs = np.asarray(program.job_classes.num_jobs)
     parts = _ProgramRows(program)
     matrix = parts.matrix(level_column=np.zeros(len(num_jobs)))
-    limits = np.concatenate([-num_jobs * need, num_jobs, program.crowd.capacity])
-    alone = (step_value * program.crowd.rates)[parts.one, parts.at]
+    limits = np.concatenate([-num_jobs * need, num_jobs, program.job_classes.capacity])
+    alone = (step_value * program.job_classes.rates)[parts.one, parts.at]
     together = parts.pair_values(step_value)
     value = np.concatenate([alone, together, [0.0]])
     unit = np.where(need > 0.0, need, parts.fastest)
@@ -86,19 +86,19 @@ class _ProgramRows:
 
     def __init__(self, program: LinearProgram) -> None:
         self.program = program
-        self.one, self.at = np.nonzero(np.asarray(program.crowd.rates) > 0.0)
-        fastest = program.crowd.rates.max(axis=1, initial=0.0)
+        self.one, self.at = np.nonzero(np.asarray(program.job_classes.rates) > 0.0)
+        fastest = program.job_classes.rates.max(axis=1, initial=0.0)
         self.fastest = np.where(fastest > 0.0, fastest, 1.0)
 
     def matrix(self, level_column: FloatArray) -> Any:
         from scipy.sparse import csc_array
 
-        crowd = self.program.crowd
-        num_classes, num_pools = len(crowd.gang), len(crowd.capacity)
+        job_classes = self.program.job_classes
+        num_classes, num_pools = len(job_classes.gang), len(job_classes.capacity)
         one, at = self.one, self.at
         single = np.arange(len(one))
         rows = [one, num_classes + one, 2 * num_classes + at]
-        values = [-crowd.rates[one, at], np.ones(len(one)), crowd.gang[one]]
+        values = [-job_classes.rates[one, at], np.ones(len(one)), job_classes.gang[one]]
         places = [single, single, single]
         num_columns = len(one)
         columns = self.program.columns
@@ -108,7 +108,7 @@ class _ProgramRows:
             ones = np.ones(len(a))
             rows += [a, b, num_classes + a, num_classes + b, 2 * num_classes + j]
             rates = self.program.pairs
-            values += [-rates[j, a, b], -rates[j, b, a], ones, ones, crowd.gang[a]]
+            values += [-rates[j, a, b], -rates[j, b, a], ones, ones, job_classes.gang[a]]
             places += [pair] * 5
             num_columns += len(a)
         rows.append(np.arange(num_classes))
@@ -135,16 +135,18 @@ class _ProgramRows:
         """
         from scipy.sparse import diags_array
 
-        crowd = self.program.crowd
-        num_classes, num_single = len(crowd.gang), len(self.one)
+        job_classes = self.program.job_classes
+        num_classes, num_single = len(job_classes.gang), len(self.one)
         is_level = value[-1] > 0.0
-        row_unit = np.concatenate([crowd.num_jobs * unit, crowd.num_jobs, crowd.capacity])
+        row_unit = np.concatenate(
+            [job_classes.num_jobs * unit, job_classes.num_jobs, job_classes.capacity]
+        )
         cost = -value if is_level else -value / large
         result = _highs(cost, diags_array(1.0 / row_unit) @ matrix, limits / row_unit)
         worth = np.maximum(-result.ineqlin.marginals, 0.0) / row_unit
         bound = self._bound(cost, matrix, limits, worth) * large
         time = np.maximum(result.x[:-1], 0.0)
-        alone = np.zeros(crowd.rates.shape)
+        alone = np.zeros(job_classes.rates.shape)
         alone[self.one, self.at] = time[:num_single]
         together = time[num_single:]
         # The solver keeps limits to seven digits, which is not enough for devices.
@@ -169,9 +171,9 @@ class _ProgramRows:
             # The level has no limit of its own, so its column must balance exactly.
             worth = worth / max(float((matrix.T @ worth)[-1]), 1e-300)
         unpaid = np.maximum(-cost - matrix.T @ worth, 0.0)[:-1]
-        longest = self.program.crowd.num_jobs[self.one]
+        longest = self.program.job_classes.num_jobs[self.one]
         if self.program.columns is not None:
-            others = self.program.crowd.num_jobs[self.program.columns.class_a]
+            others = self.program.job_classes.num_jobs[self.program.columns.class_a]
             longest = np.concatenate([longest, others])
         return float(limits @ worth + unpaid @ longest)
 

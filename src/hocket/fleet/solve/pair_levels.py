@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
-from hocket.fleet.market import Market
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.solve.interior import Inside, climb_inside
-from hocket.fleet.solve.ladder import DemandAt
+from hocket.fleet.solve.levels import DemandAt
 from hocket.fleet.solve.pair_tables import (
     Anchors,
     ClassPairTable,
@@ -26,14 +26,14 @@ from hocket.fleet.solve.pair_tables import (
     ShareColumns,
     new_partners,
 )
-from hocket.fleet.solve.price_tables import Crowd
-from hocket.fleet.solve.prices import Duals, PairTime, Rung, proven_level, top_level
+from hocket.fleet.solve.price_tables import JobClassTable
+from hocket.fleet.solve.prices import Duals, LevelAnswer, PairTime, proven_level, top_level
 from hocket.fleet.solve.setup import SolveSetup
 from hocket.kernels.containers import table as read_only
 
 # The program of jobs that may share devices, with few of its pairs: its rows, duals and answers.
 #
-# Rows are the progress that every class is owed, its time, and the devices of every pool. Demands
+# Rows are the progress that every class is due, its time, and the devices of every pool. Demands
 # near a level are taken for straight lines; what an answer is worth is measured with the demands
 # themselves.
 
@@ -46,9 +46,9 @@ _ROOM = 2e-6
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Task:
-    """Classes, what they are owed near a level, and how they share."""
+    """Classes, what they are due near a level, and how they share."""
 
-    crowd: Crowd
+    job_classes: JobClassTable
     table: ClassPairTable
     demand_at: DemandAt
     near: float
@@ -59,10 +59,10 @@ class Task:
         """How rows rise with the level, in parts of ``near``, and their limits at level 0."""
         base, slope = chord(self.demand_at, self.near, width)
         base = np.where(slope > 0.0, base, base * (1.0 - _ROOM))
-        jobs = self.crowd.num_jobs / self.unit
-        others = np.zeros(len(jobs) + len(self.crowd.capacity))
+        jobs = self.job_classes.num_jobs / self.unit
+        others = np.zeros(len(jobs) + len(self.job_classes.capacity))
         rise = np.concatenate([jobs * slope * self.near, others])
-        limit = np.concatenate([-jobs * base, self.crowd.num_jobs, self.crowd.capacity])
+        limit = np.concatenate([-jobs * base, self.job_classes.num_jobs, self.job_classes.capacity])
         return rise, limit
 
     def rows_of(self, duals: Duals) -> FloatArray:
@@ -77,9 +77,9 @@ class Task:
 
     def duals_of(self, rows: FloatArray) -> Duals:
         """Duals of the program, with rents that cover what jobs earn alone."""
-        crowd, size = self.crowd, len(self.unit)
+        job_classes, size = self.job_classes, len(self.unit)
         worth, price = rows[:size] / self.unit, rows[2 * size :]
-        margin = worth[:, None] * crowd.rates - crowd.gang[:, None] * price
+        margin = worth[:, None] * job_classes.rates - job_classes.gang[:, None] * price
         rent = np.maximum(rows[size : 2 * size], margin.max(axis=1, initial=0.0))
         return Duals(worth=worth, rent=rent, price=price)
 
@@ -115,7 +115,7 @@ class PairAnswer:
     """``[class]``: of one job."""
     level: float
     served: float
-    """The least part that a job makes of what it is owed at the level before this was cut off."""
+    """The least part that a job makes of what it is due at the level before this was cut off."""
     ceiling: float
     duals: Duals
 
@@ -128,9 +128,9 @@ def _rates(table: ClassPairTable, a: LongArray, b: LongArray) -> FloatArray:
 
 def columns_of(task: Task, pairs: ClassPairs) -> ShareColumns:
     """Every job alone on every column, then the pairs."""
-    crowd, unit = task.crowd, task.unit
-    one, at = np.nonzero(np.asarray(crowd.rates) > 0.0)
-    nobody = 2 * len(unit) + len(crowd.capacity)
+    job_classes, unit = task.job_classes, task.unit
+    one, at = np.nonzero(np.asarray(job_classes.rates) > 0.0)
+    nobody = 2 * len(unit) + len(job_classes.capacity)
     a, b, j = pairs.a, pairs.b, pairs.column
     everywhere = np.arange(len(a))
     rate_a = _rates(task.table, a, b)[everywhere, j] / unit[a]
@@ -139,9 +139,9 @@ def columns_of(task: Task, pairs: ClassPairs) -> ShareColumns:
         job_a=np.concatenate([one, a]).astype(np.uint32),
         job_b=np.concatenate([np.full(len(one), nobody), b]).astype(np.uint32),
         pool=np.concatenate([at, j]).astype(np.uint32),
-        rate_a=np.concatenate([crowd.rates[one, at] / unit[one], rate_a]),
+        rate_a=np.concatenate([job_classes.rates[one, at] / unit[one], rate_a]),
         rate_b=np.concatenate([np.zeros(len(one)), rate_b]),
-        devices=np.concatenate([crowd.gang[one], crowd.gang[a]]),
+        devices=np.concatenate([job_classes.gang[one], job_classes.gang[a]]),
     )
 
 
@@ -154,18 +154,18 @@ def answer_of(
     ceiling: float,
 ) -> PairAnswer:
     """What a point inside comes to once it is cut to time and devices, and all demands count."""
-    crowd = task.crowd
-    fitting = _fitted(columns, inside.amount, crowd)
+    job_classes = task.job_classes
+    fitting = _fitted(columns, inside.amount, job_classes)
     num_jobs = len(task.unit)
     made = np.bincount(columns.job_a, fitting * columns.rate_a, num_jobs)
     made += np.bincount(columns.job_b, fitting * columns.rate_b, num_jobs)[:num_jobs]
-    progress = made * task.unit / crowd.num_jobs
+    progress = made * task.unit / job_classes.num_jobs
     level = min(inside.level * task.near, ceiling)
     demand = task.demand_at(level)
     served = float(np.min(progress[demand > 0.0] / demand[demand > 0.0], initial=1.0))
     num_single = len(fitting) - len(pairs.a)
-    alone = np.zeros(crowd.rates.shape)
-    alone[np.nonzero(np.asarray(crowd.rates) > 0.0)] = fitting[:num_single]
+    alone = np.zeros(job_classes.rates.shape)
+    alone[np.nonzero(np.asarray(job_classes.rates) > 0.0)] = fitting[:num_single]
     return PairAnswer(
         alone=alone,
         pairs=pairs,
@@ -178,17 +178,19 @@ def answer_of(
     )
 
 
-def _fitted(columns: ShareColumns, amount: FloatArray, crowd: Crowd) -> FloatArray:
+def _fitted(columns: ShareColumns, amount: FloatArray, job_classes: JobClassTable) -> FloatArray:
     """Amounts cut to what jobs have of time, then to what pools have of devices."""
-    num_jobs = len(crowd.gang)
-    nobody = 2 * num_jobs + len(crowd.capacity)
+    num_jobs = len(job_classes.gang)
+    nobody = 2 * num_jobs + len(job_classes.capacity)
     time = np.bincount(columns.job_a, amount, nobody + 1)
     time += np.bincount(columns.job_b, amount, nobody + 1)
     left = np.ones(nobody + 1)
-    left[:num_jobs] = crowd.num_jobs / np.maximum(time[:num_jobs], crowd.num_jobs)
+    left[:num_jobs] = job_classes.num_jobs / np.maximum(time[:num_jobs], job_classes.num_jobs)
     amount = amount * np.minimum(left[columns.job_a], left[columns.job_b])
-    load = np.bincount(columns.pool, amount * columns.devices, len(crowd.capacity))
-    return np.asarray(amount * (crowd.capacity / np.maximum(load, crowd.capacity))[columns.pool])
+    load = np.bincount(columns.pool, amount * columns.devices, len(job_classes.capacity))
+    return np.asarray(
+        amount * (job_classes.capacity / np.maximum(load, job_classes.capacity))[columns.pool]
+    )
 
 
 def chord(demand_at: DemandAt, level: float, width: float) -> tuple[FloatArray, FloatArray]:
@@ -205,8 +207,8 @@ def chord(demand_at: DemandAt, level: float, width: float) -> tuple[FloatArray, 
 #
 # Bentley, "Multidimensional binary search trees used for associative searching" (1975). Cells are
 # halved where they are widest until there are as many as wanted, so all hold equally many classes,
-# and prices in a market of representatives are nearly those of all; the class nearest to the middle
-# of its cell stands for it. O(classes x features x log cells).
+# and prices among representatives are nearly those of all; the class nearest to the middle of its
+# cell stands for it. O(classes x features x log cells).
 
 _BESIDE = 16
 """Classes beside which all are looked at."""
@@ -221,7 +223,7 @@ def representatives(
 ) -> tuple[LongArray, LongArray]:
     """Some classes, and the cell of every class: the representative of cell i is number i.
 
-    ``unit[class]`` is the size of what a class is owed.
+    ``unit[class]`` is the size of what a class is due.
     """
     features = _features(table, unit)
     cells = _halved(features, np.arange(len(unit)), count)
@@ -301,52 +303,62 @@ class _Look:
     ceiling: float
 
 
-def pair_table(market: Market, setup: SolveSetup, rates: FloatArray) -> ClassPairTable:
-    """What the classes of a market do beside each other."""
-    assert market.pairs is not None
+def pair_table(snapshot: ClusterSnapshot, setup: SolveSetup, rates: FloatArray) -> ClassPairTable:
+    """What the classes of a snapshot do beside each other."""
+    assert snapshot.pairs is not None
     first = setup.classes.first
-    fastest = market.usable_steps_per_s[first].max(axis=1, initial=0.0)
+    fastest = snapshot.usable_steps_per_s[first].max(axis=1, initial=0.0)
     unit = rates[first].max(axis=1, initial=0.0) / np.where(fastest > 0.0, fastest, np.inf)
     return ClassPairTable(
-        steps_per_s=read_only(market.pairs.steps_per_s, np.float64),
-        profile_of=read_only(market.pairs.profile_of[first], np.int64),
+        steps_per_s=read_only(snapshot.pairs.steps_per_s, np.float64),
+        profile_of=read_only(snapshot.pairs.profile_of[first], np.int64),
         unit=read_only(unit, np.float64),
-        alone=setup.crowd.rates,
-        gang=setup.crowd.gang,
-        num_jobs=setup.crowd.num_jobs,
+        alone=setup.job_classes.rates,
+        gang=setup.job_classes.gang,
+        num_jobs=setup.job_classes.num_jobs,
     )
 
 
-def highest_rung_of_many(
-    crowd: Crowd, table: ClassPairTable, demand_at: DemandAt, cap: FloatArray, alone: Rung
-) -> Rung:
+def highest_level_of_many(
+    job_classes: JobClassTable,
+    table: ClassPairTable,
+    demand_at: DemandAt,
+    cap: FloatArray,
+    alone: LevelAnswer,
+) -> LevelAnswer:
     """Climb as high as devices that may be shared allow, from the answer without sharing."""
     demand = demand_at(alone.level)
     unit = np.where(demand > 0.0, demand, np.where(cap > 0.0, cap, 1.0))
-    task = Task(crowd=crowd, table=table, demand_at=demand_at, near=alone.level, unit=unit)
+    task = Task(
+        job_classes=job_classes, table=table, demand_at=demand_at, near=alone.level, unit=unit
+    )
     answer = _solve(task, alone.duals, top_level(demand_at, cap))
     if answer.level < alone.level:
         # Nothing was gained: the answer alone stays, with the bound that holds for pairs too.
-        alone_made = np.minimum(alone.demand, (crowd.rates * alone.shares).sum(axis=1))
+        alone_made = np.minimum(alone.demand, (job_classes.rates * alone.shares).sum(axis=1))
         answer = replace(
             answer,
-            alone=alone.shares * crowd.num_jobs[:, None],
+            alone=alone.shares * job_classes.num_jobs[:, None],
             pairs=NOBODY,
             amount=np.zeros(0),
             progress=alone_made,
             level=alone.level,
             served=1.0,
         )
-    return _rung(crowd, demand_at, answer, alone)
+    return _level_answer(job_classes, demand_at, answer, alone)
 
 
-def _rung(crowd: Crowd, demand_at: DemandAt, answer: PairAnswer, alone: Rung) -> Rung:
+def _level_answer(
+    job_classes: JobClassTable, demand_at: DemandAt, answer: PairAnswer, alone: LevelAnswer
+) -> LevelAnswer:
     demand = demand_at(answer.level)
-    in_pairs = answer.progress - (crowd.rates * answer.alone).sum(axis=1) / crowd.num_jobs
-    return Rung(
+    in_pairs = (
+        answer.progress - (job_classes.rates * answer.alone).sum(axis=1) / job_classes.num_jobs
+    )
+    return LevelAnswer(
         level=answer.level,
         demand=demand,
-        shares=answer.alone / crowd.num_jobs[:, None],
+        shares=answer.alone / job_classes.num_jobs[:, None],
         cap=demand,
         ceiling=max(answer.ceiling, answer.level),
         warm=alone.warm,
@@ -357,7 +369,7 @@ def _rung(crowd: Crowd, demand_at: DemandAt, answer: PairAnswer, alone: Rung) ->
             class_b=answer.pairs.b,
             column=answer.pairs.column,
             amount=answer.amount,
-            progress=in_pairs if len(answer.amount) else np.zeros(len(crowd.gang)),
+            progress=in_pairs if len(answer.amount) else np.zeros(len(job_classes.gang)),
         ),
     )
 
@@ -375,7 +387,7 @@ def _solve(task: Task, duals: Duals, top: float) -> PairAnswer:
     task = replace(task, near=max(min(guess, best.ceiling), reached))
     answer, used, width, margin = None, NOBODY, WIDE, _MARGIN
     max_work = min(_WORK_PER_CLASS * len(task.unit), _MAX_WORK)
-    work = looked = len(task.unit) ** 2 * len(task.crowd.capacity) // 2
+    work = looked = len(task.unit) ** 2 * len(task.job_classes.capacity) // 2
     for _ in range(_MAX_STAGES):
         pairs = _candidates(task, seen.partners, used)
         columns = columns_of(task, pairs)
@@ -416,18 +428,18 @@ def _between(best: FloatArray, other: FloatArray, step: float) -> FloatArray:
 
 def _sampled(task: Task, duals: Duals, top: float) -> tuple[LongArray, PairAnswer]:
     """Some of the classes, and how they would share their part of the devices."""
-    crowd, table = task.crowd, task.table
+    job_classes, table = task.job_classes, task.table
     count = min(max(len(task.unit) // _ONE_OF, _LEAST_SAMPLE), _MAX_SAMPLE)
     part, cell_of = representatives(table, task.unit, count)
     ratio = count / len(task.unit)
-    smaller = crowd._replace(
-        rates=read_only(crowd.rates[part], np.float64),
-        num_jobs=read_only(np.bincount(cell_of, crowd.num_jobs) * ratio, np.float64),
-        gang=read_only(crowd.gang[part], np.float64),
-        capacity=read_only(crowd.capacity * ratio, np.float64),
+    smaller = job_classes._replace(
+        rates=read_only(job_classes.rates[part], np.float64),
+        num_jobs=read_only(np.bincount(cell_of, job_classes.num_jobs) * ratio, np.float64),
+        gang=read_only(job_classes.gang[part], np.float64),
+        capacity=read_only(job_classes.capacity * ratio, np.float64),
     )
     few = Task(
-        crowd=smaller,
+        job_classes=smaller,
         table=table._replace(
             profile_of=read_only(table.profile_of[part], np.int64),
             unit=read_only(table.unit[part], np.float64),
@@ -447,12 +459,12 @@ def _extended(task: Task, part: LongArray, found: PairAnswer) -> Duals:
     """Duals of all classes, each as it would answer to those of a part."""
     from hocket.fleet.solve.response_kernel import respond
 
-    crowd, duals = task.crowd, found.duals
-    spent = duals.rent[:, None] + crowd.gang[part][:, None] * duals.price
+    job_classes, duals = task.job_classes, found.duals
+    spent = duals.rent[:, None] + job_classes.gang[part][:, None] * duals.price
     anchors = Anchors(
         one=read_only(part, np.int64),
         value=read_only(duals.worth * task.table.unit[part], np.float64),
-        spent=read_only(np.where(crowd.rates[part] > 0.0, spent, np.inf), np.float64),
+        spent=read_only(np.where(job_classes.rates[part] > 0.0, spent, np.inf), np.float64),
     )
     worth, rent = np.zeros(len(task.unit)), np.zeros(len(task.unit))
     needed = np.asarray(task.demand_at(found.level))
@@ -466,11 +478,11 @@ def _look(task: Task, rows: FloatArray, top: float, margin: float) -> _Look:
 
     duals = task.duals_of(rows)
     partners = new_partners(len(duals.worth), min(_PARTNERS, len(duals.worth)))
-    half = 0.5 * task.crowd.gang[:, None] * duals.price
+    half = 0.5 * task.job_classes.gang[:, None] * duals.price
     spent = np.where(task.table.alone > 0.0, duals.rent[:, None] + half, np.inf)
     look_at_pairs(task.table, duals.worth * task.table.unit, spent, margin, partners)
     raised = replace(duals, rent=duals.rent + 0.5 * np.maximum(partners.most, 0.0))
-    ceiling = proven_level(task.crowd, task.demand_at, raised, top)
+    ceiling = proven_level(task.job_classes, task.demand_at, raised, top)
     return _Look(rows=rows, partners=partners, duals=duals, ceiling=ceiling)
 
 

@@ -12,7 +12,7 @@ from hocket.kernels.containers import zeros
 
 
 class ClassPairTable(NamedTuple):
-    """What classes do beside each other, as the market has it: nothing is copied."""
+    """What classes do beside each other, as the snapshot has it: nothing is copied."""
 
     steps_per_s: FloatArray
     """``[profile, profile, column]``."""

@@ -12,7 +12,7 @@ MAX_FALLS = 60
 """Times that a level is lowered; a handful in practice."""
 
 
-class Crowd(NamedTuple):
+class JobClassTable(NamedTuple):
     """Classes of jobs and the pools of devices that they share, a column for each pool."""
 
     rates: FloatArray
@@ -23,8 +23,8 @@ class Crowd(NamedTuple):
     """``[column]``: devices of the pool."""
 
 
-class Owed(NamedTuple):
-    """What every class is owed at a level, in the closed form that most policies have.
+class LevelDemand(NamedTuple):
+    """What every class is due at a level, in the closed form that most policies have.
 
     From ``start`` on ``pace (level - start) / (1 - drag level)``, at most ``cap``.
     """
@@ -69,9 +69,9 @@ class PriceSearch(NamedTuple):
     high: LongArray
 
 
-def new_search(crowd: Crowd, max_questions: int) -> PriceSearch:
+def new_search(job_classes: JobClassTable, max_questions: int) -> PriceSearch:
     """Room for a search that asks at most ``max_questions`` times."""
-    num_pools, rows = len(crowd.capacity), len(crowd.capacity) + 1
+    num_pools, rows = len(job_classes.capacity), len(job_classes.capacity) + 1
     return PriceSearch(
         prices=np.zeros((max_questions, num_pools)),
         load=np.zeros((max_questions, num_pools)),
@@ -83,7 +83,7 @@ def new_search(crowd: Crowd, max_questions: int) -> PriceSearch:
         best=np.zeros(num_pools),
         entering=np.zeros(rows),
         step=np.zeros(rows),
-        demand=np.zeros(len(crowd.gang)),
-        low=np.full(len(crowd.gang), -1),
-        high=np.full(len(crowd.gang), -1),
+        demand=np.zeros(len(job_classes.gang)),
+        low=np.full(len(job_classes.gang), -1),
+        high=np.full(len(job_classes.gang), -1),
     )

@@ -16,8 +16,14 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Warm
-from hocket.fleet.solve.ladder import DemandAt
-from hocket.fleet.solve.price_tables import MAX_FALLS, Crowd, Owed, PriceSearch, new_search
+from hocket.fleet.solve.levels import DemandAt
+from hocket.fleet.solve.price_tables import (
+    MAX_FALLS,
+    JobClassTable,
+    LevelDemand,
+    PriceSearch,
+    new_search,
+)
 
 MAX_QUESTIONS = 400
 TOLERANCE = 1e-12
@@ -51,7 +57,7 @@ class PairTime:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Rung:
+class LevelAnswer:
     """The highest level that all demands reach together."""
 
     level: float
@@ -67,39 +73,41 @@ class Rung:
     pairs: PairTime | None = None
     """What jobs do two on a device, where they may share."""
     served: float = 1.0
-    """The least part that a class makes of what it is owed; 1 but for many classes that share."""
+    """The least part that a class makes of what it is due; 1 but for many classes that share."""
 
 
-def highest_rung(crowd: Crowd, demand_at: DemandAt, cap: FloatArray, warm: Warm | None) -> Rung:
+def highest_level(
+    job_classes: JobClassTable, demand_at: DemandAt, cap: FloatArray, warm: Warm | None
+) -> LevelAnswer:
     """Climb as high as the devices allow."""
     from hocket.fleet.solve.kernel import find_bill
 
-    search = new_search(crowd, MAX_QUESTIONS)
-    num_known = _first_questions(search, len(crowd.capacity), warm)
+    search = new_search(job_classes, MAX_QUESTIONS)
+    num_known = _first_questions(search, len(job_classes.capacity), warm)
     top = top_level(demand_at, cap)
     hint = warm.level if warm is not None and 0.0 < warm.level < top else 0.0
-    if isinstance(demand_at, Owed):
+    if isinstance(demand_at, LevelDemand):
         from hocket.fleet.solve.level_kernel import find_level
 
-        level, asked = find_level(crowd, demand_at, search, (top, hint), num_known, TOLERANCE)
+        level, asked = find_level(job_classes, demand_at, search, (top, hint), num_known, TOLERANCE)
     else:
-        level, asked = _find_level(crowd, demand_at, search, (top, hint), num_known)
+        level, asked = _find_level(job_classes, demand_at, search, (top, hint), num_known)
     demand, slope = search.demand, np.zeros(len(cap))
-    find_bill(crowd, demand, search, search.best, slope)
+    find_bill(job_classes, demand, search, search.best, slope)
     is_top = level >= top
-    return Rung(
+    return LevelAnswer(
         level=level,
         demand=demand,
-        shares=_shares(crowd, search, asked),
-        duals=_duals(crowd, search.best, slope),
-        cap=demand.copy() if is_top else _free_caps(crowd, demand, cap, search.best, slope),
+        shares=_shares(job_classes, search, asked),
+        duals=_duals(job_classes, search.best, slope),
+        cap=demand.copy() if is_top else _free_caps(job_classes, demand, cap, search.best, slope),
         ceiling=level,
         warm=Warm(prices=search.prices[:asked][search.weight[:asked] > 0], level=level),
     )
 
 
 def _find_level(
-    crowd: Crowd,
+    job_classes: JobClassTable,
     demand_at: DemandAt,
     search: PriceSearch,
     start: tuple[float, float],
@@ -108,16 +116,18 @@ def _find_level(
     """`find_level` for demands that have no closed form, such as those of whole teams."""
     from hocket.fleet.solve.kernel import find_bill, find_load
 
-    best, slope = search.prices[0].copy(), np.zeros(len(crowd.gang))
+    best, slope = search.prices[0].copy(), np.zeros(len(job_classes.gang))
 
     def excess(level: float) -> float:
         # A bill may stay at 1 while jobs rise for nothing: the end of that is looked for.
-        return float(find_bill(crowd, demand_at(level), search, best, slope)) - 1.0 - TOLERANCE
+        return (
+            float(find_bill(job_classes, demand_at(level), search, best, slope)) - 1.0 - TOLERANCE
+        )
 
     level, asked = _fall(excess, *start)[0], 0
     for turn in range(MAX_FALLS):
         search.demand[:] = demand_at(level)
-        asked, load, bill = find_load(crowd, search.demand, search, num_known, TOLERANCE)
+        asked, load, bill = find_load(job_classes, search.demand, search, num_known, TOLERANCE)
         is_done = load <= 1.0 + 4.0 * TOLERANCE or bill <= 1.0 + TOLERANCE
         if is_done or turn == MAX_FALLS - 1:
             break
@@ -156,32 +166,36 @@ def _keep_mixed(search: PriceSearch, asked: int) -> int:
 
 
 def _free_caps(
-    crowd: Crowd, demand: FloatArray, cap: FloatArray, prices: FloatArray, slope: FloatArray
+    job_classes: JobClassTable,
+    demand: FloatArray,
+    cap: FloatArray,
+    prices: FloatArray,
+    slope: FloatArray,
 ) -> FloatArray:
     """Who must pay for more cannot rise; the others can, as far as pools without a price allow."""
     is_free = prices <= FREE
-    on_free = np.where(is_free, crowd.rates, 0.0).max(axis=1, initial=0.0)
+    on_free = np.where(is_free, job_classes.rates, 0.0).max(axis=1, initial=0.0)
     rising = np.minimum(cap, np.maximum(on_free, demand))
     # A job that runs all the time on its fastest column has no slope, and no way up either.
     slope = np.where(np.isfinite(slope), slope, 0.0)
-    costs = slope * demand * crowd.num_jobs > FREE / max(1, len(demand))
+    costs = slope * demand * job_classes.num_jobs > FREE / max(1, len(demand))
     return np.where(costs, demand, rising)
 
 
-def _duals(crowd: Crowd, prices: FloatArray, slope: FloatArray) -> Duals:
-    price = prices / crowd.capacity
+def _duals(job_classes: JobClassTable, prices: FloatArray, slope: FloatArray) -> Duals:
+    price = prices / job_classes.capacity
     worth = np.where(np.isfinite(slope), slope, 0.0)
-    margin = worth[:, None] * crowd.rates - crowd.gang[:, None] * price[None, :]
+    margin = worth[:, None] * job_classes.rates - job_classes.gang[:, None] * price[None, :]
     return Duals(worth=worth, rent=np.maximum(margin.max(axis=1, initial=0.0), 0.0), price=price)
 
 
-def _shares(crowd: Crowd, search: PriceSearch, asked: int) -> FloatArray:
+def _shares(job_classes: JobClassTable, search: PriceSearch, asked: int) -> FloatArray:
     from hocket.fleet.solve.kernel import mix_purchases
 
-    shares = np.zeros(crowd.rates.shape)
-    mix_purchases(crowd, search, asked, shares)
-    used = (crowd.gang * crowd.num_jobs) @ shares
-    load = used / crowd.capacity
+    shares = np.zeros(job_classes.rates.shape)
+    mix_purchases(job_classes, search, asked, shares)
+    used = (job_classes.gang * job_classes.num_jobs) @ shares
+    load = used / job_classes.capacity
     times = shares.sum(axis=1)
     return np.asarray(shares / max(1.0, float(load.max()), float(times.max(initial=0.0))))
 
@@ -214,14 +228,16 @@ def _fall(excess: Callable[[float], float], high: float, hint: float) -> tuple[f
     return root(excess, low, under, high, over)
 
 
-def proven_level(crowd: Crowd, demand_at: DemandAt, duals: Duals, top: float) -> float:
+def proven_level(
+    job_classes: JobClassTable, demand_at: DemandAt, duals: Duals, top: float
+) -> float:
     """A level at which demands are worth more than all that time and devices are: none is served
     there or higher, however badly the search for the lowest such level ended.
 
     For duals at which no way to spend time earns more than its rent and devices cost.
     """
-    worth = crowd.num_jobs * duals.worth
-    all_there_is = float(crowd.num_jobs @ duals.rent + crowd.capacity @ duals.price)
+    worth = job_classes.num_jobs * duals.worth
+    all_there_is = float(job_classes.num_jobs @ duals.rent + job_classes.capacity @ duals.price)
     # Demands may be worth all there is over many levels: the highest of them is looked for.
     most = max(all_there_is, 1e-300) * (1.0 + TOLERANCE)
     return _fall(lambda level: float(worth @ demand_at(level)) / most - 1.0, top, 0.0)[1]

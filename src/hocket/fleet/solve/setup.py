@@ -1,4 +1,4 @@
-"""From a market to the tables of the solvers, and back from classes to jobs.
+"""From a snapshot to the tables of the solvers, and back from classes to jobs.
 
 Kinds of devices that nobody can tell apart are pooled as jobs are: a job gets of each as much of
 the pool as there is of it, so that a policy that takes all kinds for equal treats them equally.
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import BoolArray, FloatArray, LongArray, positions
-from hocket.fleet.market import Market
-from hocket.fleet.solve.ladder import Ladder
-from hocket.fleet.solve.price_tables import Crowd
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
+from hocket.fleet.solve.levels import LevelProblem
+from hocket.fleet.solve.price_tables import JobClassTable
 from hocket.kernels.containers import table
 
 # Jobs that no objective can tell apart are solved as one.
@@ -138,44 +138,46 @@ class SolveSetup:
     """Classes of jobs, pools of devices, and how to expand an answer about them."""
 
     classes: JobClasses
-    crowd: Crowd
+    job_classes: JobClassTable
     spread: FloatArray
-    """``[column of the crowd, column of the market]``: how a share divides over pooled kinds."""
+    """``[column of the classes, column of the snapshot]``: how shares divide over pooled kinds."""
     can_run: BoolArray
     """``[job]``: whether any device may run it."""
     snapping: float
     """Largest relative change of a rate by making nearly equal ones equal."""
 
     def expand(self, shares: FloatArray) -> FloatArray:
-        """Shares of jobs on the kinds of the market."""
+        """Shares of jobs on the kinds of the snapshot."""
         return np.asarray((shares @ self.spread)[self.classes.of])
 
 
-def set_up(market: Market, ladder: Ladder, *, pools_kinds: bool = True) -> SolveSetup:
-    """Classes and pools of a market as a ladder sees it."""
-    exact = [market.gang[:, None].astype(float), ladder.marks]
-    if market.pairs is not None:
-        exact.append(market.pairs.profile_of[:, None].astype(float))
-    classes = find_classes(ladder.rates, np.hstack(exact))
-    group_of = np.arange(market.num_kinds)
-    if pools_kinds and market.pairs is None:
+def set_up(
+    snapshot: ClusterSnapshot, level_problem: LevelProblem, *, pools_kinds: bool = True
+) -> SolveSetup:
+    """Classes and pools of a snapshot as a level problem sees it."""
+    exact = [snapshot.gang[:, None].astype(float), level_problem.marks]
+    if snapshot.pairs is not None:
+        exact.append(snapshot.pairs.profile_of[:, None].astype(float))
+    classes = find_classes(level_problem.rates, np.hstack(exact))
+    group_of = np.arange(snapshot.num_kinds)
+    if pools_kinds and snapshot.pairs is None:
         group_of = _alike_columns(classes.rows)
-    spread, first = _spread(market, group_of)
-    capacity = np.bincount(np.searchsorted(first, group_of), market.num_devices, len(first))
+    spread, first = _spread(snapshot, group_of)
+    capacity = np.bincount(np.searchsorted(first, group_of), snapshot.num_devices, len(first))
     rates = classes.rows[:, first]
     # Snapped rows stand for all jobs of a class, so the worst change is over all jobs.
-    change = np.abs(classes.rows[classes.of] - ladder.rates)
-    relative = change / np.maximum(ladder.rates, 1e-300)
+    change = np.abs(classes.rows[classes.of] - level_problem.rates)
+    relative = change / np.maximum(level_problem.rates, 1e-300)
     return SolveSetup(
         classes=classes,
-        crowd=Crowd(
+        job_classes=JobClassTable(
             rates=table(rates, np.float64),
             num_jobs=table(classes.num_jobs, np.float64),
-            gang=table(market.gang[classes.first], np.float64),
+            gang=table(snapshot.gang[classes.first], np.float64),
             capacity=table(np.maximum(capacity, 1e-9), np.float64),
         ),
         spread=spread,
-        can_run=np.asarray((ladder.rates > 0.0).any(axis=1)),
+        can_run=np.asarray((level_problem.rates > 0.0).any(axis=1)),
         snapping=float(relative.max(initial=0.0)),
     )
 
@@ -197,11 +199,11 @@ def _alike_columns(rates: FloatArray) -> LongArray:
     return group_of
 
 
-def _spread(market: Market, group_of: LongArray) -> tuple[FloatArray, LongArray]:
+def _spread(snapshot: ClusterSnapshot, group_of: LongArray) -> tuple[FloatArray, LongArray]:
     first = np.unique(group_of)
-    spread = np.zeros((len(first), market.num_kinds))
+    spread = np.zeros((len(first), snapshot.num_kinds))
     for row, column in enumerate(first):
         members = np.flatnonzero(group_of == column)
-        devices = market.num_devices[members].astype(float)
+        devices = snapshot.num_devices[members].astype(float)
         spread[row, members] = devices / max(devices.sum(), 1.0) if len(members) > 1 else 1.0
     return spread, first

@@ -16,15 +16,15 @@ import numpy as np
 from hocket.base.arrays import BoolArray, FloatArray, LongArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import PairedTime, SharedTime, Warm
-from hocket.fleet.market import Market
-from hocket.fleet.solve.ladder import DemandAt, reached_level
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
+from hocket.fleet.solve.levels import DemandAt, reached_level
 from hocket.fleet.solve.linear import LinearProgram, Solved, solve
-from hocket.fleet.solve.price_tables import Crowd
+from hocket.fleet.solve.price_tables import JobClassTable
 from hocket.fleet.solve.prices import (
     Duals,
+    LevelAnswer,
     PairTime,
-    Rung,
-    highest_rung,
+    highest_level,
     proven_level,
     top_level,
 )
@@ -83,48 +83,54 @@ class PairColumns:
         )
 
 
-def pair_rates(market: Market, setup: SolveSetup, rates: FloatArray) -> PairRates:
+def pair_rates(snapshot: ClusterSnapshot, setup: SolveSetup, rates: FloatArray) -> PairRates:
     """Rates of pairs of classes; 0 where they may not share a device, or had better take turns."""
-    assert market.pairs is not None
+    assert snapshot.pairs is not None
     first = setup.classes.first
-    profile = market.pairs.profile_of[first]
-    unit = market.usable_steps_per_s[first].max(axis=1) / np.maximum(
+    profile = snapshot.pairs.profile_of[first]
+    unit = snapshot.usable_steps_per_s[first].max(axis=1) / np.maximum(
         rates[first].max(axis=1), 1e-300
     )
-    can_meet = market.gang[first][:, None] == market.gang[first][None, :]
+    can_meet = snapshot.gang[first][:, None] == snapshot.gang[first][None, :]
     single = np.flatnonzero(setup.classes.num_jobs < 2)
     can_meet[single, single] = False
     scale = 1.0 / np.where(unit > 0.0, unit, np.inf)
-    result = np.empty((market.num_kinds, len(first), len(first)))
-    for kind in range(market.num_kinds):
-        beside = market.pairs.steps_per_s[:, :, kind][np.ix_(profile, profile)]
+    result = np.empty((snapshot.num_kinds, len(first), len(first)))
+    for kind in range(snapshot.num_kinds):
+        beside = snapshot.pairs.steps_per_s[:, :, kind][np.ix_(profile, profile)]
         beside *= scale[:, None]
-        alone = np.where(setup.crowd.rates[:, kind] > 0.0, setup.crowd.rates[:, kind], np.inf)
+        alone = np.where(
+            setup.job_classes.rates[:, kind] > 0.0, setup.job_classes.rates[:, kind], np.inf
+        )
         relative = beside / alone[:, None]
         pays = can_meet & (relative + relative.T > 1.0 + _PAYS) & (beside > 0.0) & (beside.T > 0.0)
         np.multiply(beside, pays, out=result[kind])
     return PairRates(rates=result, profile_of=profile)
 
 
-def highest_shared_rung(
-    crowd: Crowd, pairs: PairRates, demand_at: DemandAt, cap: FloatArray, warm: Warm | None
-) -> Rung:
+def highest_shared_level(
+    job_classes: JobClassTable,
+    pairs: PairRates,
+    demand_at: DemandAt,
+    cap: FloatArray,
+    warm: Warm | None,
+) -> LevelAnswer:
     """Climb as high as the devices allow where jobs may share them."""
-    alone = highest_rung(crowd, demand_at, cap, warm)
+    alone = highest_level(job_classes, demand_at, cap, warm)
     if np.all(alone.demand >= cap * (1.0 - _SAME)):
         return replace(alone, pairs=no_pairs(len(cap)))
     known = None if warm is None or warm.columns is None else _still_there(pairs, warm.columns)
-    columns = known if known else first_columns(crowd, pairs, alone.duals)
+    columns = known if known else first_columns(job_classes, pairs, alone.duals)
     near = alone.level if warm is None else max(alone.level, warm.level)
     top = top_level(demand_at, cap)
-    found = _highest(crowd, pairs, demand_at, columns, (near, alone.level, top))
+    found = _highest(job_classes, pairs, demand_at, columns, (near, alone.level, top))
     solved, columns, level = found.solved, found.columns, found.level
-    demand, together = demand_at(level), pair_time(crowd, pairs, columns, solved)
-    shares = solved.alone / crowd.num_jobs[:, None]
+    demand, together = demand_at(level), pair_time(job_classes, pairs, columns, solved)
+    shares = solved.alone / job_classes.num_jobs[:, None]
     # What a solver of seven digits reached, not what it should have, is what can be kept.
-    kept = np.minimum(demand, (crowd.rates * shares).sum(axis=1) + together.progress)
+    kept = np.minimum(demand, (job_classes.rates * shares).sum(axis=1) + together.progress)
     is_stuck = solved.duals.worth * np.maximum(demand, 1e-300) > _PAYS * level
-    return Rung(
+    return LevelAnswer(
         level=level,
         demand=demand,
         shares=shares,
@@ -147,7 +153,7 @@ class _Found:
 
 
 def _highest(
-    crowd: Crowd,
+    job_classes: JobClassTable,
     pairs: PairRates,
     demand_at: DemandAt,
     columns: PairColumns,
@@ -163,28 +169,28 @@ def _highest(
     for _ in range(_MAX_STEPS):
         base, slope = _line(demand_at, near)
         try:
-            solved, columns, duals = _generate(crowd, pairs, columns, (base, slope), near)
+            solved, columns, duals = _generate(job_classes, pairs, columns, (base, slope), near)
         except NoFeasiblePlanError:
             if near <= reached:
                 raise
-            # Whoever is at its top already cannot be served; all get the same part of what is owed.
+            # Whoever is at its top already cannot be served; all get the same part of what is due.
             ray = (np.zeros(len(base)), demand_at(near) / near)
-            solved, columns, duals = _generate(crowd, pairs, columns, ray, near)
+            solved, columns, duals = _generate(job_classes, pairs, columns, ray, near)
             base, slope = ray
-        ceiling = min(ceiling, proven_level(crowd, demand_at, duals, ceiling))
+        ceiling = min(ceiling, proven_level(job_classes, demand_at, duals, ceiling))
         level = reached_level(demand_at, base + slope * solved.level, ceiling)
         if best is None or level > best.level:
             best = _Found(solved=solved, columns=columns, level=level, ceiling=ceiling)
         if ceiling - best.level <= _SAME * ceiling:
             break
         near = solved.level if near < solved.level < ceiling else ceiling
-        columns = _in_reach(crowd, pairs, columns, duals)
+        columns = _in_reach(job_classes, pairs, columns, duals)
     assert best is not None
     return replace(best, ceiling=ceiling)
 
 
 def _generate(
-    crowd: Crowd,
+    job_classes: JobClassTable,
     pairs: PairRates,
     columns: PairColumns,
     line: tuple[FloatArray, FloatArray],
@@ -193,13 +199,13 @@ def _generate(
     """Solve, take in the pairs that would pay, and again; with the columns and duals over all."""
     for _ in range(_MAX_GENERATIONS):
         solved_columns = columns
-        program = LinearProgram(crowd=crowd, pairs=pairs.rates, columns=columns)
+        program = LinearProgram(job_classes=job_classes, pairs=pairs.rates, columns=columns)
         solved = solve(program, base=line[0], slope=line[1], near=level)
-        duals = _with_rents(crowd, solved.duals)
-        gain = gains(crowd, pairs, duals)
+        duals = _with_rents(job_classes, solved.duals)
+        gain = gains(job_classes, pairs, duals)
         # Half of what a pair would gain, added to the rent of both, makes the duals feasible.
         unpaid = 0.5 * np.maximum(gain.max(axis=(0, 2), initial=0.0), 0.0)
-        if float(crowd.num_jobs @ unpaid) <= _ENOUGH * abs(solved.level):
+        if float(job_classes.num_jobs @ unpaid) <= _ENOUGH * abs(solved.level):
             break
         more = columns.joined(_most_gaining(gain, _PER_CLASS))
         if len(more) == len(columns):
@@ -208,26 +214,28 @@ def _generate(
     return solved, solved_columns, replace(duals, rent=duals.rent + unpaid)
 
 
-def _with_rents(crowd: Crowd, duals: Duals) -> Duals:
+def _with_rents(job_classes: JobClassTable, duals: Duals) -> Duals:
     """Duals whose rents cover what jobs earn alone, whatever the solver rounded."""
-    margin = duals.worth[:, None] * crowd.rates - crowd.gang[:, None] * duals.price
+    margin = duals.worth[:, None] * job_classes.rates - job_classes.gang[:, None] * duals.price
     return replace(duals, rent=np.maximum(duals.rent, margin.max(axis=1, initial=0.0)))
 
 
-def _in_reach(crowd: Crowd, pairs: PairRates, columns: PairColumns, duals: Duals) -> PairColumns:
+def _in_reach(
+    job_classes: JobClassTable, pairs: PairRates, columns: PairColumns, duals: Duals
+) -> PairColumns:
     """Columns that pay, or nearly: a program a little further on needs few others."""
     a, b, j = columns.class_a, columns.class_b, columns.column
     earned = duals.worth[a] * pairs.rates[j, a, b] + duals.worth[b] * pairs.rates[j, b, a]
-    spent = duals.rent[a] + duals.rent[b] + crowd.gang[a] * duals.price[j]
+    spent = duals.rent[a] + duals.rent[b] + job_classes.gang[a] * duals.price[j]
     return columns.where(earned >= (1.0 - _NEARLY) * spent)
 
 
-def gains(crowd: Crowd, pairs: PairRates, duals: Duals) -> FloatArray:
+def gains(job_classes: JobClassTable, pairs: PairRates, duals: Duals) -> FloatArray:
     """``[column, class a, class b]``: what the time of a pair is worth above what it costs."""
     gain = np.empty(pairs.rates.shape)
     for column, rates in enumerate(pairs.rates):
         earned = rates * duals.worth[:, None]
-        spent = 0.5 * crowd.gang * duals.price[column] + duals.rent
+        spent = 0.5 * job_classes.gang * duals.price[column] + duals.rent
         np.add(earned, earned.T, out=gain[column])
         gain[column] -= spent[:, None]
         gain[column] -= spent[None, :]
@@ -235,11 +243,11 @@ def gains(crowd: Crowd, pairs: PairRates, duals: Duals) -> FloatArray:
     return gain
 
 
-def first_columns(crowd: Crowd, pairs: PairRates, duals: Duals) -> PairColumns:
+def first_columns(job_classes: JobClassTable, pairs: PairRates, duals: Duals) -> PairColumns:
     """All pairs where they are few, else the best partners of each class at given prices."""
     if np.count_nonzero(pairs.rates) <= 2 * _FEW:
         return all_columns(pairs)
-    return _most_gaining(gains(crowd, pairs, duals), _PER_CLASS)
+    return _most_gaining(gains(job_classes, pairs, duals), _PER_CLASS)
 
 
 def _most_gaining(gain: FloatArray, per_class: int) -> PairColumns:
@@ -272,7 +280,7 @@ def shared_time(pairs: PairTime, profile_of: LongArray) -> SharedTime:
 
 def paired_time(pairs: PairTime, setup: SolveSetup, profile_of: LongArray) -> PairedTime:
     """Time in pairs of each job, the same for all of a class."""
-    of, num_jobs = setup.classes.of, setup.crowd.num_jobs
+    of, num_jobs = setup.classes.of, setup.job_classes.num_jobs
     one = np.concatenate([pairs.class_a, pairs.class_b])
     other = np.concatenate([pairs.class_b, pairs.class_a])
     column, amount = np.tile(pairs.column, 2), np.tile(pairs.amount, 2) / num_jobs[one]
@@ -327,15 +335,17 @@ def _line(demand_at: DemandAt, level: float) -> tuple[FloatArray, FloatArray]:
     return demand - slope * level, slope
 
 
-def pair_time(crowd: Crowd, pairs: PairRates, columns: PairColumns, solved: Solved) -> PairTime:
+def pair_time(
+    job_classes: JobClassTable, pairs: PairRates, columns: PairColumns, solved: Solved
+) -> PairTime:
     """Time in pairs of a solved program, and the progress made in it."""
     used = np.flatnonzero(solved.together > 1e-12)
     a, b, j = columns.class_a[used], columns.class_b[used], columns.column[used]
     amount = solved.together[used]
-    progress = np.bincount(a, amount * pairs.rates[j, a, b], len(crowd.gang))
-    progress += np.bincount(b, amount * pairs.rates[j, b, a], len(crowd.gang))
+    progress = np.bincount(a, amount * pairs.rates[j, a, b], len(job_classes.gang))
+    progress += np.bincount(b, amount * pairs.rates[j, b, a], len(job_classes.gang))
     return PairTime(
-        class_a=a, class_b=b, column=j, amount=amount, progress=progress / crowd.num_jobs
+        class_a=a, class_b=b, column=j, amount=amount, progress=progress / job_classes.num_jobs
     )
 
 

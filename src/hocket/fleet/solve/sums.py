@@ -6,8 +6,8 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation
-from hocket.fleet.market import Market
-from hocket.fleet.solve.ladder import Ladder, owed
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
+from hocket.fleet.solve.levels import LevelProblem, level_demand
 from hocket.fleet.solve.linear import LinearProgram, maximise
 from hocket.fleet.solve.setup import SolveSetup, set_up, trim
 from hocket.fleet.solve.sharing import (
@@ -21,25 +21,27 @@ from hocket.fleet.solve.water_filling import search_in
 
 
 def best_sum(
-    name: str, market: Market, step_value: FloatArray, needs: FloatArray | None = None
+    name: str, snapshot: ClusterSnapshot, step_value: FloatArray, needs: FloatArray | None = None
 ) -> Allocation:
     """The largest summed value of steps per second ``[job, kind]``, each job making ``needs``."""
-    needed = np.zeros(market.num_jobs) if needs is None else needs
-    setup = _classes(market, step_value, needed)
+    needed = np.zeros(snapshot.num_jobs) if needs is None else needs
+    setup = _classes(snapshot, step_value, needed)
     first = setup.classes.first
-    program = LinearProgram(crowd=setup.crowd)
-    if market.pairs is not None:
-        pairs = pair_rates(market, setup, market.usable_steps_per_s)
-        program = LinearProgram(crowd=setup.crowd, pairs=pairs.rates, columns=all_columns(pairs))
+    program = LinearProgram(job_classes=setup.job_classes)
+    if snapshot.pairs is not None:
+        pairs = pair_rates(snapshot, setup, snapshot.usable_steps_per_s)
+        program = LinearProgram(
+            job_classes=setup.job_classes, pairs=pairs.rates, columns=all_columns(pairs)
+        )
     # Doing what a deadline asks for exactly would fail by a rounding error.
-    rounding = 1e-12 if market.pairs is None else 1e-8
+    rounding = 1e-12 if snapshot.pairs is None else 1e-8
     solved = maximise(program, step_value[first], needed[first] * (1.0 - rounding))
-    shares = trim(setup.expand(solved.alone / setup.crowd.num_jobs[:, None]))
-    objective = float((step_value * market.steps_per_s * shares).sum())
+    shares = trim(setup.expand(solved.alone / setup.job_classes.num_jobs[:, None]))
+    objective = float((step_value * snapshot.steps_per_s * shares).sum())
     shared = paired = None
-    if market.pairs is not None and program.columns is not None:
-        time = pair_time(setup.crowd, pairs, program.columns, solved)
-        profile_of = market.pairs.profile_of[first]
+    if snapshot.pairs is not None and program.columns is not None:
+        time = pair_time(setup.job_classes, pairs, program.columns, solved)
+        profile_of = snapshot.pairs.profile_of[first]
         shared, paired = shared_time(time, profile_of), paired_time(time, setup, profile_of)
         objective += solved.pair_value
     return Allocation(
@@ -53,18 +55,18 @@ def best_sum(
     )
 
 
-def can_serve(market: Market, needs: FloatArray) -> bool:
+def can_serve(snapshot: ClusterSnapshot, needs: FloatArray) -> bool:
     """Whether every job can make ``needs`` steps per second."""
-    setup = _classes(market, np.zeros((market.num_jobs, 0)), needs)
+    setup = _classes(snapshot, np.zeros((snapshot.num_jobs, 0)), needs)
     demand = needs[setup.classes.first]
-    ladder = Ladder(rates=market.usable_steps_per_s, marks=needs[:, None])
-    search = search_in(market, setup, ladder)
-    rung = search(owed(demand, pace=demand), demand, None)
-    return rung.level >= 1.0 - 1e-9
+    level_problem = LevelProblem(rates=snapshot.usable_steps_per_s, marks=needs[:, None])
+    search = search_in(snapshot, setup, level_problem)
+    level_answer = search(level_demand(demand, pace=demand), demand, None)
+    return level_answer.level >= 1.0 - 1e-9
 
 
-def _classes(market: Market, step_value: FloatArray, needs: FloatArray) -> SolveSetup:
+def _classes(snapshot: ClusterSnapshot, step_value: FloatArray, needs: FloatArray) -> SolveSetup:
     """Classes of jobs of equal throughput, value and need; kinds differ in value, so none pool."""
     marks = np.hstack([step_value, needs[:, None]])
-    ladder = Ladder(rates=market.usable_steps_per_s, marks=marks)
-    return set_up(market, ladder, pools_kinds=False)
+    level_problem = LevelProblem(rates=snapshot.usable_steps_per_s, marks=marks)
+    return set_up(snapshot, level_problem, pools_kinds=False)

@@ -17,13 +17,13 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
-from hocket.fleet.market import Market
-from hocket.fleet.solve.ladder import DemandAt, Ladder, reached_level
-from hocket.fleet.solve.pair_levels import highest_rung_of_many, pair_table
-from hocket.fleet.solve.prices import Rung, highest_rung
+from hocket.fleet.cluster_snapshot import ClusterSnapshot
+from hocket.fleet.solve.levels import DemandAt, LevelProblem, reached_level
+from hocket.fleet.solve.pair_levels import highest_level_of_many, pair_table
+from hocket.fleet.solve.prices import LevelAnswer, highest_level
 from hocket.fleet.solve.setup import SolveSetup, set_up, trim
 from hocket.fleet.solve.sharing import (
-    highest_shared_rung,
+    highest_shared_level,
     no_pairs,
     pair_rates,
     paired_time,
@@ -31,7 +31,7 @@ from hocket.fleet.solve.sharing import (
 )
 
 NOT_HIGHER = 1e-11
-"""Part by which a job must be able to rise for another rung to be worth it."""
+"""Part by which a job must be able to rise for another level to be worth it."""
 ROOM = 1e-10
 """Part that those give up who cannot: else rounding would make full pools look overfull."""
 _ROUNDING, _ROUNDING_SHARED = 1e-8, 1e-6
@@ -39,21 +39,25 @@ _ROUNDING, _ROUNDING_SHARED = 1e-8, 1e-6
 MANY, MANY_KNOWN = 150, 300
 """Classes from which on programs of pairs are solved to a known gap only, at the first level; also
 where the pairs of an earlier answer are known, which leave few others to look for."""
-MAX_RUNGS = 8
+MAX_LEVELS = 8
 """Without sharing no more than kinds of devices are needed, and nearly always one or two."""
 
 
-def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -> Allocation:
+def climb(
+    name: str, snapshot: ClusterSnapshot, level_problem: LevelProblem, warm: Warm | None = None
+) -> Allocation:
     """The allocation whose lowest job is as high as can be, then the next lowest, and so on."""
-    setup = set_up(market, ladder)
-    rungs = fill(setup, ladder, search_in(market, setup, ladder, warm), warm)
-    shares = trim(setup.expand(rungs[-1].shares))
-    progress = (ladder.rates * shares).sum(axis=1)
-    if rungs[-1].pairs is not None:
-        progress = progress + rungs[-1].pairs.progress[setup.classes.of]
-    rounding = _ROUNDING if market.pairs is None else _ROUNDING_SHARED
-    objective, bound = _measure(setup, ladder, progress, rungs[0], rounding)
-    shared, paired = _together(market, setup, rungs[-1])
+    setup = set_up(snapshot, level_problem)
+    level_answers = fill(
+        setup, level_problem, search_in(snapshot, setup, level_problem, warm), warm
+    )
+    shares = trim(setup.expand(level_answers[-1].shares))
+    progress = (level_problem.rates * shares).sum(axis=1)
+    if level_answers[-1].pairs is not None:
+        progress = progress + level_answers[-1].pairs.progress[setup.classes.of]
+    rounding = _ROUNDING if snapshot.pairs is None else _ROUNDING_SHARED
+    objective, bound = _measure(setup, level_problem, progress, level_answers[0], rounding)
+    shared, paired = _together(snapshot, setup, level_answers[-1])
     return Allocation(
         policy=name,
         shares=shares,
@@ -61,105 +65,120 @@ def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -
         paired=paired,
         objective=objective,
         bound=bound,
-        notes=_notes(market, setup, rungs),
-        warm=rungs[0].warm,
+        notes=_notes(snapshot, setup, level_answers),
+        warm=level_answers[0].warm,
     )
 
 
 def _measure(
-    setup: SolveSetup, ladder: Ladder, progress: FloatArray, rung: Rung, rounding: float
+    setup: SolveSetup,
+    level_problem: LevelProblem,
+    progress: FloatArray,
+    level_answer: LevelAnswer,
+    rounding: float,
 ) -> tuple[float, float]:
     """The objective of what the jobs get, and its bound, widened by what snapping changed."""
-    classes, slack, ceiling = setup.classes, 2.0 * setup.snapping + 1e-11, rung.ceiling
-    demand_at = _demands(setup, ladder, _caps(setup))
-    if ladder.score is None:
+    classes, slack, ceiling = setup.classes, 2.0 * setup.snapping + 1e-11, level_answer.ceiling
+    demand_at = _demands(setup, level_problem, _caps(setup))
+    if level_problem.score is None:
         met = np.full(len(classes.first), np.inf)
         # A job that is as high as it can be, but for rounding, must not decide the level.
-        np.minimum.at(met, classes.of, progress * (1.0 + slack + rounding) / rung.served)
-        return rung.served * reached_level(demand_at, met, ceiling), ceiling * (1.0 + slack)
+        np.minimum.at(met, classes.of, progress * (1.0 + slack + rounding) / level_answer.served)
+        return level_answer.served * reached_level(demand_at, met, ceiling), ceiling * (1.0 + slack)
     best = np.where(setup.can_run, demand_at(ceiling)[classes.of], np.inf)
-    bound = ladder.score(best) * (1.0 - slack if ladder.is_cost else 1.0 + slack)
-    return ladder.score(np.where(setup.can_run, progress, np.inf)), bound
+    bound = level_problem.score(best) * (1.0 - slack if level_problem.is_cost else 1.0 + slack)
+    return level_problem.score(np.where(setup.can_run, progress, np.inf)), bound
 
 
-def _demands(setup: SolveSetup, ladder: Ladder, cap: FloatArray) -> DemandAt:
-    return ladder.demands(ladder.marks[setup.classes.first], setup.crowd.num_jobs, cap)
+def _demands(setup: SolveSetup, level_problem: LevelProblem, cap: FloatArray) -> DemandAt:
+    return level_problem.demands(
+        level_problem.marks[setup.classes.first], setup.job_classes.num_jobs, cap
+    )
 
 
 def _caps(setup: SolveSetup) -> FloatArray:
-    return np.asarray(setup.crowd.rates.max(axis=1, initial=0.0))
+    return np.asarray(setup.job_classes.rates.max(axis=1, initial=0.0))
 
 
 def fill(
     setup: SolveSetup,
-    ladder: Ladder,
-    search: Callable[[DemandAt, FloatArray, Warm | None], Rung],
+    level_problem: LevelProblem,
+    search: Callable[[DemandAt, FloatArray, Warm | None], LevelAnswer],
     warm: Warm | None,
-) -> list[Rung]:
-    """All rungs up to the one from which nobody can rise."""
+) -> list[LevelAnswer]:
+    """All levels up to the one from which nobody can rise."""
     cap = _caps(setup)
-    rungs: list[Rung] = []
+    level_answers: list[LevelAnswer] = []
     while True:
         try:
-            rung = search(_demands(setup, ladder, cap), cap, warm)
+            level_answer = search(_demands(setup, level_problem, cap), cap, warm)
         except NoFeasiblePlanError:
-            if not rungs:
+            if not level_answers:
                 raise
             # Rounding left no room to go on from what is held already, which stays legal.
-            return rungs
-        rungs.append(rung)
-        can_rise = rung.cap > rung.demand * (1.0 + NOT_HIGHER)
-        if not can_rise.any() or len(rungs) >= MAX_RUNGS:
-            return rungs
+            return level_answers
+        level_answers.append(level_answer)
+        can_rise = level_answer.cap > level_answer.demand * (1.0 + NOT_HIGHER)
+        if not can_rise.any() or len(level_answers) >= MAX_LEVELS:
+            return level_answers
         # A hair of room, or rounding would make pools that are full look overfull.
-        cap, warm = np.where(can_rise, rung.cap, _held(rung)), rung.warm
+        cap, warm = np.where(can_rise, level_answer.cap, _held(level_answer)), level_answer.warm
 
 
 def search_in(
-    market: Market, setup: SolveSetup, ladder: Ladder, warm: Warm | None = None
-) -> Callable[[DemandAt, FloatArray, Warm | None], Rung]:
-    """The search for the highest level that suits a market: alone, with pairs, with many pairs."""
-    crowd = setup.crowd
-    if market.pairs is None:
-        return lambda demand_at, cap, warm: highest_rung(crowd, demand_at, cap, warm)
+    snapshot: ClusterSnapshot,
+    setup: SolveSetup,
+    level_problem: LevelProblem,
+    warm: Warm | None = None,
+) -> Callable[[DemandAt, FloatArray, Warm | None], LevelAnswer]:
+    """The search for the highest level that suits a snapshot: alone, with few or many pairs."""
+    job_classes = setup.job_classes
+    if snapshot.pairs is None:
+        return lambda demand_at, cap, warm: highest_level(job_classes, demand_at, cap, warm)
     knows_pairs = warm is not None and warm.columns is not None
-    if len(crowd.gang) >= (MANY_KNOWN if knows_pairs else MANY):
-        return _search_many(market, setup, ladder)
-    pairs = pair_rates(market, setup, ladder.rates)
-    return lambda demand_at, cap, warm: highest_shared_rung(crowd, pairs, demand_at, cap, warm)
+    if len(job_classes.gang) >= (MANY_KNOWN if knows_pairs else MANY):
+        return _search_many(snapshot, setup, level_problem)
+    pairs = pair_rates(snapshot, setup, level_problem.rates)
+    return lambda demand_at, cap, warm: highest_shared_level(
+        job_classes, pairs, demand_at, cap, warm
+    )
 
 
 def _search_many(
-    market: Market, setup: SolveSetup, ladder: Ladder
-) -> Callable[[DemandAt, FloatArray, Warm | None], Rung]:
-    crowd, table = setup.crowd, pair_table(market, setup, ladder.rates)
+    snapshot: ClusterSnapshot, setup: SolveSetup, level_problem: LevelProblem
+) -> Callable[[DemandAt, FloatArray, Warm | None], LevelAnswer]:
+    job_classes, table = setup.job_classes, pair_table(snapshot, setup, level_problem.rates)
 
-    def search(demand_at: DemandAt, cap: FloatArray, warm: Warm | None) -> Rung:
-        alone = highest_rung(crowd, demand_at, cap, warm)
+    def search(demand_at: DemandAt, cap: FloatArray, warm: Warm | None) -> LevelAnswer:
+        alone = highest_level(job_classes, demand_at, cap, warm)
         if np.all(alone.demand >= cap * (1.0 - _ROUNDING)):
             return replace(alone, pairs=no_pairs(len(cap)))
-        return highest_rung_of_many(crowd, table, demand_at, cap, alone)
+        return highest_level_of_many(job_classes, table, demand_at, cap, alone)
 
     return search
 
 
-def _held(rung: Rung) -> FloatArray:
-    return np.minimum(rung.demand, rung.cap) * (1.0 - ROOM)
+def _held(level_answer: LevelAnswer) -> FloatArray:
+    return np.minimum(level_answer.demand, level_answer.cap) * (1.0 - ROOM)
 
 
 def _together(
-    market: Market, setup: SolveSetup, rung: Rung
+    snapshot: ClusterSnapshot, setup: SolveSetup, level_answer: LevelAnswer
 ) -> tuple[SharedTime | None, PairedTime | None]:
-    if market.pairs is None or rung.pairs is None:
+    if snapshot.pairs is None or level_answer.pairs is None:
         return None, None
-    profile_of = market.pairs.profile_of[setup.classes.first]
-    return shared_time(rung.pairs, profile_of), paired_time(rung.pairs, setup, profile_of)
+    profile_of = snapshot.pairs.profile_of[setup.classes.first]
+    return shared_time(level_answer.pairs, profile_of), paired_time(
+        level_answer.pairs, setup, profile_of
+    )
 
 
-def _notes(market: Market, setup: SolveSetup, rungs: list[Rung]) -> dict[str, str]:
-    notes = {"classes": str(len(setup.classes.first)), "levels": str(len(rungs))}
+def _notes(
+    snapshot: ClusterSnapshot, setup: SolveSetup, level_answers: list[LevelAnswer]
+) -> dict[str, str]:
+    notes = {"classes": str(len(setup.classes.first)), "levels": str(len(level_answers))}
     left_out = np.flatnonzero(~setup.can_run)
     if len(left_out):
-        names = ", ".join(market.ids[job] for job in left_out[:20])
+        names = ", ".join(snapshot.ids[job] for job in left_out[:20])
         notes["cannot run"] = names + (", …" if len(left_out) > 20 else "")
     return notes

@@ -7,7 +7,7 @@ from typing import Literal, cast
 
 from hocket.base.config import PLAN_VARIABLE
 from hocket.base.units import parse_bytes
-from hocket.service.daemon.world import World, name_of
+from hocket.service.daemon.service_state import ServiceState, name_of
 from hocket.service.endpoint import NAME as ENDPOINT
 from hocket.service.executors.executor import Assignment
 from hocket.service.records import AttemptRecord
@@ -24,14 +24,14 @@ def log_file(folder: Path, number: int, attempt: int) -> Path:
 
 
 def assignment_of(
-    world: World,
+    service_state: ServiceState,
     record: AttemptRecord,
     folder: Path,
     endpoint_url: str,
     config: ServerConfig | None = None,
 ) -> Assignment:
     """An attempt as the executor is told of it; makes the job's folder."""
-    job, config = world.jobs[record.job], config or ServerConfig()
+    job, config = service_state.jobs[record.job], config or ServerConfig()
     spec, memory = job.spec, job.spec.memory or config.memory
     log = log_file(folder, record.job, record.attempt)
     own = folder / "jobs" / str(record.job)
@@ -41,7 +41,7 @@ def assignment_of(
     return Assignment(
         name=name_of(record),
         command=spec.command if record.attempt == 1 else (*spec.command, *spec.resume),
-        environment=_environment(world, record, spec, folder, endpoint_url),
+        environment=_environment(service_state, record, spec, folder, endpoint_url),
         work_folder=own if spec.folder is None else Path(spec.folder),
         log_file=log,
         devices=record.devices,
@@ -56,7 +56,11 @@ def assignment_of(
 
 
 def _environment(
-    world: World, record: AttemptRecord, spec: JobSpec, folder: Path, endpoint_url: str
+    service_state: ServiceState,
+    record: AttemptRecord,
+    spec: JobSpec,
+    folder: Path,
+    endpoint_url: str,
 ) -> dict[str, str]:
     environment = {
         **spec.environment,
@@ -73,10 +77,10 @@ def _environment(
     plan = (spec.plans or {}).get(on_gang(spec, len(record.devices), record.kind))
     if plan is not None:
         environment[PLAN_VARIABLE] = plan
-    array_index = world.jobs[record.job].array_index
+    array_index = service_state.jobs[record.job].array_index
     if array_index is not None:
         environment["HOCKET_ARRAY_INDEX"] = str(array_index)
-    checkpoint = world.checkpoints.get(record.job)
+    checkpoint = service_state.checkpoints.get(record.job)
     if checkpoint is not None:
         environment["HOCKET_CHECKPOINT"] = checkpoint.path
     return environment

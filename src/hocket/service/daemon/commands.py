@@ -1,4 +1,4 @@
-"""What people and processes tell the daemon, each as a function on a draft.
+"""What people and processes tell the daemon, each as a function on a transaction.
 
 A command that raises has changed nothing: it checks first, then lets `step` decide, then notes.
 """
@@ -31,7 +31,6 @@ from hocket.fleet.rounds.events import (
 )
 from hocket.fleet.rounds.state import ENDED, PAUSED, FleetState, Job
 from hocket.fleet.throughputs.table import Throughputs
-from hocket.service.daemon.draft import BatchDraft
 from hocket.service.daemon.elastic import first_gang, resized, speed_on
 from hocket.service.daemon.estimates import (
     refuse_estimates,
@@ -39,7 +38,8 @@ from hocket.service.daemon.estimates import (
     with_spec_profile,
 )
 from hocket.service.daemon.rehearse import rehearse_job
-from hocket.service.daemon.world import find, phase_of
+from hocket.service.daemon.service_state import find, phase_of
+from hocket.service.daemon.transaction import Transaction
 from hocket.service.errors import (
     ConflictError,
     ForbiddenError,
@@ -61,7 +61,7 @@ _MAX_KEY = 200
 
 
 def submit(
-    draft: BatchDraft,
+    transaction: Transaction,
     spec: JobSpec,
     key: str | None,
     config: ServerConfig,
@@ -75,7 +75,7 @@ def submit(
     if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
         raise UsageError(f"an idempotency key is a short text, at most {_MAX_KEY} characters")
     body_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
-    if key is not None and (known := draft.keys.get(key) or find_key(key)) is not None:
+    if key is not None and (known := transaction.keys.get(key) or find_key(key)) is not None:
         if known.body_hash != body_hash:
             hint = "take a new key for another job"
             raise KeyReusedError(f"this key was used for job {known.job}", hint=hint)
@@ -88,14 +88,14 @@ def submit(
             hint="hocket fleet submit does that; else name plans and throughputs by kind",
             where="model",
         )
-    _refuse_where_it_runs_nowhere(spec, draft.state.kinds, capacity)
-    after = needed_jobs(draft, spec, owner, find_job)
-    number = draft.last_number + 1
+    _refuse_where_it_runs_nowhere(spec, transaction.state.kinds, capacity)
+    after = needed_jobs(transaction, spec, owner, find_job)
+    number = transaction.last_number + 1
     priority = config.level(spec.priority)
-    state, team = with_team(draft.state, spec.team, config)
+    state, team = with_team(transaction.state, spec.team, config)
     state, user = with_user(state, owner, config)
     refuse_estimates(spec, state.rules, reference)
-    gang = first_gang(state, draft.jobs, number, spec)
+    gang = first_gang(state, transaction.jobs, number, spec)
     speeds = steps_per_s(spec, state.kinds, gang)
     state, profile = with_spec_profile(state, spec, owner, speeds, reference)
     job = Job(
@@ -106,7 +106,7 @@ def submit(
         total_steps=math.inf if spec.total_steps is None else spec.total_steps,
         gang=gang,
         weight=spec.weight,
-        deadline_s=math.inf if spec.deadline_s is None else draft.time_s + spec.deadline_s,
+        deadline_s=math.inf if spec.deadline_s is None else transaction.time_s + spec.deadline_s,
         team=team,
         preemptible=is_preemptible(spec),
         user=user,
@@ -117,7 +117,7 @@ def submit(
     )
     rehearse_job(state, job)
     record = JobRecord(
-        number=number, spec=spec, status="queued", submitted_s=draft.time_s, owner=owner
+        number=number, spec=spec, status="queued", submitted_s=transaction.time_s, owner=owner
     )
     jobs, records = [job], [record]
     if spec.array is not None:
@@ -127,22 +127,24 @@ def submit(
             replace(record, number=one, array_first=number, array_index=index)
             for index, one in enumerate(numbers)
         ]
-    draft.happen(Submit(time_s=draft.time_s, jobs=tuple(jobs)), state=state, new_jobs=records)
+    transaction.happen(
+        Submit(time_s=transaction.time_s, jobs=tuple(jobs)), state=state, new_jobs=records
+    )
     if key is not None:
-        draft.keys[key] = KeyRecord(key=key, body_hash=body_hash, job=number)
+        transaction.keys[key] = KeyRecord(key=key, body_hash=body_hash, job=number)
     return number
 
 
 def needed_jobs(
-    draft: BatchDraft, spec: JobSpec, owner: str, find_job: FindJob
+    transaction: Transaction, spec: JobSpec, owner: str, find_job: FindJob
 ) -> tuple[tuple[int, str], ...]:
     """Jobs that have not ended and that a new one comes after; raises `UsageError` where one is
     unknown, or has ended otherwise than it must."""
     needed: dict[int, str] = {}
     for text in spec.after:
         reference, condition = parse_after(text)
-        for record in _referred(draft, reference, owner, find_job):
-            if phase_of(draft.state, record.number) != ENDED:
+        for record in _referred(transaction, reference, owner, find_job):
+            if phase_of(transaction.state, record.number) != ENDED:
                 needed[record.number] = condition
             elif not _has_ended_so(record, condition):
                 raise UsageError(
@@ -159,12 +161,14 @@ def _has_ended_so(record: JobRecord, condition: str) -> bool:
     return condition == "any" or record.status in statuses[condition]
 
 
-def _referred(draft: BatchDraft, reference: str, owner: str, find_job: FindJob) -> list[JobRecord]:
+def _referred(
+    transaction: Transaction, reference: str, owner: str, find_job: FindJob
+) -> list[JobRecord]:
     """The job of a number, or the newest of a name that has not ended; all jobs of an array."""
     if reference.isdecimal() and len(reference) < 16:
-        record = draft.jobs.get(int(reference)) or find_job(int(reference))
+        record = transaction.jobs.get(int(reference)) or find_job(int(reference))
     else:
-        named = [job for job in draft.jobs.values() if job.spec.name == reference]
+        named = [job for job in transaction.jobs.values() if job.spec.name == reference]
         # One's own jobs first: others may use the same names.
         record = max(named, key=lambda job: (job.owner == owner, job.number), default=None)
     if record is None:
@@ -173,7 +177,9 @@ def _referred(draft: BatchDraft, reference: str, owner: str, find_job: FindJob) 
     if record.array_first is None:
         return [record]
     others = range(record.array_first, record.array_first + (record.spec.array or 1))
-    return [found for one in others if (found := draft.jobs.get(one) or find_job(one)) is not None]
+    return [
+        found for one in others if (found := transaction.jobs.get(one) or find_job(one)) is not None
+    ]
 
 
 def _refuse_where_it_runs_nowhere(
@@ -232,73 +238,73 @@ def with_config(state: FleetState, config: ServerConfig) -> FleetState:
 
 
 def cancel(
-    draft: BatchDraft,
+    transaction: Transaction,
     number: int,
     version: int | None,
     find_job: FindJob,
     only_of: str | None = None,
 ) -> None:
     """End a job; nothing happens to one that was cancelled before."""
-    record = _record(draft, number, version, find_job, only_of)
-    if record.status == "cancelled" or phase_of(draft.state, number) == ENDED:
+    record = _record(transaction, number, version, find_job, only_of)
+    if record.status == "cancelled" or phase_of(transaction.state, number) == ENDED:
         return _refuse_ended(record)
-    draft.happen(Cancel(time_s=draft.time_s, numbers=(number,)))
-    draft.put_job(replace(draft.jobs[number], message="cancelled"))
-    draft.end(number, "cancelled")
+    transaction.happen(Cancel(time_s=transaction.time_s, numbers=(number,)))
+    transaction.put_job(replace(transaction.jobs[number], message="cancelled"))
+    transaction.end(number, "cancelled")
     return None
 
 
 def pause(
-    draft: BatchDraft,
+    transaction: Transaction,
     number: int,
     version: int | None,
     find_job: FindJob,
     only_of: str | None = None,
 ) -> None:
     """Let a job hold no devices until it is resumed."""
-    record = _record(draft, number, version, find_job, only_of)
-    phase = phase_of(draft.state, number)
+    record = _record(transaction, number, version, find_job, only_of)
+    phase = phase_of(transaction.state, number)
     if phase == ENDED:
         raise ConflictError(f"job {number} has ended ({record.status})")
     if phase != PAUSED:
-        draft.happen(Pause(time_s=draft.time_s, numbers=(number,)))
-        draft.put_job(draft.jobs[number])
-        draft.note("paused", number)
+        transaction.happen(Pause(time_s=transaction.time_s, numbers=(number,)))
+        transaction.put_job(transaction.jobs[number])
+        transaction.note("paused", number)
 
 
 def resume(
-    draft: BatchDraft,
+    transaction: Transaction,
     number: int,
     version: int | None,
     find_job: FindJob,
     only_of: str | None = None,
 ) -> None:
     """Let a paused job have devices again."""
-    record = _record(draft, number, version, find_job, only_of)
-    phase = phase_of(draft.state, number)
+    record = _record(transaction, number, version, find_job, only_of)
+    phase = phase_of(transaction.state, number)
     if phase == ENDED:
         raise ConflictError(f"job {number} has ended ({record.status})")
     if phase == PAUSED:
-        draft.happen(Resume(time_s=draft.time_s, numbers=(number,)))
-        draft.put_job(draft.jobs[number])
-        draft.note("resumed", number)
+        transaction.happen(Resume(time_s=transaction.time_s, numbers=(number,)))
+        transaction.put_job(transaction.jobs[number])
+        transaction.note("resumed", number)
 
 
 def _record(
-    draft: BatchDraft,
+    transaction: Transaction,
     number: int,
     version: int | None,
     find_job: FindJob,
     only_of: str | None,
 ) -> JobRecord:
     """The job to change; ``only_of`` names the user who asks, None where that is an admin."""
-    record = draft.jobs.get(number) or find_job(number)
+    record = transaction.jobs.get(number) or find_job(number)
     if record is None:
         raise NotFoundError(f"there is no job {number}")
     if only_of is not None and record.owner != only_of:
         hint = f"ask {record.owner!r} or an admin" if record.owner else "ask an admin"
         raise ForbiddenError(f"job {number} is not one of {only_of!r}", hint=hint)
-    current = draft.version_of(record)
+    current = transaction.version_of(record)
     if version is not None and version != current:
         raise ConflictError(
             f"job {number} has changed since: it is at version {current}, not {version}",
@@ -316,7 +322,7 @@ def _refuse_ended(record: JobRecord) -> None:
 
 
 def report(
-    draft: BatchDraft,
+    transaction: Transaction,
     name: AttemptName,
     token: str,
     done_steps: float,
@@ -326,73 +332,81 @@ def report(
 ) -> LeaseAnswer:
     """What an attempt did so far; answers whether it may go on."""
     _check_steps(done_steps)
-    attempt = _proven(draft, name, token)
-    if phase_of(draft.state, name.job) != ENDED:
+    attempt = _proven(transaction, name, token)
+    if phase_of(transaction.state, name.job) != ENDED:
         if can_save:
-            draft.note_that_it_saves(name.job)
+            transaction.note_that_it_saves(name.job)
         if attempt.stopping_since_s is None:
-            job = draft.jobs[name.job]
+            job = transaction.jobs[name.job]
             is_stated = job.spec.throughputs is not None
-            draft.happen(
+            transaction.happen(
                 Progress(
-                    time_s=draft.time_s,
+                    time_s=transaction.time_s,
                     number=name.job,
                     attempt=name.attempt,
                     done_steps=done_steps,
                     replaces_guess=not is_stated and job.done_steps == 0.0,
                 )
             )
-            draft.state = with_other_types_estimated(draft.state, name.job, job.spec, reference)
-        draft.put_job(replace(draft.jobs[name.job], done_steps=done_steps))
+            transaction.state = with_other_types_estimated(
+                transaction.state, name.job, job.spec, reference
+            )
+        transaction.put_job(replace(transaction.jobs[name.job], done_steps=done_steps))
         if is_finished:
-            finish(draft, name.job)
+            finish(transaction, name.job)
         elif attempt.stopping_since_s is not None:
-            draft.note_that_it_knows(attempt)
-    return lease(draft, name)
+            transaction.note_that_it_knows(attempt)
+    return lease(transaction, name)
 
 
-def finish(draft: BatchDraft, *numbers: int) -> None:
+def finish(transaction: Transaction, *numbers: int) -> None:
     """Jobs have done all that they were to do."""
-    draft.happen(Finish(time_s=draft.time_s, numbers=numbers))
+    transaction.happen(Finish(time_s=transaction.time_s, numbers=numbers))
     for number in numbers:
-        job = draft.jobs[number]
+        job = transaction.jobs[number]
         done_steps = job.spec.total_steps or job.done_steps
-        draft.put_job(replace(job, done_steps=done_steps, message="finished"))
-        draft.end(number, "finished")
+        transaction.put_job(replace(job, done_steps=done_steps, message="finished"))
+        transaction.end(number, "finished")
 
 
-def lease(draft: BatchDraft, name: AttemptName) -> LeaseAnswer:
+def lease(transaction: Transaction, name: AttemptName) -> LeaseAnswer:
     """Whether an attempt may go on, and until when."""
-    attempt = find(draft.attempts, name)
+    attempt = find(transaction.attempts, name)
     if attempt is None or attempt.stopping_since_s is not None:
-        since_s = draft.time_s if attempt is None else attempt.stopping_since_s or draft.time_s
-        grace_s = draft.jobs[name.job].spec.grace_s
+        since_s = (
+            transaction.time_s
+            if attempt is None
+            else attempt.stopping_since_s or transaction.time_s
+        )
+        grace_s = transaction.jobs[name.job].spec.grace_s
         return LeaseAnswer(attempt=name.attempt, may_run=False, stop_by_s=since_s + grace_s)
-    round_ends_s = finite_or_none(draft.state.next_tick_s)
+    round_ends_s = finite_or_none(transaction.state.next_tick_s)
     return LeaseAnswer(attempt=name.attempt, may_run=True, round_ends_s=round_ends_s)
 
 
 def commit_checkpoint(
-    draft: BatchDraft, name: AttemptName, token: str, step: float, path: str
+    transaction: Transaction, name: AttemptName, token: str, step: float, path: str
 ) -> CheckpointRecord:
     """A checkpoint that the next attempt begins with; also of an attempt that is being stopped. One
     of fewer steps than the newest does not count, which is then answered."""
     _check_steps(step)
-    attempt = _proven(draft, name, token)
-    newest = draft.checkpoints.get(name.job)
+    attempt = _proven(transaction, name, token)
+    newest = transaction.checkpoints.get(name.job)
     if newest is not None and step < newest.step:
         # Whatever it is for, the job would lose work if it went on from there.
         return newest
-    draft.note_that_it_saves(name.job)
+    transaction.note_that_it_saves(name.job)
     if attempt.stopping_since_s is None:
         # Of two jobs that may be displaced, the one that would lose less work is.
-        draft.happen(
-            Progress(time_s=draft.time_s, number=name.job, attempt=name.attempt, saved_steps=step)
+        transaction.happen(
+            Progress(
+                time_s=transaction.time_s, number=name.job, attempt=name.attempt, saved_steps=step
+            )
         )
     checkpoint = CheckpointRecord(
-        job=name.job, attempt=name.attempt, step=step, path=path, committed_s=draft.time_s
+        job=name.job, attempt=name.attempt, step=step, path=path, committed_s=transaction.time_s
     )
-    draft.put_checkpoint(checkpoint)
+    transaction.put_checkpoint(checkpoint)
     return checkpoint
 
 
@@ -401,9 +415,9 @@ def _check_steps(steps: float) -> None:
         raise UsageError(f"{steps!r} is no number of steps")
 
 
-def _proven(draft: BatchDraft, name: AttemptName, token: str) -> AttemptRecord:
+def _proven(transaction: Transaction, name: AttemptName, token: str) -> AttemptRecord:
     """The attempt that speaks: started and not ended, so that no newer one of its job runs."""
-    attempt = find(draft.attempts, name)
+    attempt = find(transaction.attempts, name)
     is_right = attempt is not None and hmac.compare_digest(attempt.token.encode(), token.encode())
     if attempt is None or attempt.started_s is None or not is_right:
         raise StaleAttemptError(
@@ -416,21 +430,21 @@ def _proven(draft: BatchDraft, name: AttemptName, token: str) -> AttemptRecord:
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tick(draft: BatchDraft) -> None:
+def tick(transaction: Transaction) -> None:
     """Stop jobs that have reached their time limits, and begin a round where one is due."""
-    expired = over_limit(draft.state, draft.time_s)
+    expired = over_limit(transaction.state, transaction.time_s)
     if expired:
-        draft.happen(TimeOut(time_s=draft.time_s, numbers=expired))
+        transaction.happen(TimeOut(time_s=transaction.time_s, numbers=expired))
     for number in expired:
-        limit_s = _time_limit_s(draft.state, number)
+        limit_s = _time_limit_s(transaction.state, number)
         message = f"held its devices for {limit_s:.0f} s, its time limit"
-        draft.put_job(replace(draft.jobs[number], message=message))
-        draft.end(number, "timed out")
-    if draft.time_s >= draft.state.next_tick_s:
-        sizes = resized(draft.state, draft.jobs, draft.time_s)
+        transaction.put_job(replace(transaction.jobs[number], message=message))
+        transaction.end(number, "timed out")
+    if transaction.time_s >= transaction.state.next_tick_s:
+        sizes = resized(transaction.state, transaction.jobs, transaction.time_s)
         if sizes is not None:
-            draft.happen(sizes)
-        draft.happen(Tick(time_s=draft.time_s))
+            transaction.happen(sizes)
+        transaction.happen(Tick(time_s=transaction.time_s))
 
 
 def _time_limit_s(state: FleetState, number: int) -> float:
@@ -441,13 +455,13 @@ def _time_limit_s(state: FleetState, number: int) -> float:
 # ── devices ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def drain(draft: BatchDraft, names: tuple[str, ...]) -> None:
+def drain(transaction: Transaction, names: tuple[str, ...]) -> None:
     """Let devices take no new jobs; those on them that save their work leave."""
-    draft.happen(Drain(time_s=draft.time_s, names=names))
-    draft.note("drained", devices=list(names))
+    transaction.happen(Drain(time_s=transaction.time_s, names=names))
+    transaction.note("drained", devices=list(names))
 
 
-def reopen(draft: BatchDraft, names: tuple[str, ...]) -> None:
+def reopen(transaction: Transaction, names: tuple[str, ...]) -> None:
     """Let drained devices take jobs again."""
-    draft.happen(Reopen(time_s=draft.time_s, names=names))
-    draft.note("reopened", devices=list(names))
+    transaction.happen(Reopen(time_s=transaction.time_s, names=names))
+    transaction.note("reopened", devices=list(names))

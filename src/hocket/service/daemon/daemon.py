@@ -1,6 +1,6 @@
-"""The service without its doors: what may be asked of a fleet that runs.
+"""The service without its web server: requests to a fleet that runs.
 
-One thread decides: it alone has the store and replaces the world, which everybody may read. One
+One thread decides: it alone has the store and replaces the state, which everybody may read. One
 thread acts: it alone talks to the executor.
 """
 
@@ -15,19 +15,20 @@ from typing import Any
 import numpy as np
 
 from hocket.base.errors import InputFileError, UsageError
+from hocket.fleet.rounds.fairness import WEEK_S, week_start_s
 from hocket.fleet.rounds.interference import with_more_kinds, without_pairs
 from hocket.fleet.rounds.state import FleetState, Rules, is_usable, lay_out, new_state
 from hocket.fleet.throughputs.table import Throughputs
 from hocket.service.daemon import commands
-from hocket.service.daemon.carry import ExecutorCarrier
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.commands import steps_per_s, with_config
 from hocket.service.daemon.decider import Command, Decider
 from hocket.service.daemon.estimates import allows_sharing
 from hocket.service.daemon.log import Log
 from hocket.service.daemon.loops import Loops
+from hocket.service.daemon.reconciler import Reconciler
 from hocket.service.daemon.rehearse import rehearse_day, rehearse_round
-from hocket.service.daemon.world import World, holder_index, violations
+from hocket.service.daemon.service_state import ServiceState, holder_index, violations
 from hocket.service.errors import NotFoundError
 from hocket.service.executors.executor import AttemptName, Executor
 from hocket.service.metrics import FleetMetrics
@@ -44,9 +45,9 @@ from hocket.service.records import (
 from hocket.service.server_config import ServerConfig
 from hocket.service.spec import JobSpec
 from hocket.service.store.store import Store
-from hocket.service.usage import WEEK_S, UsageRow, count_usage, week_start_s
+from hocket.service.usage import UsageRow, count_usage
 
-# How a daemon begins: the world as it was stored, fitted to how the service was started now.
+# How a daemon begins: the state as it was stored, fitted to how the service was started now.
 #
 # Nothing is replayed. Attempts that were open stay open; what became of them is asked of the
 # executor by the same look at all open attempts that `carry` takes every moment.
@@ -58,8 +59,8 @@ def recovered(
     kinds: tuple[str, ...],
     config: ServerConfig,
     time_s: float,
-) -> World:
-    """The world that the store holds; raises `InputFileError` where its parts contradict, and
+) -> ServiceState:
+    """The state that the store holds; raises `InputFileError` where its parts contradict, and
     `UsageError` where its jobs do not suit the policy, or no kind of device is known."""
     loaded = store.load()
     if loaded.state is None and not kinds:
@@ -72,7 +73,7 @@ def recovered(
     rehearse_day(rules, state.kinds)
     rehearse_round(state)
     waiting, held = holder_index(loaded.attempts)
-    world = World(
+    service_state = ServiceState(
         state=state,
         jobs=loaded.jobs,
         attempts=loaded.attempts,
@@ -84,11 +85,11 @@ def recovered(
         num_attempts=loaded.totals.num_attempts,
         num_checkpoints=loaded.totals.num_checkpoints,
     )
-    for violation in violations(world):
+    for violation in violations(service_state):
         raise InputFileError(
             f"the stored fleet contradicts itself: {violation}", where=str(store.folder)
         )
-    return world
+    return service_state
 
 
 def _refitted(
@@ -167,25 +168,25 @@ class Daemon:
         """Devices of each kind, where no more can come: no larger gang is accepted."""
         self._shares_devices = shares_devices
         """Whether the engine runs two attempts on one device."""
-        world = recovered(store, rules, kinds, self.config, time.time())
-        self._reference = None if reference is None else reference.on(world.state.kinds)
+        service_state = recovered(store, rules, kinds, self.config, time.time())
+        self._reference = None if reference is None else reference.on(service_state.state.kinds)
         """Throughputs of other jobs, to estimate from."""
-        self._clock = clock or Clock(world.state.time_s)
+        self._clock = clock or Clock(service_state.state.time_s)
         self._began_s = self._clock.now_s()
         self._heard: dict[int, tuple[int, float]] = {}
         """Which attempt of a job spoke last and when, for jobs that may not be silent for long."""
-        self._decider = Decider(world, store, self._clock)
+        self._decider = Decider(service_state, store, self._clock)
         self._loops = Loops(self._decider, self._clock, poll_s)
-        self.metrics = FleetMetrics(lambda: self._decider.world, self._clock.now_s)
+        self.metrics = FleetMetrics(lambda: self._decider.service_state, self._clock.now_s)
         self._loops.observers.append(self.metrics.count)
         self._notifier: Notifier | None = None
         if self.config.notify.webhook or self.config.notify.command:
             self._notifier = Notifier(self.config.notify)
             self._loops.observers.append(self._notifier.observe)
-        self._carrier = ExecutorCarrier(
+        self._reconciler = Reconciler(
             executor,
             store.folder,
-            world=lambda: self._decider.world,
+            service_state=lambda: self._decider.service_state,
             tell=self._loops.tell,
             now_s=self._clock.now_s,
             heard_s=self._heard_s,
@@ -195,7 +196,7 @@ class Daemon:
 
     def start(self) -> None:
         """Begin to decide and to act."""
-        self._loops.start(self._carrier)
+        self._loops.start(self._reconciler)
 
     def close(self) -> None:
         """Stop deciding and acting; jobs go on running."""
@@ -217,7 +218,7 @@ class Daemon:
     def trouble(self) -> str:
         """What keeps jobs from being run now; empty where nothing does."""
         broken = self._decider.broken
-        return str(broken or "") or self._loops.trouble or self._carrier.trouble
+        return str(broken or "") or self._loops.trouble or self._reconciler.trouble
 
     @property
     def folder(self) -> Path:
@@ -321,16 +322,16 @@ class Daemon:
     @property
     def state(self) -> FleetState:
         """What was decided last; never changed, so that it may be kept and read."""
-        return self._decider.world.state
+        return self._decider.service_state.state
 
     @property
-    def world(self) -> World:
+    def service_state(self) -> ServiceState:
         """The state with all that is not over."""
-        return self._decider.world
+        return self._decider.service_state
 
     def job(self, number: int) -> JobRecord:
         """A job; raises `NotFoundError` where there is none."""
-        record = self.world.jobs.get(number) or self._store.job(number)
+        record = self.service_state.jobs.get(number) or self._store.job(number)
         if record is None:
             raise NotFoundError(f"there is no job {number}")
         return record
@@ -365,7 +366,7 @@ class Daemon:
 
     def last_event(self) -> int:
         """The number of the newest event."""
-        return self.world.last_sequence
+        return self.service_state.last_sequence
 
     def wait_for_events(self, after: int, timeout_s: float) -> int:
         """Wait until something happens after event ``after``; the number of the newest event."""
@@ -375,7 +376,7 @@ class Daemon:
     def devices(self) -> list[DeviceRecord]:
         """All devices that are or were there."""
         state = self.state
-        servers = self._carrier.servers
+        servers = self._reconciler.servers
         return [
             DeviceRecord(
                 name=name,
@@ -403,7 +404,7 @@ class Daemon:
         return self.job(number)
 
     def _hear(self, name: AttemptName) -> None:
-        job = self.world.jobs.get(name.job)
+        job = self.service_state.jobs.get(name.job)
         if job is not None and job.spec.silence_s is not None:
             # Only the newest attempt of a job can speak, so there is one entry per such job.
             self._heard[name.job] = (name.attempt, self._clock.now_s())

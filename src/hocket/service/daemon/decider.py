@@ -1,6 +1,6 @@
-"""Decide, commit: takes batches of commands from the old world to the next, without threads.
+"""Decide, commit: takes batches of commands from the old state to the next, without threads.
 
-The answers of a batch are given after its commit, never before. Where the commit fails the world
+The answers of a batch are given after its commit, never before. Where the commit fails the state
 stays as it was, and so does everything that people were told.
 """
 
@@ -15,13 +15,13 @@ from typing import Any
 from hocket.base.errors import HocketError
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decision_log import DecisionLog
-from hocket.service.daemon.draft import BatchDraft
-from hocket.service.daemon.world import World
+from hocket.service.daemon.service_state import ServiceState
+from hocket.service.daemon.transaction import Transaction
 from hocket.service.errors import UnavailableError
 from hocket.service.store.batch import Batch
 from hocket.service.store.store import Store
 
-Command = Callable[[BatchDraft], Any]
+Command = Callable[[Transaction], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +33,13 @@ class Request:
 
 
 class Decider:
-    """Owns the world and the store; one thread at a time may call `decide`."""
+    """Owns the state and the store; one thread at a time may call `decide`."""
 
-    def __init__(self, world: World, store: Store, clock: Clock) -> None:
-        self.world = world
+    def __init__(self, service_state: ServiceState, store: Store, clock: Clock) -> None:
+        self.service_state = service_state
         self.broken: HocketError | None = None
         """Set once something was stored that cannot be vouched for: only a restart helps."""
-        self.on_commit: Callable[[World, Batch], None] = lambda world, batch: None
+        self.on_commit: Callable[[ServiceState, Batch], None] = lambda service_state, batch: None
         """Called after each commit, before its answers."""
         self._store = store
         self._clock = clock
@@ -64,45 +64,45 @@ class Decider:
     def _decide(self, requests: Sequence[Request]) -> None:
         if self.broken is not None:
             raise self.broken
-        draft = BatchDraft(self.world, self._clock.now_s(), _new_token)
-        answers = [(request, _answer(request, draft)) for request in requests]
-        if draft.is_changed:
-            self._commit(draft)
+        transaction = Transaction(self.service_state, self._clock.now_s(), _new_token)
+        answers = [(request, _answer(request, transaction)) for request in requests]
+        if transaction.is_changed:
+            self._commit(transaction)
         for request, answer in answers:
             if isinstance(answer, HocketError):
                 request.future.set_exception(answer)
             else:
                 request.future.set_result(answer)
 
-    def _commit(self, draft: BatchDraft) -> None:
-        world, batch = draft.finish()
+    def _commit(self, transaction: Transaction) -> None:
+        service_state, batch = transaction.finish()
         try:
             self._store.commit(batch)
         except OSError as error:
             self.broken = UnavailableError(
-                f"the witness cannot be written: {error.strerror}",
+                f"the commit sequence cannot be written: {error.strerror}",
                 hint="look at the disk of the state folder, then start the service again",
             )
             raise self.broken from None
-        self.world = world
-        self._log.write(draft.time_s, draft.decisions)
-        self.on_commit(world, batch)
+        self.service_state = service_state
+        self._log.write(transaction.time_s, transaction.decisions)
+        self.on_commit(service_state, batch)
 
 
 class _HalfDoneError(Exception):
-    """A command was refused after it had changed the draft, which must be dropped."""
+    """A command was refused after it had changed the transaction, which must be dropped."""
 
     def __init__(self, why: HocketError) -> None:
         super().__init__(str(why))
         self.why = why
 
 
-def _answer(request: Request, draft: BatchDraft) -> Any:
-    num_changes = draft.num_changes
+def _answer(request: Request, transaction: Transaction) -> Any:
+    num_changes = transaction.num_changes
     try:
-        return request.command(draft)
+        return request.command(transaction)
     except HocketError as error:
-        if draft.num_changes != num_changes:
+        if transaction.num_changes != num_changes:
             raise _HalfDoneError(error) from None
         return error
 

@@ -60,11 +60,11 @@ def describe_start(before: FleetState, after: FleetState, start: Start) -> str:
     if start.partner >= 0:
         parts.append(f"shares them with job {start.partner}")
     if shares.any():
-        owed_s = float(after.jobs.credit_s[row][shares > 0.0].max())
+        deficit_s = float(after.jobs.credit_s[row][shares > 0.0].max())
         parts.append(f"gets {shares.sum():.1%} of its time")
-        parts.append(f"deficit {owed_s / after.rules.round_s:.1f} rounds")
+        parts.append(f"deficit {deficit_s / after.rules.round_s:.1f} rounds")
     elif start.partner < 0:
-        parts.append("fills devices that nobody is owed")
+        parts.append("fills devices that nobody has a deficit for")
     if _reserved_s(before, start.number) > 0.0:
         parts.append("had devices reserved")
     elif (after.jobs.rows["reserved_s"] > 0.0).any():

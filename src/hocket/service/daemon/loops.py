@@ -1,4 +1,4 @@
-"""Two threads around `Decider` and `ExecutorCarrier`: one decides and commits, one acts.
+"""Two threads around `Decider` and `Reconciler`: one decides and commits, one acts.
 
 Deciding never waits for the executor, whose calls may take seconds, and acting never waits for the
 disk. Commands that came while a batch was committed make up the next batch.
@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from hocket.fleet.rounds.dependencies import next_limit_s
 from hocket.service.daemon import commands
-from hocket.service.daemon.carry import ExecutorCarrier
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Command, Decider, Request
-from hocket.service.daemon.world import World, name_of
+from hocket.service.daemon.reconciler import Reconciler
+from hocket.service.daemon.service_state import ServiceState, name_of
 from hocket.service.errors import UnavailableError
 from hocket.service.executors.executor import AttemptName
 from hocket.service.store.batch import Batch
@@ -38,36 +38,36 @@ MAX_TOLD = 3
 
 
 class Inbox:
-    """Two queues behind one bell."""
+    """Two queues behind one event_notifier."""
 
     def __init__(self) -> None:
-        self._bell = threading.Condition()
+        self._event_notifier = threading.Condition()
         self._asked: deque[Request] = deque()
         self._told: deque[Request] = deque()
 
     def put(self, request: Request, *, is_told: bool = False) -> None:
         """Add a command; ``is_told`` for what the engine tells."""
-        with self._bell:
+        with self._event_notifier:
             (self._told if is_told else self._asked).append(request)
-            self._bell.notify()
+            self._event_notifier.notify()
 
     def ring(self) -> None:
         """Let `take` return though nothing came."""
-        with self._bell:
-            self._bell.notify()
+        with self._event_notifier:
+            self._event_notifier.notify()
 
     def take(self, wait_s: float) -> list[Request]:
         """The next batch; waits so long where there is none."""
-        with self._bell:
+        with self._event_notifier:
             if not self._asked and not self._told and wait_s > 0.0:
-                self._bell.wait(wait_s)
+                self._event_notifier.wait(wait_s)
             asked = [self._asked.popleft() for _ in range(min(len(self._asked), MAX_ASKED))]
             told = [self._told.popleft() for _ in range(min(len(self._told), MAX_TOLD))]
         return asked + told
 
     def take_all(self) -> list[Request]:
         """Everything, at once."""
-        with self._bell:
+        with self._event_notifier:
             requests = [*self._asked, *self._told]
             self._asked.clear()
             self._told.clear()
@@ -96,15 +96,15 @@ class Loops:
         self._committed = threading.Condition()
         self._next_tick_try_s = 0.0
         self._threads: list[threading.Thread] = []
-        self.observers: list[Callable[[World, Batch], None]] = []
+        self.observers: list[Callable[[ServiceState, Batch], None]] = []
         """Called after each commit, by the thread that decides: they must not take long."""
         decider.on_commit = self._after_commit
 
-    def start(self, carrier: ExecutorCarrier) -> None:
+    def start(self, reconciler: Reconciler) -> None:
         """Begin to decide and to act."""
         decides = threading.Thread(target=self._decide_forever, name="fleet-decides", daemon=True)
         acts = threading.Thread(
-            target=self._act_forever, args=(carrier,), name="fleet-acts", daemon=True
+            target=self._act_forever, args=(reconciler,), name="fleet-acts", daemon=True
         )
         self._threads = [decides, acts]
         for thread in self._threads:
@@ -171,16 +171,16 @@ class Loops:
             self._next_tick_try_s = self._clock.now_s() + _RETRY_S
 
     def _next_tick_s(self) -> float:
-        state = self._decider.world.state
+        state = self._decider.service_state.state
         return max(min(float(state.next_tick_s), next_limit_s(state)), self._next_tick_try_s)
 
-    def _after_commit(self, world: World, batch: Batch) -> None:
+    def _after_commit(self, service_state: ServiceState, batch: Batch) -> None:
         for record in batch.attempts:
             if record.ended_s is None and record.started_s is not None:
                 self._changed.put(name_of(record))
         for observe in self.observers:
             try:
-                observe(world, batch)
+                observe(service_state, batch)
             except Exception:
                 # What is committed stands, whoever looks at it.
                 _LOG.exception("a commit could not be observed")
@@ -193,25 +193,25 @@ class Loops:
 
     # ── acting ──
 
-    def _act_forever(self, carrier: ExecutorCarrier) -> None:
+    def _act_forever(self, reconciler: Reconciler) -> None:
         next_look_s = time.monotonic()
         while not self.is_closing:
             wait_s = max(next_look_s - time.monotonic(), 0.0)
             names = _taken(self._changed, wait_s, _MAX_NAMES)
             if time.monotonic() >= next_look_s:
-                self._safely(carrier, carrier.look)
+                self._safely(reconciler, reconciler.look)
                 next_look_s = time.monotonic() + self._poll_s
             else:
                 known = [name for name in names if name is not None]
-                self._safely(carrier, partial(carrier.carry, known))
+                self._safely(reconciler, partial(reconciler.carry, known))
 
     @staticmethod
-    def _safely(carrier: ExecutorCarrier, act: Callable[[], None]) -> None:
+    def _safely(reconciler: Reconciler, act: Callable[[], None]) -> None:
         """An engine that breaks in a way that nobody foresaw is asked again, not given up."""
         try:
             act()
         except Exception as error:
-            carrier.trouble = f"the engine failed: {error!r}"
+            reconciler.trouble = f"the engine failed: {error!r}"
             _LOG.exception("the engine failed")
 
 

@@ -26,7 +26,6 @@ from hocket.base.locks import wait_for_lock
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import Result
 from hocket.service.executors.executor import STARTING, Phase
-from hocket.service.executors.ray_crew import PLACED, RayCrew, release_others
 from hocket.service.executors.ray_nodes import (
     RayBundle,
     RayNode,
@@ -35,6 +34,7 @@ from hocket.service.executors.ray_nodes import (
     name_nodes,
     read_nodes,
 )
+from hocket.service.executors.ray_process_group import PLACED, RayCrew, release_others
 
 NAMESPACE = "namespace.json"
 NODES = "nodes.json"

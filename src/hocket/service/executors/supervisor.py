@@ -471,9 +471,12 @@ def _environment(
 def _ranks(order: AttemptOrder, rank: int, port: int) -> dict[str, str]:
     if order.processes != "per-device":
         return {}
-    world = {"WORLD_SIZE": str(len(order.devices)), "LOCAL_WORLD_SIZE": str(len(order.devices))}
+    service_state = {
+        "WORLD_SIZE": str(len(order.devices)),
+        "LOCAL_WORLD_SIZE": str(len(order.devices)),
+    }
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return world | meeting | {"RANK": str(order.first_rank + rank), "LOCAL_RANK": str(rank)}
+    return service_state | meeting | {"RANK": str(order.first_rank + rank), "LOCAL_RANK": str(rank)}
 
 
 def free_port(address: str = "127.0.0.1") -> int:

@@ -1,4 +1,4 @@
-"""Routes of the live page. Whoever may ask was checked before; see `hocket.service.rest.guard`.
+"""Routes of the live page. Whoever may ask was checked before; see `hocket.service.rest.auth`.
 
 /              the page; with the fields of its form also the answer to "what if"
 /live          its changing parts, which the script puts in place
@@ -25,9 +25,9 @@ from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import ENDED as STATE_ENDED
 from hocket.fleet.rounds.state import PAUSED, WAITING, FleetState
 from hocket.service.credentials import Credentials, form_token
-from hocket.service.daemon.world import phase_of
+from hocket.service.daemon.service_state import phase_of
 from hocket.service.errors import ForbiddenError, NotFoundError, UnavailableError
-from hocket.service.outlook.outlook import FleetOutlook, HereOutlook
+from hocket.service.forecasts.forecaster import FleetForecaster, HereOutlook
 from hocket.service.page.moments import ago, clock
 from hocket.service.page.recent import Recent
 from hocket.service.page.rendering import live_page, named, window_s
@@ -212,8 +212,8 @@ def _checkpoint(checkpoint: CheckpointRecord, now_s: float) -> CheckpointRow:
 class Foresight:
     """The newest forecast; safe to ask from several threads."""
 
-    def __init__(self, outlook: FleetOutlook | None = None) -> None:
-        self._outlook = outlook or HereOutlook()
+    def __init__(self, forecaster: FleetForecaster | None = None) -> None:
+        self._forecaster = forecaster or HereOutlook()
         self._lock = threading.Lock()
         self._key: object = None
         self._newest: Forecast | None = None
@@ -229,7 +229,7 @@ class Foresight:
         if key != self._key and self._lock.acquire(blocking=self._newest is None):
             try:
                 if key != self._key:
-                    self._newest = self._outlook.starts(state, state.time_s, waiting.tolist())
+                    self._newest = self._forecaster.starts(state, state.time_s, waiting.tolist())
                     self._key = key
             except UnavailableError:
                 # The page does without, or with an older one.
@@ -280,10 +280,10 @@ _MAX_FIELDS = 200
 _KEEP_S = 3600
 
 
-def page_router(daemon: Daemon, outlook: FleetOutlook) -> APIRouter:
+def page_router(daemon: Daemon, forecaster: FleetForecaster) -> APIRouter:
     """The page of a daemon."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    recent, foresight = Recent(daemon), Foresight(outlook)
+    recent, foresight = Recent(daemon), Foresight(forecaster)
 
     def page_now() -> LivePage:
         state = _state_now(daemon)
@@ -291,7 +291,7 @@ def page_router(daemon: Daemon, outlook: FleetOutlook) -> APIRouter:
         return live_page(state, lately, foreseen=foresight.of(state), trouble=daemon.trouble)
 
     def fleet_now(fields: dict[str, str]) -> str:
-        return render("fleet.html", page=page_now(), form=_form(daemon, outlook, fields))
+        return render("fleet.html", page=page_now(), form=_form(daemon, forecaster, fields))
 
     # Hundreds of people may look at the same moment, such as when a round begins.
     fleet = Shared(lambda: fleet_now({}))
@@ -308,7 +308,7 @@ def page_router(daemon: Daemon, outlook: FleetOutlook) -> APIRouter:
 
     @router.get("/what-if")
     def show_answer(request: Request) -> HTMLResponse:
-        form = _form(daemon, outlook, _fields(request))
+        form = _form(daemon, forecaster, _fields(request))
         return HTMLResponse(render("what_if.html", form=form))
 
     @router.get("/jobs/{number}")
@@ -317,7 +317,7 @@ def page_router(daemon: Daemon, outlook: FleetOutlook) -> APIRouter:
         cookie = credentials.cookie_in(request.headers.getlist("cookie"))
         try:
             holder: Holder = request.scope["hocket.holder"]
-            page = _job_now(daemon, outlook, _job_number(number), holder)
+            page = _job_now(daemon, forecaster, _job_number(number), holder)
         except UsageError as error:
             return _refusal(error)
         return HTMLResponse(render("job.html", page=page, form_token=form_token(cookie)))
@@ -364,9 +364,9 @@ def _fields(request: Request) -> dict[str, str]:
     return dict(request.query_params.multi_items()[:_MAX_FIELDS])
 
 
-def _form(daemon: Daemon, outlook: FleetOutlook, fields: dict[str, str]) -> WhatIfForm:
+def _form(daemon: Daemon, forecaster: FleetForecaster, fields: dict[str, str]) -> WhatIfForm:
     state = _state_now(daemon)
-    answer = answer_of(state, fields, outlook) if is_asked(fields) else None
+    answer = answer_of(state, fields, forecaster) if is_asked(fields) else None
     return what_if_form(state, fields, answer)
 
 
@@ -376,10 +376,10 @@ def _job_number(text: str) -> int:
     return int(text)
 
 
-def _job_now(daemon: Daemon, outlook: FleetOutlook, number: int, holder: Holder) -> JobPage:
+def _job_now(daemon: Daemon, forecaster: FleetForecaster, number: int, holder: Holder) -> JobPage:
     record = daemon.job(number)
     state = _state_now(daemon)
-    explanation, done_steps = _foreseen(state, record, outlook)
+    explanation, done_steps = _foreseen(state, record, forecaster)
     return job_page(
         record,
         daemon.now_s(),
@@ -402,22 +402,22 @@ def _changes(state: FleetState, record: JobRecord, holder: Holder) -> tuple[str,
 
 
 def _foreseen(
-    state: FleetState, record: JobRecord, outlook: FleetOutlook
+    state: FleetState, record: JobRecord, forecaster: FleetForecaster
 ) -> tuple[Explanation | None, float | None]:
     """Why a job that has not ended waits, and how far it should be."""
     if record.status in ENDED:
         return None, None
     try:
         done_steps = float(state.jobs.rows["done_steps"][state.row_of(record.number)])
-        return _explained(state, record.number, outlook), done_steps
+        return _explained(state, record.number, forecaster), done_steps
     except UsageError:
         # For the state it has ended, or did between the two looks.
         return None, None
 
 
-def _explained(state: FleetState, number: int, outlook: FleetOutlook) -> Explanation:
+def _explained(state: FleetState, number: int, forecaster: FleetForecaster) -> Explanation:
     try:
-        return outlook.explain(state, state.time_s, number)
+        return forecaster.explain(state, state.time_s, number)
     except UnavailableError:
         # Why it waits is known without looking ahead; when it starts is not.
         return Explanation(

@@ -12,7 +12,7 @@ from hocket.base.units import format_percent, words_for_seconds
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds.state import FleetState
 from hocket.fleet.what_if import TwoFutures
-from hocket.service.outlook.outlook import FleetOutlook, HereOutlook
+from hocket.service.forecasts.forecaster import FleetForecaster, HereOutlook
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import sentence
 
@@ -84,13 +84,13 @@ def is_asked(fields: Mapping[str, str]) -> bool:
 
 
 def answer_of(
-    state: FleetState, fields: Mapping[str, str], outlook: FleetOutlook | None = None
+    state: FleetState, fields: Mapping[str, str], forecaster: FleetForecaster | None = None
 ) -> WhatIfAnswer:
     """What would be; what is wrong with the question is an answer too."""
     try:
         counts = _counts(state, fields)
         policy = fields.get(POLICY_FIELD) or None
-        found = (outlook or HereOutlook()).what_if(state, state.time_s, policy, counts)
+        found = (forecaster or HereOutlook()).what_if(state, state.time_s, policy, counts)
     except HocketError as error:
         advice = f" ({error.hint})" if error.hint else ""
         said = sentence(inert(f"{error.message}{advice}", LONGEST_SENTENCE))

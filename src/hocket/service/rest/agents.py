@@ -96,7 +96,7 @@ def sync_agent(
     statuses = [AgentStatus(**one.model_dump()) for one in body.attempts]
     address = request.client.host if request.client else ""
     orders = executor.sync(agent, body.identity, address, body.devices, statuses)
-    found = daemon.world.checkpoints
+    found = daemon.service_state.checkpoints
     jobs = sorted({one.job for one in body.attempts} & found.keys())
     hidden = [
         (job, found[job].step, found[job].path)

@@ -15,14 +15,14 @@ from hocket import __version__
 from hocket.service.credentials import Credentials
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.executors.agent_executor import AgentExecutor
-from hocket.service.outlook.outlook import FleetOutlook, HereOutlook
+from hocket.service.forecasts.forecaster import FleetForecaster, HereOutlook
 from hocket.service.rest import agents as agent_routes
 from hocket.service.rest import attempts, fleet, health, jobs, login, logs, rounds
 from hocket.service.rest import tokens as token_routes
+from hocket.service.rest.auth import AuthMiddleware
 from hocket.service.rest.context import Decisions
-from hocket.service.rest.guard import Guard
 from hocket.service.rest.problems import ProblemDetails, handle_errors
-from hocket.service.rest.stream import Bell
+from hocket.service.rest.stream import EventNotifier
 from hocket.service.tokens import Tokens
 
 _DESCRIPTION = (
@@ -36,14 +36,14 @@ def make_app(
     tokens: Tokens,
     *,
     hosts: Iterable[str] = (),
-    outlook: FleetOutlook | None = None,
+    forecaster: FleetForecaster | None = None,
     agents: AgentExecutor | None = None,
 ) -> FastAPI:
     """The service of a daemon that was started; ``hosts`` are names beside the loopback ones,
-    ``outlook`` answers what is asked about the future (this process does where None), ``agents``
+    ``forecaster`` answers what is asked about the future (this process does where None), ``agents``
     run the jobs where the engine is one of agents.
 
-    ``app.state.bell.close()`` ends open streams, which a server waits for when it shuts down.
+    ``app.state.event_notifier.close()`` ends open streams, for which a server waits.
     """
     app = FastAPI(
         title="hocket fleet",
@@ -57,33 +57,33 @@ def make_app(
     )
     app.state.daemon = daemon
     app.state.credentials = Credentials(tokens, daemon.identity)
-    app.state.bell = Bell(daemon)
-    app.state.outlook = outlook or HereOutlook()
+    app.state.event_notifier = EventNotifier(daemon)
+    app.state.forecaster = forecaster or HereOutlook()
     app.state.decisions = Decisions()
     app.state.agents = agents
     for module in (jobs, logs, attempts, fleet, rounds, health, token_routes, login, agent_routes):
         app.include_router(module.router)
-    _mount_page(app, daemon, app.state.outlook)
+    _mount_page(app, daemon, app.state.forecaster)
     handle_errors(app)
-    app.add_middleware(Guard, credentials=app.state.credentials, hosts=tuple(hosts))
+    app.add_middleware(AuthMiddleware, credentials=app.state.credentials, hosts=tuple(hosts))
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
-def _mount_page(app: FastAPI, daemon: Daemon, outlook: FleetOutlook) -> None:
+def _mount_page(app: FastAPI, daemon: Daemon, forecaster: FleetForecaster) -> None:
     from hocket.service.page.router import page_router
 
-    app.include_router(page_router(daemon, outlook))
+    app.include_router(page_router(daemon, forecaster))
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    bell: Bell = app.state.bell
-    watching = asyncio.create_task(bell.watch())
+    event_notifier: EventNotifier = app.state.event_notifier
+    watching = asyncio.create_task(event_notifier.watch())
     try:
         yield
     finally:
-        bell.close()
+        event_notifier.close()
         await watching
 
 

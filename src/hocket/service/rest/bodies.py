@@ -222,7 +222,9 @@ class ShareBody(BaseModel):
     job: int
     name: str
     target: dict[str, float] = Field(description="Part of its time on each kind")
-    owed_s: dict[str, float] = Field(description="Time that it is owed on each kind")
+    deficit_s: dict[str, float] = Field(
+        description="Time on each kind that it should have had and did not"
+    )
     target_s: float = Field(description="Device time that it should have had")
     held_s: float = Field(description="Device time that it had")
     devices: list[str]

@@ -1,4 +1,4 @@
-"""What routes are given beside the request: the daemon, and the bell of the streams."""
+"""What routes are given beside the request: the daemon, and the notifier of the streams."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from hocket.base.errors import did_you_mean
 from hocket.base.fields import shown
 from hocket.service.daemon.daemon import Daemon
-from hocket.service.outlook.outlook import FleetOutlook
+from hocket.service.forecasts.forecaster import FleetForecaster
 from hocket.service.rest.problems import RefusedError
-from hocket.service.rest.stream import Bell
+from hocket.service.rest.stream import EventNotifier
 from hocket.service.tokens import Holder, Tokens
 
 # Dependencies are coroutines, though they wait for nothing: each plain function would be run in a
@@ -49,9 +49,9 @@ async def _daemon(request: Request) -> Daemon:
     return daemon
 
 
-async def _bell(request: Request) -> Bell:
-    bell: Bell = request.app.state.bell
-    return bell
+async def _event_notifier(request: Request) -> EventNotifier:
+    event_notifier: EventNotifier = request.app.state.event_notifier
+    return event_notifier
 
 
 Answer = TypeVar("Answer")
@@ -78,9 +78,9 @@ async def _decisions(request: Request) -> Decisions:
     return decisions
 
 
-async def _outlook(request: Request) -> FleetOutlook:
-    outlook: FleetOutlook = request.app.state.outlook
-    return outlook
+async def _forecaster(request: Request) -> FleetForecaster:
+    forecaster: FleetForecaster = request.app.state.forecaster
+    return forecaster
 
 
 async def _tokens(request: Request) -> Tokens:
@@ -102,8 +102,8 @@ async def _token(
 
 TheDaemon = Annotated[Daemon, Depends(_daemon)]
 TheDecisions = Annotated[Decisions, Depends(_decisions)]
-TheOutlook = Annotated[FleetOutlook, Depends(_outlook)]
-TheBell = Annotated[Bell, Depends(_bell)]
+TheOutlook = Annotated[FleetForecaster, Depends(_forecaster)]
+TheBell = Annotated[EventNotifier, Depends(_event_notifier)]
 TheTokens = Annotated[Tokens, Depends(_tokens)]
 TheHolder = Annotated[Holder, Depends(_holder)]
 AttemptToken = Annotated[str, Depends(_token)]

@@ -155,26 +155,26 @@ def _shares(state: FleetState, live: NDArray[np.intp]) -> list[ShareBody]:
             job=number,
             name=state.names[number],
             target=dict(zip(state.kinds, shares, strict=True)),
-            owed_s=dict(zip(state.kinds, owed_s, strict=True)),
+            deficit_s=dict(zip(state.kinds, deficit_s, strict=True)),
             target_s=target_s,
             held_s=held_s,
             devices=held.get(number, []),
         )
-        for number, target_s, held_s, shares, owed_s in columns
+        for number, target_s, held_s, shares, deficit_s in columns
     ]
 
 
 @router.post("/simulate", responses=answers(415))
-def simulate(body: WhatIf, daemon: TheDaemon, outlook: TheOutlook) -> ForecastBody:
+def simulate(body: WhatIf, daemon: TheDaemon, forecaster: TheOutlook) -> ForecastBody:
     """What would become of the jobs under another policy or with other devices."""
-    found = outlook.forecast(daemon.state, daemon.now_s(), body.policy, body.devices)
+    found = forecaster.forecast(daemon.state, daemon.now_s(), body.policy, body.devices)
     return ForecastBody.model_validate(found.to_data())
 
 
 @router.get("/events", response_class=Response, responses={**answers(), 200: _EVENTS})
 async def stream_events(
     daemon: TheDaemon,
-    bell: TheBell,
+    event_notifier: TheBell,
     after: Annotated[
         int | None, Query(ge=0, le=MAX_NUMBER, description="From now on where left out")
     ] = None,
@@ -182,4 +182,6 @@ async def stream_events(
 ) -> Response:
     """What happens, as server-sent events that end only with the connection."""
     start = after if last_event_id is None else last_event_id
-    return TimedStream(events_from(daemon, bell, start), _STREAM, bell=bell)
+    return TimedStream(
+        events_from(daemon, event_notifier, start), _STREAM, event_notifier=event_notifier
+    )

@@ -113,7 +113,9 @@ def _size(record: JobRecord) -> int:
 def _found(daemon: Daemon, after: int, limit: int, wanted: set[JobStatus]) -> Iterable[JobRecord]:
     if wanted == {*LIVE, *ENDED}:
         return _stored(daemon, after)
-    found = {number: record for number, record in daemon.world.jobs.items() if number > after}
+    found = {
+        number: record for number, record in daemon.service_state.jobs.items() if number > after
+    }
     for status in sorted(wanted & set(ENDED)):
         found |= {record.number: record for record in daemon.jobs(after, limit, status)}
     # Those in memory are as they were before the others were looked up, and so told once only.
@@ -124,7 +126,7 @@ def _found(daemon: Daemon, after: int, limit: int, wanted: set[JobStatus]) -> It
 def _stored(daemon: Daemon, after: int) -> Iterator[JobRecord]:
     while records := daemon.jobs(after, _AT_ONCE):
         # As memory tells them: the store is a moment ahead, and no later answer may be older.
-        yield from (daemon.world.jobs.get(record.number, record) for record in records)
+        yield from (daemon.service_state.jobs.get(record.number, record) for record in records)
         after = records[-1].number
 
 
@@ -202,12 +204,12 @@ def list_checkpoints(job: Number, daemon: TheDaemon) -> CheckpointList:
 
 
 @router.get("/{job}/explain", responses=answers(404))
-def explain_job(job: Number, daemon: TheDaemon, outlook: TheOutlook) -> ExplanationBody:
+def explain_job(job: Number, daemon: TheDaemon, forecaster: TheOutlook) -> ExplanationBody:
     """Why a job waits, in one sentence with the numbers behind it, and when it should start."""
     record = daemon.job(job)
     try:
         if record.status not in ENDED:
-            found = outlook.explain(daemon.state, daemon.now_s(), job).to_data()
+            found = forecaster.explain(daemon.state, daemon.now_s(), job).to_data()
             found["sentence"] = _told(record, found["sentence"], daemon.trouble)
             return ExplanationBody(**found, status=record.status)
     except UsageError:

@@ -16,7 +16,7 @@ from hocket.service.errors import NotFoundError
 from hocket.service.rest.bodies import MAX_NUMBER, Number
 from hocket.service.rest.context import FOR_USERS, TheBell, TheDaemon
 from hocket.service.rest.problems import answers, problem
-from hocket.service.rest.stream import Bell, TimedStream
+from hocket.service.rest.stream import EventNotifier, TimedStream
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=FOR_USERS)
 
@@ -38,7 +38,7 @@ _PART = {**_ANSWER, "description": "The bytes of the Range header"}
 async def read_log(
     job: Number,
     daemon: TheDaemon,
-    bell: TheBell,
+    event_notifier: TheBell,
     attempt: Annotated[
         int | None, Query(ge=1, le=MAX_NUMBER, description="The newest where left out")
     ] = None,
@@ -56,8 +56,8 @@ async def read_log(
     wanted = _RANGE.fullmatch(range.strip()) if range and tail is None else None
     if follow:
         start = int(wanted[1] or 0) if wanted else start
-        content = _followed(daemon, bell, job, number, log, start)
-        return TimedStream(content, _TEXT, bell=bell, headers=headers)
+        content = _followed(daemon, event_notifier, job, number, log, start)
+        return TimedStream(content, _TEXT, event_notifier=event_notifier, headers=headers)
     status, stop = 200, size_bytes
     if wanted and wanted[0] != "bytes=-":
         start, stop = _span(wanted[1], wanted[2], size_bytes)
@@ -115,7 +115,7 @@ async def _part(log: Log, start: int, stop: int) -> AsyncGenerator[bytes, None]:
 
 
 async def _followed(
-    daemon: Daemon, bell: Bell, job: int, attempt: int, log: Log, start: int
+    daemon: Daemon, event_notifier: EventNotifier, job: int, attempt: int, log: Log, start: int
 ) -> AsyncGenerator[bytes, None]:
     while True:
         # Asked before reading: what came before the end is read after it.
@@ -132,7 +132,7 @@ async def _followed(
         except NotFoundError as error:
             yield f"\n[hocket: {error.message}]\n".encode()
             return
-        if is_over or bell.is_closed:
+        if is_over or event_notifier.is_closed:
             return
         await asyncio.sleep(_LOOK_S)
 

@@ -35,12 +35,12 @@ _PAGE = 200
 _LOOK_S = 0.5
 
 
-class Bell:
+class EventNotifier:
     """Wakes all streams when something happened, and ends them when the service does."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._rung = asyncio.Event()
+        self._level_answer = asyncio.Event()
         self._num_streams = 0
         self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)
         self._last_kept = daemon.last_event()
@@ -91,19 +91,19 @@ class Bell:
         """Let streams end; may be called from a signal handler."""
         self.is_closed = True
 
-    async def wait(self, rung: asyncio.Event, timeout_s: float) -> bool:
-        """Whether the bell that was taken earlier rang in time."""
+    async def wait(self, level_answer: asyncio.Event, timeout_s: float) -> bool:
+        """Whether the notifier that was taken earlier rang in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                await rung.wait()
+                await level_answer.wait()
         except TimeoutError:
             return False
         return True
 
     @property
     def next_ring(self) -> asyncio.Event:
-        """Set when the bell rings next: take it before looking, and no event is missed."""
-        return self._rung
+        """Set when the notifier rings next: take it before looking, and no event is missed."""
+        return self._level_answer
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -117,26 +117,26 @@ class Bell:
             self._num_streams -= 1
 
     def _ring(self) -> None:
-        rung, self._rung = self._rung, asyncio.Event()
-        rung.set()
+        level_answer, self._level_answer = self._level_answer, asyncio.Event()
+        level_answer.set()
 
 
 class TimedStream(StreamingResponse):
     """A stream that ends when its reader is gone or has stopped reading; one that may last takes a
-    place among those of ``bell``."""
+    place among those of ``notifier``."""
 
     def __init__(
         self,
         content: AsyncGenerator[bytes, None],
         media_type: str,
         *,
-        bell: Bell | None = None,
+        event_notifier: EventNotifier | None = None,
         status_code: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(content, status_code, headers, media_type)
         self._content = content
-        self._place = nullcontext() if bell is None else bell.place()
+        self._place = nullcontext() if event_notifier is None else event_notifier.place()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
@@ -155,18 +155,20 @@ class TimedStream(StreamingResponse):
                 await self._content.aclose()
 
 
-async def events_from(daemon: Daemon, bell: Bell, after: int | None) -> AsyncGenerator[bytes, None]:
+async def events_from(
+    daemon: Daemon, event_notifier: EventNotifier, after: int | None
+) -> AsyncGenerator[bytes, None]:
     """Events after a sequence number (from now on where None), in the form of the stream."""
     yield b"retry: 1000\n\n"
     if after is None or after > daemon.last_event():
         # Later than the last: a number of a fleet that was here before.
         after = daemon.last_event()
-    while not bell.is_closed:
-        rung = bell.next_ring
-        after, events = await bell.events_after(after)
+    while not event_notifier.is_closed:
+        level_answer = event_notifier.next_ring
+        after, events = await event_notifier.events_after(after)
         if events:
             yield events
-        elif not await bell.wait(rung, HEARTBEAT_S):
+        elif not await event_notifier.wait(level_answer, HEARTBEAT_S):
             yield b": nothing new\n\n"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hocket.base.errors import InputFileError, system_reason
 from hocket.service.plain_file import whose_trouble
-from hocket.service.store import lock, witness
+from hocket.service.store import commit_sequence, lock
 
 DATABASE = "fleet.db"
 _SET_ASIDE = "damaged-"
@@ -35,7 +35,7 @@ def prepared(folder: Path) -> None:
         check_private(folder / name)
 
 
-PRIVATE = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", witness.NAME, lock.NAME)
+PRIVATE = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", commit_sequence.NAME, lock.NAME)
 
 
 def check_private(path: Path) -> None:
@@ -100,12 +100,12 @@ def damaged(folder: Path, what: str) -> InputFileError:
 
 def is_fresh(folder: Path) -> bool:
     """Whether no fleet was ever here; raises `InputFileError` where one was and its database, or
-    its witness, is gone."""
+    its commit sequence, is gone."""
     has_database = (folder / DATABASE).exists()
-    if (folder / witness.NAME).exists():
+    if (folder / commit_sequence.NAME).exists():
         return False
     if has_database:
-        raise damaged(folder, "the witness of the database is missing")
+        raise damaged(folder, "the commit sequence of the database is missing")
     if (folder / f"{DATABASE}-wal").exists() or _has_traces(folder):
         raise damaged(folder, "the database is missing, but jobs were run from this folder")
     return True

@@ -1,8 +1,8 @@
 """The service's memory: one sqlite file in write-ahead mode, one transaction per decision.
 
-``Store.open`` takes the folder's lock, checks every row and compares the database with its witness;
-what it returns can be trusted or it raises `InputFileError`. ``commit`` is on disk, and the witness
-knows of it, when it returns; where it raises `UnavailableError`, nothing was stored.
+``Store.open`` takes the folder's lock, checks every row and compares the database with its commit
+sequence; what it returns can be trusted or it raises `InputFileError`. ``commit`` is on disk, and
+in the commit sequence, when it returns; where it raises `UnavailableError`, nothing was stored.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from hocket.service.records import (
 from hocket.service.store import folder as folders
 from hocket.service.store import schema, snapshot
 from hocket.service.store.batch import Batch, KeyRecord
+from hocket.service.store.commit_sequence import CommitSequence, take_over_former
 from hocket.service.store.lock import FolderLock
 from hocket.service.store.parts import StoredParts, check_seal, joined, numbers_in
 from hocket.service.store.schema import FLEET, Row, StoredTable, opened, sealed
-from hocket.service.store.witness import Witness
 
 # The one row of table ``fleet``: what there is after the last commit.
 
@@ -190,11 +190,15 @@ class Store:
     """Rows on disk. One thread commits; any thread may read what was committed."""
 
     def __init__(
-        self, folder: Path, lock: FolderLock, witness: Witness, writer: sqlite3.Connection
+        self,
+        folder: Path,
+        lock: FolderLock,
+        commit_sequence: CommitSequence,
+        writer: sqlite3.Connection,
     ) -> None:
         self.folder = folder
         self._lock = lock
-        self._witness = witness
+        self._commit_sequence = commit_sequence
         self._writer = writer
         self._totals = read_totals(writer)
         self._state: FleetState | None = None
@@ -215,12 +219,13 @@ class Store:
                 undo.callback(lock.close)
                 if discard:
                     folders.set_aside(path)
-                witness = _witness(path)
-                undo.callback(witness.close)
-                writer = _connected(path, "rwc" if witness.number == 0 else "rw")
+                take_over_former(path)
+                commit_sequence = _commit_sequence(path)
+                undo.callback(commit_sequence.close)
+                writer = _connected(path, "rwc" if commit_sequence.number == 0 else "rw")
                 undo.callback(writer.close)
-                _verify(path, writer, witness)
-                store = cls(path, lock, witness, writer)
+                _verify(path, writer, commit_sequence)
+                store = cls(path, lock, commit_sequence, writer)
             except (sqlite3.Error, ValueError) as error:
                 # ValueError: sqlite hands out names and texts that are no UTF-8.
                 if folders.is_full(error):
@@ -234,14 +239,14 @@ class Store:
     @property
     def identity(self) -> str:
         """Of this fleet, unlike that of any other: engines tell its attempts apart by it."""
-        return self._witness.identity.hex()
+        return self._commit_sequence.identity.hex()
 
     def close(self) -> None:
         """Let go of the folder."""
         with self._reading:
             self._reader.close()
         self._writer.close()
-        self._witness.close()
+        self._commit_sequence.close()
         self._lock.close()
 
     # ── writing ──
@@ -261,7 +266,7 @@ class Store:
         self._totals = totals
         self._state = batch.state
         # Not undone where this fails: the batch is stored, and whoever reads next will find it.
-        self._witness.record(totals.commit)
+        self._commit_sequence.record(totals.commit)
 
     @contextlib.contextmanager
     def _undoing(self) -> Iterator[None]:
@@ -453,43 +458,45 @@ def _connected(folder: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _witness(folder: Path) -> Witness:
+def _commit_sequence(folder: Path) -> CommitSequence:
     """Made before the database: as long as it has seen no commit, nothing was promised."""
     if folders.is_fresh(folder):
-        return Witness.create(folder, secrets.token_bytes(16))
+        return CommitSequence.create(folder, secrets.token_bytes(16))
     try:
-        return Witness.open(folder)
+        return CommitSequence.open(folder)
     except InputFileError as error:
         raise folders.damaged(folder, error.message) from None
 
 
-def _verify(folder: Path, writer: sqlite3.Connection, witness: Witness) -> None:
+def _verify(folder: Path, writer: sqlite3.Connection, commit_sequence: CommitSequence) -> None:
     """Make the tables of a new store, or check those of an old one."""
-    if witness.number == 0 and not writer.execute("SELECT * FROM sqlite_master").fetchall():
-        _create(writer, witness)
+    if commit_sequence.number == 0 and not writer.execute("SELECT * FROM sqlite_master").fetchall():
+        _create(writer, commit_sequence)
         folders.synced(folder)
     migrated(folder, writer)
     check_schema(folder, writer)
     check_rows(folder, writer)
     identity = writer.execute("SELECT body FROM meta WHERE name = 'identity'").fetchone()
-    if identity is None or identity[0] != witness.identity.hex().encode():
-        raise folders.damaged(folder, "the database is that of another fleet than its witness")
+    if identity is None or identity[0] != commit_sequence.identity.hex().encode():
+        raise folders.damaged(
+            folder, "the database is that of another fleet than its commit sequence"
+        )
     commit = read_totals(writer).commit
-    if commit < witness.number:
-        lost = witness.number - commit
-        what = f"the database is older than its witness: {lost} commits are missing"
+    if commit < commit_sequence.number:
+        lost = commit_sequence.number - commit
+        what = f"the database is older than its commit sequence: {lost} commits are missing"
         raise folders.damaged(folder, what)
-    if commit > witness.number:
-        witness.record(commit)
+    if commit > commit_sequence.number:
+        commit_sequence.record(commit)
 
 
-def _create(writer: sqlite3.Connection, witness: Witness) -> None:
+def _create(writer: sqlite3.Connection, commit_sequence: CommitSequence) -> None:
     writer.execute("BEGIN IMMEDIATE")
     for sql in schema.create_sqls():
         writer.execute(sql)
     rows = [
         schema.sealed("format", b"hocket-fleet"),
-        schema.sealed("identity", witness.identity.hex().encode()),
+        schema.sealed("identity", commit_sequence.identity.hex().encode()),
     ]
     writer.executemany(schema.META.put_sql, rows)
     writer.execute(schema.FLEET.put_sql, totals_row(StoredTotals()))

@@ -1,6 +1,6 @@
 """Wishes and their urgency, in parts that are sorted when their turn comes.
 
-Devices are mostly gone before those are asked who are owed nothing, so that these need no sorting.
+Devices are mostly gone before those without a deficit are asked, so that these need no sorting.
 A stable merge sort by several keys: O(wishes log wishes).
 """
 
@@ -13,12 +13,12 @@ from hocket.fleet.rounds.rules import (
     FILLING_LAST,
     RESERVED_FIRST,
     UNITS_PER_ROUND,
+    has_large_deficit,
     has_waited_too_long,
     is_overdue,
-    is_owed_too_much,
     stop_cost_rounds,
     urgency_filling,
-    urgency_owed,
+    urgency_of_deficit,
 )
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Pace, Wishes
@@ -88,12 +88,12 @@ def order_by_debt(
     largest_server: LongArray,
     wishes: Wishes,
 ) -> int:
-    """All that jobs and pairs want, what is owed most first; of equals, what would be lost most.
+    """All that jobs and pairs want, the largest deficit first; of equals, what would be lost most.
 
-    Returns the number of parts: what somebody is owed, then what only fills devices.
+    Returns the number of parts: what somebody has a deficit for, then what only fills devices.
     """
     if not pace.keeps_running:
-        _limit_debts(jobs, pace.most_owed_s)
+        _limit_debts(jobs, pace.max_deficit_s)
     _rank_by_debt(jobs, time_s, pace, stoppable, largest_server, wishes)
     first_pair = jobs.rows.shape[0] * jobs.shares.shape[1]
     for pair in range(wishes.pairs.shape[0]):
@@ -143,17 +143,17 @@ def _rank_by_debt(
             best = max(best, speed)
             slowest = min(slowest, speed) if speed > 0.0 else slowest
             fits_by_stops = fits_by_stops or (speed > 0.0 and gang <= stoppable[j])
-            # Kinds that are equally fast are one kind to a job: it is owed time on any of them.
-            owed_s = jobs.credit_s[i, j]
+            # Kinds that are equally fast are one kind to a job: its deficit is for any of them.
+            deficit_s = jobs.credit_s[i, j]
             for k in range(num_kinds):
                 if k != j and (jobs.shares[i, k] > 0.0 or k == here):
                     speeds = (
                         jobs.steps_per_s if gang <= largest_server[k] else jobs.spread_steps_per_s
                     )
                     if speeds[i, k] == speed:
-                        owed_s += jobs.credit_s[i, k]
-            wishes.keys[0, i * num_kinds + j] = owed_s
-            if is_owed_too_much(owed_s, jobs.shares[i, j], pace.patience_s):
+                        deficit_s += jobs.credit_s[i, k]
+            wishes.keys[0, i * num_kinds + j] = deficit_s
+            if has_large_deficit(deficit_s, jobs.shares[i, j], pace.patience_s):
                 is_reserved = True
         waited_s = time_s - jobs.rows.waiting_since_s[i]
         waits_too_long = has_waited_too_long(
@@ -187,7 +187,7 @@ def _rank_by_debt(
                 credit_s = wishes.keys[0, wish]
                 stays = pace.stickiness_rounds + cost if here == j else 0.0
                 stays += jobs.rows.group_shift[i]
-                urgency = urgency_owed(
+                urgency = urgency_of_deficit(
                     credit_s,
                     left,
                     speed,
@@ -202,7 +202,7 @@ def _rank_by_debt(
                     urgency += RESERVED_FIRST
                     # Debts end at a limit, where a gang that fits beside nobody looks like all
                     # others: there, waiting counts. One device is free sooner or later.
-                    is_at_limit = gang > 1 and credit_s >= pace.most_owed_s
+                    is_at_limit = gang > 1 and credit_s >= pace.max_deficit_s
                     has_waited = waited_s >= pace.stickiness_rounds * pace.round_s
                     if is_at_limit and has_waited and phase == _WAITING:
                         urgency += RESERVED_FIRST

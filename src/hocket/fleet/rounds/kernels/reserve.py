@@ -53,10 +53,7 @@ def foresee(
         for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
             row = floor.holders[floor.order[at], 0]
             if row >= 0 and choice.kind[row] >= 0:
-                free_s = given_back_s(time_s, jobs, row, pace)
-                other = floor.holders[floor.order[at], 1]
-                if other >= 0:
-                    free_s = max(free_s, given_back_s(time_s, jobs, other, pace))
+                free_s = _free_s(time_s, jobs, floor.order[at], pace, floor, choice)
                 add(timeline, floor.server_kind[server], 1, free_s, np.inf)
 
 
@@ -219,7 +216,9 @@ def _free_s(
     row = floor.holders[device, 0]
     if row < 0 or choice.kind[row] < 0:
         return time_s
-    return given_back_s(time_s, jobs, row, pace)
+    free_s = given_back_s(time_s, jobs, row, pace)
+    other = floor.holders[device, 1]
+    return max(free_s, given_back_s(time_s, jobs, other, pace)) if other >= 0 else free_s
 
 
 @kernel

@@ -1,7 +1,7 @@
-"""The next world in the making: what a batch of commands changes, and the rows to store.
+"""The next state in the making: what a batch of commands changes, and the rows to store.
 
 Decisions come from `step`; here they become attempts and records. Nothing is seen by others before
-the batch is committed, and where that fails the draft is dropped.
+the batch is committed, and where that fails the transaction is dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hocket.service.daemon.decision_log import (
     describe_start,
     describe_stop,
 )
-from hocket.service.daemon.world import World, find, name_of, phase_of
+from hocket.service.daemon.service_state import ServiceState, find, name_of, phase_of
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import (
     ENDED,
@@ -62,25 +62,27 @@ _VERDICTS: dict[str, JobStatus] = {
 """What a job ends as, by why it was ended."""
 
 
-class BatchDraft:
-    """Changes of one batch; `finish` makes the world and the rows of them."""
+class Transaction:
+    """Changes of one batch; `finish` makes the state and the rows of them."""
 
-    def __init__(self, world: World, time_s: float, new_token: Callable[[], str]) -> None:
+    def __init__(
+        self, service_state: ServiceState, time_s: float, new_token: Callable[[], str]
+    ) -> None:
         self.time_s = time_s
-        self.state = world.state
-        self.jobs = dict(world.jobs)
-        self.attempts = dict(world.attempts)
-        self.checkpoints = dict(world.checkpoints)
-        self.last_number = world.last_number
+        self.state = service_state.state
+        self.jobs = dict(service_state.jobs)
+        self.attempts = dict(service_state.attempts)
+        self.checkpoints = dict(service_state.checkpoints)
+        self.last_number = service_state.last_number
         self.keys: dict[str, KeyRecord] = {}
         self.decisions: list[str] = []
         """Lines for the log of decisions."""
         self.num_changes = 0
-        """Rises with everything that is done to the draft."""
-        self._before = world
+        """Rises with everything that is done to the transaction."""
+        self._before = service_state
         self._new_token = new_token
-        self._waiting = dict.fromkeys(world.waiting)
-        self._held = dict(world.held)
+        self._waiting = dict.fromkeys(service_state.waiting)
+        self._held = dict(service_state.held)
         self._touched: dict[int, None] = {}
         self._ends: dict[int, str] = {}
         self._changed_attempts: dict[AttemptName, AttemptRecord] = {}
@@ -99,7 +101,7 @@ class BatchDraft:
         self, event: Event, *, state: FleetState | None = None, new_jobs: Sequence[JobRecord] = ()
     ) -> None:
         """Let `step` decide about an event and note what is to be done; ``state`` is what it
-        happens to where that is not simply the draft's."""
+        happens to where that is not simply the transaction's."""
         before = self.state if state is None else state
         round_number = self.state.round_number
         self.state, actions = step(before, event)
@@ -257,12 +259,12 @@ class BatchDraft:
 
     # ── the end of the batch ──
 
-    def finish(self) -> tuple[World, Batch]:
-        """The world after this batch, and what to store of it."""
+    def finish(self) -> tuple[ServiceState, Batch]:
+        """The state after this batch, and what to store of it."""
         self._tell()
         changed = [record for number in self._touched if (record := self._refreshed(number))]
         before = self._before
-        world = World(
+        service_state = ServiceState(
             state=self.state,
             jobs=self.jobs,
             attempts=self.attempts,
@@ -282,12 +284,12 @@ class BatchDraft:
             events=self._events,
             keys=list(self.keys.values()),
             first_new_number=before.last_number + 1,
-            last_number=world.last_number,
-            last_sequence=world.last_sequence,
-            num_attempts=world.num_attempts,
-            num_checkpoints=world.num_checkpoints,
+            last_number=service_state.last_number,
+            last_sequence=service_state.last_sequence,
+            num_attempts=service_state.num_attempts,
+            num_checkpoints=service_state.num_checkpoints,
         )
-        return world, batch
+        return service_state, batch
 
     def _refreshed(self, number: int) -> JobRecord | None:
         """The record of a job as it is now; None where it is as before."""

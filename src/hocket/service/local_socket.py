@@ -1,4 +1,4 @@
-"""How commands of the person whose service it is get in: a socket that only that person can open.
+"""A socket in the state folder by which commands of the service's own user get in.
 
 The service listens at a socket in its state folder. Whoever connects is known to the kernel by user
 and process (`SO_PEERCRED`); the same user, or root, is handed the token that lives in the memory of
@@ -19,14 +19,14 @@ from pathlib import Path
 from hocket.base.errors import InputFileError, RunError, system_reason
 from hocket.service.executors.isolation import is_part_of_a_job
 
-NAME = "door"
+NAME = "local.sock"
 _MAX_BYTES = 1000
 _TIMEOUT_S = 5.0
 _PEER = struct.Struct("3i")
 _REFUSED = b"-"
 
 
-class LocalDoor:
+class LocalSocket:
     """Open from its making to `close`."""
 
     def __init__(self, folder: Path, token: str) -> None:
@@ -43,7 +43,7 @@ class LocalDoor:
         except OSError as error:
             reason = system_reason(error)
             raise InputFileError(f"cannot listen here: {reason}", where=str(self._path)) from None
-        threading.Thread(target=self._open, name="fleet-door", daemon=True).start()
+        threading.Thread(target=self._open, name="fleet-socket", daemon=True).start()
 
     def close(self) -> None:
         """Let nobody in any more."""
@@ -71,7 +71,7 @@ def _may_enter(caller: socket.socket) -> bool:
     return user in (os.geteuid(), 0) and not is_part_of_a_job(pid)
 
 
-def ask_at_the_door(folder: Path) -> str:
+def ask_local_socket(folder: Path) -> str:
     """The token of the service of a state folder; raises `RunError` where it is refused, and
     `OSError` where nobody listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
@@ -91,7 +91,7 @@ def ask_at_the_door(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _short(folder: Path) -> Iterator[str]:
-    """A path of the door that is short enough for a socket, wherever the folder is."""
+    """A path of the socket that is short enough, wherever the folder is."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{NAME}"

@@ -17,7 +17,7 @@ from hocket.fleet.forecast import Forecast, at_moment
 from hocket.fleet.rounds.state import WAITING, FleetState
 from hocket.fleet.what_if import TwoFutures
 from hocket.service.errors import BusyError
-from hocket.service.outlook.questions import (
+from hocket.service.forecasts.questions import (
     answered,
     explanation_of,
     forecast_of,
@@ -35,7 +35,7 @@ class _Ask(Protocol):
         """An answer, made by one thread at a time."""
 
 
-class FleetOutlook:
+class FleetForecaster:
     """Answers from several threads' questions; all methods raise `BusyError` where too many ask,
     and `UsageError` where the question has no answer. ``time_s`` is now."""
 
@@ -86,7 +86,7 @@ class FleetOutlook:
             self._places.release()
 
 
-class HereOutlook(FleetOutlook):
+class HereOutlook(FleetForecaster):
     """Answers in this process, whose other threads it holds up: for small fleets and tests."""
 
     def __init__(self) -> None:

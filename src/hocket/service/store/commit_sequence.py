@@ -1,9 +1,9 @@
 """A file that remembers the last commit, so that a database that forgot it is found out.
 
 A database in write-ahead mode opens without complaint when its log was cut, damaged or left behind:
-it is then merely older. The witness holds the number of the last commit that anybody was told of;
-a database with a lower number has lost something that was promised. Two slots are written in turn,
-so that a write that was cut leaves the one before.
+it is then merely older. This file holds the number of the last commit that was acknowledged; a
+database with a lower number has lost something that was promised. Two slots are written in turn, so
+that a write that was cut leaves the one before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from hocket.base.errors import InputFileError
 from hocket.service.plain_file import open_plain
 
-NAME = "witness"
+NAME = "commit-sequence"
+_FORMER = "witness"
 _SLOT_BYTES = 512
 """A sector: written whole or not at all by most disks."""
 _HEAD = b"hocketw1"
@@ -24,8 +25,8 @@ _BODY = struct.Struct(">8s16sQ")
 _CRC = struct.Struct(">I")
 
 
-class Witness:
-    """An open witness; ``number`` is the last commit that it knows."""
+class CommitSequence:
+    """An open commit sequence; ``number`` is the last commit that it knows."""
 
     def __init__(self, descriptor: int, identity: bytes, number: int) -> None:
         self._descriptor = descriptor
@@ -33,26 +34,26 @@ class Witness:
         self.number = number
 
     @classmethod
-    def create(cls, folder: Path, identity: bytes) -> Witness:
-        """A new witness that has seen no commit. It appears whole or not at all: one that was cut
+    def create(cls, folder: Path, identity: bytes) -> CommitSequence:
+        """A new file, before the first commit. It appears whole or not at all: one that was cut
         would be taken for damage, though nothing was ever promised."""
         path = folder / f"{NAME}.new"
-        witness = cls(open_plain(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), identity, 0)
-        os.pwrite(witness._descriptor, 2 * witness._slot(0), 0)
-        os.fsync(witness._descriptor)
+        commit_sequence = cls(open_plain(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), identity, 0)
+        os.pwrite(commit_sequence._descriptor, 2 * commit_sequence._slot(0), 0)
+        os.fsync(commit_sequence._descriptor)
         os.rename(path, folder / NAME)
-        return witness
+        return commit_sequence
 
     @classmethod
-    def open(cls, folder: Path) -> Witness:
-        """The witness of a folder; raises `InputFileError` where both slots are damaged."""
+    def open(cls, folder: Path) -> CommitSequence:
+        """The commit sequence of a folder; raises `InputFileError` where both slots are damaged."""
         descriptor = open_plain(folder / NAME, os.O_RDWR)
         data = os.pread(descriptor, 2 * _SLOT_BYTES + 1, 0)
         slots = [_read(data[slot * _SLOT_BYTES :][:_SLOT_BYTES]) for slot in range(2)]
         known = [slot for slot in slots if slot is not None]
         if not known or len({identity for identity, _ in known}) != 1 or len(data) % _SLOT_BYTES:
             os.close(descriptor)
-            raise InputFileError("the witness is damaged", where=str(folder / NAME))
+            raise InputFileError("the commit sequence is damaged", where=str(folder / NAME))
         identity, number = max(known)
         return cls(descriptor, identity, number)
 
@@ -69,6 +70,12 @@ class Witness:
     def _slot(self, number: int) -> bytes:
         body = _BODY.pack(_HEAD, self.identity, number)
         return (body + _CRC.pack(zlib.crc32(body))).ljust(_SLOT_BYTES, b"\0")
+
+
+def take_over_former(folder: Path) -> None:
+    """Rename the file of an earlier version."""
+    if (folder / _FORMER).exists() and not (folder / NAME).exists():
+        os.rename(folder / _FORMER, folder / NAME)
 
 
 def _read(slot: bytes) -> tuple[bytes, int] | None:

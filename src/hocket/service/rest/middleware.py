@@ -2,7 +2,7 @@
 
 A page of another site that a person has open can send requests to a loopback port; it is stopped by
 the name it was reached under (``Host``, against DNS rebinding) and by ``Origin``. Who may ask for
-what is left to those that stand on this (`Guard` of the fleet, `Door` of classes).
+what is left to those that stand on this (`AuthMiddleware` of the fleet, `Door` of classes).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ALWAYS = {
 _log = logging.getLogger("hocket.service")
 
 
-class Gate(ABC):
+class RequestMiddleware(ABC):
     """ASGI middleware; ``hosts`` are names beside the loopback ones that it is reached under."""
 
     max_bytes = MAX_BODY_BYTES

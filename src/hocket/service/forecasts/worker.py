@@ -1,4 +1,4 @@
-"""The other side of `ProcessOutlook`: answers questions until nobody asks any more."""
+"""The other side of `ForecastProcess`: answers questions until nobody asks any more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hocket.base.errors import HocketError
 from hocket.processes.child import serve
 from hocket.processes.frames import Frame
 from hocket.service.executors.isolation import make_private
-from hocket.service.outlook.questions import answered
+from hocket.service.forecasts.questions import answered
 from hocket.service.store import snapshot
 
 NICENESS = 10

@@ -19,9 +19,9 @@ from hocket.fleet.rounds.events import Submit
 from hocket.fleet.what_if import what_if
 from hocket.processes.worker_group import WorkerGroup
 from hocket.service.errors import BusyError, UnavailableError
-from hocket.service.outlook import process
-from hocket.service.outlook.outlook import MAX_ASKED, FleetOutlook, HereOutlook
-from hocket.service.outlook.process import ProcessOutlook
+from hocket.service.forecasts import process
+from hocket.service.forecasts.forecaster import MAX_ASKED, FleetForecaster, HereOutlook
+from hocket.service.forecasts.process import ForecastProcess
 from hocket.service.page.router import Shared
 
 
@@ -37,9 +37,9 @@ def fleet(num_jobs: int = 6) -> FleetState:
 
 @pytest.fixture(scope="module")
 def beside():
-    outlook = ProcessOutlook()
-    yield outlook
-    outlook.close()
+    forecaster = ForecastProcess()
+    yield forecaster
+    forecaster.close()
 
 
 def assert_same_forecast(found, expected) -> None:
@@ -50,24 +50,26 @@ def assert_same_forecast(found, expected) -> None:
 
 @pytest.mark.parametrize("where", ["here", "beside"])
 def test_answers_are_those_of_the_fleet_itself(where, request):
-    outlook = HereOutlook() if where == "here" else request.getfixturevalue("beside")
+    forecaster = HereOutlook() if where == "here" else request.getfixturevalue("beside")
     state, now_s = fleet(), 1e9 + 7.0
     then = at_moment(state, now_s)
     for number in (1, 6):
-        assert outlook.explain(state, now_s, number) == explain(then, number)
-    assert_same_forecast(outlook.forecast(state, now_s, "fifo", {}), forecast(then, policy="fifo"))
+        assert forecaster.explain(state, now_s, number) == explain(then, number)
+    assert_same_forecast(
+        forecaster.forecast(state, now_s, "fifo", {}), forecast(then, policy="fifo")
+    )
     found, expected = (
-        outlook.what_if(state, now_s, None, {"v100": 3}),
+        forecaster.what_if(state, now_s, None, {"v100": 3}),
         what_if(then, num_devices={"v100": 3}),
     )
     assert_same_forecast(found.now, expected.now)
     assert_same_forecast(found.then, expected.then)
     assert found.average_completion_s == expected.average_completion_s
-    assert outlook.starts(state, now_s, [5, 6]).start_of(5) is not None
+    assert forecaster.starts(state, now_s, [5, 6]).start_of(5) is not None
     with pytest.raises(UsageError, match="unknown policy"):
-        outlook.forecast(state, now_s, "fiffo", {})
+        forecaster.forecast(state, now_s, "fiffo", {})
     with pytest.raises(UsageError, match="there is no job 9"):
-        outlook.explain(state, now_s, 9)
+        forecaster.explain(state, now_s, 9)
 
 
 def test_the_process_ends_when_nobody_can_ask_it_any_more(beside):
@@ -103,8 +105,8 @@ def test_a_process_that_hangs_is_given_up(beside):
 
 
 def test_a_process_that_is_started_while_the_service_ends_does_not_stay(monkeypatch):
-    outlook, started = ProcessOutlook(), []
-    closing = threading.Thread(target=outlook.close)
+    forecaster, started = ForecastProcess(), []
+    closing = threading.Thread(target=forecaster.close)
 
     def slowly():
         closing.start()
@@ -116,14 +118,14 @@ def test_a_process_that_is_started_while_the_service_ends_does_not_stay(monkeypa
     monkeypatch.setattr(process, "_started", slowly)
     try:
         with pytest.raises(UnavailableError):
-            outlook.explain(fleet(), 1e9, 6)
+            forecaster.explain(fleet(), 1e9, 6)
         closing.join(20)
         assert not closing.is_alive()
         assert started[0].process_ids == []
     finally:
         started[0].close()
     with pytest.raises(UnavailableError, match="the service ends"):
-        outlook.explain(fleet(), 1e9, 6)
+        forecaster.explain(fleet(), 1e9, 6)
 
 
 def test_whoever_comes_when_some_wait_is_refused_at_once():
@@ -138,27 +140,27 @@ def test_whoever_comes_when_some_wait_is_refused_at_once():
         most[0] -= 1
         return explain(state, asked["number"]).to_data()
 
-    outlook, state = FleetOutlook(slow), fleet()
+    forecaster, state = FleetForecaster(slow), fleet()
     threads = [
-        threading.Thread(target=outlook.explain, args=(state, 1e9, 6)) for _ in range(MAX_ASKED)
+        threading.Thread(target=forecaster.explain, args=(state, 1e9, 6)) for _ in range(MAX_ASKED)
     ]
     for thread in threads:
         thread.start()
     assert begun.wait(120)
-    while outlook._places._value:
+    while forecaster._places._value:
         time.sleep(0.01)
     start_s = time.monotonic()
     with pytest.raises(BusyError):
-        outlook.explain(state, 1e9, 6)
+        forecaster.explain(state, 1e9, 6)
     assert time.monotonic() - start_s < 60.0
-    assert outlook.explain(state, 1e9, 1).sentence, (
+    assert forecaster.explain(state, 1e9, 1).sentence, (
         "what needs no forecast is answered all the same"
     )
     may_end.set()
     for thread in threads:
         thread.join(20)
     assert most[1] == 1, "one at a time"
-    assert outlook.explain(state, 1e9, 6).number == 6
+    assert forecaster.explain(state, 1e9, 6).number == 6
 
 
 def test_what_is_shared_was_begun_after_it_was_asked_for():

@@ -1,4 +1,4 @@
-"""Small random markets, and the plain linear programs that policies are compared with."""
+"""Small random snapshots, and the plain linear programs that policies are compared with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hocket.fleet.market import Market, Pairs
+from hocket.fleet.cluster_snapshot import ClusterSnapshot, Pairs
 
 JOB_COLUMNS = (
     "steps_per_s",
@@ -23,14 +23,14 @@ JOB_COLUMNS = (
 )
 
 
-def make_market(
+def make_snapshot(
     steps_per_s, num_devices, *, gang=None, weight=None, pairs=None, team_of=None, **changes
-) -> Market:
+) -> ClusterSnapshot:
     steps = np.asarray(steps_per_s, dtype=float)
     n, k = steps.shape
     team = np.zeros(n, dtype=np.int64) if team_of is None else np.asarray(team_of)
     num_teams = int(team.max(initial=0)) + 1
-    market = Market(
+    snapshot = ClusterSnapshot(
         kinds=tuple(f"kind{j}" for j in range(k)),
         num_devices=np.asarray(num_devices, dtype=np.int64),
         price_per_hour=np.arange(1.0, k + 1.0),
@@ -48,10 +48,12 @@ def make_market(
         team_weight=np.ones(num_teams),
         pairs=pairs,
     )
-    return replace(market, **changes)
+    return replace(snapshot, **changes)
 
 
-def random_market(seed: int, max_jobs: int = 60, max_kinds: int = 5, num_teams: int = 1) -> Market:
+def random_snapshot(
+    seed: int, max_jobs: int = 60, max_kinds: int = 5, num_teams: int = 1
+) -> ClusterSnapshot:
     random = np.random.default_rng(seed)
     n, k = int(random.integers(1, max_jobs + 1)), int(random.integers(1, max_kinds + 1))
     num_profiles = int(random.integers(1, n + 1)) if random.random() < 0.5 else n
@@ -61,7 +63,7 @@ def random_market(seed: int, max_jobs: int = 60, max_kinds: int = 5, num_teams: 
     table[random.random(table.shape) < 0.15] = 0.0
     table[:, int(random.integers(0, k))] += 0.05
     profile = np.arange(n) if num_profiles == n else random.integers(0, num_profiles, n)
-    return make_market(
+    return make_snapshot(
         table[profile],
         random.integers(4, 4 + 2 * n, k),
         gang=random.choice([1, 1, 2, 4], n),
@@ -74,7 +76,7 @@ def random_market(seed: int, max_jobs: int = 60, max_kinds: int = 5, num_teams: 
     )
 
 
-def shared_market(seed: int, max_jobs: int = 24) -> Market:
+def shared_snapshot(seed: int, max_jobs: int = 24) -> ClusterSnapshot:
     """Jobs of a few profiles that may share devices, at 0.3 to 1 of their own speed."""
     random = np.random.default_rng(seed)
     n, k, p = (
@@ -87,7 +89,7 @@ def shared_market(seed: int, max_jobs: int = 24) -> Market:
     beside[random.random((p, p)) < 0.2] = 0.0
     profile = random.integers(0, p, n)
     gang = random.choice([1, 2], p)
-    return make_market(
+    return make_snapshot(
         alone[profile],
         random.integers(2, 2 + n, k),
         gang=gang[profile],
@@ -98,7 +100,7 @@ def shared_market(seed: int, max_jobs: int = 24) -> Market:
     )
 
 
-def odd_shared_market(seed: int) -> Market:
+def odd_shared_snapshot(seed: int) -> ClusterSnapshot:
     """Few jobs and one to eight kinds: some without devices, of no use to some, or for nobody else.
 
     Sizes of throughputs, weights and gangs are far apart; every job can run.
@@ -121,7 +123,7 @@ def odd_shared_market(seed: int) -> Market:
     devices[0] = 2 if devices.max() == 0 else devices[0]
     devices *= 3 if random.random() < 0.3 else 1
     gang = random.choice([1, 1, 2, 3], p)[profile]
-    market = make_market(
+    snapshot = make_snapshot(
         alone[profile],
         devices,
         gang=gang if p < n or random.random() < 0.5 else random.choice([1, 2, 4], n),
@@ -130,18 +132,18 @@ def odd_shared_market(seed: int) -> Market:
         elapsed_s=random.uniform(0.0, 1e4, n) if random.random() < 0.7 else np.zeros(n),
         remaining_steps=random.uniform(1e2, 1e6, n),
     )
-    jobs = np.flatnonzero(market.usable_steps_per_s.any(axis=1))
-    rows = {name: getattr(market, name)[jobs] for name in JOB_COLUMNS}
+    jobs = np.flatnonzero(snapshot.usable_steps_per_s.any(axis=1))
+    rows = {name: getattr(snapshot, name)[jobs] for name in JOB_COLUMNS}
     pairs = Pairs(profile_of=profile[jobs], steps_per_s=beside)
-    return replace(market, ids=tuple(market.ids[job] for job in jobs), pairs=pairs, **rows)
+    return replace(snapshot, ids=tuple(snapshot.ids[job] for job in jobs), pairs=pairs, **rows)
 
 
-def late_shared_market(seed: int) -> Market:
+def late_shared_snapshot(seed: int) -> ClusterSnapshot:
     """Jobs that share two devices, some so late that they soon run as fast as they can."""
     random = np.random.default_rng(seed)
     alone = random.uniform(1.0, 4.0, (8, 2))
     beside = alone[:, None, :] * random.uniform(0.5, 0.9, (8, 8, 2))
-    return make_market(
+    return make_snapshot(
         alone,
         [1, 1],
         pairs=Pairs(profile_of=np.arange(8), steps_per_s=beside),
@@ -151,29 +153,29 @@ def late_shared_market(seed: int) -> Market:
     )
 
 
-markets = st.builds(random_market, st.integers(0, 10**6))
-team_markets = st.builds(lambda seed: random_market(seed, num_teams=4), st.integers(0, 10**6))
-shared_markets = st.builds(shared_market, st.integers(0, 10**6))
+snapshots = st.builds(random_snapshot, st.integers(0, 10**6))
+team_snapshots = st.builds(lambda seed: random_snapshot(seed, num_teams=4), st.integers(0, 10**6))
+shared_snapshots = st.builds(shared_snapshot, st.integers(0, 10**6))
 
 
 class PlainProgram:
     """One variable per job (or pair of jobs) and kind, one row per job; no classes, no prices."""
 
-    def __init__(self, market: Market) -> None:
-        self.market = market
-        n, k = market.steps_per_s.shape
-        steps = market.usable_steps_per_s
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self.snapshot = snapshot
+        n, k = snapshot.steps_per_s.shape
+        steps = snapshot.usable_steps_per_s
         self.members: list[tuple[tuple[int, float], ...]] = []
         self.kind: list[int] = []
         for m in range(n):
             for j in range(k):
                 self.members.append(((m, steps[m, j]),))
                 self.kind.append(j)
-        if market.pairs is not None:
-            profile, beside = market.pairs.profile_of, market.pairs.steps_per_s
+        if snapshot.pairs is not None:
+            profile, beside = snapshot.pairs.profile_of, snapshot.pairs.steps_per_s
             for m in range(n):
                 for other in range(m + 1, n):
-                    if market.gang[m] != market.gang[other]:
+                    if snapshot.gang[m] != snapshot.gang[other]:
                         continue
                     for j in range(k):
                         mine = beside[profile[m], profile[other], j]
@@ -189,29 +191,29 @@ class PlainProgram:
             for job, rate in members:
                 self.rate[job, column] = rate
                 self.time[job, column] = 1.0
-            self.devices[self.kind[column], column] = market.gang[members[0][0]]
+            self.devices[self.kind[column], column] = snapshot.gang[members[0][0]]
 
     def _limits(self):
         rows = np.vstack([self.time, self.devices])
-        return rows, np.concatenate([np.ones(len(self.time)), self.market.num_devices])
+        return rows, np.concatenate([np.ones(len(self.time)), self.snapshot.num_devices])
 
-    def highest_level(self, owed, base=None) -> float:
-        """The largest t with rate x >= base + t owed for all jobs."""
-        base = np.zeros(len(owed)) if base is None else base
+    def highest_level(self, due, base=None) -> float:
+        """The largest t with rate x >= base + t due for all jobs."""
+        base = np.zeros(len(due)) if base is None else base
         limits, most = self._limits()
-        top = np.hstack([-self.rate, owed[:, None]])
+        top = np.hstack([-self.rate, due[:, None]])
         rows = np.vstack([top, np.hstack([limits, np.zeros((len(limits), 1))])])
         cost = np.zeros(rows.shape[1])
         cost[-1] = -1.0
         result = linprog(cost, A_ub=rows, b_ub=np.concatenate([-base, most]), method="highs")
         return -result.fun if result.status == 0 else -np.inf
 
-    def highest_level_of_any_size(self, owed) -> float:
+    def highest_level_of_any_size(self, due) -> float:
         """The same in units of each job, where throughputs are too far apart for a solver."""
-        fastest = self.market.usable_steps_per_s.max(axis=1)
+        fastest = self.snapshot.usable_steps_per_s.max(axis=1)
         rate, self.rate = self.rate, self.rate / fastest[:, None]
-        most = float((owed / fastest).max())
-        level = self.highest_level(owed / fastest / most) / most
+        most = float((due / fastest).max())
+        level = self.highest_level(due / fastest / most) / most
         self.rate = rate
         return level
 

@@ -18,7 +18,7 @@ from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class World:
+class ServiceState:
     """The fleet after a commit; never changed, only replaced."""
 
     state: FleetState
@@ -95,20 +95,20 @@ def holder_index(
     return waiting, held
 
 
-def violations(world: World) -> list[str]:
-    """What must never be seen, in any world that was committed."""
+def violations(service_state: ServiceState) -> list[str]:
+    """What must never be seen, in any state that was committed."""
     return [
-        *_device_violations(world),
-        *_running_violations(world),
+        *_device_violations(service_state),
+        *_running_violations(service_state),
         *(
             f"job {number} has open attempts and no record"
-            for number in world.attempts
-            if number not in world.jobs
+            for number in service_state.attempts
+            if number not in service_state.jobs
         ),
         *(
             f"job {number} is in the state and has no record"
-            for number, phase in zip(*_numbers_and_phases(world.state), strict=True)
-            if phase != ENDED and number not in world.jobs
+            for number, phase in zip(*_numbers_and_phases(service_state.state), strict=True)
+            if phase != ENDED and number not in service_state.jobs
         ),
     ]
 
@@ -117,30 +117,33 @@ def _numbers_and_phases(state: FleetState) -> tuple[list[int], list[int]]:
     return state.jobs.rows["number"].tolist(), state.jobs.rows["phase"].tolist()
 
 
-def _device_violations(world: World) -> Iterator[str]:
-    _, holders = holder_index(world.attempts)
+def _device_violations(service_state: ServiceState) -> Iterator[str]:
+    _, holders = holder_index(service_state.attempts)
     for device, names in holders.items():
         may_share = all(
-            name.job in world.jobs and world.jobs[name.job].spec.space_sharing for name in names
+            name.job in service_state.jobs and service_state.jobs[name.job].spec.space_sharing
+            for name in names
         )
         if len(names) > (2 if may_share else 1):
             yield f"device {device!r} is given to {' and to '.join(map(str, names))}"
-    for number, records in world.attempts.items():
+    for number, records in service_state.attempts.items():
         if sum(record.started_s is not None for record in records) > 1:
             yield f"job {number} runs twice"
     if {device: set(names) for device, names in holders.items()} != {
-        device: set(names) for device, names in world.held.items()
+        device: set(names) for device, names in service_state.held.items()
     }:
         yield "the holders of devices are not those of the open attempts"
 
 
-def _running_violations(world: World) -> Iterator[str]:
+def _running_violations(service_state: ServiceState) -> Iterator[str]:
     """A job runs for the state where it has one open attempt that shall run, on those devices."""
-    rows = world.state.jobs.rows
+    rows = service_state.state.jobs.rows
     runs = rows["phase"] == RUNNING
     decided = dict(zip(rows["number"][runs].tolist(), rows["attempt"][runs].tolist(), strict=True))
     wanted = {
-        record.job: record for record in world.open_attempts() if record.stopping_since_s is None
+        record.job: record
+        for record in service_state.open_attempts()
+        if record.stopping_since_s is None
     }
     for number in decided.keys() ^ wanted.keys():
         yield f"the state and the attempts differ in whether job {number} runs"
@@ -148,5 +151,5 @@ def _running_violations(world: World) -> Iterator[str]:
         record = wanted[number]
         if record.attempt != decided[number]:
             yield f"job {number} runs attempt {record.attempt}, not {decided[number]}"
-        elif set(world.state.devices_of(number)) != set(record.devices):
+        elif set(service_state.state.devices_of(number)) != set(record.devices):
             yield f"job {number} runs on other devices than the state says"

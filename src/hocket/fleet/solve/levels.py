@@ -1,4 +1,4 @@
-"""A max-min policy: what every job is owed at each level that all of them may reach together."""
+"""A max-min policy: what every job is due at each level that all of them may reach together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.price_tables import Owed
+from hocket.fleet.solve.price_tables import LevelDemand
 from hocket.kernels.containers import table
 
-DemandAt = Callable[[float], FloatArray] | Owed
+DemandAt = Callable[[float], FloatArray] | LevelDemand
 """The progress that every class must make at a level; rising with it, 0 at level 0."""
 
 Demands = Callable[[FloatArray, FloatArray, FloatArray], DemandAt]
@@ -19,7 +19,7 @@ Demands = Callable[[FloatArray, FloatArray, FloatArray], DemandAt]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Ladder:
+class LevelProblem:
     """The level of LAS is a normalised throughput, of finish-time fairness one over a ratio."""
 
     rates: FloatArray
@@ -36,18 +36,18 @@ class Ladder:
 
 
 def equal_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> DemandAt:
-    """Every job is owed the level itself."""
-    return owed(cap)
+    """Every job is due the level itself."""
+    return level_demand(cap)
 
 
-def owed(
+def level_demand(
     cap: FloatArray,
     pace: FloatArray | None = None,
     start: FloatArray | None = None,
     drag: FloatArray | None = None,
-) -> Owed:
+) -> LevelDemand:
     """Demands in closed form; by default the level itself, up to the cap."""
-    return Owed(
+    return LevelDemand(
         pace=table(np.ones(len(cap)) if pace is None else pace, np.float64),
         start=table(np.zeros(len(cap)) if start is None else start, np.float64),
         drag=table(np.zeros(len(cap)) if drag is None else drag, np.float64),

@@ -17,16 +17,16 @@ from hocket.processes.root_cause import ProcessError
 from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import WorkerGroup
 from hocket.service.errors import UnavailableError
-from hocket.service.outlook.outlook import FleetOutlook
+from hocket.service.forecasts.forecaster import FleetForecaster
 from hocket.service.store import snapshot
 
 PATIENCE_S = 60.0
 """The first answer includes the start of the process; a machine may be busy with better things."""
-_PROGRAM = "hocket.service.outlook.answerer"
+_PROGRAM = "hocket.service.forecasts.worker"
 
 
-class ProcessOutlook(FleetOutlook):
-    """An `FleetOutlook` beside this process."""
+class ForecastProcess(FleetForecaster):
+    """An `FleetForecaster` beside this process."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         super().__init__(self._ask_child)

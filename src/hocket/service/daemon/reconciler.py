@@ -1,6 +1,6 @@
 """Act: makes what runs equal to what was committed, by looking at both again and again.
 
-Not a list of orders, which a crash would lose: every look compares the committed world with what
+Not a list of orders, which a crash would lose: every look compares the committed state with what
 the executor says and does what is missing. So a restart needs nothing of its own, doing a thing
 twice is harmless (an attempt's name makes ``start`` idempotent), and an outcome that could not be
 stored is simply seen again.
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hocket.base.errors import HocketError
-from hocket.service.daemon import sightings
+from hocket.service.daemon import observations
 from hocket.service.daemon.assignment import assignment_of
 from hocket.service.daemon.decider import Command
-from hocket.service.daemon.world import World, kinds_up, name_of
+from hocket.service.daemon.service_state import ServiceState, kinds_up, name_of
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -48,7 +48,7 @@ class _Refusal(NamedTuple):
     """When to try the next time."""
 
 
-class ExecutorCarrier:
+class Reconciler:
     """Talks to the executor; one thread at a time may call `look` and `carry`."""
 
     def __init__(
@@ -56,7 +56,7 @@ class ExecutorCarrier:
         executor: Executor,
         folder: Path,
         *,
-        world: Callable[[], World],
+        service_state: Callable[[], ServiceState],
         tell: Callable[[Command], Future[Any]],
         now_s: Callable[[], float],
         heard_s: Callable[[AttemptName], float],
@@ -68,7 +68,7 @@ class ExecutorCarrier:
         self.servers: dict[str, str] = {}
         """Of each device that was ever seen."""
         self._executor = executor
-        self._world = world
+        self._service_state = service_state
         self._tell_daemon = tell
         self._now_s = now_s
         self._folder = folder
@@ -106,32 +106,32 @@ class ExecutorCarrier:
         # Devices first: an attempt that was lost with its device is no failure of the job.
         self._tell_devices(poll)
         self._tell_attempts(poll)
-        world = self._world()
+        service_state = self._service_state()
         for memory in (self._refusals, self._asked_to_stop, self._running_since_s):
-            for name in [name for name in memory if world.attempt(name) is None]:
+            for name in [name for name in memory if service_state.attempt(name) is None]:
                 del memory[name]
-        self._tell_silence(world)
-        self.carry(name_of(record) for record in world.open_attempts())
+        self._tell_silence(service_state)
+        self.carry(name_of(record) for record in service_state.open_attempts())
 
     def carry(self, names: Iterable[AttemptName]) -> None:
         """Start what shall run and stop what shall not, as far as that was not done."""
         if not self._num_looks:
             # What runs already is not known yet.
             return
-        world = self._world()
+        service_state = self._service_state()
         # Stops first: they take longest.
-        records = [record for name in names if (record := world.attempt(name)) is not None]
+        records = [record for name in names if (record := service_state.attempt(name)) is not None]
         for record in sorted(records, key=lambda record: record.stopping_since_s is None):
             if record.started_s is None:
                 continue
             if record.stopping_since_s is not None:
-                self._stop(world, record, record.stopping_since_s)
+                self._stop(service_state, record, record.stopping_since_s)
             elif name_of(record) not in self._known:
-                self._start(world, record)
+                self._start(service_state, record)
 
     # ── what the executor is told ──
 
-    def _start(self, world: World, record: AttemptRecord) -> None:
+    def _start(self, service_state: ServiceState, record: AttemptRecord) -> None:
         name, now_s = name_of(record), self._now_s()
         refusals = self._refusals.get(name, [])
         if len(refusals) >= MAX_START_TRIES:
@@ -142,7 +142,7 @@ class ExecutorCarrier:
             return
         try:
             assignment = assignment_of(
-                world, record, self._folder, self._endpoint_url, self._config
+                service_state, record, self._folder, self._endpoint_url, self._config
             )
             self._executor.start(assignment)
         except (HocketError, OSError) as error:
@@ -152,9 +152,9 @@ class ExecutorCarrier:
         else:
             self._known.add(name)
 
-    def _stop(self, world: World, record: AttemptRecord, since_s: float) -> None:
+    def _stop(self, service_state: ServiceState, record: AttemptRecord, since_s: float) -> None:
         name, now_s = name_of(record), self._now_s()
-        ends_s = since_s + world.jobs[record.job].spec.grace_s
+        ends_s = since_s + service_state.jobs[record.job].spec.grace_s
         # One that said itself that it finished may take its grace to clean up.
         is_due = record.outcome != "finished" or now_s >= ends_s
         if name not in self._known:
@@ -173,7 +173,7 @@ class ExecutorCarrier:
         look has not found it either, it is over."""
         if self._asked_to_stop.get(name, self._num_looks) < self._num_looks:
             status = Status(name=name, phase=phase, detail=detail)
-            self._tell(name, partial(sightings.ended, statuses=[status]))
+            self._tell(name, partial(observations.ended, statuses=[status]))
         elif name not in self._asked_to_stop and self._try(partial(self._executor.kill, name)):
             self._asked_to_stop[name] = self._num_looks
 
@@ -189,24 +189,24 @@ class ExecutorCarrier:
 
     def _tell_devices(self, poll: Poll) -> None:
         self.servers.update({device.name: device.server for device in poll.devices})
-        state = self._world().state
+        state = self._service_state().state
         known = tuple(device for device in poll.devices if device.kind in state.kinds)
         if kinds_up(state) != {device.name: device.kind for device in known}:
-            self._tell("devices", partial(sightings.see_devices, devices=known))
+            self._tell("devices", partial(observations.see_devices, devices=known))
         unknown = {device.kind for device in poll.devices} - set(state.kinds)
         if unknown:
             kinds = ", ".join(map(repr, sorted(unknown)))
             self.trouble = f"devices of kind {kinds} came and are not used before a restart"
         if new := unknown - self._unknown_kinds:
-            self._tell("kinds", partial(sightings.see_unknown_kinds, kinds=sorted(new)))
+            self._tell("kinds", partial(observations.see_unknown_kinds, kinds=sorted(new)))
         self._unknown_kinds = unknown
 
     def _tell_attempts(self, poll: Poll) -> None:
-        world, devices = self._world(), {device.name for device in poll.devices}
+        service_state, devices = self._service_state(), {device.name for device in poll.devices}
         begun: list[AttemptName] = []
         ended: list[Status] = []
         for status in poll.attempts:
-            name, record = status.name, world.attempt(status.name)
+            name, record = status.name, service_state.attempt(status.name)
             if status.phase == RUNNING:
                 self._running_since_s.setdefault(name, self._now_s())
             is_over = status.phase in (EXITED, LOST)
@@ -222,18 +222,18 @@ class ExecutorCarrier:
                 ended.append(status)
             elif is_over:
                 # A failure of the job takes a decision of its own.
-                self._tell(name, partial(sightings.ended, statuses=[status]))
+                self._tell(name, partial(observations.ended, statuses=[status]))
             elif (
                 status.phase == RUNNING
                 and record.stopping_since_s is None
-                and world.jobs[name.job].status == "starting"
+                and service_state.jobs[name.job].status == "starting"
             ):
                 begun.append(name)
         for names in self._together(begun):
-            self._tell_of(names, partial(sightings.begun, names=names))
+            self._tell_of(names, partial(observations.begun, names=names))
         for some in self._together(ended):
             names = [status.name for status in some]
-            self._tell_of(names, partial(sightings.ended, statuses=some))
+            self._tell_of(names, partial(observations.ended, statuses=some))
 
     def _together(self, items: list[Item]) -> list[list[Item]]:
         """What is told as one command, which costs hardly more than one of its parts: all, but
@@ -242,16 +242,16 @@ class ExecutorCarrier:
             return [[item] for item in items]
         return [items] if items else []
 
-    def _tell_silence(self, world: World) -> None:
+    def _tell_silence(self, service_state: ServiceState) -> None:
         now_s = self._now_s()
-        for record in world.open_attempts():
+        for record in service_state.open_attempts():
             name = name_of(record)
-            silence_s = world.jobs[record.job].spec.silence_s
+            silence_s = service_state.jobs[record.job].spec.silence_s
             since_s = self._running_since_s.get(name)
             if silence_s is None or since_s is None or record.stopping_since_s is not None:
                 continue
             if now_s - max(since_s, self._heard_s(name)) > silence_s:
-                self._tell(name, partial(sightings.silent, name=name, silence_s=silence_s))
+                self._tell(name, partial(observations.silent, name=name, silence_s=silence_s))
 
     def _forget_decided(self) -> None:
         """What could not be stored is seen and told again; people may know why."""

@@ -22,12 +22,12 @@ from hocket.service.credentials import (
     is_own_form,
     needed_role,
 )
-from hocket.service.rest.gate import Gate, misleading
+from hocket.service.rest.middleware import RequestMiddleware, misleading
 from hocket.service.rest.problems import problem
 from hocket.service.tokens import Holder
 
 
-class Guard(Gate):
+class AuthMiddleware(RequestMiddleware):
     """ASGI middleware; ``hosts`` are names beside the loopback ones that it is reached under."""
 
     def __init__(self, app: ASGIApp, credentials: Credentials, hosts: Iterable[str] = ()) -> None:

@@ -170,7 +170,7 @@ class RayCrew:
         order = self._order
         if order.processes != "per-device":
             return order._asdict()
-        world = {
+        service_state = {
             "WORLD_SIZE": str(len(order.devices)),
             "GROUP_RANK": str(index),
             "GROUP_WORLD_SIZE": str(len(self._bundles)),
@@ -179,7 +179,7 @@ class RayCrew:
         part = order._replace(
             devices=list(bundle.devices),
             first_rank=bundle.first_rank,
-            environment=world | order.environment,
+            environment=service_state | order.environment,
         )
         return part._asdict()
 

@@ -28,7 +28,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Market:
+class ClusterSnapshot:
     """Devices to share and the jobs that want them, at one moment."""
 
     kinds: tuple[str, ...]
@@ -43,7 +43,7 @@ class Market:
     gang: LongArray
     """Devices that each job holds when it runs."""
     weight: FloatArray
-    """A job of weight 2 is owed twice the share."""
+    """A job of weight 2 gets twice the share."""
     remaining_steps: FloatArray
     """Infinite where unknown."""
     elapsed_s: FloatArray

@@ -1,0 +1,154 @@
+"""What executors see, told to the daemon: each a function on a transaction, as in `commands`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hocket.fleet.rounds.events import (
+    AddDevices,
+    Cancel,
+    Fail,
+    Lose,
+    RemoveDevices,
+)
+from hocket.fleet.rounds.state import ENDED, RUNNING, FleetDevice
+from hocket.service.daemon.commands import finish
+from hocket.service.daemon.service_state import find, kinds_up, phase_of
+from hocket.service.daemon.transaction import Transaction
+from hocket.service.executors.executor import LOST, AttemptName, Status
+from hocket.service.records import AttemptRecord
+
+NEVER_RAN = (126, 127)
+"""Exit codes of a command that is not there or cannot be executed, as shells have it."""
+MADE_WAY = ("preempted", "moved", "drained")
+"""Why rounds stop an attempt whose job goes on."""
+
+
+def begun(transaction: Transaction, names: Sequence[AttemptName]) -> None:
+    """The processes of some attempts run."""
+    for name in names:
+        attempt = find(transaction.attempts, name)
+        if attempt is not None and attempt.stopping_since_s is None:
+            transaction.put_job(replace(transaction.jobs[name.job], status="running"))
+
+
+def ended(transaction: Transaction, statuses: Sequence[Status]) -> None:
+    """Nothing of some attempts runs any more."""
+    finished = [status.name for status in statuses if _has_finished(transaction, status)]
+    for name in finished:
+        transaction.close(name, "finished", 0)
+    if finished:
+        finish(transaction, *(name.job for name in finished))
+    for status in statuses:
+        # Those that finished are closed by now.
+        if (attempt := find(transaction.attempts, status.name)) is not None:
+            _end(transaction, attempt, status)
+
+
+def _has_finished(transaction: Transaction, status: Status) -> bool:
+    """Whether the job is done: the command ended well, and not because it was asked to end.
+
+    One that ended in the same instant as it was to be stopped may have been done before it knew,
+    be it by a signal or by the answer to its report.
+    """
+    attempt = find(transaction.attempts, status.name)
+    if attempt is None or status.phase == LOST or status.exit_code != 0:
+        return False
+    if attempt.stopping_since_s is None:
+        return True
+    was_asked = status.was_asked or attempt.knows_it_must_leave
+    return not was_asked and phase_of(transaction.state, status.name.job) != ENDED
+
+
+def _end(transaction: Transaction, attempt: AttemptRecord, status: Status) -> None:
+    name = status.name
+    if attempt.stopping_since_s is not None:
+        transaction.close(name, attempt.outcome, status.exit_code)
+        if attempt.outcome in MADE_WAY and phase_of(transaction.state, name.job) != ENDED:
+            _count_loss(transaction, name.job, status)
+        return
+    transaction.close(name, "lost" if status.phase == LOST else "failed", status.exit_code)
+    if status.exit_code in NEVER_RAN:
+        _give_up(transaction, name.job, _complaint(status))
+    else:
+        _fail(transaction, name, _complaint(status))
+
+
+def _count_loss(transaction: Transaction, number: int, status: Status) -> None:
+    """Tell the rounds of an attempt that made way for others and left less than it had done: did
+    not end by itself, or reported more steps than it saved."""
+    job, checkpoint = transaction.jobs[number], transaction.checkpoints.get(number)
+    saved_steps = 0.0 if checkpoint is None else checkpoint.step
+    if status.exit_code == 0 and job.done_steps <= saved_steps:
+        return
+    transaction.happen(Lose(time_s=transaction.time_s, number=number, saved_steps=saved_steps))
+    transaction.put_job(replace(transaction.jobs[number], done_steps=saved_steps))
+    transaction.note("work-lost", number, attempt=status.name.attempt, saved_steps=saved_steps)
+
+
+def _give_up(transaction: Transaction, number: int, message: str) -> None:
+    """A job whose command cannot be run: trying again would not help."""
+    job = transaction.jobs[number]
+    transaction.happen(Cancel(time_s=transaction.time_s, numbers=(number,), is_failure=True))
+    transaction.put_job(replace(job, failures=job.failures + 1, message=message))
+    transaction.end(number, "given up")
+
+
+def silent(transaction: Transaction, name: AttemptName, silence_s: float) -> None:
+    """An attempt reported nothing for too long: it is stopped, and counts as failed."""
+    attempt = find(transaction.attempts, name)
+    if attempt is not None and attempt.stopping_since_s is None:
+        _fail(transaction, name, f"attempt {name.attempt} reported nothing for {silence_s:.0f} s")
+
+
+def _fail(transaction: Transaction, name: AttemptName, message: str) -> None:
+    assert phase_of(transaction.state, name.job) == RUNNING
+    checkpoint = transaction.checkpoints.get(name.job)
+    done_steps = None if checkpoint is None else checkpoint.step
+    job = transaction.jobs[name.job]
+    job = replace(job, failures=job.failures + 1, message=message)
+    transaction.put_job(job if done_steps is None else replace(job, done_steps=done_steps))
+    transaction.happen(
+        Fail(
+            time_s=transaction.time_s, number=name.job, attempt=name.attempt, done_steps=done_steps
+        )
+    )
+
+
+def _complaint(status: Status) -> str:
+    """How an attempt failed, in words."""
+    attempt = f"attempt {status.name.attempt}"
+    detail = f": {status.detail}" if status.detail else ""
+    if status.phase == LOST:
+        return f"{attempt} was lost{detail}"
+    if status.exit_code is None:
+        return f"{attempt} could not be run{detail}"
+    if status.exit_code < 0:
+        return f"{attempt} was killed by signal {-status.exit_code}{detail}"
+    return f"{attempt} ended with exit code {status.exit_code}{detail}"
+
+
+def see_devices(transaction: Transaction, devices: tuple[FleetDevice, ...]) -> None:
+    """What is there now, of kinds that the fleet knows, against what the state believes."""
+    up = kinds_up(transaction.state)
+    there = {
+        device.name: device.kind for device in devices if device.kind in transaction.state.kinds
+    }
+    lost = tuple(name for name, kind in up.items() if there.get(name) != kind)
+    kept = up.keys() - set(lost)
+    new = tuple(device for device in devices if device.name in there.keys() - kept)
+    if lost:
+        transaction.happen(RemoveDevices(time_s=transaction.time_s, names=lost))
+        for name in lost:
+            transaction.note("device-lost", device=name)
+    if new:
+        transaction.happen(AddDevices(time_s=transaction.time_s, devices=new))
+        for device in new:
+            transaction.note("device-added", device=device.name, device_kind=device.kind)
+
+
+def see_unknown_kinds(transaction: Transaction, kinds: Sequence[str]) -> None:
+    """Devices came that nothing can run on: nobody said how fast jobs are there."""
+    for kind in kinds:
+        transaction.note("kind-unknown", device_kind=kind)
