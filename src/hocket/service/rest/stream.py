@@ -40,7 +40,7 @@ class EventNotifier:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._level_answer = asyncio.Event()
+        self._changed = asyncio.Event()
         self._num_streams = 0
         self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)
         self._last_kept = daemon.last_event()
@@ -91,19 +91,19 @@ class EventNotifier:
         """Let streams end; may be called from a signal handler."""
         self.is_closed = True
 
-    async def wait(self, level_answer: asyncio.Event, timeout_s: float) -> bool:
+    async def wait(self, changed: asyncio.Event, timeout_s: float) -> bool:
         """Whether the notifier that was taken earlier rang in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                await level_answer.wait()
+                await changed.wait()
         except TimeoutError:
             return False
         return True
 
     @property
-    def next_ring(self) -> asyncio.Event:
+    def next_change(self) -> asyncio.Event:
         """Set when the notifier rings next: take it before looking, and no event is missed."""
-        return self._level_answer
+        return self._changed
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -117,8 +117,8 @@ class EventNotifier:
             self._num_streams -= 1
 
     def _ring(self) -> None:
-        level_answer, self._level_answer = self._level_answer, asyncio.Event()
-        level_answer.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
 class TimedStream(StreamingResponse):
@@ -164,11 +164,11 @@ async def events_from(
         # Later than the last: a number of a fleet that was here before.
         after = daemon.last_event()
     while not event_notifier.is_closed:
-        level_answer = event_notifier.next_ring
+        changed = event_notifier.next_change
         after, events = await event_notifier.events_after(after)
         if events:
             yield events
-        elif not await event_notifier.wait(level_answer, HEARTBEAT_S):
+        elif not await event_notifier.wait(changed, HEARTBEAT_S):
             yield b": nothing new\n\n"
 
 
