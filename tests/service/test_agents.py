@@ -253,6 +253,20 @@ def test_an_attempt_that_was_stopped_before_its_agent_heard_of_it_never_runs(net
     assert not (net.tmp_path / "ran").exists()
 
 
+def test_whoever_asks_again_gives_no_more_time_than_before(net):
+    net.join("a")
+    net.start(*python(WAITS))
+    net.wait_for(RUNNING)
+    for grace_s in (20.0, 3.0, 600.0):
+        net.executor.stop(NAME, grace_s)
+    agent = net.executor._agents["a"]
+    orders = net.executor.sync(
+        "a", agent.identity, agent.address, [["v100-0", "v100"]],
+        [AgentStatus(*NAME, "running", None, "", False)],
+    )  # fmt: skip
+    assert orders["stops"] == [[*NAME, 3.0]]
+
+
 def test_an_attempt_that_its_agent_lost_is_lost(net):
     agent = net.join("a")
     net.start(*python(WAITS))

@@ -160,3 +160,14 @@ def test_full_logs_of_decisions_are_kept_some_deep(tmp_path, monkeypatch):
         log.write(0.0, [f"decision {number}"])
     kept = [path.read_text().split()[-1] for path in sorted(tmp_path.iterdir())]
     assert kept == ["6", "5", "4", "3", "2"]
+
+
+def test_a_job_that_has_timed_out_has_failed_for_those_after_it(rig, engine):
+    rig.submit("slow", time_limit_s=30.0)
+    rig.look(2)
+    rig.later(31.0)
+    rig.look(3)
+    assert rig.status(1) == "timed out"
+    assert rig.status(rig.submit("repair", after=("1:failed",))) != "blocked"
+    with pytest.raises(UsageError, match=r"job 1 has ended \(timed out\)"):
+        rig.submit("next", after=("1",))

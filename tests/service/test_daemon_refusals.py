@@ -223,10 +223,10 @@ def test_a_commit_sequence_that_fails_ends_all_deciding(rig, engine):
             raise OSError(5, "input/output error")
 
     rig._on_commit = broken
-    with pytest.raises(UnavailableError, match="commit_sequence"):
+    with pytest.raises(UnavailableError, match="commit sequence"):
         rig.submit("k")
     rig._on_commit = lambda moment: None
-    with pytest.raises(UnavailableError, match="commit_sequence"):
+    with pytest.raises(UnavailableError, match="commit sequence"):
         rig.submit("k")
     rig = rig.again()
     assert rig.submit("k") == 1, "it was stored after all"

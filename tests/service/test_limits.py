@@ -153,6 +153,13 @@ def test_gpus_are_counted_by_their_place_on_the_bus(tmp_path):
     assert cgroups.hidden_gpus((0, 1, 2), pattern) == []
 
 
+def test_a_gpu_whose_number_cannot_be_read_is_not_hidden(tmp_path):
+    for bus, text in (("0000:01:00.0", "Device Minor: 0"), ("0000:41:00.0", "no number")):
+        (tmp_path / bus).mkdir()
+        (tmp_path / bus / "information").write_text(text)
+    assert cgroups.hidden_gpus((0,), str(tmp_path / "*" / "information")) == []
+
+
 # ── what this machine has ──
 
 

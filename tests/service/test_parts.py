@@ -241,7 +241,7 @@ def test_a_new_store_puts_its_names_on_disk_before_it_is_used(tmp_path, monkeypa
     monkeypatch.setattr(os, "fsync", noted)
     Store.open(tmp_path).close()
     assert synced
-    assert {"fleet.db", "commit_sequence"} <= set(synced[-1])
+    assert {"fleet.db", "commit-sequence"} <= set(synced[-1])
 
 
 class FullDisk:
@@ -278,7 +278,7 @@ def test_a_commit_that_finds_no_room_at_its_end_leaves_the_next_one_whole(tmp_pa
 
 def test_a_write_of_the_commit_sequence_that_was_cut_leaves_the_one_before(tmp_path):
     commit_sequence = CommitSequence.create(tmp_path, b"0" * 16)
-    path = tmp_path / "commit_sequence"
+    path = tmp_path / "commit-sequence"
     for number in range(1, 5):
         before = path.read_bytes()
         commit_sequence.record(number)
@@ -293,3 +293,24 @@ def test_a_write_of_the_commit_sequence_that_was_cut_leaves_the_one_before(tmp_p
         found.close()
         path.write_bytes(after)
     commit_sequence.close()
+
+
+def test_a_commit_sequence_of_two_fleets_is_refused(tmp_path):
+    CommitSequence.create(tmp_path, b"0" * 16).close()
+    path = tmp_path / "commit-sequence"
+    one = path.read_bytes()
+    CommitSequence.create(tmp_path, b"1" * 16).close()
+    path.write_bytes(one[: len(one) // 2] + path.read_bytes()[len(one) // 2 :])
+    with pytest.raises(InputFileError, match="commit sequence is damaged"):
+        CommitSequence.open(tmp_path)
+
+
+def test_the_commit_sequence_of_an_earlier_version_is_taken_over(tmp_path):
+    store = Store.open(tmp_path)
+    identity = store.identity
+    store.close()
+    (tmp_path / "commit-sequence").rename(tmp_path / "witness")
+    store = Store.open(tmp_path)
+    assert store.identity == identity
+    store.close()
+    assert not (tmp_path / "witness").exists()

@@ -1,4 +1,4 @@
-"""The guard: nobody without the token, from elsewhere, or with too much to say gets to a route."""
+"""Authentication: nobody without a token, from elsewhere, or with too much to say gets in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from service.rest_service import TOKEN, URL
 
 from hocket.service.credentials import PAGE_HEADER, access_of
-from hocket.service.rest import gate
+from hocket.service.rest import middleware
 
 OPEN = {("GET", "/healthz"), ("GET", "/readyz")}
 
@@ -123,7 +123,7 @@ def test_a_header_that_comes_twice_is_refused(service):
 
 
 def test_bodies_have_a_limit(service):
-    large = json.dumps({"name": "x" * gate.MAX_BODY_BYTES, "command": ["true"]}).encode()
+    large = json.dumps({"name": "x" * middleware.MAX_BODY_BYTES, "command": ["true"]}).encode()
     headers = {"content-type": "application/json"}
     assert service.client.post("/v1/jobs", content=large, headers=headers).status_code == 413
 
@@ -135,7 +135,7 @@ def test_bodies_have_a_limit(service):
 
 
 def test_a_body_that_never_ends_is_given_up(service, monkeypatch):
-    monkeypatch.setattr(gate, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.05)
     sent = []
 
     async def receive():

@@ -217,9 +217,9 @@ def test_a_start_that_was_killed_while_writing_the_commit_sequence_can_be_repeat
             patch.setattr(os, call, killed)
             with pytest.raises(KeyboardInterrupt):
                 CommitSequence.create(tmp_path, b"x" * 16)
-        assert not (tmp_path / "commit_sequence").exists()
+        assert not (tmp_path / "commit-sequence").exists()
     Store.open(tmp_path).close()
-    assert not (tmp_path / "commit_sequence.new").exists()
+    assert not (tmp_path / "commit-sequence.new").exists()
 
 
 @pytest.mark.parametrize("folder", ["/proc/hocket-fleet", "/dev/null/state"])

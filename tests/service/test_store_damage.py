@@ -56,7 +56,7 @@ def is_refused_or_the_same(folder: Path, held: tuple[object, ...]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["fleet.db", "fleet.db-wal", "commit_sequence"])
+@pytest.mark.parametrize("name", ["fleet.db", "fleet.db-wal", "commit-sequence"])
 def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(story, tmp_path, name):
     folder, held = _with(name, story)
     content = (folder / name).read_bytes()
@@ -69,7 +69,7 @@ def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(story, tmp_path, n
             data[at] ^= 1 << at % 8
 
         refused += is_refused_or_the_same(damaged(folder, tmp_path / "copy", name, flip), held)
-    assert refused > {"fleet.db-wal": 110, "fleet.db": 40, "commit_sequence": -1}[name]
+    assert refused > {"fleet.db-wal": 110, "fleet.db": 40, "commit-sequence": -1}[name]
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -91,7 +91,7 @@ def test_a_row_with_any_changed_byte_is_refused(story, tmp_path_factory, data):
         read(damaged(folder, copy, "fleet.db", change))
 
 
-@pytest.mark.parametrize("name", ["fleet.db", "fleet.db-wal", "commit_sequence"])
+@pytest.mark.parametrize("name", ["fleet.db", "fleet.db-wal", "commit-sequence"])
 @pytest.mark.parametrize("quarter", range(4))
 def test_a_truncated_file_is_refused(story, tmp_path, name, quarter):
     folder, held = _with(name, story)
@@ -100,12 +100,12 @@ def test_a_truncated_file_is_refused(story, tmp_path, name, quarter):
         del data[len(data) * quarter // 4 :]
 
     was_refused = is_refused_or_the_same(damaged(folder, tmp_path / "copy", name, cut), held)
-    if name == "commit_sequence" and quarter >= 2:
+    if name == "commit-sequence" and quarter >= 2:
         return  # One slot is left, and the database is not older than it.
     assert was_refused
 
 
-@pytest.mark.parametrize("name", ["fleet.db", "fleet.db-wal", "commit_sequence"])
+@pytest.mark.parametrize("name", ["fleet.db", "fleet.db-wal", "commit-sequence"])
 def test_a_missing_file_is_refused(story, tmp_path, name):
     shutil.copytree(story[0], tmp_path / "copy")
     (tmp_path / "copy" / name).unlink()
@@ -168,7 +168,7 @@ def test_a_deleted_row_is_missed(story, tmp_path, table):
 
 def test_discarding_sets_everything_aside_and_deletes_nothing(story, tmp_path):
     shutil.copytree(story[1], tmp_path / "copy")
-    (tmp_path / "copy" / "commit_sequence").write_bytes(b"x")
+    (tmp_path / "copy" / "commit-sequence").write_bytes(b"x")
     (tmp_path / "copy" / "jobs").mkdir()
     with pytest.raises(InputFileError, match="discard-state"):
         Store.open(tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""What a policy answers: the share of time that each job gets on each kind of device."""
+"""Answer of a policy: the share of time that each job gets on each kind of device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an allocation policy sees: kinds of devices and jobs, as arrays.
+"""Input of an allocation policy: kinds of devices and jobs, as arrays.
 
 Jobs stand in rows, kinds of devices in columns. A share is the part of its time that a job spends
 on a kind; shares of a job sum to at most one; a job that runs holds as many devices as its gang.
@@ -79,7 +79,7 @@ class ClusterSnapshot:
 
     @property
     def keeps_word(self) -> BoolArray:
-        """Whether what jobs said to need may still be so."""
+        """True if what jobs said to need may still be so."""
         return np.ones(self.num_jobs, dtype=bool) if self.is_overdue is None else ~self.is_overdue
 
     @property

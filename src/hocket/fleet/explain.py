@@ -24,7 +24,7 @@ MAX_HOLDERS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What a job does or waits for."""
+    """Explanation of what a job does or waits for."""
 
     number: int
     sentence: str

@@ -43,7 +43,7 @@ class Forecast:
     reached_s: float
     """How far it looked."""
     is_cut_off: bool
-    """Whether it stopped at its limit, with jobs left that would still start or end."""
+    """True if it stopped at its limit, with jobs left that would still start or end."""
     num_events: int
     num_preemptions: int
     numbers: LongArray
@@ -184,7 +184,7 @@ def affordable_events(state: FleetState) -> int:
 
 
 def affordable_grain_s(state: FleetState) -> float:
-    """How exactly ends are foreseen: half a round where there are many jobs."""
+    """Accuracy with which ends are foreseen: half a round where there are many jobs."""
     return state.rules.round_s / 2.0 if len(state.jobs.rows) > _MANY_JOBS else 0.0
 
 
@@ -306,7 +306,7 @@ class _ForecastRun:
             self._wanted &= set(self._numbers[at[np.isnan(self._start_s[at])]].tolist())
 
     def is_over(self) -> bool:
-        """Whether all that was asked for is known."""
+        """True if all that was asked for is known."""
         return self._num_to_come <= 0 or (self._wanted is not None and not self._wanted)
 
     def take(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""What if: the jobs of a fleet under another policy, or with more devices or fewer.
+"""Scenarios: the jobs of a fleet under another policy, or with more devices or fewer.
 
 Both futures are run from the same state with the same bounds, and are compared up to the moment
 that both reached, on jobs that end in both.

@@ -75,7 +75,7 @@ class AgentClient:
         return data
 
     def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """What the service answers to a JSON body."""
+        """Answer of the service to a JSON body."""
         data = self.call("POST", path, json.dumps(body).encode(), "application/json")
         try:
             content = json.loads(data)
@@ -111,7 +111,7 @@ class Agent:
         self._lease = folder / "lease.json"
         self._is_closing = threading.Event()
         self._sent_bytes: dict[AttemptName, int] = {}
-        """How much of each log the service has."""
+        """Bytes of each log that the service has."""
         self._is_sent: set[AttemptName] = set()
         """Attempts whose output is there whole, of those that have ended."""
         self._ended: set[AttemptName] = set()

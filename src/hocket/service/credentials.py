@@ -83,7 +83,7 @@ def bearer(authorization: str) -> str:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What tokens and cookies open; ``identity`` is that of the fleet."""
+    """Rights of tokens and cookies; ``identity`` is that of the fleet."""
 
     tokens: Tokens = field(repr=False)
     identity: str = ""
@@ -111,7 +111,7 @@ def form_token(cookie: str) -> str:
 
 
 def is_own_form(cookie: str, content_type: str, body: bytes) -> bool:
-    """Whether a body was sent by a form of the page that was made for this browser."""
+    """True if a body was sent by a form of the page that was made for this browser."""
     if not cookie or content_type.partition(";")[0].strip().lower() != _FORM_TYPE:
         return False
     try:

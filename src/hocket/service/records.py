@@ -1,4 +1,4 @@
-"""What the service tells of jobs, attempts, devices and what happened: rows of the store."""
+"""Records of jobs, attempts, devices and events: rows of the store."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def ending_of(record: JobRecord) -> str:
 
 
 def says_no_more(record: JobRecord) -> bool:
-    """Whether the message of a job that has ended is only its status in other words."""
+    """True if the message of a job that has ended is only its status in other words."""
     return record.message in ("", record.status) or (
         record.status == "succeeded" and record.message == "finished"
     )
@@ -82,7 +82,7 @@ class AttemptRecord:
     """When the executor was told to start it; None while its devices are still being left."""
     stopping_since_s: float | None = None
     knows_it_must_leave: bool = False
-    """Whether a report of it was answered so: then its exit code does not tell that it is done."""
+    """True if a report of it was answered so: then its exit code does not tell that it is done."""
     ended_s: float | None = None
     outcome: str = ""
     """finished, failed, lost, or why it was stopped."""

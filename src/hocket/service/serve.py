@@ -50,12 +50,12 @@ _MAX_HEADER_BYTES = 32768
 _SHUTDOWN_S = 5
 HANDSHAKE_S = 10.0
 SWITCH_S = 0.001
-"""How long a thread may keep others from running."""
+"""Time that a thread may keep others from running."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """How a fleet is served."""
+    """Settings of a service."""
 
     folder: Path
     on: str = "local"
@@ -304,7 +304,7 @@ def _check_host(settings: ServeSettings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """True if only this machine can reach an address."""
     if host == "localhost":
         return True
     try:

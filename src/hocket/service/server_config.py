@@ -58,7 +58,7 @@ class _ConfigTable(BaseModel):
 
 
 class Quota(_ConfigTable):
-    """What a user or a team may hold, and its part against others."""
+    """Limits and weight of a user or a team."""
 
     weight: Weight = 1.0
     max_devices: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
@@ -74,7 +74,7 @@ class Quota(_ConfigTable):
 
 
 class UserLimits(Quota):
-    """What one user may ask for."""
+    """Limits of one user."""
 
     max_weight: Weight = 1.0
     teams: tuple[Name, ...] = ()
@@ -115,11 +115,11 @@ class ServerConfig(_ConfigTable):
     notify: NotifyConfig = NotifyConfig()
 
     def limits_of(self, user: str) -> UserLimits:
-        """What a user may ask for."""
+        """Limits of a user."""
         return self.users.get(user, self.defaults)
 
     def quota_of_team(self, team: str) -> Quota:
-        """What a team may hold."""
+        """Quota of a team."""
         return self.teams.get(team, Quota())
 
     def level(self, priority: str) -> int:

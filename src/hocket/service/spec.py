@@ -1,4 +1,4 @@
-"""What a person says of a job: the file ``job.toml``, and the body of a request.
+"""Job specification: the file ``job.toml``, and the body of a request.
 
 name = "resnet"
 command = ["python", "train.py", "--epochs", "90"]   # run as it is, never through a shell
@@ -96,7 +96,7 @@ class JobSpec(BaseModel):
     grace_s: Annotated[float, Field(ge=0.0, le=3600.0, strict=True)] = 30.0
     """Time from SIGTERM to SIGKILL."""
     preemptible: Annotated[bool, Field(strict=True)] | None = None
-    """Whether it may be stopped for others and started again. None: where it has arguments to
+    """True if it may be stopped for others and started again. None: where it has arguments to
     resume with, or once it has shown that it saves (a lease with ``save``, or a checkpoint that it
     committed). One that may not keeps its devices from its start to its end."""
     time_limit_s: Annotated[float, Field(gt=0.0, le=1e9, strict=True)] | None = None
@@ -118,12 +118,12 @@ class JobSpec(BaseModel):
     cpus: Annotated[float, Field(ge=0.01, le=100_000.0, strict=True)] | None = None
     """Processors' worth of CPU time; None for the server's default."""
     space_sharing: Annotated[bool, Field(strict=True)] = False
-    """Whether it may share its devices with one other job that says so too, where both together do
+    """True if it may share its devices with one other job that says so too, where both together do
     more than in turns; it must save its work when it is stopped. Nothing isolates the two: each
     sees the whole device, and where their memory does not suffice one fails, is started again, and
     they do not share again."""
     estimate: Annotated[bool, Field(strict=True)] = False
-    """Whether speeds on device types that it was not on are estimated from those of the jobs in
+    """True if speeds on device types that it was not on are estimated from those of the jobs in
     the server's table (``serve --throughputs``), by ``name`` and ``gang``."""
     silence_s: Annotated[float, Field(ge=1.0, le=1e9, strict=True)] | None = None
     """An attempt that reports nothing for so long is taken for stuck and stopped."""
@@ -141,12 +141,12 @@ def parse_after(text: str) -> tuple[str, str]:
 
 
 def is_preemptible(spec: JobSpec) -> bool | None:
-    """Whether a job may be stopped for others; None where its file does not tell."""
+    """True if a job may be stopped for others; None where its file does not tell."""
     return True if spec.preemptible is None and spec.resume else spec.preemptible
 
 
 def _is_pipe(path: str | Path) -> bool:
-    """Whether a file is a pipe that somebody made: nobody may ever write to it. Those that a shell
+    """True if a file is a pipe that somebody made: nobody may ever write to it. Those that a shell
     makes (``<(...)``) have a writer."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode) and not str(path).startswith("/dev/")

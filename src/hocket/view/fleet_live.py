@@ -47,7 +47,7 @@ class Bar:
     note: str
     """What a pointer that rests on it is told."""
     is_bad: bool = False
-    """Whether the attempt failed or was lost."""
+    """True if the attempt failed or was lost."""
 
 
 @dataclass(frozen=True, kw_only=True)

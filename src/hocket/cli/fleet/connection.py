@@ -1,4 +1,4 @@
-"""What the commands that talk to a service share: its address, watching, following a job."""
+"""Helpers of commands that talk to a service: its address, watching, following a job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 WATCH_S = 1.0
 _PAUSE_S = 0.3
 _PATIENCE_S = 120.0
-"""How long somebody who follows or watches waits for a service that is away."""
+"""Time that somebody who follows or watches waits for a service that is away."""
 
 
 def service_options(command: F) -> F:

@@ -1,4 +1,4 @@
-"""What people write about a fleet in options: devices, prices, jobs of a trace, its throughputs."""
+"""Options that describe a fleet: devices, prices, jobs of a trace, its throughputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy does that takes all kinds of devices for equal: the baselines of OSDI 2020.
+"""Policies that take all kinds of devices for equal: the baselines of OSDI 2020.
 
 Max-min fairness then takes every throughput for 1; where steps have to be counted, every kind is as
 fast as the fastest one. Objectives are in the eyes of the policy, not what the jobs will see.

@@ -57,7 +57,7 @@ def _keep(snapshot: ClusterSnapshot, order: NDArray[np.int64], needs: FloatArray
 def _longest_fitting(
     snapshot: ClusterSnapshot, kept: BoolArray, order: NDArray[np.int64], needs: FloatArray
 ) -> int:
-    """How many more deadlines, in order, fit beside those kept."""
+    """Number of further deadlines, in order, that fit beside those kept."""
 
     def fits(count: int) -> bool:
         tried = kept.copy()

@@ -1,4 +1,4 @@
-"""What a step asks for: jobs to stop, jobs to start, on which devices.
+"""Actions of a step: jobs to stop, jobs to start, on which devices.
 
 Stored as arrays, because a round of a large fleet starts hundreds of jobs; `Actions.starts` and
 `Actions.stops` give them one by one.

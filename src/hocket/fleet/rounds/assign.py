@@ -80,7 +80,7 @@ def slack_rounds(rules: Rules) -> float:
 
 
 def keeps_line(state: FleetState) -> bool:
-    """Whether jobs run to their end in order of arrival; Gavel's move, and those who share do."""
+    """True if jobs run to their end in order of arrival; Gavel's move, and those who share do."""
     is_improved = state.rules.mechanism != "gavel" and state.pair_table is None
     return is_improved and state.rules.policy.startswith("fifo")
 

@@ -1,4 +1,4 @@
-"""Whether the numbers of a stored state point to something: compiled code does not look."""
+"""Checks of a stored state: its indices point to something, which compiled code assumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can happen to a fleet. Jobs are named by their number, times count in seconds."""
+"""Events of a fleet. Jobs are named by their number, times count in seconds."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Progress:
     saved_steps: float | None = None
     """Steps that its last checkpoint holds; None where nothing is known."""
     replaces_guess: bool = False
-    """Whether nobody has stated or measured before how fast the job is."""
+    """True if nobody has stated or measured before how fast the job is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ def _share(state: FleetState, jobs: Jobs) -> FleetState:
 
 
 def _depends_on_time(policy: str) -> bool:
-    """Whether a policy looks at what the jobs did since the last answer."""
+    """True if a policy looks at what the jobs did since the last answer."""
     return policy.split("-agnostic")[0] in {
         "finish-time-fairness", "ftf", "makespan", "min-cost-slo", "shortest-job-first",
     }  # fmt: skip

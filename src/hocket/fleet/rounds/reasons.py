@@ -8,7 +8,7 @@ from hocket.fleet.rounds.state import BLOCKED, CONDITIONS, PAUSED, RUNNING, Flee
 
 
 def reason(state: FleetState, number: int) -> str:
-    """What a job does or waits for; raises `UsageError` for a job that is not there."""
+    """Describe what a job does or waits for; raises `UsageError` for a job that is not there."""
     row = state.row_of(number)
     job = state.jobs.rows[row]
     if job["phase"] == RUNNING:

@@ -297,7 +297,7 @@ def seen_steps_per_s(state: FleetState, jobs: Jobs, wanting: LongArray) -> Float
 
 
 def _advance_alone(jobs: Jobs) -> None:
-    """How long the work since the last answer would have taken on an equal part of the cluster."""
+    """Time that the work since the last answer would have taken on an equal part of the cluster."""
     rows = jobs.rows
     rate = rows["isolated_rate"]
     done = np.maximum(rows["done_steps"] - rows["isolated_steps"], 0.0)
@@ -308,7 +308,7 @@ def _advance_alone(jobs: Jobs) -> None:
 def to_snapshot(
     state: FleetState, steps_per_s: FloatArray, rows: Rows, last_shares: FloatArray | None = None
 ) -> ClusterSnapshot:
-    """What the policy sees."""
+    """Input of the policy."""
     pairs = None
     if state.pair_table is not None:
         pairs = Pairs(
@@ -349,14 +349,14 @@ def _are_late(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> BoolArray:
 
 
 def _alone_s(rows: Rows, steps: FloatArray) -> FloatArray:
-    """How long some steps would have taken on an equal part of the cluster."""
+    """Time that some steps would have taken on an equal part of the cluster."""
     rate = rows["isolated_rate"]
     alone_s = np.divide(steps, rate, out=np.zeros(len(rows)), where=rate > 0.0)
     return np.asarray(np.maximum(alone_s, rows["isolated_s"]))
 
 
 def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> BoolArray:
-    """Whether jobs have long had the time that they said to need, even where they are slowest."""
+    """True if jobs have long had the time that they said to need, even where they are slowest."""
     slowest = np.where(steps_per_s > 0.0, steps_per_s, np.inf).min(axis=1, initial=np.inf)
     # Any speed will do for a job that can run nowhere: it has had no time.
     slowest = np.where(np.isinf(slowest), 1.0, slowest)

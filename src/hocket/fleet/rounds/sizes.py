@@ -1,4 +1,4 @@
-"""How many devices of which kind the elastic jobs of a fleet take, as others come and go.
+"""Sizes of the elastic jobs of a fleet, as others come and go.
 
 What `hocket.fleet.gangs` chooses for the jobs of a state becomes an event that resizes them: traces
 that are simulated and a fleet that runs ask here. Jobs of one size alone take their devices from
@@ -40,7 +40,7 @@ class Sizes:
         return self._size(number, Chosen(gang, ANY_KIND))
 
     def resize(self, state: FleetState, time_s: float) -> Resize | None:
-        """What changes now; None for nothing."""
+        """Resize event of now; None for no change."""
         found = choose_gangs(self.jobs(state), state.num_devices, state.rules.restart_s)
         sizes = [
             self._size(number, chosen) for number, chosen in found.items()
@@ -77,7 +77,7 @@ class Sizes:
 
 
 def is_unsettled(state: FleetState) -> bool:
-    """Whether somebody waits or devices are free: else no job would take another size."""
+    """True if somebody waits or devices are free: else no job would take another size."""
     is_free = state.is_up & (state.holders < 0).all(axis=1)
     return bool(is_free.any() or (state.jobs.rows["phase"] == WAITING).any())
 
@@ -93,7 +93,7 @@ def _now(row: Rows) -> Chosen | None:
 
 
 def _has(state: FleetState, size: GangSize) -> bool:
-    """Whether a job has this size already; one that runs where it shall is left alone."""
+    """True if a job has this size already; one that runs where it shall is left alone."""
     at = state.row_of(size.number)
     row, known = state.jobs.rows[at], state.jobs.steps_per_s[at]
     if row["gang"] != size.gang:

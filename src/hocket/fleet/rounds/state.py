@@ -35,7 +35,7 @@ MECHANISMS = ("improved", "gavel")
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How shares become rounds."""
+    """Settings of the rounds."""
 
     policy: str = "las"
     mechanism: str = "improved"
@@ -73,7 +73,7 @@ class FleetDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is known of a job when it is submitted."""
+    """A job as it is submitted."""
 
     number: int
     name: str
@@ -90,7 +90,7 @@ class Job:
     spread_steps_per_s: tuple[float, ...] | None = None
     """Where the gang is spread over several servers; 0 where it cannot be, None for as fast."""
     preemptible: bool | None = True
-    """Whether it saves its work when it is stopped. One that does not keeps its devices until it
+    """True if it saves its work when it is stopped. One that does not keeps its devices until it
     ends, once it was started, and shares them with nobody; so does one of which nobody knows
     (None), until it shows that it saves."""
     user: int = 0
@@ -207,7 +207,7 @@ class FleetState:
     solved_s: float
     """When shares were computed last; minus infinity for never."""
     is_dirty: bool
-    """Whether jobs or devices changed since."""
+    """True if jobs or devices changed since."""
     jobs: Jobs
     names: dict[int, str]
     """Names of the jobs by number."""
@@ -241,7 +241,7 @@ class FleetState:
     servers: tuple[tuple[int, str], ...] = ()
     """Kind and name of each server that devices stood in, by its number in ``device_server``."""
     notes: dict[str, str] = field(default_factory=dict)
-    """What the policy said last."""
+    """Notes of the last answer of the policy."""
 
     @property
     def num_kinds(self) -> int:

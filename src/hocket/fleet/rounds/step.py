@@ -180,7 +180,7 @@ def _submit(state: FleetState, jobs: Jobs, event: Submit) -> tuple[FleetState, A
 
 
 def _fits(state: FleetState, job: Job) -> bool:
-    """Whether a job says of every kind how fast it is, and all its numbers make sense."""
+    """True if a job says of every kind how fast it is, and all its numbers make sense."""
     speeds, num_kinds = job.steps_per_s, len(state.kinds)
     if job.spread_steps_per_s:
         speeds, num_kinds = speeds + job.spread_steps_per_s, 2 * num_kinds

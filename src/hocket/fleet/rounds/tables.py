@@ -20,21 +20,21 @@ class Pace(NamedTuple):
     """Debts that could not be paid for long are not paid all at once."""
     restart_s: float
     keeps_line: bool
-    """Whether running jobs keep what they have in every round too."""
+    """True if running jobs keep what they have in every round too."""
     backfills: bool
-    """Whether all jobs are reserved in order of arrival, and others fill gaps."""
+    """True if all jobs are reserved in order of arrival, and others fill gaps."""
     reserve_after_s: float
     """Wait after which devices are reserved for a gang that bound jobs keep from starting."""
     next_round_s: float
     """When jobs can be stopped that keep their devices until then."""
     keeps_equal: bool
-    """Whether a job stays on a kind that is as good to it as the one that it was given."""
+    """True if a job stays on a kind that is as good to it as the one that it was given."""
     min_run_s: float
     """A job that was started so lately stays where it is,"""
     min_turn_s: float
     """and one that was started so lately does not give way to a larger debt."""
     keeps_running: bool
-    """Whether running jobs keep what they have, and only waiting ones get what is free; a round
+    """True if running jobs keep what they have, and only waiting ones get what is free; a round
     begins otherwise, with a checkpoint of all."""
     by_share: bool
     """Gavel's order instead of debts; a job without a share takes a place in the count there, and
@@ -74,7 +74,7 @@ NO_PAIRS = Asked(
 
 
 class Wishes(NamedTuple):
-    """What jobs and pairs want: ``job x kinds + kind``, then pairs."""
+    """Wishes of jobs and pairs: ``job x kinds + kind``, then pairs."""
 
     order: LongArray
     """Part by part; the most urgent of a part first, once it is sorted."""
@@ -173,13 +173,13 @@ class Ascent(NamedTuple):
 
 
 class StopsAndStarts(NamedTuple):
-    """What was stopped and started, as `Actions` has it."""
+    """Stops and starts, as `Actions` has them."""
 
     stays: BoolArray
     is_placed: BoolArray
     """Of jobs that were given devices."""
     is_spread: BoolArray
-    """Whether a job's devices are on several servers."""
+    """True if a job's devices are on several servers."""
     stopped: LongArray
     """``[3, job]``: number, attempt, reason."""
     started: LongArray

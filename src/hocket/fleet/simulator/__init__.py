@@ -1,4 +1,4 @@
-"""What would happen: traces run through the same ``step`` that runs a real fleet."""
+"""Simulator: traces run through the same ``step`` that runs a real fleet."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) 
 def _other_durations(
     trace: Trace, kinds: tuple[str, ...], steps_per_s: FloatArray, total_steps: FloatArray
 ) -> tuple[str, ...]:
-    """Whether jobs that say steps and seconds take other seconds by the table, in words."""
+    """Notes on jobs that say steps and seconds and take other seconds by the table."""
     says_both = (trace.total_steps > 0.0) & (trace.duration_s > 0.0)
     is_known = (steps_per_s > 0.0) & (total_steps > 0.0)[:, None] & says_both[:, None]
     claimed = np.where(says_both, trace.duration_s, 1.0)[:, None] * steps_per_s

@@ -17,7 +17,7 @@ class HoldSpans:
     device_names: tuple[str, ...]
     device: LongArray
     is_second: BoolArray
-    """Whether another job had the device before, and shared it."""
+    """True if another job had the device before, and shared it."""
     number: LongArray
     start_s: FloatArray
     end_s: FloatArray
@@ -25,7 +25,7 @@ class HoldSpans:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FleetRun:
-    """What happened to every job of a trace; NaN for jobs that had not ended when it stopped."""
+    """Outcome of every job of a trace; NaN for jobs that had not ended when it stopped."""
 
     policy: str
     mechanism: str
@@ -38,7 +38,7 @@ class FleetRun:
     """When a job ran first."""
     end_s: FloatArray
     is_finished: BoolArray
-    """Whether it did all its steps; a job that crashed too often ends without."""
+    """True if it did all its steps; a job that crashed too often ends without."""
     held_s: FloatArray
     """Time that a job held devices."""
     target_s: FloatArray

@@ -1,4 +1,4 @@
-"""What a simulation writes down as it goes."""
+"""Record of a simulation."""
 
 from __future__ import annotations
 

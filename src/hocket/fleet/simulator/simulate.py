@@ -160,7 +160,7 @@ def _can_begin(elastic: Sequence[GangSpeeds], state: FleetState) -> BoolArray:
 
 
 def _knows_servers(state: FleetState) -> bool:
-    """Whether it is told which devices stand together; Gavel's rounds do not look at it."""
+    """True if it is told which devices stand together; Gavel's rounds do not look at it."""
     return state.rules.mechanism != "gavel" and bool((state.layout.largest_server > 1).any())
 
 

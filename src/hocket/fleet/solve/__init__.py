@@ -1,1 +1,1 @@
-"""How shares are found: classes of equal jobs, prices of devices, levels that rise together."""
+"""Solvers for shares: classes of equal jobs, prices of devices, levels that rise together."""

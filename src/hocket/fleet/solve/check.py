@@ -1,4 +1,4 @@
-"""Whether an allocation can be carried out: nobody has more time than there is, nor any device."""
+"""Checks of an allocation: nobody has more time than there is, nor any device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def verify_allocation(snapshot: ClusterSnapshot, allocation: Allocation) -> None
 
 
 def violations(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
-    """What is wrong with an allocation, in words."""
+    """Describe what is wrong with an allocation."""
     shares = allocation.shares
     if shares.shape != snapshot.steps_per_s.shape or not np.all(np.isfinite(shares)):
         return [f"shares have the shape {shares.shape} or are not numbers"]
@@ -60,7 +60,7 @@ def _too_much_time(snapshot: ClusterSnapshot, allocation: Allocation) -> list[st
 
 
 def _parted(snapshot: ClusterSnapshot, allocation: Allocation) -> list[str]:
-    """Whether jobs and profiles tell the same of time two on a device."""
+    """True if jobs and profiles tell the same of time two on a device."""
     shared, paired, pairs = allocation.shared, allocation.paired, snapshot.pairs
     if (shared is None) != (paired is None):
         return ["time in pairs is told of jobs or of profiles only"]

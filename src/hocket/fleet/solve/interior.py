@@ -18,7 +18,7 @@ from hocket.fleet.solve.pair_tables import Beside, Guide, ShareColumns, beside, 
 _MAX_STEPS = 40
 _MAX_GRADIENTS = 400
 _EXACT, _ROUGH = 1e-4, 1e-2
-"""How exactly the equations of a step are solved, and those that only foresee where it leads."""
+"""Accuracy of the equations of a step, and of those that only predict where it leads."""
 _NEAREST = 0.99
 """Part of the way to the border that a step may go."""
 _LEAST_CENTRING = 0.02
@@ -141,11 +141,11 @@ class _NewtonStep:
         return np.concatenate([_costs(self.columns, dual, self.num_jobs), [self.rise @ dual], dual])
 
     def is_done(self, accuracy: float) -> bool:
-        """Whether level and limits are as exact as wanted."""
+        """True if level and limits are as exact as wanted."""
         return self.missing <= accuracy and float(np.abs(self.lacking).max()) <= accuracy
 
     def is_nearer(self, before: _NewtonStep, accuracy: float) -> bool:
-        """Whether limits are kept no worse than before the step, as solved equations promise."""
+        """True if limits are kept no worse than before the step, as solved equations promise."""
         lacking, allowed = float(np.abs(self.lacking).max()), float(np.abs(before.lacking).max())
         return lacking <= 1.5 * allowed + accuracy and bool(np.isfinite(self.missing))
 

@@ -32,7 +32,7 @@ class LevelProblem:
     score: Callable[[FloatArray], float] | None = None
     """The objective for the progress of each job, where it is not the level itself."""
     is_cost: bool = False
-    """Whether lower is better."""
+    """True if lower is better."""
 
 
 def equal_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> DemandAt:

@@ -276,7 +276,7 @@ _MAX_STAGES = 16
 _MAX_WORK, _WORK_PER_CLASS = 90_000_000, 80_000
 """Columns times iterations of the gradients, and pairs looked at: in all, and by class."""
 _FIRST, _FIRST_EXTENDED, _PART = 2e-2, 1e-2, 0.3
-"""How exactly the first program is solved, also from duals of a part of the jobs, and the others
+"""Accuracy of the first program, also from duals of a part of the jobs, and of the others
 as part of the gap so far."""
 _MARGIN, _LEAST_MARGIN, _GAPS = 0.2, 0.005, 10.0
 """Pairs that lose no more than this part of what a job's progress is worth are taken in as well; at
@@ -290,7 +290,7 @@ _ALONE_STEP, _LEAST_ALONE_STEP = 1.0, 0.5
 _FAR = 0.1
 """Relative gap from which on the best duals are far off."""
 _LEAST_SAMPLE, _MAX_SAMPLE, _ONE_OF = 64, 256, 4
-"""How many classes stand for all: one of so many, where that is not too few or too many."""
+"""Number of classes that stand for all: one of so many, where that is not too few or too many."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -140,7 +140,7 @@ def _find_level(
 
 
 def kernels_are_compiled() -> bool:
-    """Whether the next search starts at once instead of compiling first."""
+    """True if the next search starts at once instead of compiling first."""
     from hocket.fleet.solve.kernel import find_bill, mix_purchases
     from hocket.fleet.solve.level_kernel import find_level
     from hocket.kernels import is_compiled

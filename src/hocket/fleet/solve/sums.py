@@ -56,7 +56,7 @@ def best_sum(
 
 
 def can_serve(snapshot: ClusterSnapshot, needs: FloatArray) -> bool:
-    """Whether every job can make ``needs`` steps per second."""
+    """True if every job can make ``needs`` steps per second."""
     setup = _classes(snapshot, np.zeros((snapshot.num_jobs, 0)), needs)
     demand = needs[setup.classes.first]
     level_problem = LevelProblem(rates=snapshot.usable_steps_per_s, marks=needs[:, None])

@@ -35,7 +35,7 @@ NOT_HIGHER = 1e-11
 ROOM = 1e-10
 """Part that those give up who cannot: else rounding would make full pools look overfull."""
 _ROUNDING, _ROUNDING_SHARED = 1e-8, 1e-6
-"""How exactly demands are met: by prices, and by a solver of seven digits."""
+"""Accuracy with which demands are met: by prices, and by a solver of seven digits."""
 MANY, MANY_KNOWN = 150, 300
 """Classes from which on programs of pairs are solved to a known gap only, at the first level; also
 where the pairs of an earlier answer are known, which leave few others to look for."""

@@ -1,4 +1,4 @@
-"""How fast kinds of jobs run on kinds of devices: read, predicted, corrected."""
+"""Throughputs of kinds of jobs on kinds of devices: read, predicted, corrected."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class DeviceStep:
     gradients: Gradients
     peak_bytes: int
     is_measured: bool = False
-    """Whether its speed was measured: a device that did the step has the memory for it."""
+    """True if its speed was measured: a device that did the step has the memory for it."""
 
     @property
     def obstacle(self) -> str:

@@ -95,7 +95,7 @@ class Servers:
 
     @property
     def is_unequal(self) -> bool:
-        """Whether a server has devices of several kinds: it is then taken whole."""
+        """True if a server has devices of several kinds: it is then taken whole."""
         return len(self.server.kinds) > 1
 
     def consolidated(self, gang: int) -> RingPath:

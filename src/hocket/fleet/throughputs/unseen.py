@@ -233,7 +233,7 @@ class Belief:
     """Kinds on which it can run."""
 
     def after(self, kind: int, steps_per_s: float) -> Belief:
-        """What is believed once a job did so many steps per second on a kind."""
+        """The belief after a measurement of so many steps per second on a kind."""
         if not 0.0 < steps_per_s < np.inf:
             raise UsageError(f"{steps_per_s!r} is no measured number of steps per second")
         mean, covariance = self.logs

@@ -1,4 +1,4 @@
-"""What an executor is told of an attempt: command, folders, and what its processes must know."""
+"""Assignment of an attempt: command, folders, and the environment of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and processes tell the daemon, each as a function on a transaction.
+"""Commands of users and processes, each as a function on a transaction.
 
 A command that raises has changed nothing: it checks first, then lets `step` decide, then notes.
 """
@@ -330,7 +330,7 @@ def report(
     can_save: bool = False,
     reference: Throughputs | None = None,
 ) -> LeaseAnswer:
-    """What an attempt did so far; answers whether it may go on."""
+    """Record what an attempt did so far; answers whether it may go on."""
     _check_steps(done_steps)
     attempt = _proven(transaction, name, token)
     if phase_of(transaction.state, name.job) != ENDED:
@@ -370,7 +370,7 @@ def finish(transaction: Transaction, *numbers: int) -> None:
 
 
 def lease(transaction: Transaction, name: AttemptName) -> LeaseAnswer:
-    """Whether an attempt may go on, and until when."""
+    """The right of an attempt to go on, and until when."""
     attempt = find(transaction.attempts, name)
     if attempt is None or attempt.stopping_since_s is not None:
         since_s = (

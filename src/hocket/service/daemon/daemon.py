@@ -163,11 +163,11 @@ class Daemon:
         self.endpoint_url = endpoint_url
         """Under which people and processes reach it."""
         self.config = config or ServerConfig()
-        """What users and teams may ask for."""
+        """Limits of users and teams."""
         self._capacity = capacity
         """Devices of each kind, where no more can come: no larger gang is accepted."""
         self._shares_devices = shares_devices
-        """Whether the engine runs two attempts on one device."""
+        """True if the engine runs two attempts on one device."""
         service_state = recovered(store, rules, kinds, self.config, time.time())
         self._reference = None if reference is None else reference.on(service_state.state.kinds)
         """Throughputs of other jobs, to estimate from."""
@@ -206,17 +206,17 @@ class Daemon:
 
     @property
     def is_closing(self) -> bool:
-        """Whether it was told to end: nothing more will happen."""
+        """True if it was told to end: nothing more will happen."""
         return self._loops.is_closing
 
     @property
     def is_running(self) -> bool:
-        """Whether commands are carried out."""
+        """True if commands are carried out."""
         return self._loops.are_alive and self._decider.broken is None
 
     @property
     def trouble(self) -> str:
-        """What keeps jobs from being run now; empty where nothing does."""
+        """Error that keeps jobs from being run now; empty for none."""
         broken = self._decider.broken
         return str(broken or "") or self._loops.trouble or self._reconciler.trouble
 
@@ -321,7 +321,7 @@ class Daemon:
 
     @property
     def state(self) -> FleetState:
-        """What was decided last; never changed, so that it may be kept and read."""
+        """The last committed state; never changed, so that it may be kept and read."""
         return self._decider.service_state.state
 
     @property
@@ -361,7 +361,7 @@ class Daemon:
         return count_usage(self._store.held_since(since_s), since_s, now_s)
 
     def events(self, after: int = 0, limit: int = 100) -> list[EventRecord]:
-        """What happened after event ``after``; the oldest events are dropped in time."""
+        """Events after event ``after``; the oldest are dropped in time."""
         return self._store.events(after, limit)
 
     def last_event(self) -> int:

@@ -1,4 +1,4 @@
-"""What an attempt printed, read so that nothing a job does to its log can mislead or hold up."""
+"""Output of an attempt, read so that nothing a job does to its log can mislead or block."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Loops:
 
     @property
     def are_alive(self) -> bool:
-        """Whether commands are carried out."""
+        """True if commands are carried out."""
         threads = self._threads
         return bool(threads) and not self.is_closing and all(one.is_alive() for one in threads)
 

@@ -1,4 +1,4 @@
-"""What executors see, told to the daemon: each a function on a transaction, as in `commands`."""
+"""Observations of executors, each a function on a transaction, as in `commands`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ended(transaction: Transaction, statuses: Sequence[Status]) -> None:
 
 
 def _has_finished(transaction: Transaction, status: Status) -> bool:
-    """Whether the job is done: the command ended well, and not because it was asked to end.
+    """True if the job is done: the command ended well, and not because it was asked to end.
 
     One that ended in the same instant as it was to be stopped may have been done before it knew,
     be it by a signal or by the answer to its report.
@@ -117,7 +117,7 @@ def _fail(transaction: Transaction, name: AttemptName, message: str) -> None:
 
 
 def _complaint(status: Status) -> str:
-    """How an attempt failed, in words."""
+    """Describe how an attempt failed."""
     attempt = f"attempt {status.name.attempt}"
     detail = f": {status.detail}" if status.detail else ""
     if status.phase == LOST:
@@ -130,7 +130,7 @@ def _complaint(status: Status) -> str:
 
 
 def see_devices(transaction: Transaction, devices: tuple[FleetDevice, ...]) -> None:
-    """What is there now, of kinds that the fleet knows, against what the state believes."""
+    """Compare the devices that are there, of kinds that the fleet knows, with the state."""
     up = kinds_up(transaction.state)
     there = {
         device.name: device.kind for device in devices if device.kind in transaction.state.kinds

@@ -64,7 +64,7 @@ class Reconciler:
         config: ServerConfig | None = None,
     ) -> None:
         self.trouble = ""
-        """What the executor complained about last; empty once it works again."""
+        """Last error of the executor; empty once it works again."""
         self.servers: dict[str, str] = {}
         """Of each device that was ever seen."""
         self._executor = executor
@@ -88,9 +88,9 @@ class Reconciler:
         self._unknown_kinds: set[str] = set()
         """Of devices that are there and cannot be used."""
         self._pending: dict[object, Future[Any]] = {}
-        """What was told and is not decided yet, so that it is not told twice."""
+        """Reports that are not decided yet, so that none is sent twice."""
         self._is_refused = False
-        """Whether something that was told could not be decided."""
+        """True if a report could not be decided."""
 
     def look(self) -> None:
         """Ask the executor what there is, tell what is new, do what is missing."""

@@ -96,7 +96,7 @@ def holder_index(
 
 
 def violations(service_state: ServiceState) -> list[str]:
-    """What must never be seen, in any state that was committed."""
+    """List violated invariants; empty for every state that was committed."""
     return [
         *_device_violations(service_state),
         *_running_violations(service_state),

@@ -92,7 +92,7 @@ class Transaction:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is anything to commit."""
+        """True if there is anything to commit."""
         return self.state is not self._before.state or bool(self._touched or self._events)
 
     # ── what commands do ──
@@ -341,5 +341,5 @@ class Transaction:
 
 
 def _is_news(record: JobRecord, old: JobRecord) -> bool:
-    """Whether a job has changed in more than how far it is."""
+    """True if a job has changed in more than how far it is."""
     return replace(record, done_steps=old.done_steps, version=old.version) != old

@@ -51,7 +51,7 @@ _AGENTS, _ASSIGNED = "agents.json", "assigned"
 
 
 class AgentStatus(NamedTuple):
-    """What an agent says of an attempt."""
+    """Status of an attempt as an agent reports it."""
 
     job: int
     attempt: int
@@ -79,7 +79,7 @@ class _Agent:
 
 
 class _AgentPart(NamedTuple):
-    """What one agent runs of an attempt."""
+    """Part of an attempt that one agent runs."""
 
     agent: str
     assignment: dict[str, Any]
@@ -299,7 +299,7 @@ class AgentExecutor:
     # ── parts ──
 
     def _split(self, assignment: Assignment) -> tuple[_AgentPart, ...] | str:
-        """What each agent runs, or why nobody can."""
+        """Split an attempt over agents; a text that says why where nobody can run it."""
         by_agent: dict[str, list[str]] = {}
         for device in assignment.devices:
             agent_name, _, local = device.partition("/")

@@ -73,13 +73,13 @@ class AttemptOrder(NamedTuple):
 
 
 class Result(NamedTuple):
-    """How an attempt ended."""
+    """Result of an attempt."""
 
     exit_code: int
     detail: str
     is_lost: bool = False
     was_asked: bool = True
-    """Whether it was asked to end before it did, or may have been."""
+    """True if it was asked to end before it did, or may have been."""
 
 
 def mark_of(folder: str | Path) -> str:

@@ -150,7 +150,7 @@ def looked_at(name: AttemptName, folder: Path, look: Callable[[], Status]) -> St
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether the supervisor of an attempt lives."""
+    """True if the supervisor of an attempt lives."""
     lock = files.try_lock(folder)
     if lock is not None:
         os.close(lock)

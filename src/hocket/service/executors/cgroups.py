@@ -33,7 +33,7 @@ _NVIDIA_MAJOR = 195
 
 
 class AttemptLimits(NamedTuple):
-    """What the processes of an attempt may use together; None for no limit."""
+    """Limits of the processes of an attempt together; None for no limit."""
 
     memory_bytes: int | None = None
     cpus: float | None = None
@@ -201,7 +201,7 @@ def hidden_gpus(gpus: Sequence[int], pattern: str = "") -> list[int]:
 
 
 def describe_limits(found: Cgroups | None) -> str:
-    """How memory, CPU time and GPUs of jobs are limited on this machine, for ``hocket doctor``."""
+    """Describe how memory, CPU time and GPUs of jobs are limited here, for ``hocket doctor``."""
     if found is None:
         return (
             "memory of jobs is watched (no cgroup can be made here); CPU time is not limited; GPUs "

@@ -1,4 +1,4 @@
-"""What the daemon asks of an engine that runs jobs, and what it must be able to rely on.
+"""Interface of engines that run jobs, and what the daemon relies on.
 
 An attempt is one run of a job on one set of devices, named by the job's number and the attempt's
 number; that name is the fencing token. The daemon calls from one thread, never two at once, and a
@@ -74,7 +74,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """What became of an attempt."""
+    """Status of an attempt."""
 
     name: AttemptName
     phase: Phase
@@ -83,13 +83,13 @@ class Status:
     detail: str = ""
     """Why it is lost or could not be started, for people."""
     was_asked: bool = True
-    """Whether it may have ended because it was asked to. An executor that knows of an `EXITED` one
+    """True if it may have ended because it was asked to. An executor that knows of an `EXITED` one
     that it was not, however soon after that it would have been, says so: its exit code counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Poll:
-    """What an executor sees now."""
+    """Attempts and devices that an executor sees now."""
 
     attempts: Sequence[Status]
     """Of all attempts that were started and not forgotten."""
@@ -110,7 +110,7 @@ class Executor(Protocol):
         """End an attempt now."""
 
     def poll(self) -> Poll:
-        """What runs, what ended, which devices there are."""
+        """Report what runs, what ended, which devices there are."""
 
     def forget(self, name: AttemptName) -> None:
         """The end of an attempt is stored: ``poll`` need not tell of it any more."""

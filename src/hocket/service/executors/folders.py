@@ -1,4 +1,4 @@
-"""What executors share that tell what became of an attempt by its folder."""
+"""Base of executors that read the outcome of an attempt from its folder."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ class FolderExecutor(ABC):
         self._deadline_s[name] = min(self._deadline_s.get(name, deadline_s), deadline_s)
 
     def _is_late(self, name: AttemptName, span_s: float) -> bool:
-        """Whether an attempt's moment has passed; where none was set, it is so long from now."""
+        """True if an attempt's moment has passed; where none was set, it is so long from now."""
         now_s = time.monotonic()
         return now_s >= self._deadline_s.setdefault(name, now_s + span_s)

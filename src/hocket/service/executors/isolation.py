@@ -46,7 +46,7 @@ def name_supervisor() -> None:
 
 
 def can_isolate() -> bool:
-    """Whether this kernel has domains that restrict nothing but what is asked here."""
+    """True if this kernel has domains that restrict nothing but what is asked here."""
     version = _LIBRARY.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
     return bool(version >= _FIRST_VERSION_WITH_SCOPES)
 
@@ -74,7 +74,7 @@ def enter_domain() -> None:
 
 
 def is_part_of_a_job(pid: int) -> bool:
-    """Whether a process descends from the supervisor of an attempt.
+    """True if a process descends from the supervisor of an attempt.
 
     Orphans of a job become children of its supervisor, so none leaves it while the supervisor
     lives; whatever a job has others start (cron, a session bus, ssh) is not known by this.

@@ -55,11 +55,11 @@ supervisors have time to show that they live."""
 COMPLAINTS = "supervisor.err"
 MAX_END_LOOKS, END_LOOK_S = 200, 0.05
 MAX_SUPERVISORS = 3
-"""How often a supervisor is started that never begins."""
+"""Tries to start a supervisor that never begins."""
 
 
 class _Silence(NamedTuple):
-    """How long a supervisor was seen without a new heartbeat."""
+    """Time that a supervisor was seen without a new heartbeat."""
 
     beat: int
     silent_s: float
@@ -80,7 +80,7 @@ class LocalExecutor(FolderExecutor):
         self._devices = devices
         self._supervisors: dict[AttemptName, list[subprocess.Popen[bytes]]] = {}
         self._num_supervisors: dict[AttemptName, int] = {}
-        """How many were tried to start."""
+        """Number of starts that were tried."""
         self._silences: dict[AttemptName, _Silence] = {}
 
     def start(self, assignment: Assignment) -> None:

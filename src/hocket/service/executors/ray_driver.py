@@ -43,7 +43,7 @@ NEWS = "news.json"
 ATTEMPTS = "attempts"
 
 LOOK_S = 0.1
-"""How long to wait for answers before looking at the folder again."""
+"""Time to wait for answers before looking at the folder again."""
 HEARTBEAT_S = 1.0
 """News are written at least so often."""
 

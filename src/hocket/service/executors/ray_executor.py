@@ -34,7 +34,7 @@ from hocket.service.executors.ray_driver import ATTEMPTS, NEWS
 DRIVER_LOG = "driver.log"
 
 FIRST_NEWS_S = 90.0
-"""How long to wait for the cluster at the start."""
+"""Time to wait for the cluster at the start."""
 RESTART_S = 2.0
 """Least time between two starts of the driver."""
 

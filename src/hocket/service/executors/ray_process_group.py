@@ -78,7 +78,7 @@ class RayCrew:
 
     @property
     def phase(self) -> Phase:
-        """Whether its commands run."""
+        """True if its commands run."""
         is_begun = self._is_sent and not any("begin" in part.calls for part in self._parts)
         return RUNNING if is_begun else STARTING
 

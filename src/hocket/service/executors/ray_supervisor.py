@@ -57,7 +57,7 @@ class Supervisor:
         self._result: Result | None = None
         self._is_stopped = False
         self._is_settled = asyncio.Event()
-        """Whether the command began or never will: Ray may deliver calls in another order."""
+        """True if the command began or never will: Ray may deliver calls in another order."""
         self._folder = ""
         """Of what `begin` began, on this node."""
         self._port = free_port("")

@@ -48,7 +48,7 @@ SUPERVISOR_DELAY_S = 15.0
 LOCK_PATIENCE_S = 120.0
 """A machine that is gone loses its locks on a shared file system after so long."""
 ASK_EVERY_S = 2.0
-"""How often Slurm is asked for jobs and nodes."""
+"""Interval at which Slurm is asked for jobs and nodes."""
 
 _SCRIPT = '#!/bin/sh\nexec "$@"\n'
 _SUBMITTED = "submitted.json"
@@ -183,7 +183,7 @@ class SlurmExecutor(FolderExecutor):
         return _kept(folder, Result(-signal.SIGKILL, f"lost by Slurm: {state}", is_lost=True))
 
     def _still_runs(self, name: AttemptName, folder: Path, state: str) -> bool:
-        """Whether an attempt that Slurm does not run any more lives on; it is asked to end.
+        """True if an attempt that Slurm does not run any more lives on; it is asked to end.
 
         Devices of a node that failed are given to nobody, so nobody need wait for it. Elsewhere
         the supervisor's lock tells, which a machine that is gone holds for a while.

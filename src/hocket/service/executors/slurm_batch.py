@@ -1,4 +1,4 @@
-"""What a batch job of Slurm runs: ``python -m hocket.service.executors.slurm_batch FOLDER``.
+"""Entry point of a Slurm batch job: ``python -m hocket.service.executors.slurm_batch FOLDER``.
 
 The supervisor of an attempt, after it was told what Slurm says of the allocation: commands need
 ``SLURM_...`` to start more of themselves with srun, and to see the GPUs that they were given.

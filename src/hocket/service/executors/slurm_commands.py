@@ -42,7 +42,7 @@ class SlurmJob:
 
     @property
     def has_ended(self) -> bool:
-        """Whether Slurm has ended all of its processes."""
+        """True if Slurm has ended all of its processes."""
         return self.state in _ENDED
 
 

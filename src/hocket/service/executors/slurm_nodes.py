@@ -59,7 +59,7 @@ def node_of(device: str) -> str:
 
 
 def devices_per_node(devices: Iterable[str]) -> dict[str, int]:
-    """How many devices of each node, in order of the first."""
+    """Number of devices of each node, in order of the first."""
     return dict(Counter(node_of(device) for device in devices))
 
 

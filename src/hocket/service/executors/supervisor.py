@@ -56,9 +56,9 @@ from hocket.service.executors.bounded_log import BoundedLog
 LOCK_PATIENCE_S = 1.0
 """Whoever looks after the attempt takes its lock for a moment; another supervisor, for good."""
 LOOK_S = 0.5
-"""How often the stop file is looked for; SIGTERM makes the supervisor look at once."""
+"""Interval at which the stop file is looked for; SIGTERM makes the supervisor look at once."""
 BEAT_S = 2.0
-"""How often the heartbeat is renewed."""
+"""Interval at which the heartbeat is renewed."""
 LAST_GRACE_S = 5.0
 """For what is left when a command of the gang failed, or all have ended."""
 AFTER_KILL_S = 0.1
@@ -199,7 +199,7 @@ class _Gang:
         """Rank and exit code, in the order in which they ended."""
         self.is_gone = False
         self.was_asked = False
-        """Whether a command got a signal before it ended: then its exit code tells little."""
+        """True if a command got a signal before it ended: then its exit code tells little."""
         self.trouble = ""
         """Why not all commands could be started."""
         self.group: cgroups.Cgroup | None = None
@@ -411,7 +411,7 @@ def _who_must_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> tuple[in
 
 
 def _asked_s(order: AttemptOrder, inputs: _Inputs) -> float | None:
-    """How long the attempt was given to end; None where nobody asked it to."""
+    """Time that the attempt was given to end; None where nobody asked it to."""
     try:
         # Whoever removes the folder has given the attempt up, and its devices away.
         os.stat(BEGUN)

@@ -1,4 +1,4 @@
-"""What may be asked about the future, and the answers as plain data that a pipe can carry."""
+"""Questions about the future, and the answers as plain data for a pipe."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _MAX_DIGITS = 9
 
 @dataclass(frozen=True, kw_only=True)
 class KindField:
-    """How many devices of a kind there shall be."""
+    """Number of devices of a kind that there shall be."""
 
     field: str
     kind: str
@@ -79,7 +79,7 @@ def what_if_form(
 
 
 def is_asked(fields: Mapping[str, str]) -> bool:
-    """Whether a request asks for an answer."""
+    """True if a request asks for an answer."""
     return any(name == POLICY_FIELD or name.startswith(DEVICES_FIELD) for name in fields)
 
 

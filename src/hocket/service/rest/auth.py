@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it: whose it is, from where, and how large.
+"""Authentication of requests before a route sees them: whose they are, from where, how large.
 
 The checks stand before the routes and not in them, so that a new route is closed until it is listed
 in `credentials`. What all services check stands in `gate`; here is who may do what, by token or
@@ -71,7 +71,7 @@ class AuthMiddleware(RequestMiddleware):
         return None
 
     def _is_forged(self, scope: Scope, body: bytes) -> bool:
-        """Whether a change was sent by a form of somebody else, who has made a browser do it."""
+        """True if a change was sent by a form of somebody else, who has made a browser do it."""
         if access_of(scope["method"], scope["path"]) != "form":
             return False
         headers = Headers(scope=scope)

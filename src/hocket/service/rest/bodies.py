@@ -137,7 +137,7 @@ class ReportRequest(_Body):
 
 
 class LeaseBody(BaseModel):
-    """Whether an attempt may go on."""
+    """True if an attempt may go on."""
 
     attempt: int
     may_run: bool

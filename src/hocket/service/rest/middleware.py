@@ -110,7 +110,7 @@ def host_name(host: str) -> str:
 
 
 def is_own(origin: str, host: str) -> bool:
-    """Whether a page that a request comes from is one of the service that it goes to."""
+    """True if a page that a request comes from is one of the service that it goes to."""
     scheme, separator, authority = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
 

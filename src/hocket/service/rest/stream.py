@@ -92,7 +92,7 @@ class EventNotifier:
         self.is_closed = True
 
     async def wait(self, changed: asyncio.Event, timeout_s: float) -> bool:
-        """Whether the notifier that was taken earlier rang in time."""
+        """True if the notifier that was taken earlier rang in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await changed.wait()

@@ -1,4 +1,4 @@
-"""What the service knows, on disk: never lost once answered, never started from when damaged."""
+"""Durable store of the service: never lost once answered, never started from when damaged."""
 
 from __future__ import annotations
 

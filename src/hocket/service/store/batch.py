@@ -1,4 +1,4 @@
-"""What one commit stores."""
+"""Rows of one commit."""
 
 from __future__ import annotations
 

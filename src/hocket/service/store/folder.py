@@ -75,7 +75,7 @@ def unusable(folder: Path, error: OSError) -> InputFileError:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether sqlite found no room, which is no damage."""
+    """True if sqlite found no room, which is no damage."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
@@ -99,7 +99,7 @@ def damaged(folder: Path, what: str) -> InputFileError:
 
 
 def is_fresh(folder: Path) -> bool:
-    """Whether no fleet was ever here; raises `InputFileError` where one was and its database, or
+    """True if no fleet was ever here; raises `InputFileError` where one was and its database, or
     its commit sequence, is gone."""
     has_database = (folder / DATABASE).exists()
     if (folder / commit_sequence.NAME).exists():

@@ -14,7 +14,7 @@ NAME = "lock"
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a daemon has a state folder now."""
+    """True if a daemon has a state folder now."""
     try:
         descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -176,7 +176,7 @@ _LOG_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Loaded:
-    """What a daemon begins with."""
+    """Content of the store at a start."""
 
     state: FleetState | None
     """None where nothing was ever committed."""
@@ -393,7 +393,7 @@ class Store:
         return list(map(schema.checkpoint_of, rows))
 
     def events(self, after: int = 0, limit: int = 100) -> list[EventRecord]:
-        """What happened after an event, the oldest first."""
+        """Events after an event, the oldest first."""
         rest = "WHERE sequence > ? ORDER BY sequence LIMIT ?"
         return list(map(schema.event_of, self._rows(schema.EVENT, rest, after, limit)))
 

@@ -107,7 +107,7 @@ def _put_in_order(alike: Alike, num_classes: int) -> None:
 
 @kernel
 def _goes_before(bits: LongArray, one: int, other: int) -> bool:
-    """Whether the bytes of a class, as they lie in memory, come before those of another."""
+    """True if the bytes of a class, as they lie in memory, come before those of another."""
     column = 0
     while column < bits.shape[1] and bits[one, column] == bits[other, column]:
         column += 1

@@ -253,7 +253,7 @@ def sort_part(wishes: Wishes, start: int, stop: int) -> None:
 
 @kernel
 def _goes_before(keys: FloatArray, one: int, other: int) -> bool:
-    """Whether a wish comes before another that has the same first key."""
+    """True if a wish comes before another that has the same first key."""
     for key in range(1, keys.shape[0]):
         if keys[key, one] != keys[key, other]:
             return bool(keys[key, one] > keys[key, other])

@@ -274,7 +274,7 @@ def _place_one(
 
 @kernel
 def _can_spread(jobs: Jobs, i: int, choice: RoundChoice) -> bool:
-    """Whether a job, and the one beside it, can run on several servers."""
+    """True if a job, and the one beside it, can run on several servers."""
     kind, partner = choice.kind[i], choice.partner[i]
     is_able: bool = jobs.spread_steps_per_s[i, kind] > 0.0
     return is_able and (partner < 0 or jobs.spread_steps_per_s[partner, kind] > 0.0)

@@ -1,4 +1,4 @@
-"""How fast a running job is: alone or beside another, on one server or spread over several."""
+"""Rates of running jobs: alone or beside another, on one server or spread over several."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def take_away(
 
 @kernel
 def can_start(jobs: Jobs, holders: LongArray, layout: DeviceLayout, free: LongArray) -> bool:
-    """Whether free devices suffice for any waiting job; ``free`` is filled with their number."""
+    """True if free devices suffice for any waiting job; ``free`` is filled with their number."""
     for kind in range(free.shape[0]):
         free[kind] = layout.num_devices[kind]
     for server in range(layout.server_kind.shape[0]):
