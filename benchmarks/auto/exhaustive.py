@@ -24,7 +24,7 @@ from torch import nn
 from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.planners.placement.devices import workers
 from hocket.planners.whole.budget import simulated
 from hocket.planners.whole.compare import compare_whole
@@ -94,14 +94,14 @@ def _best_of_all(problem: Problem, known_s: float) -> tuple[float, int, int]:
     best_s, num_ways = known_s, 0
     num_simulated = [0]
 
-    def judged_s(shares: Shares) -> float:
+    def judged_s(shares: Parallel) -> float:
         num_simulated[0] += 1
         return simulated(problem, shares).step_s or float("inf")
 
     def can_win(replica: Replica) -> bool:
         """Whether a replica without the others is shorter than the best way so far."""
         if replica not in alone_s:
-            only = Shares(replicas=(replica,))
+            only = Parallel(replicas=(replica,))
             alone_s[replica] = least_s(tables, only)
             if alone_s[replica] < best_s:
                 alone_s[replica] = judged_s(only)
@@ -114,7 +114,7 @@ def _best_of_all(problem: Problem, known_s: float) -> tuple[float, int, int]:
             num_ways += math.prod(map(len, offers))
             for chosen in product(*([r for r in some if can_win(r)] for some in offers)):
                 if all(map(can_win, chosen)):
-                    best_s = min(best_s, judged_s(Shares(replicas=chosen)))
+                    best_s = min(best_s, judged_s(Parallel(replicas=chosen)))
     return best_s, num_ways, num_simulated[0]
 
 

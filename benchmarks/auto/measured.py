@@ -46,7 +46,7 @@ from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import read_plan, write_plan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.plan.words import in_words
 from hocket.planners.whole.compare import compare_whole
 from hocket.runtime.train.divided import staged
@@ -180,7 +180,7 @@ def measure(tell: Callable[[Any], None], slow: Sequence[float], path: str, steps
     torch.set_num_threads(1)
     saved = read_plan(path)
     names = list(saved.problem.cluster.device_names)
-    own = names.index(saved.plan[Shares].devices[rank])
+    own = names.index(saved.plan[Parallel].devices[rank])
     is_slow = slow_down(slow[own])
     train, seconds = prepared(model(), saved), []
     for _ in range(UNSLOWED):
@@ -212,22 +212,22 @@ def fitted(profile: Profile, cluster: Cluster, slow: Sequence[float]) -> Calibra
     return Calibration(fits, "ops timed on one core")
 
 
-def ways(problem: Problem) -> list[Shares]:
+def ways(problem: Problem) -> list[Parallel]:
     """The winner of the search, what people do by hand, and single devices."""
     found = {}
     for candidate in compare_whole(problem).candidates:
-        shares = None if candidate.plan is None else candidate.plan.get(Shares)
+        shares = None if candidate.plan is None else candidate.plan.get(Parallel)
         if shares is not None and candidate.feasible and not shares.sharded:
             found[in_words(shares)] = shares
     names = problem.cluster.device_names
     by_hand = [
-        Shares(replicas=(Replica(devices=(name,), microbatches=(BATCH,)),)) for name in names
+        Parallel(replicas=(Replica(devices=(name,), microbatches=(BATCH,)),)) for name in names
     ]
     half = BATCH // 2
-    by_hand.append(Shares(replicas=tuple(
+    by_hand.append(Parallel(replicas=tuple(
         Replica(devices=(name,), microbatches=(half,)) for name in names[:2]
     )))  # fmt: skip
-    by_hand.append(Shares(replicas=tuple(
+    by_hand.append(Parallel(replicas=tuple(
         Replica(devices=(name,), microbatches=(size,))
         for name, size in zip(names[:2], (2 * BATCH // 3, BATCH // 3), strict=True)
     )))  # fmt: skip

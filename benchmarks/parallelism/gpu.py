@@ -1,4 +1,4 @@
-"""Parallel plans of one rank on one GPU: the predicted step against the measured one.
+"""Shares plans of one rank on one GPU: the predicted step against the measured one.
 
     PYTHONPATH=src python benchmarks/parallelism/gpu.py [--steps 8]
 
@@ -19,18 +19,17 @@ from dataclasses import replace
 import torch
 
 from hocket.cost.parallel.softwares import find_software
-from hocket.cost.parallel.stages import stage_costs
 from hocket.cost.parallel.step import predict
 from hocket.hardware.shorthand import cluster_from_text
-from hocket.plan.divided import DividedTraining
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision
+from hocket.plan.sections import Parallel
 from hocket.plan.training import TransformerTraining
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.options import RunOptions
 from hocket.runtime.session import run_plan
-from hocket.transformer import Division, Divisions, Transformer
+from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
 
 WIDE = Transformer(
     name="wide", hidden=4096, layers=4, heads=32, kv_heads=8, head_width=128, mlp_width=14336,
@@ -60,17 +59,16 @@ CASES = (
 """Recomputation, microbatch, number of microbatches."""
 
 
-def plan_of(model: Transformer, division: Division) -> DividedTraining:
+def plan_of(model: Transformer, division: ParallelConfig) -> TransformerPlan:
     cluster = cluster_from_text("1xh200")
     software = find_software("torch")
-    costs = stage_costs(model, division, cluster, software)
-    step_s = predict(model, Divisions.of([division]), cluster, software).step_s
+    step_s = predict(model, ParallelConfigs.of([division]), cluster, software).step_s
     devices = ((cluster.device_names[0],),)
-    placed = PlacedDivision(division=division, devices=devices, stage_costs=costs)
-    plan = Plan(sections=(placed, make_schedule("1f1b", 1, division.num_microbatches)))
+    parallel = Parallel.of_config(division, model, devices)
+    plan = Plan(sections=(parallel, make_schedule("1f1b", 1, division.num_microbatches)))
     work = TransformerTraining(model=model, global_batch=division.global_batch, software=software)
     problem = Problem(work=work, cluster=cluster)
-    return DividedTraining(problem, plan.claiming(step_s=float(step_s[0])))
+    return TransformerPlan(problem, plan.claiming(step_s=float(step_s[0])))
 
 
 def main() -> None:
@@ -84,7 +82,7 @@ def main() -> None:
     errors = []
     for model in SHAPES:
         for recompute, microbatch, count in CASES:
-            division = Division(
+            division = ParallelConfig(
                 microbatch=microbatch, global_batch=microbatch * count, recompute=recompute
             )
             plan = plan_of(model, division)

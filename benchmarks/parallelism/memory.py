@@ -10,12 +10,12 @@ import numpy as np
 
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.softwares import find_software
-from hocket.transformer import SCHEDULES, Divisions
+from hocket.transformer import SCHEDULES, ParallelConfigs
 from hocket.transformer.files import find_model
 
 
-def grid(num_divisions: int) -> Divisions:
-    """Divisions in the order of nested loops, as a search makes them."""
+def grid(num_divisions: int) -> ParallelConfigs:
+    """ParallelConfigs in the order of nested loops, as a search makes them."""
     sizes = {
         "tensor": [1, 2, 4, 8], "pipeline": [1, 2, 4, 8, 16, 32], "data": [1, 2, 4, 8, 16],
         "chunks": [1, 2, 3], "microbatch": [1, 2, 4, 8], "schedule": range(len(SCHEDULES)),
@@ -30,7 +30,7 @@ def grid(num_divisions: int) -> Divisions:
     names = ("tensor", "pipeline", "data", "chunks", "microbatch")
     ints = {key: columns[key].astype(np.int32) for key in names}
     ones = np.ones(num_divisions, np.int32)
-    return Divisions(
+    return ParallelConfigs(
         **ints, **small, sequence_parallel=along, context=ones, expert=ones,
         global_batch=1536 * ones,
     )  # fmt: skip

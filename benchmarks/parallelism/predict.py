@@ -18,20 +18,20 @@ from hocket.cost.published_tables import Measured, load_tables
 from hocket.cost.validation import site_cluster
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.shorthand import cluster_from_text
-from hocket.transformer import RECOMPUTES, SCHEDULES, Divisions
+from hocket.transformer import RECOMPUTES, SCHEDULES, ParallelConfigs
 from hocket.transformer.files import find_model
 
 NUM_DEVICES, BATCH = 4096, 1536
 
 
-def divisions(count: int) -> Divisions:
+def divisions(count: int) -> ParallelConfigs:
     """``count`` divisions over all devices, every field varied; not all of them are sensible."""
     random = np.random.default_rng(0)
     tensor = 2 ** random.integers(0, 4, count, dtype=np.int32)
     context = 2 ** random.integers(0, 4, count, dtype=np.int32)
     pipeline = 2 ** random.integers(0, 6, count, dtype=np.int32)
     data = NUM_DEVICES // (tensor * context * pipeline)
-    return Divisions(
+    return ParallelConfigs(
         tensor=tensor,
         context=context,
         pipeline=pipeline,

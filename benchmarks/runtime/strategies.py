@@ -227,14 +227,14 @@ def _planned(torch: Any, options: argparse.Namespace, sizes: list[int], batch: A
 def _as_planned(options: argparse.Namespace, problem: Any, samples: int) -> Any:
     from hocket.plan.files import SavedPlan
     from hocket.plan.plan import Plan
-    from hocket.plan.sections import Communication, Priority, Replica, Shares
+    from hocket.plan.sections import Communication, Parallel, Priority, Replica
     from hocket.planners.communication.priority import choose_for_replicas
     from hocket.runtime.train.predicted import claimed_step_s
 
     count = options.ranks
     parts = _unequal(samples, count) if options.strategy == "unequal" else [samples] * count
     names = problem.cluster.device_names
-    shares = Shares(replicas=tuple(
+    shares = Parallel(replicas=tuple(
         Replica(devices=(name,), microbatches=(part,))
         for name, part in zip(names, parts, strict=True)
     ))  # fmt: skip

@@ -30,7 +30,7 @@ from runtime.train_models import USER_MODELS
 
 from hocket.capture import CaptureWarning
 from hocket.training import prepare
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 
 _TOLERANCE = 1e-6
 
@@ -71,7 +71,7 @@ def divided(steps: int) -> int:
     """Compare divisions with one process; how many differ."""
     num_wrong = 0
     for name, (_, division) in CASES.items():
-        if isinstance(division, Division):
+        if isinstance(division, ParallelConfig):
             num_ranks = division.num_devices
         else:
             num_ranks = sum(len(cuts) + 1 for cuts, _ in division) if division else 2

@@ -11,7 +11,7 @@ from __future__ import annotations
 from hocket.api import make_problem
 from hocket.capture import load_model
 from hocket.capture.sizes import capture_sizes
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.planners.waves.round_robin import even_cuts, round_robin
 from hocket.simulate.engine import simulate_shares
 
@@ -27,7 +27,7 @@ def gains(count: int) -> tuple[float, float]:
 
     def samples_per_s(*microbatches: int) -> float:
         replica = Replica(devices=names, microbatches=microbatches, cuts=cuts)
-        timeline = simulate_shares(problem, Shares(replicas=(replica,)))[1]
+        timeline = simulate_shares(problem, Parallel(replicas=(replica,)))[1]
         return sum(microbatches) / timeline.makespan_s
 
     plain = samples_per_s(WAVE)

@@ -28,7 +28,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.cost.demand import BESIDE, FILL, NUM_SHARES, ON_DEVICE, TIMES_BESIDE
 from hocket.cost.roofline import costs_from_settings
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.planners.waves.round_robin import even_cuts, round_robin
 from hocket.planners.waves.search import even_shares, fit_waves
 from hocket.planners.waves.way import simulated
@@ -69,7 +69,7 @@ def data_parallel() -> None:
         one = alone.peak_bytes
         fit = fit_waves(stated, num_waves=STEADY, budget_bytes=round(1.3 * one))
         larger = [Replica(devices=(n,), microbatches=(2 * WAVE,) * (STEADY // 2)) for n in names]
-        twice_s = simulate_shares(stated, Shares(replicas=tuple(larger)))[1].makespan_s
+        twice_s = simulate_shares(stated, Parallel(replicas=tuple(larger)))[1].makespan_s
         base, way = fit.accumulated.samples_per_s, fit.chosen or fit.leanest
         print(
             f"| {share:.0%} | {base:,.0f} | {way.samples_per_s:,.0f} | "
@@ -89,7 +89,7 @@ def model_parallel(count: int, wave: int) -> None:
 
     def piped(*microbatches: int) -> tuple[float, int]:
         replica = Replica(devices=names, microbatches=microbatches, cuts=cuts)
-        timeline = simulate_shares(problem, Shares(replicas=(replica,)))[1]
+        timeline = simulate_shares(problem, Parallel(replicas=(replica,)))[1]
         return sum(microbatches) / timeline.makespan_s, int(timeline.peak_bytes.max())
 
     plain, plain_peak = piped(wave)

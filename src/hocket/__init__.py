@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from hocket.simulate.timeline import Timeline
     from hocket.simulate.verify import verify
     from hocket.training import PadTo, Training, prepare
-    from hocket.transformer.division import Division
+    from hocket.transformer.parallel_config import ParallelConfig
 
 __version__ = "0.3.0"
 
 __all__ = [
     "Cluster",
-    "Division",
     "Graph",
     "HocketError",
     "PadTo",
+    "ParallelConfig",
     "Plan",
     "Planned",
     "Problem",
@@ -66,7 +66,7 @@ __all__ = [
 
 _HOME = {
     "Cluster": "hocket.hardware.cluster",
-    "Division": "hocket.transformer.division",
+    "ParallelConfig": "hocket.transformer.parallel_config",
     "Graph": "hocket.graph.graph",
     "HocketError": "hocket.base.errors",
     "PadTo": "hocket.training",

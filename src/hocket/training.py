@@ -21,8 +21,8 @@ from hocket.base.extras import require
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Shares
-from hocket.transformer import Division
+from hocket.plan.sections import Parallel
+from hocket.transformer import ParallelConfig
 
 require("torch", "training")
 
@@ -54,7 +54,7 @@ from hocket.runtime.training import TrainingLoop, is_first_rank
 
 __all__ = ["PadTo", "Training", "prepare"]
 
-PlanLike = str | Path | Planned | SavedPlan | Division
+PlanLike = str | Path | Planned | SavedPlan | ParallelConfig
 """A plan with its problem, the file of one, or bare degrees of parallelism."""
 _PROFILED_STEP = 4
 """The step that is timed: the first ones choose kernels."""
@@ -69,7 +69,7 @@ class Training(TrainingLoop):
     """The plan that is executed, given or made by `prepare`."""
     predicted_step_s: float | None = None
     """Predicted time of a step on the plan's devices, also where others stand in for them; None for
-    bare degrees (`Division`), ``compiled`` steps and models that cannot be traced for a budget."""
+    bare degrees (`ParallelConfig`), ``compiled`` steps and models that cannot be traced for a budget."""
     advice: str = ""
     """A shorter plan of several processes that was found for ``on=``; empty where there is none."""
 
@@ -119,7 +119,7 @@ class Training(TrainingLoop):
             problem.graph, problem.cluster, measured.op_device,
             measured.op_end_s - measured.op_start_s,
         )  # fmt: skip
-        if self.planned is None or self.planned.plan.get(Shares) is None:
+        if self.planned is None or self.planned.plan.get(Parallel) is None:
             return found
         devices = {device.name: device for device in self.planned.problem.cluster.devices}
         ranks = used_devices(self.planned.problem, self.planned.plan)
@@ -219,7 +219,7 @@ def prepare(
         train = Training(model, optimizer, prepared.strategy, options)
         train.plan, train.predicted_step_s = prepared.plan, prepared.step_s
         train.correction = prepared.correction
-        train.planned = None if isinstance(given, Division) else given
+        train.planned = None if isinstance(given, ParallelConfig) else given
         if prepared.searched is not None:
             with torch.random.fork_rng():
                 train.advice = faster_with_processes(
@@ -250,7 +250,7 @@ def _require_sensible(options: LoopOptions) -> None:
 
 
 def _require_one_budget(
-    memory: int | str | None, saved: SavedPlan | Division | None, is_ranked: bool
+    memory: int | str | None, saved: SavedPlan | ParallelConfig | None, is_ranked: bool
 ) -> None:
     if memory is not None and (saved is not None or is_ranked):
         what = "a plan that is given" if saved is not None else "ranks of a launcher"

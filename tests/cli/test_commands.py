@@ -146,7 +146,7 @@ def test_plan_that_cannot_fit_ends_with_4_and_says_what_is_missing(folder, tmp_p
         (["plan", "missing.json", "--on", "two.toml"], 3, "missing.json"),
         (["plan", "g.json.gz", "--on", "missing.toml"], 3, "missing.toml"),
         (["plan", "two.toml", "--on", "two.toml"], 3, "two.toml"),
-        (["simulate", "g.json.gz"], 3, "not a hocket.plan/2 file"),
+        (["simulate", "g.json.gz"], 3, "not a hocket.plan/3 file"),
         (["generate", "chian", "-o", "x.json"], 2, "did you mean 'chain'"),
         (["plam"], 2, "did you mean 'plan'"),
         (["list"], 2, "Choose from: presets, models, planners"),
@@ -349,7 +349,7 @@ def test_detect_writes_a_file_that_plan_accepts(folder, tmp_path):
 
 def test_schema_is_json_schema():
     schema = json.loads(hocket("schema", "plan").stdout)
-    assert schema["properties"]["schema"]["const"] == "hocket.plan/2"
+    assert schema["properties"]["schema"]["const"] == "hocket.plan/3"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

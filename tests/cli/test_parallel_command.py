@@ -27,7 +27,7 @@ def test_table_reason_and_files(hocket, tmp_path, monkeypatch):
     assert "chosen because" in out
     assert "divisions" in out
     assert "wrote plan.json, report.html" in err
-    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == "hocket.plan/2"
+    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == "hocket.plan/3"
     page = (tmp_path / "report.html").read_text()
     assert "src=" not in page
     assert "url(" not in page
@@ -170,7 +170,7 @@ def test_graph_option_has_no_meaning_for_parallel_plans(hocket, plan_file):
 
 def test_schema_of_plans_knows_divisions(hocket):
     sections = json.loads(hocket("schema", "plan")[0])["properties"]["sections"]["properties"]
-    assert {"division", "schedule"} <= set(sections)
+    assert {"parallel", "schedule"} <= set(sections)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

@@ -10,7 +10,14 @@ from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.step import predict
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.shorthand import cluster_from_text
-from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Divisions, Experts, Transformer
+from hocket.transformer import (
+    RECOMPUTES,
+    SCHEDULES,
+    Experts,
+    ParallelConfig,
+    ParallelConfigs,
+    Transformer,
+)
 from hocket.transformer.files import find_model
 
 LLAMA = find_model("llama3-8b")
@@ -64,15 +71,15 @@ def cluster_of(text: str) -> Cluster:
     return cluster_from_text(text)
 
 
-def random_divisions(count: int, seed: int, max_degree: int = 3) -> Divisions:
-    """Divisions with every field varied, each with at least one microbatch."""
+def random_divisions(count: int, seed: int, max_degree: int = 3) -> ParallelConfigs:
+    """ParallelConfigs with every field varied, each with at least one microbatch."""
     random = np.random.default_rng(seed)
 
     def power(top: int) -> np.ndarray:
         return (2 ** random.integers(0, top + 1, count)).astype(np.int32)
 
     data, microbatch = power(max_degree), power(2)
-    return Divisions(
+    return ParallelConfigs(
         tensor=power(max_degree),
         pipeline=power(max_degree),
         data=data,
@@ -89,8 +96,8 @@ def random_divisions(count: int, seed: int, max_degree: int = 3) -> Divisions:
 
 
 def parts(model: Transformer, software: Software, on: str = ON, **fields: object) -> dict:
-    division = Division(**{"data": 8, "global_batch": 64, "zero": 3, **fields})
-    found = predict(model, Divisions.of([division]), cluster_of(on), software)
+    division = ParallelConfig(**{"data": 8, "global_batch": 64, "zero": 3, **fields})
+    found = predict(model, ParallelConfigs.of([division]), cluster_of(on), software)
     return {name: float(value[0]) for name, value in found.parts().items()}
 
 

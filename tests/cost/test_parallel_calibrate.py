@@ -28,12 +28,12 @@ from hocket.cost.parallel.measurements import PublishedRun, read_runs
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.stages import stage_costs
 from hocket.cost.parallel.step import predict
-from hocket.transformer import Division, Divisions
+from hocket.transformer import ParallelConfig, ParallelConfigs
 
 ON = "8xdgx-a100-80g"
 SOFTWARE = find_software("megatron-2021")
 DIVISIONS = [
-    Division(tensor=t, pipeline=p, data=64 // (t * p), microbatch=b, global_batch=256,
+    ParallelConfig(tensor=t, pipeline=p, data=64 // (t * p), microbatch=b, global_batch=256,
              recompute="full")
     for t, p, b in (
         (1, 1, 1), (1, 1, 4), (2, 1, 2), (4, 1, 4), (8, 1, 1), (8, 2, 4), (4, 4, 1), (2, 8, 2),
@@ -48,7 +48,9 @@ def runs_with(coefficients: Coefficients, seed: int = 0, noise: float = 0.0) -> 
     runs = []
     for index, division in enumerate(DIVISIONS):
         model = MODELS[index % 2]
-        exact = predict(model, Divisions.of([division]), cluster_of(ON), SOFTWARE, coefficients)
+        exact = predict(
+            model, ParallelConfigs.of([division]), cluster_of(ON), SOFTWARE, coefficients
+        )
         step_s = float(exact.step_s[0] * np.exp(noise * random.standard_normal()))
         runs.append(PublishedRun(model=model, division=division, software=SOFTWARE, step_s=step_s))
     return runs
@@ -83,7 +85,7 @@ def test_what_no_run_depends_on_stays_one() -> None:
     alone = [
         PublishedRun(
             model=MODELS[0],
-            division=Division(microbatch=b, global_batch=b * m),
+            division=ParallelConfig(microbatch=b, global_batch=b * m),
             software=SOFTWARE,
             step_s=0.3 * b * m,
         )
@@ -129,7 +131,7 @@ def test_steps_their_parts_and_their_stages_follow_measured_runs() -> None:
     plain = replace(anchor_of, anchors=())
     model, division = MODELS[1], DIVISIONS[7]
     figures, without = (
-        predict(model, Divisions.of([division]), cluster_of(ON), SOFTWARE, coefficients)
+        predict(model, ParallelConfigs.of([division]), cluster_of(ON), SOFTWARE, coefficients)
         for coefficients in (anchor_of, plain)
     )
     factor = figures.step_s[0] / without.step_s[0]
@@ -190,7 +192,7 @@ def test_runs_are_read_with_their_defaults(tmp_path: Path) -> None:
     (run,) = found.runs
     assert found.num_skipped == 1
     assert run.step_s == 3.5
-    assert run.division == Division(
+    assert run.division == ParallelConfig(
         tensor=8, pipeline=2, data=4, microbatch=1, global_batch=64, recompute="full"
     )
     assert (run.model.sequence, run.model.vocabulary, run.model.head_width) == (2048, 51200, 128)
@@ -306,7 +308,8 @@ def test_profiles_still_are_the_usual_argument(tmp_path: Path) -> None:
 def test_runs_in_other_units_are_refused_with_what_was_expected(factor):
     model = gpt(2048, 24, 16)
     runs = [PublishedRun(model=model, division=d, software=SOFTWARE, step_s=s) for d, s in zip(
-        DIVISIONS[:4], predict(model, Divisions.of(DIVISIONS[:4]), cluster_of(ON), SOFTWARE).step_s,
+        DIVISIONS[:4],
+        predict(model, ParallelConfigs.of(DIVISIONS[:4]), cluster_of(ON), SOFTWARE).step_s,
         strict=True,
     )]  # fmt: skip
     calibrate(runs, cluster_of(ON))

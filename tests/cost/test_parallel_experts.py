@@ -10,7 +10,7 @@ from cost.parallel_samples import LLAMA, mixture, parts, step_s
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.memory import FORMULAS_ONLY, stage_memory
 from hocket.cost.parallel.softwares import find_software
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 from hocket.transformer.files import find_model
 
 
@@ -77,7 +77,7 @@ def test_norms_and_activations_computed_again_take_little_and_free_some():
         step_s(LLAMA, program, recompute=mode) for mode in ("none", "selective", "full")
     )
     assert none < some < none + 0.2 * (full - none)
-    division = Division(tensor=1, data=1, global_batch=1)
+    division = ParallelConfig(tensor=1, data=1, global_batch=1)
     kept, less = (
         stage_memory(LLAMA, replace(division, recompute=mode), program, FORMULAS_ONLY).peak_bytes[0]
         for mode in ("none", "selective")

@@ -12,7 +12,7 @@ from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.stages import stage_costs
 from hocket.cost.parallel.step import exposed_s, hiding_rounds
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 
 
 def test_every_further_chunk_costs_the_host_some():
@@ -54,7 +54,7 @@ def test_rounds_of_chunks_hide_the_gradients_of_those_after_them():
     # What follows the last microbatch is the same in the simulated stages.
     on = cluster_of(fields.pop("on"))
     found = parts(model, program, on.name, chunks=4, schedule="interleaved", **fields)
-    division = Division(**fields, chunks=4, schedule="interleaved")
+    division = ParallelConfig(**fields, chunks=4, schedule="interleaved")
     after_s = max(stage_costs(model, division, on, program).after_s)
     assert after_s == pytest.approx(found["data"] + found["optimizer"])
 
@@ -91,7 +91,7 @@ def test_chunks_cost_the_same_in_the_simulated_stages():
     program = find_software("megatron-core")
     totals = []
     for chunks, schedule in ((1, "1f1b"), (4, "interleaved")):
-        division = Division(
+        division = ParallelConfig(
             pipeline=4, data=2, global_batch=64, zero=1, chunks=chunks, schedule=schedule
         )
         costs = stage_costs(LLAMA, division, cluster_of("dgx-h100"), program)

@@ -25,7 +25,7 @@ from hocket.cost.validation import fitted_overheads, predict_memory
 from hocket.plan.sections.schedule import StageWork
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
-from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Divisions, Experts
+from hocket.transformer import RECOMPUTES, SCHEDULES, Experts, ParallelConfig, ParallelConfigs
 from hocket.transformer.counts import parameter_counts
 from hocket.transformer.files import find_model
 
@@ -43,7 +43,7 @@ def _chunks_of(schedule, chunks):
 
 
 DIVISIONS = st.builds(
-    lambda schedule, chunks, pipeline, data, microbatch, rounds, **rest: Division(
+    lambda schedule, chunks, pipeline, data, microbatch, rounds, **rest: ParallelConfig(
         schedule=schedule,
         chunks=_chunks_of(schedule, chunks),
         pipeline=pipeline,
@@ -82,7 +82,7 @@ MODELS = [replace(GPT, layers=48), replace(find_model("llama3-70b"), layers=48),
 def test_arrays_give_the_fullest_rank_of_the_stages(model, division):
     for software in (PLAIN, FLASH):
         ranks = stage_memory(model, division, software).peak_bytes
-        found = memory(model, Divisions.of([division]), software).total_bytes[0]
+        found = memory(model, ParallelConfigs.of([division]), software).total_bytes[0]
         if model.experts and division.pipeline > 1:
             # There the heavier kind of layer stands for the dense ones.
             assert max(ranks) * (1 - 1e-6) <= found <= max(ranks) * 1.15
@@ -95,18 +95,18 @@ def test_arrays_give_the_fullest_rank_of_the_stages(model, division):
 def test_arrays_are_never_too_small_where_layers_do_not_divide(division, layers):
     model = replace(GPT, layers=max(layers, division.num_stages))
     ranks = stage_memory(model, division, PLAIN).peak_bytes
-    found = memory(model, Divisions.of([division]), PLAIN).total_bytes[0]
+    found = memory(model, ParallelConfigs.of([division]), PLAIN).total_bytes[0]
     assert found >= max(ranks) * (1 - 1e-6)
 
 
 def test_no_divisions_give_no_figures():
-    assert len(memory(GPT, Divisions.of([]), PLAIN).total_bytes) == 0
+    assert len(memory(GPT, ParallelConfigs.of([]), PLAIN).total_bytes) == 0
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(division=DIVISIONS, overheads=st.sampled_from([DEFAULT_OVERHEADS, FORMULAS_ONLY]))
 def test_parts_and_overheads_make_the_total(division, overheads):
-    found = memory(GPT, Divisions.of([division]), PLAIN, overheads)
+    found = memory(GPT, ParallelConfigs.of([division]), PLAIN, overheads)
     parts = overheads.total(found.state_bytes, found.activation_bytes + found.edge_bytes)
     assert found.total_bytes == pytest.approx(parts, rel=1e-12)
 
@@ -142,7 +142,7 @@ def test_microbatches_in_flight_are_those_of_the_schedules(name, pipeline):
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_peaks_are_those_of_the_simulated_schedule(name, recompute):
     chunks = _chunks_of(name, 2)
-    division = Division(
+    division = ParallelConfig(
         tensor=8, pipeline=4, chunks=chunks, data=2, global_batch=48, schedule=name,
         recompute=recompute,
     )  # fmt: skip
@@ -188,20 +188,20 @@ def test_activations_of_a_gpt_are_those_of_korthikanti(heads, width, tensor, mic
         ("full", True): 2 * s * b * h / t,
     }
     for (recompute, along), layer_bytes in published.items():
-        division = Division(
+        division = ParallelConfig(
             tensor=t, pipeline=4, microbatch=b, global_batch=8 * b, recompute=recompute,
             sequence_parallel=along,
         )  # fmt: skip
         # A stage inside has neither embedding nor logits.
         found = stage_memory(model, division, PLAIN, FORMULAS_ONLY).activation_bytes[1]
         assert found == pytest.approx(layer_bytes, abs=1)
-    selective = Division(tensor=t, pipeline=4, microbatch=b, global_batch=8 * b)
+    selective = ParallelConfig(tensor=t, pipeline=4, microbatch=b, global_batch=8 * b)
     found = stage_memory(model, selective, FLASH, FORMULAS_ONLY).activation_bytes[1]
     assert found == pytest.approx(published["selective", False], abs=1)
 
 
 def test_weight_gradients_of_a_gpt_need_what_the_zero_bubble_paper_says():
-    division = Division(pipeline=4, global_batch=8, schedule="zb-h1")
+    division = ParallelConfig(pipeline=4, global_batch=8, schedule="zb-h1")
     found = stage_memory(GPT, division, PLAIN, FORMULAS_ONLY).weight_gradient_bytes[1]
     assert found == pytest.approx(24 * 32 * GPT.sequence * GPT.hidden, rel=1e-9)
 
@@ -216,7 +216,7 @@ def test_weight_gradients_of_a_gpt_need_what_the_zero_bubble_paper_says():
 def test_state_per_parameter_is_that_of_megatron_and_zero(zero, gradient_bytes, per_parameter):
     model = replace(GPT, layers=50)
     software = replace(PLAIN, gradient_bytes=gradient_bytes)
-    divisions = Divisions.of([Division(data=8, global_batch=8, zero=zero)])
+    divisions = ParallelConfigs.of([ParallelConfig(data=8, global_batch=8, zero=zero)])
     found = memory(model, divisions, software, FORMULAS_ONLY).state_bytes[0]
     layers = 0.0 if zero < 2 else (gradient_bytes + (4 if zero == 3 else 0)) / 50
     expected = parameter_counts(model).total * (per_parameter + layers)
@@ -224,7 +224,7 @@ def test_state_per_parameter_is_that_of_megatron_and_zero(zero, gradient_bytes, 
 
 
 def test_tensor_and_pipeline_ranks_together_hold_every_parameter():
-    division = Division(tensor=4, pipeline=6, global_batch=6)
+    division = ParallelConfig(tensor=4, pipeline=6, global_batch=6)
     only_state = MemoryOverheads(constant_bytes=0, state_factor=1, activation_factor=0)
     held = sum(stage_memory(GPT, division, PLAIN, only_state).state_bytes) * 4 / 18
     copy_of_embedding = GPT.vocabulary * GPT.hidden
@@ -233,8 +233,8 @@ def test_tensor_and_pipeline_ranks_together_hold_every_parameter():
 
 def test_experts_are_divided_over_the_expert_degree():
     model = find_model("mixtral-8x7b")
-    one = Division(data=8, global_batch=8)
-    found = memory(model, Divisions.of([one, replace(one, expert=8)]), FLASH, FORMULAS_ONLY)
+    one = ParallelConfig(data=8, global_batch=8)
+    found = memory(model, ParallelConfigs.of([one, replace(one, expert=8)]), FLASH, FORMULAS_ONLY)
     experts = 8 * 3 * 4096 * 14336 * 32
     saved = found.state_bytes[0] - found.state_bytes[1]
     assert saved == pytest.approx(experts * 7 / 8 * 18, rel=1e-6)
@@ -242,14 +242,14 @@ def test_experts_are_divided_over_the_expert_degree():
 
 def test_untied_embeddings_count_twice_on_one_device_and_once_on_two():
     model = find_model("llama3-8b")
-    whole = Divisions.of([Division()])
+    whole = ParallelConfigs.of([ParallelConfig()])
     tied = replace(model, tied_embeddings=True)
     more = (
         memory(model, whole, FLASH, FORMULAS_ONLY).state_bytes
         - memory(tied, whole, FLASH, FORMULAS_ONLY).state_bytes
     )
     assert more[0] == pytest.approx(18 * model.vocabulary * model.hidden)
-    halves = Divisions.of([Division(pipeline=2, global_batch=2)])
+    halves = ParallelConfigs.of([ParallelConfig(pipeline=2, global_batch=2)])
     assert memory(model, halves, FLASH).state_bytes == memory(tied, halves, FLASH).state_bytes
 
 
@@ -262,7 +262,7 @@ def test_more_sharing_and_recomputing_never_need_more_state_or_activations(divis
     model = replace(GPT, layers=48)
 
     def peak(**change):
-        rows = Divisions.of([replace(division, **change)])
+        rows = ParallelConfigs.of([replace(division, **change)])
         return memory(model, rows, PLAIN, FORMULAS_ONLY).total_bytes[0]
 
     by_recompute = [peak(recompute=mode) for mode in ("none", "selective")]
@@ -287,7 +287,7 @@ def test_activations_of_korthikanti_figure_1_are_exact():
     gibibytes = {"22B": (59.25, 9.5625), "175B": (66.84375, 12.3515625),
                  "530B": (114.0234375, 23.076171875), "1T": (131.25, 26.5625)}  # fmt: skip
     for row in load_tables()["korthikanti-memory"]:
-        found = memory(row.model, Divisions.of([row.division]), row.software, FORMULAS_ONLY)
+        found = memory(row.model, ParallelConfigs.of([row.division]), row.software, FORMULAS_ONLY)
         is_second = row.division.recompute == "selective"
         published = gibibytes[row.row.split()[0]][is_second] * 2**30
         # Selective recomputation also makes the matrices of one layer again.
@@ -309,7 +309,7 @@ def test_activations_of_korthikanti_figure_7_are_within_five_percent(shape, perc
     hidden, layers, heads, microbatch = shape
     model = gpt(hidden=hidden, layers=layers, heads=heads, sequence=2048, vocabulary=1)
     # Layers of a stage inside: Fig. 7 counts no embedding.
-    base = Division(
+    base = ParallelConfig(
         tensor=8, pipeline=3, microbatch=microbatch, global_batch=3 * microbatch,
         layers=(1, layers - 2, 1),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from hocket.cost.parallel.memory import FORMULAS_ONLY, memory, stage_memory
 from hocket.cost.parallel.options import with_options
 from hocket.cost.parallel.setting import setting_of
 from hocket.cost.parallel.softwares import find_software
-from hocket.transformer import Division, Divisions
+from hocket.transformer import ParallelConfig, ParallelConfigs
 from hocket.transformer.files import find_model
 
 
@@ -59,7 +59,7 @@ def test_op_by_op_selection_keeps_between_nothing_and_all():
         max(
             stage_memory(
                 LLAMA,
-                Division(data=8, global_batch=16, microbatch=2, zero=3, recompute=mode),
+                ParallelConfig(data=8, global_batch=16, microbatch=2, zero=3, recompute=mode),
                 program,
                 FORMULAS_ONLY,
             ).peak_bytes
@@ -72,7 +72,7 @@ def test_op_by_op_selection_keeps_between_nothing_and_all():
 def test_compilation_makes_norms_and_activations_again_instead_of_keeping_them():
     """Llama 3 405B as published on 8,192 H100, nothing computed again: it ran in 80 GB."""
     model = find_model("llama3-405b")
-    division = Division(
+    division = ParallelConfig(
         tensor=8, pipeline=16, data=64, chunks=8, global_batch=2048, schedule="interleaved",
         zero=1, sequence_parallel=True, layers=(0, *[1] * 126, 0),
     )  # fmt: skip
@@ -119,7 +119,7 @@ def test_eight_bits_are_faster_by_less_than_their_peak():
 
 
 def test_eight_bit_products_keep_less():
-    division = Division(tensor=4, data=2, global_batch=8, zero=1, sequence_parallel=True)
+    division = ParallelConfig(tensor=4, data=2, global_batch=8, zero=1, sequence_parallel=True)
     program = find_software("megatron-core")
     wide, narrow = (
         stage_memory(LLAMA, division, replace(program, dtype=dtype), FORMULAS_ONLY).peak_bytes[0]
@@ -132,8 +132,8 @@ def test_eight_bit_products_keep_less():
 
 def test_state_per_parameter_is_what_each_program_keeps():
     model = gpt(4096, 32, 32)
-    division = Division(data=64, global_batch=64, zero=3)
-    single = Division(data=1, global_batch=1)
+    division = ParallelConfig(data=64, global_batch=64, zero=3)
+    single = ParallelConfig(data=1, global_batch=1)
     parameters = 6.9e9
     for name, total in (("megatron-core", 18), ("torch", 16)):
         program = replace(find_software(name), logit_bytes=0)
@@ -170,8 +170,8 @@ def test_attention_is_as_fast_as_it_was_measured(kernel, tokens):
 @pytest.mark.parametrize("name", ["megatron-core", "torch", "fsdp", "megatron-deepspeed"])
 def test_memory_beside_the_formulas_is_the_program_s(name):
     program = find_software(name)
-    division = Division(data=8, global_batch=16, zero=3)
-    (whole,) = memory(LLAMA, Divisions.of([division]), program).total_bytes
+    division = ParallelConfig(data=8, global_batch=16, zero=3)
+    (whole,) = memory(LLAMA, ParallelConfigs.of([division]), program).total_bytes
     assert whole == pytest.approx(max(stage_memory(LLAMA, division, program).peak_bytes), rel=1e-6)
     formulas = max(stage_memory(LLAMA, division, program, FORMULAS_ONLY).peak_bytes)
     assert whole - formulas >= program.overheads.constant_bytes
@@ -182,7 +182,7 @@ def test_replicas_that_divide_state_in_groups_hold_more_and_send_less_far():
     fields = {"data": 64, "global_batch": 64, "zero": 3}
     model = gpt(5120, 40, 40)
     whole, groups = program, with_options(program, ["hsdp=8"])
-    division = Division(**fields)
+    division = ParallelConfig(**fields)
     held = [stage_memory(model, division, p, FORMULAS_ONLY).state_bytes[0] for p in (whole, groups)]
     parameters = 12.8e9
     assert held[1] - held[0] == pytest.approx(16 * parameters * (1 / 8 - 1 / 64), rel=0.05)
@@ -193,7 +193,7 @@ def test_replicas_that_divide_state_in_groups_hold_more_and_send_less_far():
     every = with_options(program, ["hsdp=64"])
     assert step_s(model, every, **slow) == pytest.approx(step_s(model, whole, **slow))
     kernel = [
-        memory(model, Divisions.of([division]), p, FORMULAS_ONLY).total_bytes[0]
+        memory(model, ParallelConfigs.of([division]), p, FORMULAS_ONLY).total_bytes[0]
         for p in (whole, groups)
     ]
     assert kernel[1] - kernel[0] == pytest.approx(held[1] - held[0], rel=0.01)
@@ -202,7 +202,7 @@ def test_replicas_that_divide_state_in_groups_hold_more_and_send_less_far():
 def test_state_in_the_hosts_memory_frees_the_device_and_takes_time():
     program = find_software("torch")
     held = with_options(program, ["offload"])
-    division = Division(data=8, global_batch=8, zero=3)
+    division = ParallelConfig(data=8, global_batch=8, zero=3)
     bytes_ = [
         stage_memory(LLAMA, division, p, FORMULAS_ONLY).state_bytes[0] for p in (program, held)
     ]

@@ -7,16 +7,16 @@ from cost.parallel_samples import cluster_of, gpt
 
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.step import predict
-from hocket.transformer import Division, Divisions, Transformer
+from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
 
 
 def sequences_per_s(
-    model: Transformer, divisions: list[Division], software: str = "megatron-2021"
+    model: Transformer, divisions: list[ParallelConfig], software: str = "megatron-2021"
 ) -> list[float]:
     num_hosts = max(1, divisions[0].num_devices // 8)
     prediction = predict(
         model,
-        Divisions.of(divisions),
+        ParallelConfigs.of(divisions),
         cluster_of(f"{num_hosts}xdgx-a100-80g"),
         find_software(software),
     )
@@ -32,7 +32,7 @@ def test_tensor_parallelism_is_best_up_to_the_server_for_162b(batch: int) -> Non
     rates = sequences_per_s(
         gpt(20480, 32, 128),
         [
-            Division(tensor=t, pipeline=64 // t, global_batch=batch, recompute="full")
+            ParallelConfig(tensor=t, pipeline=64 // t, global_batch=batch, recompute="full")
             for t in degrees
         ],
     )
@@ -45,8 +45,8 @@ def test_interleaving_gains_more_at_small_batches_for_175b() -> None:
         plain, interleaved = sequences_per_s(
             gpt(12288, 96, 96),
             [
-                Division(tensor=8, pipeline=12, global_batch=batch, recompute="full"),
-                Division(
+                ParallelConfig(tensor=8, pipeline=12, global_batch=batch, recompute="full"),
+                ParallelConfig(
                     tensor=8,
                     pipeline=12,
                     global_batch=batch,
@@ -70,7 +70,9 @@ def test_microbatches_of_two_are_best_for_91b() -> None:
         return sequences_per_s(
             model,
             [
-                Division(tensor=8, pipeline=8, microbatch=b, global_batch=batch, recompute="full")
+                ParallelConfig(
+                    tensor=8, pipeline=8, microbatch=b, global_batch=batch, recompute="full"
+                )
                 for b in sizes
             ],
         )
@@ -86,14 +88,14 @@ def test_throughput_of_5_9b_falls_with_pipeline_and_with_tensor_degree(batch: in
     pipelines = sequences_per_s(
         model,
         [
-            Division(pipeline=p, data=64 // p, global_batch=batch, recompute="full")
+            ParallelConfig(pipeline=p, data=64 // p, global_batch=batch, recompute="full")
             for p in (2, 4, 8, 16, 32)
         ],
     )
     tensors = sequences_per_s(
         model,
         [
-            Division(tensor=t, data=64 // t, global_batch=batch, recompute="full")
+            ParallelConfig(tensor=t, data=64 // t, global_batch=batch, recompute="full")
             for t in (2, 4, 8, 16, 32)
         ],
     )
@@ -105,7 +107,7 @@ def test_recomputation_costs_about_a_third() -> None:
     full, none = sequences_per_s(
         gpt(12288, 80, 96),
         [
-            Division(tensor=8, pipeline=16, global_batch=64, recompute=recompute)
+            ParallelConfig(tensor=8, pipeline=16, global_batch=64, recompute=recompute)
             for recompute in ("full", "none")
         ],
     )
@@ -117,7 +119,7 @@ def test_bloom_prefers_half_a_server_of_tensor_parallelism() -> None:
     half, whole = sequences_per_s(
         gpt(14336, 70, 64, vocabulary=250880),
         [
-            Division(
+            ParallelConfig(
                 tensor=t,
                 pipeline=12,
                 data=32 // t,
@@ -134,7 +136,7 @@ def test_bloom_prefers_half_a_server_of_tensor_parallelism() -> None:
 
 
 def test_scattering_activations_helps_where_much_is_sent() -> None:
-    division = Division(
+    division = ParallelConfig(
         tensor=8,
         pipeline=12,
         chunks=4,
@@ -146,7 +148,7 @@ def test_scattering_activations_helps_where_much_is_sent() -> None:
     (with_scatter,) = sequences_per_s(model, [division])
     prediction = predict(
         model,
-        Divisions.of([division]),
+        ParallelConfigs.of([division]),
         cluster_of("12xdgx-a100-80g"),
         # The same program before it sent parts: every rank sends all activations.
         type(find_software("torch"))(

@@ -17,7 +17,7 @@ from hocket.cost.parallel.stages import stage_costs
 from hocket.cost.parallel.step import predict
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
-from hocket.transformer import Division, Divisions
+from hocket.transformer import ParallelConfig, ParallelConfigs
 
 MODEL = gpt(12288, 96, 96)
 ON = "16xdgx-a100-80g"
@@ -54,11 +54,11 @@ def test_closed_form_of_stage_costs_equals_the_prediction(
     count: int, software: str, is_mixture: bool, microbatch: int, data: int, **degrees: object
 ) -> None:
     model = mixture() if is_mixture else MODEL
-    division = Division(
+    division = ParallelConfig(
         microbatch=microbatch, data=data, global_batch=count * microbatch * data, **degrees
     )
     program, cluster = find_software(software), cluster_of(ON)
-    predicted_s = predict(model, Divisions.of([division]), cluster, program).step_s[0]
+    predicted_s = predict(model, ParallelConfigs.of([division]), cluster, program).step_s[0]
     costs = stage_costs(model, division, cluster, program)
     assert flush_s(costs, count) == pytest.approx(predicted_s, rel=0.02)
 
@@ -75,7 +75,7 @@ def test_closed_form_of_stage_costs_equals_the_prediction(
 def test_prediction_of_every_schedule_is_near_its_simulation(
     schedule: str, chunks: int, tolerance: float, recompute: str
 ) -> None:
-    division = Division(
+    division = ParallelConfig(
         tensor=8,
         pipeline=8,
         microbatch=1,
@@ -85,7 +85,7 @@ def test_prediction_of_every_schedule_is_near_its_simulation(
         recompute=recompute,
     )
     program, cluster = find_software("megatron-core"), cluster_of(ON)
-    predicted_s = predict(MODEL, Divisions.of([division]), cluster, program).step_s[0]
+    predicted_s = predict(MODEL, ParallelConfigs.of([division]), cluster, program).step_s[0]
     costs = stage_costs(MODEL, division, cluster, program)
     timeline = simulate_pipeline(make_schedule(schedule, 8, 32, chunks), costs)
     assert predicted_s == pytest.approx(timeline.makespan_s, rel=tolerance)
@@ -96,16 +96,18 @@ def test_prediction_of_every_schedule_is_near_its_simulation(
 )
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_few_microbatches_are_not_taken_for_many(schedule: str, chunks: int, count: int) -> None:
-    division = Division(tensor=8, pipeline=8, global_batch=count, chunks=chunks, schedule=schedule)
+    division = ParallelConfig(
+        tensor=8, pipeline=8, global_batch=count, chunks=chunks, schedule=schedule
+    )
     program, cluster = find_software("megatron-core"), cluster_of(ON)
-    predicted_s = predict(MODEL, Divisions.of([division]), cluster, program).step_s[0]
+    predicted_s = predict(MODEL, ParallelConfigs.of([division]), cluster, program).step_s[0]
     costs = stage_costs(MODEL, division, cluster, program)
     timeline = simulate_pipeline(make_schedule(schedule, 8, count, chunks), costs)
     assert predicted_s == pytest.approx(timeline.makespan_s, rel=0.08)
 
 
 def test_uneven_stages_cost_what_their_layers_do() -> None:
-    even = Division(tensor=8, pipeline=4, global_batch=32, recompute="full")
+    even = ParallelConfig(tensor=8, pipeline=4, global_batch=32, recompute="full")
     uneven = replace(even, layers=(20, 26, 27, 23))
     program, cluster = find_software("megatron-2021"), cluster_of(ON)
     one = stage_costs(MODEL, even, cluster, program)
@@ -121,7 +123,7 @@ def test_uneven_stages_cost_what_their_layers_do() -> None:
 
 def test_slower_kinds_have_slower_stages() -> None:
     cluster = cluster_of("2xdgx-h100+2xdgx-a100-80g")
-    division = Division(tensor=8, pipeline=4, global_batch=32)
+    division = ParallelConfig(tensor=8, pipeline=4, global_batch=32)
     kinds = ("h100-80g", "h100-80g", "a100-80g", "a100-80g")
     costs = stage_costs(MODEL, division, cluster, find_software("torch"), kinds=kinds)
     assert costs.forward_s[2] > 2 * costs.forward_s[1]
@@ -129,7 +131,7 @@ def test_slower_kinds_have_slower_stages() -> None:
 
 
 def test_transfers_are_quick_inside_a_host_and_nothing_on_one_device() -> None:
-    division = Division(tensor=2, pipeline=8, chunks=2, schedule="zb-v", global_batch=32)
+    division = ParallelConfig(tensor=2, pipeline=8, chunks=2, schedule="zb-v", global_batch=32)
     costs = stage_costs(MODEL, division, cluster_of(ON), find_software("torch"))
     assert len(costs.send_s) == 15
     # Ranks 0 to 3 share a host; the model turns around on the last rank.
@@ -139,7 +141,7 @@ def test_transfers_are_quick_inside_a_host_and_nothing_on_one_device() -> None:
 
 
 def test_kinds_must_be_known_and_one_per_rank() -> None:
-    division, program = Division(pipeline=2, global_batch=2), find_software("torch")
+    division, program = ParallelConfig(pipeline=2, global_batch=2), find_software("torch")
     with pytest.raises(UsageError, match="1 kinds of device for 2 pipeline ranks"):
         stage_costs(MODEL, division, cluster_of(ON), program, kinds=["a100-80g"])
     with pytest.raises(UsageError, match="unknown device kind 'a100'"):

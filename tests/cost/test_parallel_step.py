@@ -18,14 +18,14 @@ from hocket.cost.parallel.softwares import SOFTWARES, find_software
 from hocket.cost.parallel.step import predict, predict_settings
 from hocket.cost.parallel.traffic import RankGroup, all_reduce_s
 from hocket.hardware.cluster import Cluster
-from hocket.transformer import Division, Divisions, Transformer
+from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
 
 MODELS = (gpt(), gpt(4096, 30, 32), mixture())
 SOME = settings(derandomize=True, deadline=None, max_examples=15)
 
 
 def seconds(
-    division: Division,
+    division: ParallelConfig,
     model: Transformer = MODELS[1],
     on: str = "8xdgx-a100-80g",
     software: str = "megatron-2021",
@@ -33,7 +33,7 @@ def seconds(
 ) -> float:
     prediction = predict(
         model,
-        Divisions.of([division]),
+        ParallelConfigs.of([division]),
         cluster_of(on),
         find_software(software),
         Coefficients(**coefficients),
@@ -89,7 +89,7 @@ def test_settings_of_their_own_equal_one_setting_for_all() -> None:
 
 def test_no_divisions_give_no_steps() -> None:
     prediction = predict(
-        MODELS[0], Divisions.of([]), cluster_of("2xdgx-a100-80g"), find_software("torch")
+        MODELS[0], ParallelConfigs.of([]), cluster_of("2xdgx-a100-80g"), find_software("torch")
     )
     assert len(prediction) == 0
     assert len(prediction.mfu) == 0
@@ -121,7 +121,7 @@ def test_faster_links_never_lengthen_a_step(seed: int) -> None:
 def test_one_device_communicates_nothing() -> None:
     prediction = predict(
         MODELS[0],
-        Divisions.of([Division(global_batch=8)]),
+        ParallelConfigs.of([ParallelConfig(global_batch=8)]),
         cluster_of("1xa100-80g"),
         find_software("megatron-2021"),
     )
@@ -131,7 +131,9 @@ def test_one_device_communicates_nothing() -> None:
 
 
 def test_work_grows_with_the_batch_and_shrinks_with_ranks() -> None:
-    base = Division(tensor=2, pipeline=2, data=4, microbatch=1, global_batch=64, recompute="full")
+    base = ParallelConfig(
+        tensor=2, pipeline=2, data=4, microbatch=1, global_batch=64, recompute="full"
+    )
     assert seconds(replace(base, global_batch=128)) > 1.8 * seconds(base)
     assert seconds(replace(base, data=8)) < 0.6 * seconds(base)
     assert seconds(replace(base, recompute="none")) < 0.85 * seconds(base)
@@ -140,7 +142,7 @@ def test_work_grows_with_the_batch_and_shrinks_with_ranks() -> None:
 
 def test_unaligned_heads_are_much_slower() -> None:
     # BLOOM's search: hidden 13824 with 128 heads of width 108 took 147 s, with 96 of 144 107 s.
-    division = Division(
+    division = ParallelConfig(
         tensor=4, pipeline=12, data=8, microbatch=2, global_batch=2048, recompute="full", zero=1
     )
     aligned, unaligned = (
@@ -152,11 +154,13 @@ def test_unaligned_heads_are_much_slower() -> None:
 
 
 def test_overlap_hides_most_of_what_data_parallel_ranks_send() -> None:
-    division = Division(data=64, microbatch=4, global_batch=256)
+    division = ParallelConfig(data=64, microbatch=4, global_batch=256)
     model, cluster = gpt(4096, 30, 32), cluster_of("8xdgx-a100-80g")
     plain = replace(find_software("torch"), overlaps_data=False)
-    shown = predict(model, Divisions.of([division]), cluster, plain).data_s[0]
-    hidden = predict(model, Divisions.of([division]), cluster, find_software("torch")).data_s[0]
+    shown = predict(model, ParallelConfigs.of([division]), cluster, plain).data_s[0]
+    hidden = predict(model, ParallelConfigs.of([division]), cluster, find_software("torch")).data_s[
+        0
+    ]
     assert 0 < hidden < 0.3 * shown
 
 
@@ -178,10 +182,10 @@ def test_all_reduce_is_near_what_nccl_takes(
 
 
 def test_few_microbatches_leave_a_bubble() -> None:
-    division = Division(tensor=8, pipeline=8, microbatch=1, global_batch=8, recompute="full")
+    division = ParallelConfig(tensor=8, pipeline=8, microbatch=1, global_batch=8, recompute="full")
     prediction = predict(
         gpt(8192, 48, 64),
-        Divisions.of([division]),
+        ParallelConfigs.of([division]),
         cluster_of("8xdgx-a100-80g"),
         find_software("megatron-2021"),
     )
@@ -193,7 +197,9 @@ def test_few_microbatches_leave_a_bubble() -> None:
 def test_a_device_without_the_arithmetic_is_refused() -> None:
     float8 = replace(find_software("megatron-core"), dtype="float8")
     with pytest.raises(UsageError, match="no rate for 'float8'"):
-        predict(MODELS[0], Divisions.of([Division()]), cluster_of("1xdgx-a100-80g"), float8)
+        predict(
+            MODELS[0], ParallelConfigs.of([ParallelConfig()]), cluster_of("1xdgx-a100-80g"), float8
+        )
 
 
 def test_unknown_software_is_refused_with_a_hint() -> None:

@@ -18,7 +18,7 @@ from hocket.export.accelerate import device_map
 from hocket.graph.generators.chain import chain
 from hocket.plan.files import write_plan
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import empty_plan
 
 
@@ -108,7 +108,7 @@ def test_what_no_other_program_can_say_is_told_alike_for_all_of_them(tmp_path):
     graph = capture_sizes(nn.Linear(4, 2), torch.zeros(4, 4))
     problem = make_problem(graph, "1xt4")
     replica = Replica(devices=problem.cluster.device_names, microbatches=(3, 1))
-    plan = empty_plan(problem, "shares").having(Shares(replicas=(replica,)))
+    plan = empty_plan(problem, "shares").having(Parallel(replicas=(replica,)))
     write_plan(tmp_path / "plan.json", problem, plan)
     for target in ("accelerate", "megatron"):
         refused = hocket("export", "plan.json", "--to", target, cwd=tmp_path, expect=2)

@@ -9,7 +9,7 @@ from hocket.api.jobs import JobSpec, planned_job
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.files import read_plan
-from hocket.plan.sections import Shares
+from hocket.plan.sections import Parallel
 from hocket.planners.whole import compare
 from hocket.simulate import simulate
 
@@ -52,7 +52,7 @@ def test_a_job_that_names_a_model_gets_a_plan_for_every_kind_that_it_fits(
     assert found.throughputs["v100"] > found.throughputs["t4"] > 0
     for kind, file in found.plans.items():
         saved = read_plan(file)
-        assert len(saved.plan[Shares].devices) == 2, "every device of the gang has a part"
+        assert len(saved.plan[Parallel].devices) == 2, "every device of the gang has a part"
         assert {device.kind.name.partition("-")[0] for device in saved.problem.cluster.devices} == {
             kind
         }
@@ -66,7 +66,7 @@ def test_an_elastic_job_gets_a_plan_for_every_size_and_for_an_unequal_machine(
     spec = JobSpec(name="mine", command=("python", "train.py"), gangs=(1, 2), model="stack")
     found = planned_job(spec, graph, ("t4", "mixed-desktop"), tmp_path / "plans")
     assert set(found.plans) == set(found.throughputs) == {"1xt4", "2xt4", "1xmixed-desktop"}
-    assert len(read_plan(found.plans["2xt4"]).plan[Shares].devices) == 2
+    assert len(read_plan(found.plans["2xt4"]).plan[Parallel].devices) == 2
     assert read_plan(found.plans["1xmixed-desktop"]).problem.cluster.num_devices == 3
 
 

@@ -209,6 +209,6 @@ def test_read_graph_says_what_it_expects_of_other_json(tmp_path, text):
 
 
 def test_read_graph_tells_a_plan_from_a_graph(tmp_path):
-    (tmp_path / "plan.json").write_text('{"schema": "hocket.plan/2", "claims": {}}')
+    (tmp_path / "plan.json").write_text('{"schema": "hocket.plan/3", "claims": {}}')
     with pytest.raises(InputFileError, match="is a plan, not a graph"):
         read_graph(tmp_path / "plan.json")

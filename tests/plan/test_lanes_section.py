@@ -9,7 +9,7 @@ from hocket.api import make_problem
 from hocket.graph import Phase
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Lanes, Replica, Shares
+from hocket.plan.sections import Lanes, Parallel, Replica
 from hocket.plan.sections.lanes import LaneWait
 
 PROBLEM = make_problem(generate("transformer", 60, 3), "2xv100-16g")
@@ -20,7 +20,7 @@ TWO = (ONE, replace(ONE, devices=("gpu1",)))
 
 
 def wrong(lanes, *replicas):
-    plan = Plan().having(Shares(replicas=replicas or (ONE,)))
+    plan = Plan().having(Parallel(replicas=replicas or (ONE,)))
     return [violation.message for violation in lanes.verify(PROBLEM, plan)]
 
 

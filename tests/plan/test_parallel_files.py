@@ -7,18 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.base.errors import InputFileError
-from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.softwares import find_software
 from hocket.hardware import cluster_from_text
-from hocket.plan.divided import DividedTraining, rank_memory_violations
 from hocket.plan.files import plan_from_data, plan_to_data, read_plan, write_plan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision, Schedule
+from hocket.plan.sections import Parallel, Schedule
 from hocket.plan.sections.schedule import StageWork
 from hocket.plan.training import TransformerTraining
+from hocket.plan.transformer_plan import TransformerPlan, rank_memory_violations
 from hocket.plan.verify import structure_violations
-from hocket.transformer import Division, Experts, Transformer
+from hocket.transformer import Experts, ParallelConfig, Transformer
 
 MODEL = Transformer(
     name="small", hidden=64, layers=6, heads=4, kv_heads=2, head_width=16, mlp_width=128,
@@ -54,29 +53,15 @@ def _schedule(num_devices, num_microbatches, *, split=False):
 
 
 def _plan(pipeline=2, data=2, num_microbatches=3, *, split=False, experts=None, layers=None):
-    division = Division(
+    division = ParallelConfig(
         tensor=2, pipeline=pipeline, data=data, microbatch=1,
         global_batch=num_microbatches * data, schedule="gpipe", recompute="selective",
         zero=int(data > 1), sequence_parallel=True, layers=layers,
     )  # fmt: skip
     cluster = cluster_from_text("8xa100-80g")
     names, each = cluster.device_names, 2 * data
-    stages = (0.25,) * pipeline
-    costs = StageCosts(
-        forward_s=stages,
-        input_gradient_s=stages,
-        weight_gradient_s=stages,
-        send_s=(0.001,) * (pipeline - 1),
-        activation_bytes=(1000,) * pipeline,
-        weight_gradient_bytes=(10,) * pipeline,
-        state_bytes=(10**6,) * pipeline,
-        after_s=(0.5,) * pipeline,
-    )
-    placed = PlacedDivision(
-        division=division,
-        devices=tuple(names[i * each : (i + 1) * each] for i in range(pipeline)),
-        stage_costs=costs,
-    )
+    devices = tuple(names[i * each : (i + 1) * each] for i in range(pipeline))
+    placed = Parallel.of_config(division, MODEL, devices)
     plan = Plan(
         planner="divide",
         sections=(placed, _schedule(pipeline, num_microbatches, split=split)),
@@ -88,7 +73,7 @@ def _plan(pipeline=2, data=2, num_microbatches=3, *, split=False, experts=None, 
         software=find_software("megatron-core"),
     )
     claimed = plan.claiming(step_s=1.5, peak_bytes=(10**6 + 3000,) * pipeline)
-    return DividedTraining(Problem(work=work, cluster=cluster), claimed)
+    return TransformerPlan(Problem(work=work, cluster=cluster), claimed)
 
 
 def _data(divided):
@@ -97,7 +82,7 @@ def _data(divided):
 
 def _read(data):
     saved = plan_from_data(data, "plan.json")
-    return DividedTraining(saved.problem, saved.plan)
+    return TransformerPlan(saved.problem, saved.plan)
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
@@ -146,22 +131,22 @@ def _set(*path_and_value):
     return edit
 
 
-DIVISION, SCHEDULE = ("sections", "division"), ("sections", "schedule")
-DEGREES = (*DIVISION, "degrees")
-COSTS = (*DIVISION, "stage_costs")
+PARALLEL, SCHEDULE = ("sections", "parallel"), ("sections", "schedule")
+REPLICA = (*PARALLEL, "replicas", 0)
 BROKEN = {
-    "another schema": (_set("schema", "hocket.plan/7"), "not a hocket.plan/2 file"),
-    "unknown key": (_set(*DEGREES, "tensors", 8), "unknown key 'tensors' in division.degrees"),
-    "text for a number": (_set(*DEGREES, "tensor", "8"), "division.degrees.tensor"),
-    "huge degree": (_set(*DEGREES, "pipeline", 10**18), "division.degrees.pipeline"),
-    "negative microbatch": (_set(*DEGREES, "microbatch", -1), "division.degrees.microbatch"),
-    "infinite cost": (_set(*COSTS, "forward_s", [1e300, 1.0]), "stage_costs.forward_s"),
+    "another schema": (_set("schema", "hocket.plan/7"), "not a hocket.plan/3 file"),
+    "unknown key": (_set(*PARALLEL, "tensors", 8), "unknown key 'tensors' in parallel"),
+    "text for a number": (_set(*PARALLEL, "tensor", "8"), "parallel.tensor"),
+    "huge degree": (_set(*PARALLEL, "context", 10**18), "parallel.context"),
+    "negative microbatch": (_set(*REPLICA, "microbatches", 0, -1), "replicas[0].microbatches"),
+    "ops cut": (_set(*PARALLEL, "layers", None), "how many layers each stage has"),
     "another cluster": (_set("problem", "cluster", "hash", "0" * 64), "another cluster"),
-    "device twice": (_set(*DIVISION, "devices", 0, 0, "gpu5"), "device 'gpu5' has 2 places"),
-    "no such device": (_set(*DIVISION, "devices", 0, 0, "gpu77"), "no device 'gpu77'"),
-    "too few devices": (_set(*DIVISION, "devices", 0, ["gpu0"]), "rank 0 has 1 devices, not 4"),
-    "layers missing": (_set(*DEGREES, "layers", [3, 2]), "5 layers, the model 6"),
-    "batch": (_set(*DEGREES, "global_batch", 7), "batch of 7"),
+    "device twice": (_set(*REPLICA, "devices", 0, "gpu5"), "device 'gpu5' is in two stages"),
+    "no such device": (_set(*REPLICA, "devices", 0, "gpu77"), "no device 'gpu77'"),
+    "too few devices": (_set(*REPLICA, "devices", ["gpu0"]), "each stage has 2 devices"),
+    "fewer stages": (_set(*REPLICA, "devices", ["gpu0", "gpu1"]), "other stages or microbatches"),
+    "layers missing": (_set(*PARALLEL, "layers", [3, 2]), "5 layers, the model 6"),
+    "batch": (_set(*REPLICA, "microbatches", [1, 1, 2]), "7 of the batch's 6 samples"),
     "heads": (_set("problem", "work", "training", "content", "model", "heads", 3), "heads"),
     "stage of nobody": (_set(*SCHEDULE, "device_of_stage", [0, 9]), "rank that does not exist"),
     "word": (_set(*SCHEDULE, "actions", 0, "F0.0 X1.1"), "'X1.1'"),
@@ -185,7 +170,6 @@ BROKEN = {
     "stage just beyond": (
         _set(*SCHEDULE, "actions", 0, "F0.0 F0.1 F2.2 B0.0 B0.1 B0.2"), "does not exist",
     ),
-    "costs of too few": (_set(*COSTS, "send_s", []), "stage_costs.send_s must have 1"),
     "peaks of too few": (_set("claims", "peak_bytes", [1]), "peak_bytes"),
 }  # fmt: skip
 
@@ -209,7 +193,7 @@ def test_broken_file_is_refused_with_its_place(name):
         b"{}",
         b"nonsense",
         b'{"schema": "hocket.parallel/1"}',
-        b'{"schema": "hocket.plan/2"}',
+        b'{"schema": "hocket.plan/3"}',
         b"\x00" * 50,
     ],
 )
@@ -241,7 +225,7 @@ def test_a_file_with_one_value_replaced_never_ends_in_another_error(draw):
 
 def test_did_you_mean_for_a_wrong_key():
     data = _data(_plan())
-    degrees = data["sections"]["division"]["degrees"]
+    degrees = data["sections"]["parallel"]
     degrees["tensr"] = degrees.pop("tensor")
     with pytest.raises(InputFileError) as caught:
         _read(data)

@@ -123,7 +123,7 @@ def test_plan_of_another_graph_is_refused(tmp_path):
         (lambda d: _placement(d)["device_of"].__setitem__(0, 0.5), "0.5", "an integer"),
         (lambda d: _placement(d)["device_of"].pop(), "entries, expected", "each op"),
         (lambda d: _placement(d).update(devices=["a", "b"]), "not the devices", ""),
-        (lambda d: d.update(schema="hocket.plan/9"), "not a hocket.plan/2 file", "hocket plan"),
+        (lambda d: d.update(schema="hocket.plan/9"), "not a hocket.plan/3 file", "hocket plan"),
         (lambda d: d["problem"]["cluster"].update(hash="0" * 64), "another cluster", "plan again"),
         (lambda d: _graph(d).update(inline=None), "names no graph", ""),
         (lambda d: _ordered(d, {"by_device": [[10**6], []]}), "by_device[0][0] is 1000000", ""),
@@ -147,7 +147,7 @@ def test_broken_plan_files_are_refused_with_place_and_reason(plan_file, edit, me
 def test_a_graph_file_is_not_a_plan(tmp_path):
     path = tmp_path / "g.json"
     write_graph(generate("chain", 5, 0), path)
-    with pytest.raises(InputFileError, match=r"not a hocket\.plan/2 file"):
+    with pytest.raises(InputFileError, match=r"not a hocket.plan/3 file"):
         read_plan(path)
 
 

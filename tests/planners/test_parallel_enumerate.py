@@ -22,7 +22,7 @@ from hocket.planners.parallelism.enumerate import (
 )
 from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.pools import Pool, alone, pools_of, rank_devices
-from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Experts, Transformer
+from hocket.transformer import RECOMPUTES, SCHEDULES, Experts, ParallelConfig, Transformer
 from hocket.transformer.rules import broken_rules
 
 SMALL = Transformer(
@@ -70,7 +70,7 @@ def _all_small():
 def test_tensor_degrees_divide_heads_and_widths(sizes, degrees):
     model = replace(SMALL, **sizes)
     assert tensor_degrees(model, 8) == degrees
-    whole = Division(global_batch=8)
+    whole = ParallelConfig(global_batch=8)
     allowed = [t for t in range(1, 9) if not any(broken_rules(model, replace(whole, tensor=t)))]
     assert allowed == degrees
 
@@ -83,7 +83,7 @@ def _brute_force(model, pool, batch, max_tensor):
         groups = sum(len(host) // tensor for host in pool.hosts)
         power = context & (context - 1) == 0
         few = tensor <= max_tensor and power and pipeline * data * context <= groups
-        shape = Division(tensor=tensor, pipeline=pipeline, data=data, context=context)
+        shape = ParallelConfig(tensor=tensor, pipeline=pipeline, data=data, context=context)
         if not few or any(broken_rules(model, replace(shape, global_batch=batch))):
             continue
         sizes = [b for b in range(1, batch + 1) if batch % (b * data) == 0]
@@ -91,7 +91,7 @@ def _brute_force(model, pool, batch, max_tensor):
             expert_degrees, sizes, SCHEDULES, range(1, model.layers + 1),
             RECOMPUTES, range(4), (False, True),
         ):  # fmt: skip
-            division = Division(
+            division = ParallelConfig(
                 tensor=tensor, pipeline=pipeline, data=data, context=context, expert=expert,
                 chunks=chunks, microbatch=size, global_batch=batch, schedule=order,
                 recompute=mode, zero=zero, sequence_parallel=flag,

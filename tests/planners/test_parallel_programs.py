@@ -10,13 +10,13 @@ from planners.parallel_trainings import QUICK, SMALL, outlooks, training, winnin
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.memory import stage_memory
 from hocket.cost.parallel.softwares import find_software
-from hocket.plan.divided import DividedTraining
 from hocket.plan.limits import Limits
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.pools import pools_of
 from hocket.planners.parallelism.programs import program_limits
 from hocket.planners.parallelism.search import compare_divisions, default_limits, plan_of
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 from hocket.transformer.files import find_model
 from hocket.transformer.rules import broken_rules
 from hocket.view.parallel_report import parallel_report_html
@@ -26,18 +26,18 @@ from hocket.view.parallel_text import mfu_sentence, range_sentence
 def test_report_on_a_telephone_keeps_division_step_and_memory():
     comparison = compare_divisions(training(), QUICK)
     report = parallel_report_html(
-        DividedTraining(comparison.problem, plan_of(comparison)), comparison
+        TransformerPlan(comparison.problem, plan_of(comparison)), comparison
     )
     heads = re.findall(r'<th scope="col"(?: class="([^"]*)")?>([^<]*)</th>', report)
     candidates = heads[: [title for _, title in heads].index("Reason") + 1]
     assert len(candidates) > 5
     narrow = [title for classes, title in candidates if "wide" not in classes.split()]
-    assert narrow == ["", "Division", "Step", "Fullest rank"]
+    assert narrow == ["", "ParallelConfig", "Step", "Fullest rank"]
 
 
 def test_stated_stages_may_hold_the_embedding_or_the_output_layer_alone():
     model = find_model("llama3-405b")
-    division = Division(pipeline=16, chunks=8, schedule="interleaved", global_batch=64)
+    division = ParallelConfig(pipeline=16, chunks=8, schedule="interleaved", global_batch=64)
     assert list(broken_rules(model, division)) == ["128 stages are more than 126 layers"]
     stated = replace(division, layers=(0, *[1] * 126, 0))
     assert list(broken_rules(model, stated)) == []

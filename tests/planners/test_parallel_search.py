@@ -12,10 +12,10 @@ from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.jsonfile import dump_json
 from hocket.graph.generators import generate
 from hocket.hardware import cluster_from_text
-from hocket.plan.divided import DividedTraining
 from hocket.plan.files import plan_from_data, plan_to_data
 from hocket.plan.plan import Plan
-from hocket.plan.sections import PlacedDivision
+from hocket.plan.sections import Parallel
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners import find_planner
 from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.outlook import most_in_the_middle
@@ -47,7 +47,7 @@ def test_winner_is_as_short_as_any_and_its_plan_is_legal(model, on, batch):
     assert winner.tokens_per_s == pytest.approx(
         batch * winner.problem.training.model.sequence / winner.step_s
     )
-    assert sum(len(names) for names in plan[PlacedDivision].devices) == winner.division.num_devices
+    assert sum(len(names) for names in plan[Parallel].rank_devices) == winner.division.num_devices
     written = plan_to_data(comparison.problem, plan)
     again = plan_from_data(written, "plan")
     assert plan_to_data(again.problem, again.plan) == written
@@ -180,9 +180,9 @@ def test_unequal_kinds_share_a_pipeline_and_the_fast_ones_get_more_layers():
     best = both[0]
     plan = best.as_candidate().plan
     assert violations(plan, comparison.problem) == []
-    assert all(len({kinds[name] for name in names}) == 1 for names in plan[PlacedDivision].devices)
+    assert all(len({kinds[name] for name in names}) == 1 for names in plan[Parallel].rank_devices)
     layers = np.array(best.division.layers or [30 // best.division.pipeline])
-    fast = np.array([kinds[names[0]] == "a100-80g" for names in plan[PlacedDivision].devices])
+    fast = np.array([kinds[names[0]] == "a100-80g" for names in plan[Parallel].rank_devices])
     assert layers[fast].mean() > layers[~fast].mean()
 
 
@@ -231,6 +231,6 @@ def test_a_schedule_made_for_the_stages_is_never_longer(order):
     assert winner.step_s <= plain.step_s
     plan = plan_of(comparison)
     assert violations(plan, comparison.problem) == []
-    report = parallel_report_html(DividedTraining(comparison.problem, plan), comparison)
+    report = parallel_report_html(TransformerPlan(comparison.problem, plan), comparison)
     # Candidate, device count, plan.
     assert report.count(f"microbatch 1, {winner.schedule_name}") >= 3

@@ -29,30 +29,32 @@ from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan, write_plan
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Communication, Lanes, Priority, Replica, Shares
+from hocket.plan.sections import Communication, Lanes, Parallel, Priority, Replica
 from hocket.planners.whole.tables import block_edges
 from hocket.runtime.train.update import planned_update
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 
 STEPS, ACCUMULATE, CLIP = 12, 2, 0.5
 
 
 CASES = {
-    "unequal": (resnet, Division(data=2, global_batch=9, shares=(6, 3))),
-    "owners": (mlp, Division(data=2, global_batch=9, shares=(4, 5), zero=1)),
-    "sharded": (mlp, Division(data=2, global_batch=9, shares=(5, 4), zero=3, recompute="full")),
-    "pipeline": (mlp, Division(pipeline=2, global_batch=9, microbatch=4)),
-    "tied-split": (words, Division(pipeline=2, global_batch=8, microbatch=2, schedule="zb-h1")),
-    "looped": (words, Division(pipeline=2, chunks=2, global_batch=8, microbatch=2,
+    "unequal": (resnet, ParallelConfig(data=2, global_batch=9, shares=(6, 3))),
+    "owners": (mlp, ParallelConfig(data=2, global_batch=9, shares=(4, 5), zero=1)),
+    "sharded": (mlp, ParallelConfig(data=2, global_batch=9, shares=(5, 4), zero=3,
+                                    recompute="full")),
+    "pipeline": (mlp, ParallelConfig(pipeline=2, global_batch=9, microbatch=4)),
+    "tied-split": (words, ParallelConfig(pipeline=2, global_batch=8, microbatch=2,
+                                         schedule="zb-h1")),
+    "looped": (words, ParallelConfig(pipeline=2, chunks=2, global_batch=8, microbatch=2,
                                schedule="interleaved", layers=(0, 1, 1, 0))),
-    "gpt2-pipeline": (gpt2, Division(pipeline=2, global_batch=8, microbatch=4)),
-    "gpt2-tensor": (gpt2, Division(tensor=2, global_batch=8)),
-    "qwen2-tensor": (qwen2, Division(tensor=2, global_batch=8)),
-    "single": (single, Division(data=2, global_batch=9, shares=(5, 4), zero=3)),
-    "qwen2-sharded": (qwen2, Division(data=2, global_batch=8, shares=(5, 3), zero=3)),
-    "opt-tensor": (opt, Division(tensor=2, global_batch=8)),
-    "bert-tensor": (bert, Division(tensor=2, global_batch=8)),
-    "hollow": (words, Division(pipeline=2, global_batch=8, microbatch=4)),
+    "gpt2-pipeline": (gpt2, ParallelConfig(pipeline=2, global_batch=8, microbatch=4)),
+    "gpt2-tensor": (gpt2, ParallelConfig(tensor=2, global_batch=8)),
+    "qwen2-tensor": (qwen2, ParallelConfig(tensor=2, global_batch=8)),
+    "single": (single, ParallelConfig(data=2, global_batch=9, shares=(5, 4), zero=3)),
+    "qwen2-sharded": (qwen2, ParallelConfig(data=2, global_batch=8, shares=(5, 3), zero=3)),
+    "opt-tensor": (opt, ParallelConfig(tensor=2, global_batch=8)),
+    "bert-tensor": (bert, ParallelConfig(tensor=2, global_batch=8)),
+    "hollow": (words, ParallelConfig(pipeline=2, global_batch=8, microbatch=4)),
     "placed": (mlp, None),
     "accumulated": (mlp, (((), (3, 2)), ((), (2, 2)))),
     "planned-sums": (mlp, (((), (5,)), ((), (4,)))),
@@ -63,10 +65,10 @@ CASES = {
     "cut-parts": (words, (((0.6,), (3, 3, 2)),)),
     "put-off": (words, (((0.3, 0.5, 0.7), (2, 1, 1, 2, 1, 1)),)),
     "uneven": (words, (((), (2, 1)), ((0.3, 0.7), (2, 2, 1)))),
-    "data-pipeline": (words, Division(data=2, pipeline=2, global_batch=8, microbatch=2,
+    "data-pipeline": (words, ParallelConfig(data=2, pipeline=2, global_batch=8, microbatch=2,
                                       shares=(5, 3), zero=1)),
-    "tensor-pipeline": (words, Division(tensor=2, pipeline=2, global_batch=8, microbatch=4)),
-    "data-tensor": (words, Division(data=2, tensor=2, global_batch=8, zero=3)),
+    "tensor-pipeline": (words, ParallelConfig(tensor=2, pipeline=2, global_batch=8, microbatch=4)),
+    "data-tensor": (words, ParallelConfig(data=2, tensor=2, global_batch=8, zero=3)),
 }  # fmt: skip
 """What is trained, and how it is divided; for shares where each replica is cut, in parts of the
 forward pass, and its microbatches."""
@@ -99,7 +101,7 @@ def shared(graph, replicas, *, holds_less, parts=1, schedule="1f1b", in_turn=Fal
     if in_turn:  # waves over the same devices, each rotated by one more
         every = problem.cluster.device_names
         names = iter([n for wave in range(len(every)) for n in every[wave:] + every[:wave]])
-    shares = Shares(replicas=tuple(
+    shares = Parallel(replicas=tuple(
         Replica(
             devices=tuple(next(names) for _ in range((len(cuts) + 1) * parts)), microbatches=sizes,
             cuts=tuple(int(forward[int(cut * len(forward))]) for cut in cuts),
@@ -114,7 +116,7 @@ def shared(graph, replicas, *, holds_less, parts=1, schedule="1f1b", in_turn=Fal
 def write_plans(folder, cases):
     """Plans of the cases that are no divisions, once for all ranks."""
     for name in cases:
-        if name not in CASES or isinstance(CASES[name][1], Division):
+        if name not in CASES or isinstance(CASES[name][1], ParallelConfig):
             continue
         torch.manual_seed(0)
         model, batches, forward = CASES[name][0]()
@@ -157,7 +159,7 @@ def start(name, folder):
             save_file(model.state_dict(), weights)
         model = model.to("meta")
     optimizer, plain = optimizer_of(model), optimizer_of(twin)
-    if not isinstance(division, Division):
+    if not isinstance(division, ParallelConfig):
         division = folder / f"{name}.json"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)

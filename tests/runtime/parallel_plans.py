@@ -5,13 +5,13 @@ from dataclasses import replace
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.software import Software
 from hocket.hardware.shorthand import cluster_from_text
-from hocket.plan.divided import DividedTraining
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision
+from hocket.plan.sections import Parallel
 from hocket.plan.training import TransformerTraining
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallelism.schedules import make_schedule, synthesise
-from hocket.transformer import Division, Transformer
+from hocket.transformer import ParallelConfig, Transformer
 
 GPT = Transformer(
     name="toy-gpt", hidden=16, layers=4, heads=4, kv_heads=4, head_width=4, mlp_width=24,
@@ -43,7 +43,7 @@ def divided(model, schedule_name, pipeline, microbatches=4, **fields):
         schedule_name = "zb-h1"
     else:
         schedule = make_schedule(schedule_name, pipeline, microbatches)
-    division = Division(
+    division = ParallelConfig(
         pipeline=pipeline, chunks=schedule.num_stages // pipeline, schedule=schedule_name, **fields
     )
     division = replace(division, global_batch=microbatches * division.microbatch * division.data)
@@ -55,18 +55,14 @@ def plan_of(model, division, schedule, on=None, dtype="bfloat16"):
     """A plan on the first devices of a cluster."""
     cluster = cluster_from_text(on or f"{division.num_devices}xv100-16g")
     names, size = cluster.device_names, division.num_devices // division.pipeline
-    placed = PlacedDivision(
-        division=division,
-        devices=tuple(
-            tuple(names[rank * size : (rank + 1) * size]) for rank in range(division.pipeline)
-        ),
-        stage_costs=costs_of(division.num_stages, division.pipeline),
+    devices = tuple(
+        tuple(names[rank * size : (rank + 1) * size]) for rank in range(division.pipeline)
     )
-    plan = Plan(sections=(placed, schedule))
+    plan = Plan(sections=(Parallel.of_config(division, model, devices), schedule))
     work = TransformerTraining(
         model=model, global_batch=division.global_batch, software=Software(name="", dtype=dtype)
     )
-    return DividedTraining(
+    return TransformerPlan(
         Problem(work=work, cluster=cluster),
         plan.claiming(step_s=1.5, peak_bytes=(10,) * division.pipeline),
     )

@@ -17,7 +17,7 @@ from hocket.plan import gradient_buckets
 from hocket.plan.sections import Priority
 from hocket.runtime.collectives.reducer import GradientReducer
 from hocket.runtime.train.update import planned_update
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 
 FRACTIONS = (2 / 3, 1 / 3)
 """What each rank's loss counts."""
@@ -121,7 +121,7 @@ def own_loop(tell: Any) -> float:
     def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return model(x).square().mean()
 
-    plan = Division(data=2, global_batch=9, shares=(5, 4))
+    plan = ParallelConfig(data=2, global_batch=9, shares=(5, 4))
     train = hocket.prepare(model, optimizers[0], batches[0], plan=plan, forward=loss_of)
     error = 0.0
     for step, batch in enumerate(batches):
@@ -155,7 +155,7 @@ def traced(tell: Any) -> list[list[int]]:
     batch = torch.randn(4, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train = hocket.prepare(
-        model, optimizer, batch, plan=Division(data=2, global_batch=4),
+        model, optimizer, batch, plan=ParallelConfig(data=2, global_batch=4),
         forward=lambda model, x: model(x).square().mean(),
     )  # fmt: skip
     issued: list[int] = []
@@ -194,7 +194,7 @@ def by_strategy(tell: Any, device: str, strategy: str, dtype: str) -> tuple[list
     twin = copy.deepcopy(model)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, twin)]
     batches = [torch.randn(9, 16).to(device, getattr(torch, dtype)) for _ in range(10)]
-    plan: Any = Division(data=2, global_batch=9, shares=(6, 3))
+    plan: Any = ParallelConfig(data=2, global_batch=9, shares=(6, 3))
     if strategy == "priority":
         update = planned_update(optimizers[0], model)
         graph = capture_sizes(model, batches[0], forward=_loss_of, optimizer=update, device=device)

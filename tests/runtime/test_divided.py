@@ -1,4 +1,4 @@
-"""Divisions carry a person's own module: the same losses, weights and states as one process."""
+"""Parallel configs train a user's module: losses, weights and states as in one process."""
 
 import functools
 

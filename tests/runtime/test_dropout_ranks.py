@@ -4,12 +4,12 @@ import forked
 import pytest
 from runtime.dropout_ranks import seen
 
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 
 DIVISIONS = {
-    "data": Division(data=4, global_batch=4),
-    "data x pipeline": Division(data=2, pipeline=2, global_batch=2, microbatch=1),
-    "microbatches": Division(data=2, pipeline=2, global_batch=4, microbatch=1),
+    "data": ParallelConfig(data=4, global_batch=4),
+    "data x pipeline": ParallelConfig(data=2, pipeline=2, global_batch=2, microbatch=1),
+    "microbatches": ParallelConfig(data=2, pipeline=2, global_batch=4, microbatch=1),
 }
 
 

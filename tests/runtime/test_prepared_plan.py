@@ -34,7 +34,7 @@ def test_the_plan_and_its_predicted_step_are_there(options):
 
 
 def test_given_degrees_are_the_plan_that_is_reported():
-    train = _prepared(plan=hocket.Division(global_batch=64))
+    train = _prepared(plan=hocket.ParallelConfig(global_batch=64))
     assert train.predicted_step_s is None
     assert "global_batch=64" in train.plan.notes["how"]
 

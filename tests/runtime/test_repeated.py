@@ -14,7 +14,7 @@ from hocket.capture.model import capture_program
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Placement, Replica, Shares
+from hocket.plan.sections import Parallel, Placement, Replica
 from hocket.planners.whole.tables import block_edges
 from hocket.runtime.train.on_host import HostUpdate
 from hocket.runtime.train.repeated import run_again
@@ -129,7 +129,7 @@ def test_a_persons_loop_draws_again_what_it_drew(net):
         replica = Replica(
             devices=problem.cluster.device_names, microbatches=(5,), recomputed=recomputed
         )
-        plan = SavedPlan(problem, Plan(planner="shares").having(Shares(replicas=(replica,))))
+        plan = SavedPlan(problem, Plan(planner="shares").having(Parallel(replicas=(replica,))))
         train = prepare(own, update, x, plan=plan)
         torch.manual_seed(1)
         losses = [train.step(x).item() for _ in range(3)]

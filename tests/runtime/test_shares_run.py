@@ -21,11 +21,11 @@ from hocket.graph.graph import Phase
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.runtime import pace, room
 from hocket.runtime.train.divided.build import DivisionWarning
 from hocket.training import prepare
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 from tests.cli.terminal import hocket
 
 MODEL = """
@@ -60,11 +60,12 @@ def with_shares(folder, replicas):
     data = json.loads((folder / "plan.json").read_text())
     names = ["cpu0", "cpu1"]
     data["sections"] = {
-        "shares": {
-            "sharded": False,
-            "schedule": "1f1b",
+        "parallel": {
+            "tensor": 1, "context": 1, "expert": 1, "zero": 0, "schedule": "1f1b",
+            "recompute": "none", "sequence_parallel": False, "layers": None,
             "replicas": [
-                {"devices": [names[i]], "microbatches": sizes, "cuts": []}
+                {"devices": [names[i]], "microbatches": sizes, "cuts": [], "recomputed": [],
+                 "update": "device"}
                 for i, sizes in enumerate(replicas)
             ],
         }
@@ -101,8 +102,8 @@ def test_shards_and_pipelines_run_as_planned_and_train_as_the_whole_batch_does(
 ):
     with_shares(folder, [[5], [3]] if is_sharded else [[4, 4]])
     data = json.loads((folder / "shared.json").read_text())
-    shares = data["sections"]["shares"]
-    shares["sharded"] = is_sharded
+    shares = data["sections"]["parallel"]
+    shares["zero"] = 3 if is_sharded else 0
     if not is_sharded:
         graph = read_plan(folder / "shared.json").problem.graph
         forward = np.flatnonzero(graph.op_phase == Phase.FORWARD)
@@ -207,14 +208,14 @@ def test_launch_carries_shares_in_a_persons_own_loop(folder, whole):
 
 def test_a_part_of_the_batch_is_shared_out_in_the_same_proportions(folder, monkeypatch):
     from hocket.plan.files import read_plan
-    from hocket.plan.sections import Shares
+    from hocket.plan.sections import Parallel
     from hocket.runtime.smaller import smaller_shares
     from hocket.simulate import simulate
 
     with_shares(folder, [[3, 3], [2]])
     saved = read_plan(folder / "shared.json")
     for scale, sizes in ((1.0, [(3, 3), (2,)]), (0.5, [(2, 1), (1,)]), (1e-9, [(1,), (1,)])):
-        problem, shares = smaller_shares(saved.problem, saved.plan[Shares], scale)
+        problem, shares = smaller_shares(saved.problem, saved.plan[Parallel], scale)
         assert [replica.microbatches for replica in shares.replicas] == sizes
         plan = saved.plan.having(shares)
         assert not list(shares.verify(problem, plan))
@@ -291,7 +292,7 @@ def test_microbatches_with_batch_norm_are_accumulated_as_in_pytorch():
     graph = capture_sizes(model, x, forward=loss_of, optimizer=update, device="cpu")
     problem = make_problem(graph, "1xcpu-core")
     replica = Replica(devices=problem.cluster.device_names, microbatches=(3, 2))
-    plan = SavedPlan(problem, Plan(planner="shares").having(Shares(replicas=(replica,))))
+    plan = SavedPlan(problem, Plan(planner="shares").having(Parallel(replicas=(replica,))))
     with pytest.warns(DivisionWarning, match="'1' normalises each microbatch"):
         train = prepare(model, update, x, plan=plan, forward=loss_of, outputs=True)
     for _ in range(3):
@@ -318,7 +319,7 @@ def test_a_seed_holds_where_a_division_is_one_device():
         torch.manual_seed(elsewhere)
         update = torch.optim.SGD(model.parameters(), lr=0.1)
         train = prepare(
-            model, update, x, plan=Division(), seed=7,
+            model, update, x, plan=ParallelConfig(), seed=7,
             forward=lambda model, x: model(x).square().mean(),
         )  # fmt: skip
         seen.append([train.step(x).item() for _ in range(3)])

@@ -18,7 +18,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
 from hocket.plan.make import launched
-from hocket.plan.sections import Lanes, Replica, Shares
+from hocket.plan.sections import Lanes, Replica, Parallel
 from hocket.planners.waves.search import even_shares, fit_waves
 from hocket.planners.waves.why import reasons
 from hocket.runtime.options import RunOptions
@@ -316,6 +316,6 @@ def test_another_model_is_refused(case):
 def test_lanes_without_microbatches_are_no_plan(case):
     problem = case[2].problem
     name = problem.cluster.device_names[0]
-    whole = Shares(replicas=(Replica(devices=(name,), microbatches=(1024,)),))
+    whole = Parallel(replicas=(Replica(devices=(name,), microbatches=(1024,)),))
     found = list(Lanes(lead=1).verify(problem, case[2].plan().having(whole)))
     assert "two microbatches or more" in found[0].message

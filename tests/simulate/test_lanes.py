@@ -21,7 +21,7 @@ from hocket.graph.verify import verify_graph
 from hocket.hardware import Cluster
 from hocket.plan.files import plan_from_data, plan_to_data
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, LaneWait, Replica, Shares
+from hocket.plan.sections import Lanes, LaneWait, Parallel, Replica
 from hocket.planners.candidates import empty_plan
 from hocket.simulate import simulate
 from hocket.simulate.engine import simulate_placement, simulate_shares
@@ -154,13 +154,13 @@ def replayed(problem):
 def waves(problem, lead, sizes=(32, 32), **options):
     replica = Replica(devices=(problem.cluster.device_names[0],), microbatches=sizes)
     lanes = Lanes(lead=lead, **options)
-    return empty_plan(problem, "test").having(Shares(replicas=(replica,)), lanes)
+    return empty_plan(problem, "test").having(Parallel(replicas=(replica,)), lanes)
 
 
 def test_waves_one_after_the_other_are_accumulation(problem):
     order = pass_order(problem.graph)
     plan = waves(problem, len(order))
-    verify_graph(unfold(problem, plan[Shares], None, plan[Lanes]).problem.graph)
+    verify_graph(unfold(problem, plan[Parallel], None, plan[Lanes]).problem.graph)
     late, plain = simulate(problem, plan), simulate(problem, plan.without(Lanes))
     # Updates run in the first lane, beside the last sums of the second.
     assert 0.95 * plain.makespan_s < late.makespan_s <= plain.makespan_s * (1 + 1e-9)
@@ -187,7 +187,7 @@ def test_the_second_lane_waits_for_the_lead_and_where_it_is_told(problem):
     middle = int(order[20])
     plan = waves(problem, lead, waits=(LaneWait(1, middle, 0, int(order[-1])),))
     assert not violations(plan, problem)
-    found, timeline = simulate_shares(problem, plan[Shares], None, plan[Lanes])
+    found, timeline = simulate_shares(problem, plan[Parallel], None, plan[Lanes])
     tick, tock = found.passes[0]
     assert timeline.op_start_s[tock[order[0]]] >= timeline.op_end_s[tick[order[lead - 1]]]
     assert timeline.op_start_s[tock[middle]] >= timeline.op_end_s[tick[order[-1]]]

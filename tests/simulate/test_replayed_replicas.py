@@ -7,7 +7,7 @@ from torch import nn
 from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.simulate import simulate
 from hocket.simulate.shares.replayed import replayed_step_s
 
@@ -31,7 +31,7 @@ def _seconds(graph, cluster):
     replicas = tuple(
         Replica(devices=(name,), microbatches=(32,)) for name in problem.cluster.device_names
     )
-    shares = Shares(replicas=replicas)
+    shares = Parallel(replicas=replicas)
     overlapped_s = simulate(problem, Plan().having(shares)).makespan_s
     return replayed_step_s(problem, shares, None), overlapped_s
 

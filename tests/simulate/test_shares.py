@@ -17,7 +17,7 @@ from hocket.cost.efficiency import Efficiency, KindFit
 from hocket.graph.graph import Phase, Role, Stream
 from hocket.graph.verify import verify_graph
 from hocket.plan.files import plan_from_data, plan_to_data
-from hocket.plan.sections import Placement, Replica, Shares
+from hocket.plan.sections import Parallel, Placement, Replica
 from hocket.plan.verify import structure_violations
 from hocket.planners.candidates import empty_plan
 from hocket.planners.whole.tables import block_edges, tables_of
@@ -55,7 +55,7 @@ def problem():
 
 def shares(problem, *replicas, **options):
     names = problem.cluster.device_names
-    return Shares(
+    return Parallel(
         replicas=tuple(
             Replica(devices=tuple(names[d] for d in devices), microbatches=sizes, cuts=cuts)
             for devices, sizes, cuts in replicas
@@ -167,7 +167,7 @@ def test_a_plan_file_of_shares_reads_back_the_same(problem):
     section = shares(problem, ((0,), (3, 2), ()), ((1,), (3,), ()))
     data = plan_to_data(problem, plan_of(problem, section))
     again = plan_from_data(data, "plan.json")
-    assert again.plan[Shares] == section
+    assert again.plan[Parallel] == section
     assert simulate(again.problem, again.plan).makespan_s == pytest.approx(
         simulate(problem, plan_of(problem, section)).makespan_s
     )
@@ -186,7 +186,7 @@ def test_a_plan_file_of_shares_reads_back_the_same(problem):
 def test_shares_that_make_no_sense_are_refused(problem, change, told):
     section = shares(problem, ((0,), (3, 2), ()), ((1,), (3,), ()))
     data = plan_to_data(problem, plan_of(problem, section))
-    change(data["sections"]["shares"]["replicas"][0])
+    change(data["sections"]["parallel"]["replicas"][0])
     with pytest.raises(InputFileError, match=told):
         plan_from_data(data, "plan.json")
 
@@ -194,7 +194,7 @@ def test_shares_that_make_no_sense_are_refused(problem, change, told):
 def test_a_plan_that_places_and_shares_says_two_things(problem):
     plan = plan_of(problem, shares(problem, ((0,), (8,), ())))
     both = plan.having(Placement(np.zeros(problem.graph.num_ops, np.int32)))
-    assert any(v.rule == "shares" for v in violations(both, problem))
+    assert any(v.rule == "parallel" for v in violations(both, problem))
 
 
 def test_a_microbatch_without_a_sample_is_a_violation(problem):
@@ -214,7 +214,7 @@ def test_memory_of_every_device_is_checked(problem):
 def test_sharded_replicas_keep_a_part_each_and_gather_every_block(problem):
     replicas = (((0,), (4, 2), ()), ((1,), (1, 1), ()))
     plain, whole = simulate_shares(problem, shares(problem, *replicas))
-    section = shares(problem, *replicas, sharded=True)
+    section = shares(problem, *replicas, zero=3)
     found, (_, timeline) = unfold(problem, section), simulate_shares(problem, section)
     verify_graph(found.problem.graph)
 
@@ -249,7 +249,7 @@ def blocks_of(problem):
     [
         ((((0,), (4, 4), ()),), {}),
         ((((0,), (5,), ()), ((1,), (3,), ())), {}),
-        ((((0,), (3, 2), ()), ((1,), (2, 1), ())), {"sharded": True}),
+        ((((0,), (3, 2), ()), ((1,), (2, 1), ())), {"zero": 3}),
         ((((0, 1), (2, 2, 2, 2), None),), {}),
     ],
     ids=["accumulated", "data parallel", "sharded", "pipeline"],
@@ -305,16 +305,10 @@ def test_an_update_on_the_host_that_reads_no_gradient_copies_nothing(problem):
     assert not np.isin(graph.op_stream, (Stream.COPY_OUT, Stream.COPY_IN)).any()
 
 
-def test_a_plan_file_keeps_what_is_recomputed_and_older_files_recompute_nothing(problem):
+def test_a_plan_file_keeps_what_is_recomputed(problem):
     section = easing(problem, shares(problem, ((0,), (8,), ())), recomputed=blocks_of(problem)[:1],
                      update="host")  # fmt: skip
-    data = section.to_data()
-    assert Shares.from_data(data, problem) == section
-    for replica in data["replicas"]:
-        del replica["recomputed"], replica["update"]
-    assert Shares.from_data(data, problem) == easing(
-        problem, section, recomputed=(), update="device"
-    )
+    assert Parallel.from_data(section.to_data(), problem) == section
 
 
 @pytest.mark.parametrize("blocks", [((5, 3),), ((0, 4), (2, 6)), ((0, 10**6),)])

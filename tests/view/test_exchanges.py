@@ -9,7 +9,7 @@ from torch import nn
 from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
 from hocket.graph import Role
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import empty_plan
 from hocket.simulate import bottleneck, simulate
 from hocket.view.facts import EXCHANGES, facts_of
@@ -35,7 +35,7 @@ def problem():
 def planned(problem, num_replicas, **options):
     names = problem.cluster.device_names[:num_replicas]
     share = 8 // num_replicas
-    section = Shares(
+    section = Parallel(
         replicas=tuple(Replica(devices=(name,), microbatches=(share,)) for name in names), **options
     )
     return empty_plan(problem, "test").having(section)
@@ -53,8 +53,8 @@ def parameter_bytes(problem):
         (2, {}, 2),  # one all-reduce of the gradients
         (4, {}, 2),
         # Gathers for both passes (the first layer's backward reads no weight) and one scatter.
-        (2, {"sharded": True}, 1 + 3 / 4 + 1),
-        (4, {"sharded": True}, 1 + 3 / 4 + 1),
+        (2, {"zero": 3}, 1 + 3 / 4 + 1),
+        (4, {"zero": 3}, 1 + 3 / 4 + 1),
     ],
 )
 def test_bytes_of_exchanges_follow_the_closed_form(problem, num_replicas, options, halves):
@@ -70,7 +70,7 @@ def test_bytes_of_exchanges_follow_the_closed_form(problem, num_replicas, option
 
 
 def test_a_sharded_plan_shows_what_it_exchanges_and_what_limits_it(problem):
-    plan = planned(problem, 4, sharded=True)
+    plan = planned(problem, 4, zero=3)
     view, timeline = view_of(plan), simulate(problem, plan)
     text = plain(view.summary(problem, plan, timeline))
     assert "exchanges, 33.0 MiB" in text  # 11/4 x 3/4 of 4 MiB, by each of four

@@ -1,4 +1,4 @@
-"""Divisions of a transformer: programs, limits, the search, one configuration."""
+"""ParallelConfigs of a transformer: programs, limits, the search, one configuration."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hocket.cost.parallel.coefficients import (
 from hocket.cost.parallel.options import with_options
 from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, SOFTWARES, find_software, usual_dtype
 from hocket.hardware.cluster import Cluster
-from hocket.plan.divided import DividedTraining
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallelism.configuration import read_configuration
 from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.outlook import SPARE, outlook_of
@@ -58,14 +58,14 @@ def plan_parallel(
     *,
     software: str | None = None,
     coefficients: Coefficients | None = None,
-) -> DividedTraining:
+) -> TransformerPlan:
     """Divide the training of a transformer over a cluster: data x tensor x pipeline.
 
     ``model`` is a preset, a file (see `hocket.transformer.files.find_model`) or a shape; ``batch``
     counts sequences per step. Raises `NoFeasiblePlanError` where nothing fits.
     """
     problem = make_training(model, on, batch, software=software, coefficients=coefficients)
-    return DividedTraining(problem, plan_of(compare_ways(problem)))
+    return TransformerPlan(problem, plan_of(compare_ways(problem)))
 
 
 def make_training(

@@ -62,13 +62,13 @@ def planned_job(spec: JobSpec, graph: Graph, kinds: Sequence[str], folder: Path)
 
 def _on_all(comparison: Comparison, gang: int) -> Candidate | None:
     """The shortest way that every device of the gang has a part in, a process for each."""
-    from hocket.plan.sections import Shares
+    from hocket.plan.sections import Parallel
 
     if gang == 1:
         return comparison.winner
 
     def uses_all(candidate: Candidate) -> bool:
-        shares = None if candidate.plan is None else candidate.plan.get(Shares)
+        shares = None if candidate.plan is None else candidate.plan.get(Parallel)
         return shares is not None and len(shares.devices) == gang
 
     fitting = [c for c in comparison.candidates if c.step_s is not None and uses_all(c)]

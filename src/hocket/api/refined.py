@@ -7,7 +7,8 @@ from hocket.base.errors import UsageError
 from hocket.cost.calibrate import calibrate
 from hocket.cost.profile import Profile
 from hocket.plan.files import SavedPlan
-from hocket.plan.sections import PlacedDivision, Shares
+from hocket.plan.sections import Parallel
+from hocket.plan.transformer_plan import is_transformer_plan
 
 __all__ = ["planned_again", "require_single_ops"]
 
@@ -21,7 +22,7 @@ def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
     require_single_ops(saved)
     problem = saved.problem
     fitted = None
-    if saved.plan.get(Shares) is not None:
+    if saved.plan.get(Parallel) is not None:
         kind = next((k for k in problem.cluster.kinds if k.name == profile.device_kind), None)
         if kind is None:
             raise UsageError(
@@ -37,8 +38,8 @@ def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
 
 def require_single_ops(saved: Planned | SavedPlan) -> None:
     """Refuse a plan that is not made from the times of single ops."""
-    if saved.plan.get(PlacedDivision) is not None:
+    if is_transformer_plan(saved.plan):
         raise UsageError(
-            "the plan divides a transformer, which is not planned by the times of single ops",
+            "the plan is for a transformer's shape, which has no times of single ops",
             hint="refine plans of hocket plan",
         )

@@ -17,10 +17,10 @@ __all__ = ["BACKENDS", "RunOptions", "check_division", "step_on_processor_s"]
 
 def check_division(problem: Problem, plan: Plan) -> Agreement:
     """Run a plan's division at toy size against one device; raises where they differ."""
-    from hocket.plan.divided import DividedTraining
+    from hocket.plan.transformer_plan import TransformerPlan
     from hocket.runtime.parallel.check import check_division
 
-    return check_division(DividedTraining(problem, plan))
+    return check_division(TransformerPlan(problem, plan))
 
 
 def step_on_processor_s(problem: Problem, scale: float) -> float | None:

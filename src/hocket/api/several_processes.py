@@ -15,7 +15,7 @@ from hocket.capture.sizes import knowing_sizes, resized
 from hocket.graph.graph import Graph
 from hocket.plan.files import SavedPlan
 from hocket.plan.make import make_problem
-from hocket.plan.sections import Shares
+from hocket.plan.sections import Parallel
 from hocket.planners.whole.compare import can_share, compare_whole
 from hocket.runtime.train.predicted import claimed_step_s
 from hocket.view.shared import how_of
@@ -39,7 +39,7 @@ def faster_with_processes(placed: SavedPlan, batch: Any, traced: Callable[[Any],
         return ""
     if winner is None or winner.plan is None or winner.step_s is None:
         return ""
-    shares = winner.plan.get(Shares)
+    shares = winner.plan.get(Parallel)
     placed_s = claimed_step_s(placed.problem, placed.plan)
     if shares is None or len(shares.devices) < 2 or placed_s < _WORTHWHILE * winner.step_s:
         return ""

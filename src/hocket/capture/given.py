@@ -60,7 +60,7 @@ def refuse_ranks(model: Any) -> None:
             "gradients itself",
             hint="pass model.module and the global batch, with a plan that replicates the model: "
             "hocket.prepare(model.module, optimizer, batch, "
-            f"plan=hocket.Division(data={num_ranks}, …)) or a plan of hocket plan --on …",
+            f"plan=hocket.ParallelConfig(data={num_ranks}, …)) or a plan of hocket plan --on …",
         )
 
 

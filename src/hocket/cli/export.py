@@ -61,11 +61,12 @@ def _device_map(plan_file: Path) -> DeviceMap:
     from hocket.base.units import format_percent
     from hocket.cli.sources import load_plan
     from hocket.export.accelerate import device_map
-    from hocket.plan.sections import PlacedDivision, Placement
+    from hocket.plan.sections import Placement
+    from hocket.plan.transformer_plan import is_transformer_plan
 
     saved = load_plan(plan_file, None)
     if saved.plan.get(Placement) is None:
-        if saved.plan.get(PlacedDivision) is None:
+        if not is_transformer_plan(saved.plan):
             raise _only_run(plan_file)
         raise UsageError(
             "a device_map places modules; a parallel plan divides them",
@@ -84,18 +85,18 @@ def _parallel(plan_file: Path, target: str) -> dict[str, str]:
     from hocket.base.errors import UsageError
     from hocket.cli.sources import load_plan
     from hocket.export import export_plan
-    from hocket.plan.divided import DividedTraining
-    from hocket.plan.sections import PlacedDivision, Placement
+    from hocket.plan.sections import Placement
+    from hocket.plan.transformer_plan import TransformerPlan, is_transformer_plan
 
     saved = load_plan(plan_file, None)
-    if saved.plan.get(PlacedDivision) is None:
+    if not is_transformer_plan(saved.plan):
         if saved.plan.get(Placement) is None:
             raise _only_run(plan_file)
         raise UsageError(
             f"{target} takes parallel plans, and {str(plan_file)!r} is a placement",
             hint="export it --to accelerate, or plan with hocket parallel",
         )
-    return export_plan(DividedTraining(saved.problem, saved.plan), target)
+    return export_plan(TransformerPlan(saved.problem, saved.plan), target)
 
 
 def _only_run(plan_file: Path) -> UsageError:

@@ -243,15 +243,15 @@ def _write(
     plan: Plan, comparison: Comparison, output: Path | None, report: Path | None
 ) -> list[Path]:
     from hocket.base.atomic import write_together
-    from hocket.plan.divided import DividedTraining
     from hocket.plan.files import plan_bytes
+    from hocket.plan.transformer_plan import TransformerPlan
     from hocket.view.parallel_report import parallel_report_html
 
     contents: dict[str | Path, bytes] = {}
     if output is not None:
         contents[output] = plan_bytes(output, comparison.problem, plan)
     if report is not None:
-        page = parallel_report_html(DividedTraining(comparison.problem, plan), comparison)
+        page = parallel_report_html(TransformerPlan(comparison.problem, plan), comparison)
         contents[report] = page.encode()
     write_together(contents)
     return [Path(path) for path in contents]

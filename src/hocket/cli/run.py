@@ -186,9 +186,9 @@ def _check(saved: SavedPlan, as_json: bool) -> None:
 def _is_divided(plan: Plan, *, check_only: bool, only_placement: dict[str, Any]) -> bool:
     """Whether the plan divides a training; refuses options that its sections do not take."""
     from hocket.base.errors import UsageError
-    from hocket.plan.sections import PlacedDivision
+    from hocket.plan.transformer_plan import is_transformer_plan
 
-    is_divided = plan.get(PlacedDivision) is not None
+    is_divided = is_transformer_plan(plan)
     if is_divided:
         given = [name for name, value in only_placement.items() if value]
         if given:

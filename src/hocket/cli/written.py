@@ -84,7 +84,7 @@ def require_own_kind(
     from hocket.base.errors import UsageError
     from hocket.plan.files import section_names
 
-    other_section = "division" if kind == "placement" else "placement"
+    other_section = "schedule" if kind == "placement" else "placement"
     if overwrite or not output.is_file() or other_section not in section_names(output):
         return
     other = "a parallel plan" if kind == "placement" else "the plan of a placement"

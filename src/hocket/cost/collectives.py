@@ -2,8 +2,8 @@
 
 Bytes that each rank holds, the number of ranks n, latency α and bandwidth β (bytes per second, one
 direction) of the path between neighbours may be arrays of shapes that broadcast. One rank alone
-takes no time. Arithmetic of reductions is left out: it is far quicker than the transfers. Divisions
-of transformers have a model of their own, fitted to measured runs (`cost.parallel.traffic`).
+takes no time. Arithmetic of reductions is left out: it is far quicker than the transfers.
+Transformers have a model of their own, fitted to measured runs (`cost.parallel.traffic`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from hocket.cost.published_megatron import (
     nemo_float8,
 )
 from hocket.cost.published_tables import Measured, Record, division_of, gpt, gpt_of, read_records
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 from hocket.transformer.counts import step_flops
 from hocket.transformer.files import find_model
 
@@ -52,7 +52,7 @@ def _llm_foundry(record: Record) -> Measured:
         hidden=hidden, layers=layers, heads=heads, sequence=int(record["seq"]), vocabulary=50368,
         dropout=False,
     )  # fmt: skip
-    division = Division(
+    division = ParallelConfig(
         data=int(record["n_gpus"]),
         microbatch=int(record["microbatch"]),
         global_batch=int(record["global_batch"]),
@@ -110,7 +110,7 @@ def _titan(record: Record) -> Measured:
     local, data = int(record["local_batch"]), int(record["fsdp"])
     chunks = 2 if "nterleaved" in record["schedule"] else 1
     num_microbatches = pipeline * chunks if pipeline > 1 else 1
-    division = Division(
+    division = ParallelConfig(
         tensor=int(record["tp"]),
         pipeline=pipeline,
         data=data,
@@ -250,7 +250,7 @@ def _january_2021(record: Record) -> list[Measured]:
             table="",
             row=record["model"],
             model=model,
-            division=Division(
+            division=ParallelConfig(
                 tensor=tensor,
                 pipeline=model_parallel // tensor,
                 data=num_devices // model_parallel,

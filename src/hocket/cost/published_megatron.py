@@ -12,7 +12,7 @@ from dataclasses import replace
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.published_tables import Measured, Record, division_of, gpt_of
-from hocket.transformer import Division, Experts, Transformer
+from hocket.transformer import Experts, ParallelConfig, Transformer
 from hocket.transformer.counts import step_flops
 from hocket.transformer.files import find_model, model_from_dict
 
@@ -93,7 +93,7 @@ def nemo_float8(record: Record) -> list[Measured]:
     model = replace(model, sequence=int(record["seq"]))
     degrees = {key: int(record[key]) for key in ("tp", "pp", "cp", "vp", "mbs", "gbs")}
     num_devices = int(record["n_gpus"])
-    division = Division(
+    division = ParallelConfig(
         tensor=degrees["tp"],
         pipeline=degrees["pp"],
         context=degrees["cp"],
@@ -232,10 +232,10 @@ def _measured(record: Record, shape: Transformer) -> Measured:
     )
 
 
-def _division(record: Record, model: Transformer) -> Division:
+def _division(record: Record, model: Transformer) -> ParallelConfig:
     tensor, pipeline, context = (_degree(record[key]) for key in ("tp", "pp", "cp"))
     chunks = _degree(record["vp"]) if pipeline > 1 else 1
-    return Division(
+    return ParallelConfig(
         layers=_ends_apart(model.layers, pipeline * chunks),
         tensor=tensor,
         pipeline=pipeline,
@@ -257,7 +257,7 @@ def _ends_apart(layers: int, num_stages: int) -> tuple[int, ...] | None:
     return (0, *[1] * layers, 0) if num_stages == layers + 2 else None
 
 
-def _ran(record: Record, division: Division) -> Division:
+def _ran(record: Record, division: ParallelConfig) -> ParallelConfig:
     """Where the summary contradicts the recipes of its own release and rates of its neighbours, the
     recipes hold: for Qwen3 30B on H100 it repeats the degrees of 26.02, for Llama-3 70B on GB300 it
     leaves out the chunks (v0.3.1), for GPT-OSS on H100 it has Blackwell's microbatch (v0.2.0)."""

@@ -15,7 +15,7 @@ from hocket.base.errors import InputFileError
 from hocket.base.regular import read_regular
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.softwares import find_software
-from hocket.transformer import Division, Transformer
+from hocket.transformer import ParallelConfig, Transformer
 from hocket.transformer.files import find_model
 
 # One published measurement.
@@ -29,7 +29,7 @@ class Measured:
     row: str
     """Its place in the table, for people."""
     model: Transformer
-    division: Division
+    division: ParallelConfig
     cluster: str
     """A name in `hocket.cost.validation.SITES`."""
     software: Software
@@ -57,9 +57,11 @@ def gpt_of(record: Record, *, dropout: bool = True) -> Transformer:
     )
 
 
-def division_of(record: Record, *, recompute: str, chunks: int = 1, zero: int = 0) -> Division:
+def division_of(
+    record: Record, *, recompute: str, chunks: int = 1, zero: int = 0
+) -> ParallelConfig:
     """The division of a row."""
-    return Division(
+    return ParallelConfig(
         tensor=int(record["tp"]),
         pipeline=int(record["pp"]),
         data=int(record["dp"]),
@@ -163,7 +165,7 @@ def _measured_of_named(table: str, record: Mapping[str, str]) -> Measured:
         table=table,
         row=record["row"],
         model=replace(find_model(record["model"]), layers=whole("layers"), dropout=False),
-        division=Division(
+        division=ParallelConfig(
             tensor=tensor,
             pipeline=whole("pipeline"),
             context=whole("context"),
@@ -207,7 +209,7 @@ def _measured(table: str, record: Mapping[str, str]) -> Measured:
             vocabulary=whole("vocabulary"),
             dropout=bool(whole("dropout")),
         ),
-        division=Division(
+        division=ParallelConfig(
             tensor=whole("tensor"),
             pipeline=whole("pipeline"),
             data=whole("data"),

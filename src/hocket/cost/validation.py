@@ -32,7 +32,7 @@ from hocket.cost.parallel.step import predict
 from hocket.cost.published_tables import Measured
 from hocket.hardware.cluster import Cluster, Device
 from hocket.hardware.shorthand import NETWORK, cluster_from_text
-from hocket.transformer import Divisions, Transformer
+from hocket.transformer import ParallelConfigs, Transformer
 
 # How far predictions are from measurements: errors, rankings and memory.
 
@@ -371,7 +371,7 @@ def calibration_rows(rows: Sequence[Measured]) -> list[int]:
 def alike(rows: Sequence[Measured]) -> FloatArray:
     """[run, run]: how much of what is unexplained two runs share."""
     found = np.concatenate(
-        [places(row.model, row.software, Divisions.of([row.division])) for row in rows]
+        [places(row.model, row.software, ParallelConfigs.of([row.division])) for row in rows]
     )
     programs = np.array([row.software.name for row in rows])
     return likeness(found, found, programs[:, None] == programs[None, :])
@@ -457,7 +457,7 @@ def predict_steps(rows: Sequence[Measured], coefficients: Mapping[str, Coefficie
         groups[row.cluster, row.model, row.software].append(index)
     predicted_s = np.empty(len(rows))
     for (site, model, software), group in groups.items():
-        divisions = Divisions.of(rows[index].division for index in group)
+        divisions = ParallelConfigs.of(rows[index].division for index in group)
         cluster = _cluster([row for row in rows if row.cluster == site])
         figures = predict(model, divisions, cluster, software, coefficients[site])
         predicted_s[group] = figures.step_s

@@ -6,19 +6,19 @@ import re
 from collections import Counter
 
 from hocket.base.errors import UsageError
-from hocket.plan.divided import DividedTraining
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.runtime.parallel.jobs import TRAINED_DTYPES
 from hocket.runtime.parallel.refusals import str_of
 
 _LONGEST_NAME = 80
 
 
-def cannot(plan: DividedTraining, program: str, what: str, instead: str) -> UsageError:
+def cannot(plan: TransformerPlan, program: str, what: str, instead: str) -> UsageError:
     """The error for a part of a plan that a program has no words for."""
     return UsageError(f"{program} {what}", hint=instead, where=str_of(plan.division))
 
 
-def refuse_dtype(plan: DividedTraining, program: str) -> None:
+def refuse_dtype(plan: TransformerPlan, program: str) -> None:
     """Refuse arithmetic for which losses or products would have to be scaled."""
     if plan.dtype not in TRAINED_DTYPES:
         raise cannot(
@@ -27,7 +27,7 @@ def refuse_dtype(plan: DividedTraining, program: str) -> None:
         )  # fmt: skip
 
 
-def shard_ranks(plan: DividedTraining) -> int:
+def shard_ranks(plan: TransformerPlan) -> int:
     """Replicas that divide weights or state among them: all, fewer in groups (HSDP), or one."""
     data = plan.division.data
     most = plan.problem.training.software.most_shards
@@ -44,13 +44,13 @@ def is_even(layers: tuple[int, ...]) -> bool:
     return len(set(layers)) == 1
 
 
-def is_looped(plan: DividedTraining) -> bool:
+def is_looped(plan: TransformerPlan) -> bool:
     """Whether stages go round the devices in order, as all programs place them by default."""
     devices: list[int] = plan.schedule.device_of_stage.tolist()
     return devices == [stage % plan.division.pipeline for stage in range(len(devices))]
 
 
-def ranks_per_machine(plan: DividedTraining) -> int:
+def ranks_per_machine(plan: TransformerPlan) -> int:
     """Ranks on each machine; raises where machines do not carry the same number.
 
     Launchers number ranks machine by machine, which is the order of the plan's devices.
@@ -68,7 +68,7 @@ def ranks_per_machine(plan: DividedTraining) -> int:
     return size
 
 
-def launch(plan: DividedTraining, program: str) -> str:
+def launch(plan: TransformerPlan, program: str) -> str:
     """The command that starts a program on every machine."""
     size = ranks_per_machine(plan)
     machines = plan.division.num_devices // size

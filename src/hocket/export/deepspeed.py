@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from hocket.export.common import cannot, is_even, plain
-from hocket.plan.divided import DividedTraining
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.transformer.stages import stage_layers
 
 _NAME = "DeepSpeed"
@@ -21,7 +21,7 @@ _DTYPES: dict[str, dict[str, Any]] = {
 }
 
 
-def deepspeed_files(plan: DividedTraining) -> dict[str, str]:
+def deepspeed_files(plan: TransformerPlan) -> dict[str, str]:
     """The configuration, and a module for the parts that are code."""
     _refuse(plan)
     files = {"deepspeed.json": json.dumps(deepspeed_config(plan), indent=2) + "\n"}
@@ -32,7 +32,7 @@ def deepspeed_files(plan: DividedTraining) -> dict[str, str]:
     return files
 
 
-def _refuse(plan: DividedTraining) -> None:
+def _refuse(plan: TransformerPlan) -> None:
     division = plan.division
     reasons = (
         (
@@ -92,7 +92,7 @@ def _refuse(plan: DividedTraining) -> None:
             raise cannot(plan, _NAME, what, instead)
 
 
-def deepspeed_config(plan: DividedTraining) -> dict[str, Any]:
+def deepspeed_config(plan: TransformerPlan) -> dict[str, Any]:
     """The JSON file's content."""
     division = plan.division
     config: dict[str, Any] = {
@@ -107,7 +107,7 @@ def deepspeed_config(plan: DividedTraining) -> dict[str, Any]:
     return config
 
 
-def _pipeline_module(plan: DividedTraining) -> str:
+def _pipeline_module(plan: TransformerPlan) -> str:
     interval = int(plan.division.recompute == "full")
     return f'''"""The pipeline of {plain(plan.model.name)}: DeepSpeed is told about it in code."""
 

@@ -11,7 +11,7 @@ import shlex
 from itertools import groupby
 
 from hocket.export.common import cannot, is_even, is_looped, launch, plain
-from hocket.plan.divided import DividedTraining
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.transformer import Transformer
 from hocket.transformer.stages import stage_layers
 
@@ -28,7 +28,7 @@ _DTYPE_FLAGS: dict[str, Flags] = {
 }
 
 
-def megatron_files(plan: DividedTraining) -> dict[str, str]:
+def megatron_files(plan: TransformerPlan) -> dict[str, str]:
     """One shell script with all flags; data, tokenizer and learning rate are the user's."""
     flags = megatron_flags(plan)
     lines = [
@@ -55,7 +55,7 @@ def megatron_files(plan: DividedTraining) -> dict[str, str]:
     return {"megatron.sh": text}
 
 
-def megatron_flags(plan: DividedTraining) -> Flags:
+def megatron_flags(plan: TransformerPlan) -> Flags:
     """All flags that a plan decides."""
     _refuse(plan)
     return {
@@ -67,7 +67,7 @@ def megatron_flags(plan: DividedTraining) -> Flags:
     }
 
 
-def _refuse(plan: DividedTraining) -> None:
+def _refuse(plan: TransformerPlan) -> None:
     division = plan.division
     is_own = division.schedule in _OWN_SCHEDULES and plan.schedule.name in _OWN_SCHEDULES
     if division.pipeline > 1 and not (is_own and is_looped(plan)):
@@ -142,7 +142,7 @@ def _expert_flags(model: Transformer) -> Flags:
     return flags
 
 
-def _degree_flags(plan: DividedTraining) -> Flags:
+def _degree_flags(plan: TransformerPlan) -> Flags:
     division = plan.division
     flags: Flags = {
         "--tensor-model-parallel-size": str(division.tensor),
@@ -166,7 +166,7 @@ def _degree_flags(plan: DividedTraining) -> Flags:
     return flags
 
 
-def _stage_flags(plan: DividedTraining) -> Flags:
+def _stage_flags(plan: TransformerPlan) -> Flags:
     """How layers lie on stages."""
     division, layers = plan.division, stage_layers(plan.model, plan.division)
     if division.pipeline == 1:
@@ -197,7 +197,7 @@ def pipeline_layout(layers: tuple[int, ...]) -> str:
     return "".join(parts) + stages[-1]
 
 
-def _data_flags(plan: DividedTraining) -> Flags:
+def _data_flags(plan: TransformerPlan) -> Flags:
     strategies = {2: "optim_grads", 3: "optim_grads_params"}
     zero = plan.division.zero
     if plan.division.data * plan.division.context == 1:
@@ -217,7 +217,7 @@ def _data_flags(plan: DividedTraining) -> Flags:
     }
 
 
-def _recompute_flags(plan: DividedTraining) -> Flags:
+def _recompute_flags(plan: TransformerPlan) -> Flags:
     if plan.division.recompute == "none":
         return {}
     if plan.division.recompute == "selective":

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 from hocket.base.errors import unknown_name
 from hocket.export.common import cannot, shard_ranks
-from hocket.plan.divided import DividedTraining
+from hocket.plan.transformer_plan import TransformerPlan
 
 TARGETS = ("megatron", "torchtitan", "deepspeed", "torch")
 
 
-def export_plan(plan: DividedTraining, target: str) -> dict[str, str]:
+def export_plan(plan: TransformerPlan, target: str) -> dict[str, str]:
     """Files for a training program by name; raises `UsageError` where it cannot say the plan."""
     from hocket.export.deepspeed import deepspeed_files
     from hocket.export.megatron import megatron_files
@@ -19,7 +19,7 @@ def export_plan(plan: DividedTraining, target: str) -> dict[str, str]:
     from hocket.export.torchtitan import torchtitan_files
     from hocket.planners.parallelism.schedules import verify_schedule
 
-    writers: Mapping[str, Callable[[DividedTraining], dict[str, str]]] = {
+    writers: Mapping[str, Callable[[TransformerPlan], dict[str, str]]] = {
         "megatron": megatron_files,
         "torchtitan": torchtitan_files,
         "deepspeed": deepspeed_files,

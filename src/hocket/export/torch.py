@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from importlib.resources import files
 
 from hocket.export.common import launch, plain, refuse_dtype
-from hocket.plan.divided import DividedTraining
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
 from hocket.runtime.parallel.refusals import data_program, refuse_plan
 from hocket.transformer.stages import stage_layers
@@ -25,7 +25,7 @@ _RUNTIME = "hocket.runtime.parallel"
 _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
     ("hocket.base", "errors.py", ("HocketError", "UsageError", "MissingExtraError", "RunError")),
     ("hocket.transformer", "shape.py", None),
-    ("hocket.transformer", "division.py", ("Recompute", "ScheduleName", "Division")),
+    ("hocket.transformer", "division.py", ("Recompute", "ScheduleName", "ParallelConfig")),
     (_RUNTIME, "refusals.py", ("DataKind", "DataProgram")),
     (_RUNTIME, "job.py", None),
     (_RUNTIME, "model.py", None),
@@ -40,14 +40,14 @@ _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
 """Packages, files and the names that are taken from them; None takes all."""
 
 
-def torch_files(plan: DividedTraining) -> dict[str, str]:
+def torch_files(plan: TransformerPlan) -> dict[str, str]:
     """The script and its schedule; raises where PyTorch cannot carry the plan out rightly."""
     refuse_plan(plan)
     refuse_dtype(plan, "the script for PyTorch")
     return {"train.py": _script(plan), CSV: to_torch_csv(plan.schedule)}
 
 
-def _script(plan: DividedTraining) -> str:
+def _script(plan: TransformerPlan) -> str:
     imports: Imports = {}
     bodies = []
     for package, name, wanted in _PARTS:
@@ -116,7 +116,7 @@ def _import_lines(imports: Imports) -> str:
     return "\n".join([*whole, *parts])
 
 
-def _start(plan: DividedTraining) -> str:
+def _start(plan: TransformerPlan) -> str:
     data = data_program(plan.division, splits_backward=plan.schedule.splits_backward)
     return f"""if __name__ == "__main__":
     train(

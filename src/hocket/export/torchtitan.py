@@ -16,7 +16,7 @@ from hocket.export.common import (
     refuse_dtype,
     shard_ranks,
 )
-from hocket.plan.divided import DividedTraining
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
 from hocket.runtime.parallel.refusals import refuse
 from hocket.transformer.stages import stage_layers
@@ -27,7 +27,7 @@ _KNOWN = {"llama3-8b": "llama3_8b", "llama3-70b": "llama3_70b", "llama3-405b": "
 CSV = "schedule.csv"
 
 
-def torchtitan_files(plan: DividedTraining) -> dict[str, str]:
+def torchtitan_files(plan: TransformerPlan) -> dict[str, str]:
     """A module with the configuration, and the schedule where there is a pipeline."""
     _refuse(plan)
     files = {"hocket_plan.py": _module(plan)}
@@ -36,7 +36,7 @@ def torchtitan_files(plan: DividedTraining) -> dict[str, str]:
     return files
 
 
-def _refuse(plan: DividedTraining) -> None:
+def _refuse(plan: TransformerPlan) -> None:
     division, splits = plan.division, plan.schedule.splits_backward
     if division.context == 1 and plan.model.experts is None:
         refuse(plan.model, division, splits_backward=splits)
@@ -64,14 +64,14 @@ def _refuse(plan: DividedTraining) -> None:
         )
 
 
-def _is_folded(plan: DividedTraining) -> bool:
+def _is_folded(plan: TransformerPlan) -> bool:
     """Whether the second half of the stages goes back over the devices."""
     devices: list[int] = plan.schedule.device_of_stage.tolist()
     there = list(range(plan.division.pipeline))
     return devices == there + there[::-1]
 
 
-def parallelism_fields(plan: DividedTraining) -> dict[str, Any]:
+def parallelism_fields(plan: TransformerPlan) -> dict[str, Any]:
     """Values of ``ParallelismConfig``."""
     division = plan.division
     shards = shard_ranks(plan)
@@ -95,13 +95,13 @@ def parallelism_fields(plan: DividedTraining) -> dict[str, Any]:
     return fields
 
 
-def _placement(plan: DividedTraining) -> str:
+def _placement(plan: TransformerPlan) -> str:
     if not is_looped(plan):
         return "ZBVZeroBubble"
     return "PipelineScheduleMulti" if plan.division.chunks > 1 else "PipelineScheduleSingle"
 
 
-def _module_names(plan: DividedTraining) -> list[list[str]]:
+def _module_names(plan: TransformerPlan) -> list[list[str]]:
     names, first = [], 0
     for count in stage_layers(plan.model, plan.division):
         names.append([f"layers.{number}" for number in range(first, first + count)])
@@ -111,7 +111,7 @@ def _module_names(plan: DividedTraining) -> list[list[str]]:
     return names
 
 
-def _training_fields(plan: DividedTraining) -> dict[str, Any]:
+def _training_fields(plan: TransformerPlan) -> dict[str, Any]:
     division = plan.division
     # Without a pipeline torchtitan repeats local batches until the global one is done.
     rounds = division.num_microbatches if division.pipeline > 1 else 1
@@ -123,7 +123,7 @@ def _training_fields(plan: DividedTraining) -> dict[str, Any]:
     }
 
 
-def _module(plan: DividedTraining) -> str:
+def _module(plan: TransformerPlan) -> str:
     known, name = _KNOWN.get(plan.model.name), plain(plan.model.name)
     start = launch(plan, "-m torchtitan.train --module hocket_plan --config planned")
     lines = [
@@ -161,7 +161,7 @@ def _assignments(owner: str, fields: dict[str, Any]) -> list[str]:
     return [f"    config.{owner}.{name} = {value!r}" for name, value in fields.items()]
 
 
-def _recompute_lines(plan: DividedTraining) -> list[str]:
+def _recompute_lines(plan: TransformerPlan) -> list[str]:
     if plan.division.recompute == "full":
         return ['    config.activation_checkpoint.mode = "full"']
     lines = ['    config.activation_checkpoint.mode = "none"']

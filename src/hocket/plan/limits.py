@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hocket.transformer.division import RECOMPUTES, SCHEDULES, Recompute, ScheduleName
+from hocket.transformer.parallel_config import RECOMPUTES, SCHEDULES, Recompute, ScheduleName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Limits:
     pipelined_zeros: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that are tried where there is a pipeline."""
     fixed: tuple[tuple[str, int], ...] = ()
-    """Pairs of a whole-number field of `Division` and its value."""
+    """Pairs of a whole-number field of `ParallelConfig` and its value."""
     num_synthesised: int = 0
     """Of the best pipelines, how many get a schedule made for them; some seconds each."""
 

@@ -13,7 +13,7 @@ from hocket.base.errors import CheckError
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision, Placement, Schedule, Shares
+from hocket.plan.sections import Parallel, Placement, Schedule
 from hocket.plan.training import TransformerTraining
 from hocket.plan.violation import Violation
 
@@ -39,7 +39,9 @@ def structure_violations(plan: Plan, problem: Problem) -> Iterator[Violation]:
     for section in plan.named().values():
         wrong = list(section.verify(problem, plan))
         yield from wrong
-        if any(violation.rule in ("placed", "division") for violation in wrong):
+        if any(
+            violation.rule in ("placed", "parallel", "devices", "layers") for violation in wrong
+        ):
             return
 
 
@@ -80,11 +82,11 @@ def _identity(plan: Plan, problem: Problem) -> Iterator[Violation]:
 
 def _undecided(plan: Plan, problem: Problem) -> Iterator[Violation]:
     """What the kind of work asks for and the plan does not say."""
-    is_shared = plan.get(Shares) is not None
+    is_shared = plan.get(Parallel) is not None
     if isinstance(problem.work, Graph) and plan.get(Placement) is None and not is_shared:
         yield Violation("placed", "the plan places no op")
     if isinstance(problem.work, TransformerTraining):
-        if plan.get(PlacedDivision) is None:
-            yield Violation("division", "the plan divides nothing")
+        if plan.get(Parallel) is None:
+            yield Violation("parallel", "the plan has no parallel section")
         elif plan.get(Schedule) is None:
             yield Violation("schedule", "the plan has no schedule")

@@ -1,23 +1,23 @@
-"""Shares of a batch in plain words."""
+""" of a batch in plain words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 
 _SCHEDULES = {"1f1b": "", "gpipe": " (GPipe)", "zb-h1": " (ZB-H1)", "zb-h2": " (ZB-H2)"}
 _FEW = 4
 """Up to so many replicas stand one by one."""
 
 
-def in_words(shares: Shares) -> str:
+def in_words(shares: Parallel) -> str:
     """``DDP, 11 + 5 samples on rtx3090 and v100, recompute 4 blocks on v100``."""
     return "".join((_shared(shares), *_eased(shares)))
 
 
-def _eased(shares: Shares) -> Iterator[str]:
+def _eased(shares: Parallel) -> Iterator[str]:
     """What is done to hold less, and where."""
     for count, members in _grouped(shares.replicas, lambda r: len(r.recomputed)):
         yield f", recompute {count} block{'s' * (count > 1)}{_where(members, shares)}"
@@ -33,13 +33,13 @@ def _grouped(
     return [(n, [replica for replica in replicas if number_of(replica) == n]) for n in numbers]
 
 
-def _where(members: Sequence[Replica], shares: Shares) -> str:
+def _where(members: Sequence[Replica], shares: Parallel) -> str:
     if len(members) == len(shares.replicas):
         return " each" if len(members) > 1 else ""
     return f" on {_places(members, shares.tensor)}"
 
 
-def _shared(shares: Shares) -> str:
+def _shared(shares: Parallel) -> str:
     replicas = shares.replicas
     if shares.tensor > 1:
         return _divided(shares)
@@ -58,7 +58,7 @@ def _shared(shares: Shares) -> str:
     return f"{text}, {_listed(told)}" + (", …" if len(split) > _FEW else "")
 
 
-def _divided(shares: Shares) -> str:
+def _divided(shares: Parallel) -> str:
     """Groups of devices that divide matrices between them, alone or as stages of pipelines."""
     replicas = shares.replicas
     how = "tensor parallel"

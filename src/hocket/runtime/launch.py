@@ -18,7 +18,7 @@ from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision, Shares
+from hocket.plan.sections import Parallel
 from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import WorkerGroup
 from hocket.runtime.connect import LOOPBACK, MeetingStore
@@ -91,12 +91,11 @@ def launch(
 
 def used_devices(problem: Problem, plan: Plan) -> list[str]:
     """Names of the devices of a plan in the order of their ranks."""
-    shares = plan.get(Shares)
-    if shares is not None:
-        return list(shares.devices)
-    placed = plan.get(PlacedDivision)
-    if placed is not None:
-        return [name for names in placed.devices for name in names]
+    parallel = plan.get(Parallel)
+    if parallel is not None and parallel.layers is None:
+        return list(parallel.devices)
+    if parallel is not None:
+        return [name for names in parallel.rank_devices for name in names]
     if plan.device_of is None:
         raise UsageError(
             "the plan neither places ops nor divides a training",

@@ -38,15 +38,15 @@ from hocket.runtime.train.divided.planned import (
 from hocket.runtime.train.divided.prioritised import hindrance
 from hocket.runtime.train.predicted import claimed_step_s
 from hocket.runtime.train.recorded import Recipe
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 
-Given = SavedPlan | Division
+Given = SavedPlan | ParallelConfig
 """A plan with its problem, or bare degrees of parallelism."""
 
 
 def is_parallel(given: Given | None) -> bool:
     """True for plans that train with several replicas, stages, shards or microbatches."""
-    return isinstance(given, Division) or (given is not None and divides(given.plan))
+    return isinstance(given, ParallelConfig) or (given is not None and divides(given.plan))
 
 
 def choose_strategy(
@@ -63,7 +63,7 @@ def choose_strategy(
     """
     # Trials while tracing must not change what the loop draws.
     with torch.random.fork_rng():
-        if isinstance(given, Division):
+        if isinstance(given, ParallelConfig):
             named = Plan(planner="division", notes={"how": repr(given)})
             return Prepared(stated_degrees_strategy(_parallel_task(task, None), given), named, None)
         if given is not None and divides(given.plan):

@@ -12,7 +12,7 @@ from hocket.base.errors import UsageError
 from hocket.cost.costs import TimeSource
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, Memory, PlacedDivision, Shares
+from hocket.plan.sections import Lanes, Memory, Parallel
 from hocket.plan.verify import raise_violations, structure_violations
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.executor import PlacedProgram
@@ -78,7 +78,8 @@ def run_plan(
         from hocket.runtime.sessions.waves import run_waves
 
         return run_waves(problem, plan, options, source, watch)
-    if plan.get(Shares) is not None:
+    parallel = plan.get(Parallel)
+    if parallel is not None and parallel.layers is None:
         from hocket.runtime.sessions.shares import run_shares
 
         return run_shares(problem, plan, options, source, watch)
@@ -86,7 +87,7 @@ def run_plan(
         from hocket.runtime.sessions.budget import run_budget
 
         return run_budget(problem, plan, options, source, watch)
-    if plan.get(PlacedDivision) is None:
+    if parallel is None:
         return _run_placement(problem, plan, options, source, watch)
     from hocket.runtime.sessions.division import run_division
 

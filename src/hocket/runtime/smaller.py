@@ -9,7 +9,7 @@ from hocket.cost.roofline import costs_from_settings
 from hocket.graph.batches import at_batch, with_other_batch
 from hocket.graph.graph import Graph
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Shares
+from hocket.plan.sections import Parallel
 
 
 def with_graph(problem: Problem, graph: Graph) -> Problem:
@@ -18,7 +18,7 @@ def with_graph(problem: Problem, graph: Graph) -> Problem:
     return replace(problem, work=graph, op_costs=costs)
 
 
-def smaller_shares(problem: Problem, shares: Shares, scale: float) -> tuple[Problem, Shares]:
+def smaller_shares(problem: Problem, shares: Parallel, scale: float) -> tuple[Problem, Parallel]:
     """A part of the batch, shared out in the same proportions; each replica has a sample."""
     whole = shares.num_samples
     num_samples = max(len(shares.replicas), round(whole * scale))

@@ -13,8 +13,9 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, PlacedDivision, Schedule, Shares
+from hocket.plan.sections import Communication, Lanes, Parallel, Schedule
 from hocket.plan.training import TransformerTraining
+from hocket.plan.transformer_plan import plan_stage_costs
 from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.instructions import Instructions
 from hocket.simulate.lowering import order_priority, trimmed
@@ -36,8 +37,8 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
     out.
     """
     if isinstance(problem.work, TransformerTraining):
-        return simulate_pipeline(plan[Schedule], plan[PlacedDivision].stage_costs)
-    shares = plan.get(Shares)
+        return simulate_pipeline(plan[Schedule], plan_stage_costs(problem, plan[Parallel]))
+    shares = plan.get(Parallel)
     if shares is not None:
         return simulate_shares(problem, shares, plan.get(Communication), plan.get(Lanes))[1]
     problem, plan = carried_out(problem, plan)
@@ -51,7 +52,7 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
 
 def simulate_shares(
     problem: Problem,
-    shares: Shares,
+    shares: Parallel,
     planned: Communication | None = None,
     lanes: Lanes | None = None,
 ) -> tuple[Unfolded, Timeline]:

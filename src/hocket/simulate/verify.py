@@ -13,11 +13,11 @@ from hocket.base.arrays import IntArray
 from hocket.base.errors import CheckError
 from hocket.base.units import format_bytes
 from hocket.graph.graph import PERSISTENT_ROLES
-from hocket.plan.divided import DividedTraining, rank_memory_violations
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Memory, Shares
+from hocket.plan.sections import Communication, Lanes, Memory, Parallel
 from hocket.plan.training import TransformerTraining
+from hocket.plan.transformer_plan import TransformerPlan, rank_memory_violations
 from hocket.plan.verify import (
     contiguity_violations,
     raise_violations,
@@ -49,7 +49,7 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
         return found
     if isinstance(problem.work, TransformerTraining):
         return _division_violations(plan, problem, timeline)
-    if plan.get(Shares) is not None:
+    if plan.get(Parallel) is not None:
         return _share_violations(problem, plan, timeline)
     assert plan.device_of is not None, "structure was checked"
     found += update_violations(plan.device_of, problem)
@@ -68,10 +68,10 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
 def _share_violations(problem: Problem, plan: Plan, timeline: Timeline | None) -> list[Violation]:
     """Stages that wait for each other in a circle, and devices that lack memory."""
     try:
-        unfolded = unfold(problem, plan[Shares], plan.get(Communication), plan.get(Lanes))
+        unfolded = unfold(problem, plan[Parallel], plan.get(Communication), plan.get(Lanes))
         timeline = timeline or simulate(problem, plan)
     except CheckError as error:
-        return [Violation("shares", error.message)]
+        return [Violation("parallel", error.message)]
     found = list(memory_violations(unfolded.problem, timeline))
     lanes = plan.get(Lanes)
     if lanes is not None and any(lanes.slabs):
@@ -106,7 +106,7 @@ def _division_violations(
         return [Violation("schedule", error.message)]
     # What the plan predicts is a claim; what its costs and schedule give is what counts.
     peaks = tuple(timeline.peak_bytes.tolist())
-    return list(rank_memory_violations(DividedTraining(problem, plan), peaks))
+    return list(rank_memory_violations(TransformerPlan(problem, plan), peaks))
 
 
 def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violation]:

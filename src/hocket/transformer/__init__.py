@@ -1,10 +1,10 @@
 """A transformer's shape, and the ways to divide its training over devices."""
 
-from hocket.transformer.division import (
+from hocket.transformer.parallel_config import (
     RECOMPUTES,
     SCHEDULES,
-    Division,
-    Divisions,
+    ParallelConfig,
+    ParallelConfigs,
     Recompute,
     ScheduleName,
 )
@@ -13,10 +13,10 @@ from hocket.transformer.shape import Experts, MlpKind, Transformer
 __all__ = [
     "RECOMPUTES",
     "SCHEDULES",
-    "Division",
-    "Divisions",
     "Experts",
     "MlpKind",
+    "ParallelConfig",
+    "ParallelConfigs",
     "Recompute",
     "ScheduleName",
     "Transformer",

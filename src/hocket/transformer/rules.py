@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hocket.transformer.division import FOLDED, LOOPED, MAX_ACTIONS, SPLIT, Division
+from hocket.transformer.parallel_config import FOLDED, LOOPED, MAX_ACTIONS, SPLIT, ParallelConfig
 from hocket.transformer.shape import Transformer
 
 
-def broken_rules(model: Transformer, division: Division) -> Iterator[str]:
+def broken_rules(model: Transformer, division: ParallelConfig) -> Iterator[str]:
     """What makes a division impossible for a model; nothing where it is possible."""
     yield from broken_degrees(model, division)
     yield from _batch(division)
@@ -16,7 +16,7 @@ def broken_rules(model: Transformer, division: Division) -> Iterator[str]:
     yield from _modes(division)
 
 
-def broken_degrees(model: Transformer, division: Division) -> Iterator[str]:
+def broken_degrees(model: Transformer, division: ParallelConfig) -> Iterator[str]:
     """Degrees that do not divide what they must."""
     tensor, context, expert = division.tensor, division.context, division.expert
     for what, size in (("heads", model.heads), ("hidden", model.hidden), ("mlp", model.mlp_width)):
@@ -34,7 +34,7 @@ def broken_degrees(model: Transformer, division: Division) -> Iterator[str]:
         yield f"expert {expert} does not divide data x context x tensor"
 
 
-def _batch(division: Division) -> Iterator[str]:
+def _batch(division: ParallelConfig) -> Iterator[str]:
     if division.shares is not None:
         yield from broken_shares(division)
     elif division.global_batch % (division.data * division.microbatch):
@@ -49,7 +49,7 @@ def _batch(division: Division) -> Iterator[str]:
         )
 
 
-def broken_shares(division: Division) -> Iterator[str]:
+def broken_shares(division: ParallelConfig) -> Iterator[str]:
     """Shares of the batch that are not those of its replicas."""
     shares = division.shares or ()
     if len(shares) != division.data or any(share < 1 for share in shares):
@@ -58,7 +58,7 @@ def broken_shares(division: Division) -> Iterator[str]:
         yield f"shares {list(shares)} add up to {sum(shares)}, the batch is {division.global_batch}"
 
 
-def _stages(model: Transformer, division: Division) -> Iterator[str]:
+def _stages(model: Transformer, division: ParallelConfig) -> Iterator[str]:
     schedule, chunks, pipeline = division.schedule, division.chunks, division.pipeline
     # Stages that are stated may hold the embedding or the output layer alone.
     if division.num_stages > model.layers + (2 if division.layers else 0):
@@ -80,7 +80,7 @@ def _stages(model: Transformer, division: Division) -> Iterator[str]:
     yield from _layers(model, division)
 
 
-def _layers(model: Transformer, division: Division) -> Iterator[str]:
+def _layers(model: Transformer, division: ParallelConfig) -> Iterator[str]:
     layers = division.layers
     if layers is None:
         return
@@ -90,7 +90,7 @@ def _layers(model: Transformer, division: Division) -> Iterator[str]:
         yield f"the stages have {sum(layers)} layers, the model {model.layers}"
 
 
-def _modes(division: Division) -> Iterator[str]:
+def _modes(division: ParallelConfig) -> Iterator[str]:
     if division.sequence_parallel and division.tensor == 1:
         yield "sequence parallelism divides over tensor-parallel ranks, and there is one"
     if division.zero and division.data * division.context == 1:

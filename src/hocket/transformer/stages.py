@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from hocket.base.parts import even_parts
-from hocket.transformer.division import Division
+from hocket.transformer.parallel_config import ParallelConfig
 from hocket.transformer.shape import Transformer
 
 _V_SHAPED = ("zb-v", "v-half", "dualpipe-v")
 
 
-def stage_layers(model: Transformer, division: Division) -> tuple[int, ...]:
+def stage_layers(model: Transformer, division: ParallelConfig) -> tuple[int, ...]:
     """Layers of each virtual stage; where they do not divide, the first stages have one more."""
     return division.layers or even_parts(model.layers, division.num_stages)
 
 
-def stage_ranks(division: Division) -> tuple[int, ...]:
+def stage_ranks(division: ParallelConfig) -> tuple[int, ...]:
     """The pipeline rank of each virtual stage: round after round, or down and up again (V)."""
     pipeline = division.pipeline
     ranks = []

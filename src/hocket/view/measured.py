@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.plan.divided import DividedTraining
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, Shares
+from hocket.plan.sections import Lanes, Parallel
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.simulate.pipeline import action_busy_s
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
@@ -106,12 +106,12 @@ def shares_run_table(problem: Problem, plan: Plan, result: RunResult) -> Rendera
             Text(str(replica.num_samples)),
             Text(str(len(replica.microbatches))),
         ]
-        for replica in plan[Shares].replicas
+        for replica in plan[Parallel].replicas
     ]
     if result.peak_bytes:
         columns += [Column(title=t, align="right") for t in ("peak: predicted", "measured")]
         peaks = {row["name"]: row["peak_bytes"] for row in _devices(problem, result)}
-        for cells, replica in zip(rows, plan[Shares].replicas, strict=True):
+        for cells, replica in zip(rows, plan[Parallel].replicas, strict=True):
             held = peaks[replica.devices[0]]
             cells += [_told(held[by], format_bytes) for by in ("predicted", "measured")]
     table = FittedTable(columns=tuple(columns), rows=rows)
@@ -137,7 +137,7 @@ def shares_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str
         "loss": problem.graph.meta.get("loss"),
         **_common(result),
         "devices": _devices(problem, result),
-        "shares": plan[Shares].to_data(),
+        "parallel": plan[Parallel].to_data(),
     }
 
 
@@ -199,7 +199,7 @@ def _ranks(problem: Problem, plan: Plan, result: RunResult) -> list[dict[str, An
                 "measured": None if measured_s is None else float(measured_s[rank]),
             },
         }
-        for rank, names in enumerate(DividedTraining(problem, plan).devices)
+        for rank, names in enumerate(TransformerPlan(problem, plan).devices)
     ]
 
 

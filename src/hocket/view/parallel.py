@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_percent, format_seconds
-from hocket.plan.divided import DividedTraining
-from hocket.planners.parallelism.outlook import DivisionOutlook, outlook_of
+from hocket.plan.transformer_plan import TransformerPlan
+from hocket.planners.parallelism.outlook import ConfigForecast, outlook_of
 from hocket.planners.parallelism.pools import pools_of
 from hocket.simulate.timeline import Timeline
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 from hocket.view.names import inert
 from hocket.view.wording import count_of, dollars
 
@@ -36,7 +36,7 @@ class Field:
         return not any(value not in ("", "–") for value in self.values)
 
 
-def fields_of(candidates: tuple[DivisionOutlook, ...]) -> list[Field]:
+def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[Field]:
     """The columns of the table of candidates but the memory, those that say nothing left out."""
     divisions = [candidate.division for candidate in candidates]
 
@@ -73,7 +73,7 @@ MARK = "*"
 """Beside schedules that ``hocket run`` alone carries out."""
 
 
-def only_here(candidate: DivisionOutlook) -> bool:
+def only_here(candidate: ConfigForecast) -> bool:
     """Whether ``hocket run`` alone carries the candidate's schedule out."""
     from hocket.planners.parallelism.programs import is_hocket_only
 
@@ -81,7 +81,7 @@ def only_here(candidate: DivisionOutlook) -> bool:
     return candidate.division.pipeline > 1 and is_hocket_only(program, candidate.schedule_name)
 
 
-def kinds_text(candidates: tuple[DivisionOutlook, ...]) -> tuple[str, ...]:
+def kinds_text(candidates: tuple[ConfigForecast, ...]) -> tuple[str, ...]:
     """``2 a100-80g + 4 v100-16g``: pipeline ranks of each kind, in order; nothing where all
     are alike."""
     if not candidates or len(pools_of(candidates[0].problem)) == 1:
@@ -94,14 +94,14 @@ def kinds_text(candidates: tuple[DivisionOutlook, ...]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def schedule_text(division: Division, name: str) -> str:
+def schedule_text(division: ParallelConfig, name: str) -> str:
     """``interleaved x4``, or nothing where there is no pipeline."""
     if division.pipeline == 1:
         return "–"
     return inert(name) + (f" x{division.chunks}" if division.chunks > 1 else "")
 
 
-def price_text(candidate: DivisionOutlook) -> str:
+def price_text(candidate: ConfigForecast) -> str:
     """Dollars per day, or nothing where prices are unknown."""
     hourly = candidate.price_per_hour
     return "" if hourly is None else dollars(hourly * HOURS_PER_DAY)
@@ -110,7 +110,7 @@ def price_text(candidate: DivisionOutlook) -> str:
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def division_data(candidate: DivisionOutlook) -> dict[str, Any]:
+def division_data(candidate: ConfigForecast) -> dict[str, Any]:
     """A candidate as ``--json`` prints it."""
     division = asdict(candidate.division)
     return {
@@ -157,12 +157,12 @@ def divisions_data(comparison: Comparison, top: int) -> dict[str, Any]:
     }
 
 
-def parts_data(candidate: DivisionOutlook) -> dict[str, Any]:
+def parts_data(candidate: ConfigForecast) -> dict[str, Any]:
     """What the step's time consists of."""
     return {"breakdown": {f"{name}_s": value for name, value in candidate.parts_s.items()}}
 
 
-def shown(comparison: Comparison, top: int) -> tuple[DivisionOutlook, ...]:
+def shown(comparison: Comparison, top: int) -> tuple[ConfigForecast, ...]:
     """The first ``top`` that fit, the chosen one before all, and a few that do not."""
     fitting = [c for c in comparison.candidates if c.feasible]
     others = [c for c in comparison.candidates if not c.feasible]
@@ -170,7 +170,7 @@ def shown(comparison: Comparison, top: int) -> tuple[DivisionOutlook, ...]:
     return tuple(outlook_of(comparison.problem, c) for c in (*fitting[:top], *others[:num_others]))
 
 
-def winning(comparison: Comparison) -> DivisionOutlook | None:
+def winning(comparison: Comparison) -> ConfigForecast | None:
     """The outlook of the chosen division."""
     winner = comparison.winner
     return None if winner is None else outlook_of(comparison.problem, winner)
@@ -204,7 +204,7 @@ class RankFacts:
     capacity_bytes: int
 
 
-def rank_facts(plan: DividedTraining, timeline: Timeline) -> list[RankFacts]:
+def rank_facts(plan: TransformerPlan, timeline: Timeline) -> list[RankFacts]:
     """Facts of each pipeline rank."""
     devices = {device.name: device for device in plan.cluster.devices}
     layers = plan.division.layers or (
@@ -232,7 +232,7 @@ def rank_facts(plan: DividedTraining, timeline: Timeline) -> list[RankFacts]:
     return found
 
 
-def plan_numbers(divided: DividedTraining, timeline: Timeline) -> dict[str, float]:
+def plan_numbers(divided: TransformerPlan, timeline: Timeline) -> dict[str, float]:
     """What was predicted of a plan, in numbers: parts of the step, MFU, tokens."""
     claims = divided.plan.claims
     numbers = {
@@ -245,19 +245,19 @@ def plan_numbers(divided: DividedTraining, timeline: Timeline) -> dict[str, floa
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-def step_parts(divided: DividedTraining) -> dict[str, float]:
+def step_parts(divided: TransformerPlan) -> dict[str, float]:
     """What the step's time consists of, largest first."""
     parts = [pair for pair in divided.plan.claims.parts_s.items() if pair[1] > 0]
     return dict(sorted(parts, key=lambda part: -part[1]))
 
 
-def plan_data(divided: DividedTraining, timeline: Timeline) -> dict[str, Any]:
+def plan_data(divided: TransformerPlan, timeline: Timeline) -> dict[str, Any]:
     """A divided training as ``--json`` prints it."""
     cluster = divided.cluster
     return {
         "model": divided.model.name,
         "cluster": {"name": cluster.name, "hash": cluster.content_hash},
-        "division": asdict(divided.division),
+        "config": asdict(divided.division),
         "step_s": timeline.makespan_s,
         "predicted_step_s": divided.step_s,
         "bubble": timeline.idle_share,

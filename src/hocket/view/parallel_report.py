@@ -14,8 +14,8 @@ from rich.text import Text
 
 from hocket import __version__
 from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.plan.divided import DividedTraining
 from hocket.plan.sections.schedule import Schedule, StageWork
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallelism.outlook import label
 from hocket.planners.parallelism.why import PARTS_IN_WORDS
 from hocket.simulate.pipeline import after_s, simulate_pipeline
@@ -56,7 +56,7 @@ from hocket.view.wording import of_capacity, sentence
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
-    from hocket.planners.parallelism.outlook import DivisionOutlook
+    from hocket.planners.parallelism.outlook import ConfigForecast
 
 
 # A pipeline's schedule as the well-known picture: devices over time, and gaps are the bubble.
@@ -284,7 +284,7 @@ def _number_classes(title: str) -> str:
     return "number" if title in NARROW else "number wide"
 
 
-def parallel_report_html(plan: DividedTraining, comparison: Comparison | None = None) -> str:
+def parallel_report_html(plan: TransformerPlan, comparison: Comparison | None = None) -> str:
     """The report as one HTML text."""
     timeline = simulate_pipeline(plan.schedule, plan.costs)
     title = f"{inert(plan.model.name)} on {inert(plan.cluster.name)}"
@@ -309,7 +309,7 @@ def parallel_report_html(plan: DividedTraining, comparison: Comparison | None = 
 # ── sections ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _stats(plan: DividedTraining, timeline: Timeline, facts: list[RankFacts]) -> str:
+def _stats(plan: TransformerPlan, timeline: Timeline, facts: list[RankFacts]) -> str:
     division = plan.division
     tokens = division.global_batch * plan.model.sequence / (timeline.makespan_s or 1.0)
     full = max(facts, key=lambda fact: fact.peak_bytes / max(fact.capacity_bytes, 1))
@@ -336,7 +336,7 @@ def _candidates(comparison: Comparison | None) -> str:
     chosen = None if comparison.winner is None else 0
     heads = [
         ColumnHead("", "tick"),
-        ColumnHead("Division"),
+        ColumnHead("ParallelConfig"),
         *(ColumnHead(NUMBERS[f.title], _number_classes(f.title)) for f in fields),
         ColumnHead("Fullest rank", "number"),
         ColumnHead("Reason", "wide"),
@@ -353,7 +353,7 @@ def _candidates(comparison: Comparison | None) -> str:
     return section("candidates", "Candidates", table(heads, rows, classes), note)
 
 
-def _candidate(candidate: DivisionOutlook, cells: list[str], chosen: bool) -> list[Cell]:
+def _candidate(candidate: ConfigForecast, cells: list[str], chosen: bool) -> list[Cell]:
     rank = candidate.fullest_rank
     size = of_capacity(candidate.peak_bytes[rank], candidate.capacity_bytes[rank])
     memory: Cell = size if candidate.feasible else Html(f'<span class="over">{size} ✗</span>')
@@ -364,7 +364,7 @@ def _candidate(candidate: DivisionOutlook, cells: list[str], chosen: bool) -> li
     return [tick, division, *cells, memory, reason]
 
 
-def _pipeline(plan: DividedTraining, timeline: Timeline) -> str:
+def _pipeline(plan: TransformerPlan, timeline: Timeline) -> str:
     if plan.schedule.num_devices == 1:
         return ""
     picture = pipeline_svg(plan.schedule, timeline, width=1080, styled=False)
@@ -373,7 +373,7 @@ def _pipeline(plan: DividedTraining, timeline: Timeline) -> str:
     return section("pipeline", "Pipeline", f"<div {region}>{picture}</div>", note)
 
 
-def _parts(plan: DividedTraining) -> str:
+def _parts(plan: TransformerPlan) -> str:
     parts = step_parts(plan)
     total_s = sum(parts.values())
     if not total_s:
@@ -431,15 +431,15 @@ def _memory(fact: RankFacts) -> Html:
     return Html(bar(fact.peak_bytes / max(fact.capacity_bytes, 1), "transfer") + text)
 
 
-def _label(plan: DividedTraining) -> str:
+def _label(plan: TransformerPlan) -> str:
     return inert(label(plan.division, plan.schedule.name, plan.problem.training.software.name))
 
 
-def _plan(plan: DividedTraining) -> str:
+def _plan(plan: TransformerPlan) -> str:
     division = plan.division
     layers = division.layers
     entries = [
-        ("Division", _label(plan)),
+        ("ParallelConfig", _label(plan)),
         ("Microbatches", f"{division.num_microbatches:,} of {division.microbatch}"),
         ("Batch", f"{division.global_batch:,} sequences of {plan.model.sequence:,} tokens"),
         ("Layers per stage", " ".join(map(str, layers)) if layers else "even"),

@@ -1,4 +1,4 @@
-"""Divisions and parallel plans for the terminal, as rich renderables."""
+"""ParallelConfigs and parallel plans for the terminal, as rich renderables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.cost.chips import chip_of
-from hocket.plan.divided import DividedTraining
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
@@ -28,7 +28,7 @@ from hocket.view.wording import count_of, of_capacity
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
-    from hocket.planners.parallelism.outlook import DivisionOutlook
+    from hocket.planners.parallelism.outlook import ConfigForecast
 
 MAX_REASONS = 3
 """Candidates that lost, and candidates that do not fit, whose reason is told."""
@@ -72,7 +72,7 @@ def comparison_table(comparison: Comparison, top: int) -> RenderableType:
     return Group(*parts, Text(counts_text(comparison), style="dim"))
 
 
-def range_sentence(candidate: DivisionOutlook) -> str:
+def range_sentence(candidate: ConfigForecast) -> str:
     """Between what steps a measured one is expected, and why."""
     low_s, high_s = map(format_seconds, candidate.range_s)
     problem = candidate.problem
@@ -87,13 +87,13 @@ def range_sentence(candidate: DivisionOutlook) -> str:
     return f"expect {low_s} to {high_s} per step ({inert(why, LONGEST_SENTENCE)})"
 
 
-def mfu_sentence(candidate: DivisionOutlook) -> str:
+def mfu_sentence(candidate: ConfigForecast) -> str:
     """Both ways in which published runs count it: long sequences lie far apart in them."""
     whole, causal = map(format_percent, (candidate.mfu, candidate.causal_mfu))
     return f"MFU {whole} counts all pairs of tokens; without those beyond a causal mask {causal}"
 
 
-def _reasons(comparison: Comparison, candidates: tuple[DivisionOutlook, ...]) -> Text:
+def _reasons(comparison: Comparison, candidates: tuple[ConfigForecast, ...]) -> Text:
     """Why the first few others lost, and why some cannot be used, by their line's number."""
     others = list(enumerate(candidates, 1))[comparison.winner is not None :]
     losers = [pair for pair in others if pair[1].feasible][:MAX_REASONS]
@@ -102,7 +102,7 @@ def _reasons(comparison: Comparison, candidates: tuple[DivisionOutlook, ...]) ->
     return Text("\n".join(told), style="dim")
 
 
-def _row(candidate: DivisionOutlook, index: int, cells: list[str], chosen: bool) -> list[Text]:
+def _row(candidate: ConfigForecast, index: int, cells: list[str], chosen: bool) -> list[Text]:
     style = "bold" if chosen else "" if candidate.feasible else "dim"
     tick = Text("✔", style="bold green") if chosen else Text(str(index + 1), style="dim")
     return [
@@ -112,7 +112,7 @@ def _row(candidate: DivisionOutlook, index: int, cells: list[str], chosen: bool)
     ]
 
 
-def _memory_cells(candidate: DivisionOutlook, style: str) -> tuple[Text, Text]:
+def _memory_cells(candidate: ConfigForecast, style: str) -> tuple[Text, Text]:
     """Peak of the fullest rank and what its devices have."""
     rank = candidate.fullest_rank
     mark = " " if candidate.feasible else "✗"
@@ -123,12 +123,12 @@ def _memory_cells(candidate: DivisionOutlook, style: str) -> tuple[Text, Text]:
 # ── plans ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def parallel_summary(plan: DividedTraining, timeline: Timeline) -> RenderableType:
+def parallel_summary(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
     """What ``hocket show`` prints of a parallel plan."""
     return Group(headline(plan, timeline), Text(), _rank_table(plan, timeline))
 
 
-def headline(plan: DividedTraining, timeline: Timeline) -> RenderableType:
+def headline(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
     """The model, how it is divided, and the step."""
     division = plan.division
     title = Text(f"{inert(plan.model.name)} on {inert(plan.cluster.name)}", style="bold")
@@ -151,7 +151,7 @@ def headline(plan: DividedTraining, timeline: Timeline) -> RenderableType:
     return Group(title, *(Text(" · ".join(words)) for words in (degrees, modes, numbers)))
 
 
-def _rank_table(plan: DividedTraining, timeline: Timeline) -> RenderableType:
+def _rank_table(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
     facts = rank_facts(plan, timeline)
     rows = [
         [
@@ -185,7 +185,7 @@ def _rank_table(plan: DividedTraining, timeline: Timeline) -> RenderableType:
     return Group(table, Text(f"  and {hidden} ranks more", style="dim"))
 
 
-def parallel_explanation(plan: DividedTraining, timeline: Timeline) -> RenderableType:
+def parallel_explanation(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
     """What ``hocket explain`` prints of a parallel plan: where the step's time goes."""
     from hocket.planners.parallelism.why import PARTS_IN_WORDS
 

@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hocket.base.errors import UsageError
-from hocket.plan.divided import DividedTraining
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.transformer_plan import TransformerPlan, is_transformer_plan
 from hocket.simulate.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ def view_of(plan: Plan, within: WithinBudget | None = None) -> PlanView:
 
     A plan that was carried out ``within`` a budget says how that is kept.
     """
-    makers = {"placement": _placement, "division": _division, "shares": _shares}
-    for name in plan.named():
-        if name in makers:
-            view = makers[name]()
-            return view if within is None else _within(view, within)
+    sections = plan.named()
+    if "placement" in sections or "parallel" in sections:
+        by_ops = _placement if "placement" in sections else _parallel
+        view = _transformer() if is_transformer_plan(plan) else by_ops()
+        return view if within is None else _within(view, within)
     raise UsageError(
         f"a plan of {', '.join(plan.named()) or 'nothing'} takes no time that could be shown",
         hint="hocket verify checks it",
@@ -105,8 +105,8 @@ def within_budget(problem: Problem, plan: Plan, carried: Problem) -> WithinBudge
     return None if memory is None else WithinBudget(problem.graph, memory, carried.graph)
 
 
-def _shares() -> PlanView:
-    """Shares of a batch, looked at as the larger graph that they unfold to."""
+def _parallel() -> PlanView:
+    """A batch split over devices, as the larger graph that it expands to."""
     from hocket.view import shared
     from hocket.view.measured import shares_run_data, shares_run_table
     from hocket.view.report import report_html
@@ -127,7 +127,7 @@ def _shares() -> PlanView:
     )
 
 
-def _division() -> PlanView:
+def _transformer() -> PlanView:
     from hocket.simulate.verify import violations
     from hocket.view.measured import division_run_data, division_run_table
     from hocket.view.parallel import plan_data, plan_numbers
@@ -135,10 +135,10 @@ def _division() -> PlanView:
     from hocket.view.parallel_text import parallel_explanation, parallel_summary
 
     def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
-        return plan_data(DividedTraining(problem, plan), timeline)
+        return plan_data(TransformerPlan(problem, plan), timeline)
 
     def explained(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
-        numbers = plan_numbers(DividedTraining(problem, plan), timeline)
+        numbers = plan_numbers(TransformerPlan(problem, plan), timeline)
         why = plan.notes.get("why", "")
         return {**shown(problem, plan, timeline), "predicted": numbers, "why": why}
 
@@ -148,15 +148,15 @@ def _division() -> PlanView:
 
     return PlanView(
         summary=lambda problem, plan, timeline: parallel_summary(
-            DividedTraining(problem, plan), timeline
+            TransformerPlan(problem, plan), timeline
         ),
         explanation=lambda problem, plan, timeline: parallel_explanation(
-            DividedTraining(problem, plan), timeline
+            TransformerPlan(problem, plan), timeline
         ),
         shown=shown,
         explained=explained,
         simulated=simulated,
-        report_html=lambda problem, plan, _: parallel_report_html(DividedTraining(problem, plan)),
+        report_html=lambda problem, plan, _: parallel_report_html(TransformerPlan(problem, plan)),
         trace=_pipeline_trace,
         run_table=division_run_table,
         ran=division_run_data,
@@ -169,7 +169,7 @@ def _pipeline_trace(problem: Problem, plan: Plan, _: Timeline) -> dict[str, Any]
     from hocket.simulate.pipeline_graph import pipeline_problem
     from hocket.view.trace import trace_events
 
-    divided = DividedTraining(problem, plan)
+    divided = TransformerPlan(problem, plan)
     ranks = tuple(f"rank {rank} ({names[0]})" for rank, names in enumerate(divided.devices))
     inner, placed = pipeline_problem(divided.schedule, divided.costs, ranks)
     return trace_events(inner, placed, simulate(inner, placed))

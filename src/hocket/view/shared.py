@@ -15,7 +15,7 @@ from hocket.base.units import format_count, format_seconds
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Order, Placement, Priority, Shares
+from hocket.plan.sections import Communication, Lanes, Order, Parallel, Placement, Priority
 from hocket.plan.words import in_words
 from hocket.planners.goal import dollars_per_million, samples_per_s
 from hocket.planners.memory.blocks import layer_label
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _NORM = "batch_norm"
 
 
-def kept_training(graph: Graph, shares: Shares) -> list[str]:
+def kept_training(graph: Graph, shares: Parallel) -> list[str]:
     """What was seen of the model's samples, and what becomes of batch norm and dropout."""
     is_split = len(shares.replicas) > 1 or len(shares.replicas[0].microbatches) > 1
     if not is_split:
@@ -57,7 +57,7 @@ def kept_training(graph: Graph, shares: Shares) -> list[str]:
     return told
 
 
-def _seen(shares: Shares) -> str:
+def _seen(shares: Parallel) -> str:
     """The samples over which a batch norm takes its mean."""
     sizes = sorted({size for r in shares.replicas for size in r.microbatches}, reverse=True)
     each = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} or {sizes[-1]}"
@@ -85,7 +85,7 @@ _MOST_LINES = 12
 
 def unfolded(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     """The larger graph that the plan's shares stand for, and where its ops run."""
-    found = unfold(problem, plan[Shares], plan.get(Communication), plan.get(Lanes))
+    found = unfold(problem, plan[Parallel], plan.get(Communication), plan.get(Lanes))
     sections = (Placement(found.device_of), Order(priority=found.priority))
     inner = replace(plan, work_hash=found.problem.work_hash, sections=sections)
     return found.problem, inner
@@ -121,7 +121,7 @@ def _how(plan: Plan) -> str:
             told += f": {format_seconds(plan.claims.step_s)} for a step among many"
     elif lanes is not None and plan.claims.step_s is not None:
         told += f": {format_seconds(plan.claims.step_s)} with what waits for each other cost"
-    return in_words(plan[Shares]) + told
+    return in_words(plan[Parallel]) + told
 
 
 # ── as ``--json`` ────────────────────────────────────────────────────────────────────────────────
@@ -129,7 +129,7 @@ def _how(plan: Plan) -> str:
 
 def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
     """What ``hocket show`` tells."""
-    shares = plan[Shares]
+    shares = plan[Parallel]
     return {
         "planner": plan.planner,
         "how": _how(plan),
@@ -137,7 +137,7 @@ def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
         "samples_per_s": shares.num_samples / timeline.makespan_s,
         "moved_bytes": facts_of(*unfolded(problem, plan), timeline).moved_bytes,
         "peak_bytes": placed.device_peaks(problem, timeline),
-        "shares": shares.to_data(),
+        "parallel": shares.to_data(),
     }
 
 
@@ -196,7 +196,7 @@ def _headline(comparison: Comparison) -> list[Text]:
 def _map(comparison: Comparison) -> list[Text]:
     """Which layers are where, where devices have different ones or do different things to them."""
     winner = comparison.winner
-    shares = None if winner is None or winner.plan is None else winner.plan.get(Shares)
+    shares = None if winner is None or winner.plan is None else winner.plan.get(Parallel)
     if shares is None:
         return []
     lines = layer_lines(comparison.problem.graph, shares)
@@ -205,7 +205,7 @@ def _map(comparison: Comparison) -> list[Text]:
             (lines if len(lines) <= _MOST_LINES else folded)]  # fmt: skip
 
 
-def layer_lines(graph: Graph, shares: Shares) -> list[str]:
+def layer_lines(graph: Graph, shares: Parallel) -> list[str]:
     """``v100: transformer.wte to transformer.h.5``, and what is recomputed of that."""
     lines: list[str] = []
     for replica in shares.replicas:
@@ -241,7 +241,7 @@ def _why(comparison: Comparison) -> list[Text]:
         told = f"lower bound over all strategies: {bound} ({why})"
         lines.append(Text(told, style="dim"))
     winner = comparison.winner
-    shares = None if winner is None or winner.plan is None else winner.plan.get(Shares)
+    shares = None if winner is None or winner.plan is None else winner.plan.get(Parallel)
     if shares is not None:
         kept = kept_training(comparison.problem.graph, shares)
         lines += [Text(inert(line, LONGEST_SENTENCE), style="dim") for line in kept]
@@ -293,10 +293,10 @@ def sharing(comparison: Comparison, candidate: Candidate) -> dict[str, Any]:
 def placing(comparison: Comparison, winner: Candidate) -> dict[str, Any]:
     """Where the winner's ops are and what is sent between them, or who takes which samples."""
     assert winner.plan is not None, "a winner has a plan"
-    shares, problem = winner.plan.get(Shares), comparison.problem
+    shares, problem = winner.plan.get(Parallel), comparison.problem
     if shares is not None:
         kept = kept_training(problem.graph, shares)
-        return {"shares": shares.to_data(), "training": kept}
+        return {"parallel": shares.to_data(), "training": kept}
     assert winner.timeline is not None, "a placement was simulated"
     sent = problem.graph.tensor_bytes[winner.timeline.transfer_tensor]
     return {

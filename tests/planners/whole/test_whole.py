@@ -13,7 +13,7 @@ from hocket.api.planners import compare_divided, fixed_degrees
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Role
-from hocket.plan.sections import Memory, Replica, Shares
+from hocket.plan.sections import Memory, Parallel, Replica
 from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
 from hocket.planners.goal import num_devices
@@ -97,12 +97,12 @@ def test_small_problems_are_within_five_percent_of_trying_everything(graph):
                 Replica(devices=(name,), microbatches=s)
                 for name, s in zip(used, sizes, strict=True)
             )
-            tried.append(Shares(replicas=replicas))
+            tried.append(Parallel(replicas=replicas))
     for order, cut, size in product(
         (names, names[::-1]), tables.cuts[1:-1].tolist(), (1, 2, 3, 4, 6)
     ):
         replica = Replica(devices=tuple(order), microbatches=even_sizes(12, size), cuts=(cut,))
-        tried.append(Shares(replicas=(replica,)))
+        tried.append(Parallel(replicas=(replica,)))
     steps = [simulated(problem, shares).step_s for shares in dict.fromkeys(tried)]
     assert found <= 1.05 * min(s for s in steps if s is not None)
 
@@ -121,27 +121,27 @@ def test_alike_devices_are_not_told_apart(graph):
 
 def test_a_batch_that_does_not_fit_is_accumulated(graph):
     roomy = problem_on(graph, "1xt4")
-    whole = simulated(roomy, Shares(replicas=(Replica(devices=("gpu0",), microbatches=(12,)),)))
+    whole = simulated(roomy, Parallel(replicas=(Replica(devices=("gpu0",), microbatches=(12,)),)))
     # More than the optimizer's state is missing, so that updates on the host do not help alone.
     state = graph.tensor_bytes[graph.tensor_role == Role.OPTIMIZER_STATE].sum()
     usable = int(whole.timeline.peak_bytes[0] - 1.2 * state)
     kept = roomy.cluster.devices[0].memory_bytes - usable
     problem = make_problem(graph, "1xt4", headroom_bytes=kept)
     winner = compare_whole(problem).winner
-    (replica,) = winner.plan[Shares].replicas
+    (replica,) = winner.plan[Parallel].replicas
     assert len(replica.microbatches) == 2
     assert winner.feasible
 
 
 def test_what_fits_no_other_way_is_recomputed_and_updated_on_the_host(graph):
     roomy = problem_on(graph, "1xt4")
-    one = Shares(replicas=(Replica(devices=("gpu0",), microbatches=(1,) * 12),))
+    one = Parallel(replicas=(Replica(devices=("gpu0",), microbatches=(1,) * 12),))
     least = int(simulated(roomy, one).timeline.peak_bytes[0])
     problem = make_problem(
         graph, "1xt4", headroom_bytes=roomy.cluster.devices[0].memory_bytes - least + 2**20
     )
     comparison = compare_whole(problem)
-    (replica,) = comparison.winner.plan[Shares].replicas
+    (replica,) = comparison.winner.plan[Parallel].replicas
     assert replica.recomputed or replica.update == "host"
     assert ": out of memory" in comparison.why
     assert comparison.winner.timeline.peak_bytes[0] <= problem.memory_bytes[0]
@@ -202,9 +202,9 @@ def test_pipelines_are_tried_in_both_orders_of_their_devices(unequal):
 
 def test_replicas_that_are_asked_for_get_a_sample_each_even_where_that_is_slower():
     tiny = problem_on(capture_sizes(Stack((8, 8)), torch.zeros(6, 1, 8)), "1xh100-80g+2xk80")
-    assert len(shared_ways(tiny, Budget(tiny))[0].plan[Shares].replicas) == 1
+    assert len(shared_ways(tiny, Budget(tiny))[0].plan[Parallel].replicas) == 1
     asked = shared_ways(tiny, Budget(tiny), must=parse_must(("data 2",)))
-    assert {len(way.plan[Shares].replicas) for way in asked} == {2}
+    assert {len(way.plan[Parallel].replicas) for way in asked} == {2}
 
 
 def test_one_device_that_holds_the_batch_is_one_row(graph):
@@ -256,7 +256,7 @@ def test_ways_in_words(shares, words):
         Replica(devices=devices, microbatches=sizes, cuts=tuple(range(1, len(devices))))
         for devices, sizes in shares
     )
-    assert in_words(Shares(replicas=replicas)) == words
+    assert in_words(Parallel(replicas=replicas)) == words
 
 
 def test_the_view_by_degrees_gives_the_same_numbers(unequal, comparison):
@@ -267,7 +267,7 @@ def test_the_view_by_degrees_gives_the_same_numbers(unequal, comparison):
     names = [candidate.planner for candidate in divided.candidates]
     assert len(set(names)) == len(names)
     two = compare_divided(unequal, None, fixed_degrees(("data=2,pipeline=1", "tensor=1")))
-    assert {len(c.plan[Shares].replicas) for c in two.candidates if c.feasible} == {2}
+    assert {len(c.plan[Parallel].replicas) for c in two.candidates if c.feasible} == {2}
     alone = compare_divided(unequal, None, fixed_degrees(("data=1,pipeline=1",)))
     rows = {c.planner: c.step_s for c in comparison.candidates}
     assert alone.winner.step_s == pytest.approx(rows["1 GPU, accumulation"], rel=0.005)

@@ -9,7 +9,7 @@ from planners.whole.whole_nets import problem_on
 
 from hocket.api.collectives import predict_shared_propagation
 from hocket.graph.graph import Phase
-from hocket.plan.sections import Priority, Replica, Shares
+from hocket.plan.sections import Parallel, Priority, Replica
 from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
 from hocket.planners.communication.priority import with_priority
@@ -30,7 +30,7 @@ def test_what_priorities_would_bring_is_told_where_gradients_take_long(graph, tm
         problem = problem_on(graph, on)
         names = [problem.cluster.device_names[place] for place in places]
         made = [Replica(devices=(n,), microbatches=p) for n, p in zip(names, parts, strict=True)]
-        plan = empty_plan(problem, "test").having(Shares(replicas=tuple(made)))
+        plan = empty_plan(problem, "test").having(Parallel(replicas=tuple(made)))
         travel = predict_shared_propagation(problem, plan)
         section = with_priority(problem, plan).get(Priority)
         assert (section is not None) == (travel is not None and travel.chosen.how.crosses)
@@ -65,7 +65,7 @@ def test_matrices_of_layers_are_divided_and_their_sums_take_time(text, unplaced)
     found = {}
     for degree in (1, 2, 4):
         replica = Replica(devices=names[:degree], microbatches=(4,))
-        found[degree] = simulated(problem, Shares(replicas=(replica,), tensor=degree))
+        found[degree] = simulated(problem, Parallel(replicas=(replica,), tensor=degree))
         assert violations(found[degree].plan, problem) == []
     assert found[4].step_s < found[2].step_s < found[1].step_s
     peaks = [found[degree].timeline.peak_bytes.max() for degree in (1, 2, 4)]
@@ -73,10 +73,10 @@ def test_matrices_of_layers_are_divided_and_their_sums_take_time(text, unplaced)
     groups = [Replica(devices=names[at : at + 2], microbatches=(1, 1)) for at in (0, 2)]
     for sizes in ((1, 1), (2,)):
         replicas = replace(groups[0], microbatches=sizes), groups[1]
-        both = simulated(problem, Shares(replicas=replicas, tensor=2))
+        both = simulated(problem, Parallel(replicas=replicas, tensor=2))
         assert both.step_s is not None, "sums of layers and of gradients wait for each other"
-    slow = simulated(problem_on(text, "4xt4"), found[4].plan[Shares]).step_s
-    alone = simulated(problem_on(text, "4xt4"), found[1].plan[Shares]).step_s
+    slow = simulated(problem_on(text, "4xt4"), found[4].plan[Parallel]).step_s
+    alone = simulated(problem_on(text, "4xt4"), found[1].plan[Parallel]).step_s
     assert slow > alone / 4, "sums over PCIe are not hidden"
 
 
@@ -85,11 +85,11 @@ def test_divided_matrices_stand_in_the_table_and_keep_to_limits(text, unplaced):
     rows = {c.planner: c for c in compare_whole(problem).candidates}
     assert rows["tensor parallel"].feasible
     asked = compare_whole(problem, must=parse_must(("tensor 2", "data 2", "pipeline 1"))).winner
-    assert asked.plan[Shares].tensor == len(asked.plan[Shares].replicas) == 2
-    assert len(asked.plan[Shares].devices) == 4
-    assert "tensor parallel over" in in_words(asked.plan[Shares])
-    again = Shares.from_data(asked.plan[Shares].to_data(), problem)
-    assert again == asked.plan[Shares]
+    assert asked.plan[Parallel].tensor == len(asked.plan[Parallel].replicas) == 2
+    assert len(asked.plan[Parallel].devices) == 4
+    assert "tensor parallel over" in in_words(asked.plan[Parallel])
+    again = Parallel.from_data(asked.plan[Parallel].to_data(), problem)
+    assert again == asked.plan[Parallel]
 
 
 def test_divided_matrices_are_stages_of_pipelines_with_less_in_memory(text):
@@ -97,19 +97,19 @@ def test_divided_matrices_are_stages_of_pipelines_with_less_in_memory(text):
     cut = int(np.flatnonzero(text.op_phase == Phase.FORWARD)[20])
     names = problem.cluster.device_names
     replica = Replica(devices=names[:4], microbatches=(1, 1, 2), cuts=(cut,))
-    plain = simulated(problem, Shares(replicas=(replica,), tensor=2))
+    plain = simulated(problem, Parallel(replicas=(replica,), tensor=2))
     assert violations(plain.plan, problem) == []
     assert plain.timeline.peak_bytes[4:].max() == 0
     edges = block_edges(text)
     less = replace(replica, recomputed=tuple(pairwise(edges)), update="host")
-    eased = simulated(problem, Shares(replicas=(less,), tensor=2))
+    eased = simulated(problem, Parallel(replicas=(less,), tensor=2))
     assert eased.step_s > plain.step_s, "blocks and their sums are made again"
     assert eased.timeline.peak_bytes.sum() < plain.timeline.peak_bytes.sum()
     assert eased.planner == (
         "tensor parallel pipeline over gpu0 + gpu1 > gpu2 + gpu3, 3 microbatches of 1 and 2 each, "
         f"recompute {len(edges) - 1} blocks, optimizer on the host"
     )
-    odd = Shares(replicas=(replace(replica, devices=names[:3]),), tensor=2)
+    odd = Parallel(replicas=(replace(replica, devices=names[:3]),), tensor=2)
     wrong = violations(empty_plan(problem, "test").having(odd), problem)
     assert "each stage has a device for each of 2 parts" in str(wrong)
 
@@ -121,14 +121,14 @@ def test_gradients_of_weights_are_put_off_where_stages_would_wait(graph):
     names = problem.cluster.device_names
     replica = Replica(devices=names[:4], microbatches=(2,) * 6, cuts=cuts)
     steps = {
-        name: simulated(problem, Shares(replicas=(replica,), schedule=name))
+        name: simulated(problem, Parallel(replicas=(replica,), schedule=name))
         for name in ("1f1b", "zb-h1", "zb-h2")
     }
     assert steps["zb-h1"].step_s < 0.97 * steps["1f1b"].step_s
     assert all(violations(way.plan, problem) == [] for way in steps.values())
     assert steps["zb-h1"].planner.startswith("pipeline (ZB-H1) over")
     again = replace(replica, recomputed=(tuple(block_edges(graph)[:2]),))
-    wrong = empty_plan(problem, "test").having(Shares(replicas=(again,), schedule="zb-h1"))
+    wrong = empty_plan(problem, "test").having(Parallel(replicas=(again,), schedule="zb-h1"))
     assert "made again once" in str(violations(wrong, problem))
 
 
@@ -152,6 +152,6 @@ def test_gradients_by_priority_are_priced_as_a_step_among_many(graph, tmp_path, 
 def test_layers_without_known_names_are_not_divided(graph, unequal):
     assert degrees_of(graph) == ()
     replica = Replica(devices=unequal.cluster.device_names[:2], microbatches=(12,))
-    refused = simulated(unequal, Shares(replicas=(replica,), tensor=2))
+    refused = simulated(unequal, Parallel(replicas=(replica,), tensor=2))
     assert refused.step_s is None
     assert "cannot be divided" in refused.reason

@@ -32,7 +32,7 @@ from hocket.cost.parallel.setting import Setting, setting_of, stack_settings
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.step import predict_settings, slowest_kind
 from hocket.hardware.cluster import Cluster
-from hocket.transformer import Division, Divisions, Transformer
+from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
 
 MIN_RUNS = 3
 NOISE = 0.04
@@ -70,7 +70,7 @@ class MeasuredRun(Protocol):
         """What was trained."""
 
     @property
-    def division(self) -> Division:
+    def division(self) -> ParallelConfig:
         """How."""
 
     @property
@@ -87,7 +87,7 @@ class _Runs:
     """Measured runs as arrays."""
 
     setting: Setting
-    divisions: Divisions
+    divisions: ParallelConfigs
     measured_s: FloatArray
     programs: tuple[str, ...]
     places: FloatArray
@@ -175,7 +175,9 @@ def prediction_errors(
     """Predicted over measured step time, less one, for each run that was timed."""
     timed = _timed(runs, cluster)
     factor = [
-        factors(coefficients.anchors, run.model, run.software, Divisions.of([run.division])).item()
+        factors(
+            coefficients.anchors, run.model, run.software, ParallelConfigs.of([run.division])
+        ).item()
         for run in runs
         if run.step_s is not None
     ]
@@ -202,11 +204,11 @@ def _timed(runs: Sequence[MeasuredRun], cluster: Cluster) -> _Runs:
         )
     return _Runs(
         stack_settings(settings),
-        Divisions.of(run.division for run in timed),
+        ParallelConfigs.of(run.division for run in timed),
         np.array([run.step_s for run in timed], dtype=np.float64),
         tuple(run.software.name for run in timed),
         np.concatenate(
-            [places(run.model, run.software, Divisions.of([run.division])) for run in timed]
+            [places(run.model, run.software, ParallelConfigs.of([run.division])) for run in timed]
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Divisions and the tables of their times, as the arrays that compiled code reads."""
+"""ParallelConfigs and the tables of their times, as the arrays that compiled code reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import BoolArray, FloatArray, IntArray
 from hocket.kernels.containers import table
-from hocket.transformer import Divisions
+from hocket.transformer import ParallelConfigs
 
 Bytes = NDArray[np.int8]
 
@@ -84,7 +84,7 @@ class StepTables(NamedTuple):
     """How each schedule fills the pipeline."""
 
 
-def columns_of(divisions: Divisions) -> DivisionColumns:
+def columns_of(divisions: ParallelConfigs) -> DivisionColumns:
     """The fields of divisions, read-only."""
     numbers = {
         name: table(getattr(divisions, name), np.int32)

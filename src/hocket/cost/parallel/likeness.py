@@ -15,7 +15,7 @@ import numpy as np
 from hocket.base.arrays import BoolArray, FloatArray
 from hocket.cost.parallel.coefficients import Anchor
 from hocket.cost.parallel.software import Software
-from hocket.transformer import Divisions, Transformer
+from hocket.transformer import ParallelConfigs, Transformer
 
 UNEXPLAINED = 0.10
 """What formulas leave open, as a standard deviation of the logarithm of a step: the published
@@ -28,7 +28,7 @@ OTHER_PROGRAM = 4.0
 _PIECE = 4096
 
 
-def places(model: Transformer, software: Software, divisions: Divisions) -> FloatArray:
+def places(model: Transformer, software: Software, divisions: ParallelConfigs) -> FloatArray:
     """Where divisions of a model lie: one line each, a unit per doubling or setting."""
     count = divisions.global_batch // (divisions.microbatch * divisions.data)
     sizes = (model.hidden, model.layers, model.heads, model.sequence)
@@ -56,7 +56,7 @@ def likeness(
 
 
 def factors(
-    anchors: Sequence[Anchor], model: Transformer, software: Software, divisions: Divisions
+    anchors: Sequence[Anchor], model: Transformer, software: Software, divisions: ParallelConfigs
 ) -> FloatArray:
     """What measured runs make of the predicted steps of divisions: 1 far from all of them."""
     found = np.ones(len(divisions))

@@ -18,7 +18,7 @@ from hocket.base.errors import InputFileError, did_you_mean
 from hocket.base.fields import shown
 from hocket.base.jsonfile import read_bounded
 from hocket.cost.parallel.software import Software
-from hocket.transformer import RECOMPUTES, Division, Recompute, Transformer
+from hocket.transformer import RECOMPUTES, ParallelConfig, Recompute, Transformer
 
 MAX_FILE_BYTES = 10_000_000
 MAX_COUNT = 10**9
@@ -67,7 +67,7 @@ class PublishedRun:
     """One measured run."""
 
     model: Transformer
-    division: Division
+    division: ParallelConfig
     software: Software
     step_s: float
 
@@ -217,14 +217,14 @@ def _run(
     )
 
 
-def _division(row: _MeasuredRow, recompute: Recompute) -> Division:
+def _division(row: _MeasuredRow, recompute: Recompute) -> ParallelConfig:
     stated = row.text("recompute") or recompute
     if stated not in RECOMPUTES:
         raise row.error("recompute", f"one of {', '.join(RECOMPUTES)}")
     chunks, zero = row.count("chunks", 1), row.count("zero", 0, low=0)
     if zero > 3:
         raise row.error("zero", "0, 1, 2 or 3")
-    return Division(
+    return ParallelConfig(
         tensor=row.count("tensor"),
         pipeline=row.count("pipeline"),
         data=row.count("data"),

@@ -24,7 +24,7 @@ from hocket.cost.parallel.overheads import (
 )
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.stage_memory import StageMemory, stage_memory
-from hocket.transformer import Divisions, Transformer
+from hocket.transformer import ParallelConfigs, Transformer
 
 __all__ = [
     "DEFAULT_OVERHEADS",
@@ -55,7 +55,7 @@ class DivisionMemory:
 
 def memory(
     model: Transformer,
-    divisions: Divisions,
+    divisions: ParallelConfigs,
     software: Software,
     overheads: MemoryOverheads | None = None,
 ) -> DivisionMemory:

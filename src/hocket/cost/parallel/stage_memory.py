@@ -20,7 +20,7 @@ from hocket.cost.parallel.state import (
     live_bytes_per_parameter,
     state_tables,
 )
-from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Transformer
+from hocket.transformer import RECOMPUTES, SCHEDULES, ParallelConfig, Transformer
 from hocket.transformer.stages import stage_layers, stage_ranks
 
 
@@ -40,7 +40,7 @@ class StageMemory:
 
 def stage_memory(
     model: Transformer,
-    division: Division,
+    division: ParallelConfig,
     software: Software,
     overheads: MemoryOverheads | None = None,
 ) -> StageMemory:
@@ -104,7 +104,7 @@ class _Rates:
     live: float
 
     @classmethod
-    def of(cls, model: Transformer, division: Division, software: Software) -> _Rates:
+    def of(cls, model: Transformer, division: ParallelConfig, software: Software) -> _Rates:
         mode = RECOMPUTES.index(division.recompute)
         if division.recompute == "full" and SPLITS_BACKWARD[SCHEDULES.index(division.schedule)]:
             mode = SPLIT_FULL
@@ -167,7 +167,7 @@ class _Rates:
         return max(dense, sparse)
 
 
-def _stages(model: Transformer, division: Division, rates: _Rates) -> list[_Stage]:
+def _stages(model: Transformer, division: ParallelConfig, rates: _Rates) -> list[_Stage]:
     dense_left = model.experts.dense_layers if model.experts else model.layers
     sizes = stage_layers(model, division)
     stages = []
@@ -179,7 +179,7 @@ def _stages(model: Transformer, division: Division, rates: _Rates) -> list[_Stag
     return stages
 
 
-def _held_bytes(division: Division, rank: int, stages: list[_Stage]) -> float:
+def _held_bytes(division: ParallelConfig, rank: int, stages: list[_Stage]) -> float:
     """Activations of all microbatches that a rank keeps at its fullest moment."""
     pipeline, chunks, index = np.array(
         [[division.pipeline], [division.chunks], [rank]], dtype=float

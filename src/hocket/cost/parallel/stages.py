@@ -25,13 +25,13 @@ from hocket.cost.parallel.stage import GATHERED, stage_times
 from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.cost.parallel.step import exposed_exchange_s, exposed_s, hiding_rounds, slowest_kind
 from hocket.hardware.cluster import Cluster, DeviceKind
-from hocket.transformer import RECOMPUTES, Division, Divisions, Transformer
+from hocket.transformer import RECOMPUTES, ParallelConfig, ParallelConfigs, Transformer
 from hocket.transformer.stages import stage_layers, stage_ranks
 
 
 def stage_costs(
     model: Transformer,
-    division: Division,
+    division: ParallelConfig,
     cluster: Cluster,
     software: Software,
     coefficients: Coefficients = Coefficients(),  # noqa: B008 - frozen
@@ -52,7 +52,9 @@ def stage_costs(
         for stage, (count, rank) in enumerate(zip(layers, ranks, strict=True))
     ]
     held = stage_memory(model, division, software)
-    (factor,) = factors(coefficients.anchors, model, software, Divisions.of([division])).tolist()
+    (factor,) = factors(
+        coefficients.anchors, model, software, ParallelConfigs.of([division])
+    ).tolist()
     between = setting_of(model, software, of_rank[0], cluster.network)
     return StageCosts(
         forward_s=tuple(factor * stage[0] for stage in times),
@@ -79,7 +81,7 @@ class _KindTimes:
     """The same after the last backward, and the optimizer."""
 
     def stage_s(
-        self, division: Division, layers: int, is_first: bool, is_last: bool
+        self, division: ParallelConfig, layers: int, is_first: bool, is_last: bool
     ) -> tuple[float, float, float]:
         """Forward, gradient of the inputs and of the weights of one virtual stage."""
         times = self.layer
@@ -96,7 +98,7 @@ class _KindTimes:
         )
 
 
-def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> _KindTimes:
+def _parts(division: ParallelConfig, setting: Setting, coefficients: Coefficients) -> _KindTimes:
     slices, degrees = _slices(division), _degrees(division)
     one = np.ones(1)
     ranks = rank_times(setting, degrees, coefficients)
@@ -120,7 +122,7 @@ def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> 
 
 
 def _kinds(
-    division: Division, cluster: Cluster, software: Software, names: Sequence[str] | None
+    division: ParallelConfig, cluster: Cluster, software: Software, names: Sequence[str] | None
 ) -> list[DeviceKind]:
     """The kind of device of each pipeline rank."""
     if names is None:
@@ -138,7 +140,7 @@ def _kinds(
 
 
 def _sends_s(
-    division: Division, ranks: Sequence[int], setting: Setting, coefficients: Coefficients
+    division: ParallelConfig, ranks: Sequence[int], setting: Setting, coefficients: Coefficients
 ) -> tuple[float, ...]:
     """Time from each stage to the next: nothing on one device, less inside a host."""
     per_rank = division.tensor * division.context * division.data
@@ -154,7 +156,7 @@ def _sends_s(
     )
 
 
-def _slices(division: Division) -> LayerSlices:
+def _slices(division: ParallelConfig) -> LayerSlices:
     return LayerSlices(
         tensor=_one(division.tensor),
         context=_one(division.context),
@@ -165,7 +167,7 @@ def _slices(division: Division) -> LayerSlices:
     )
 
 
-def _degrees(division: Division) -> Degrees:
+def _degrees(division: ParallelConfig) -> Degrees:
     return Degrees(
         tensor=_one(division.tensor),
         pipeline=_one(division.pipeline),

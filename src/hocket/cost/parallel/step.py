@@ -48,7 +48,7 @@ from hocket.cost.parallel.stage import (
     stage_times,
 )
 from hocket.hardware.cluster import Cluster, DeviceKind
-from hocket.transformer import SCHEDULES, Divisions, Transformer
+from hocket.transformer import SCHEDULES, ParallelConfigs, Transformer
 from hocket.transformer.counts import step_flops
 
 # Which divisions share a stage, and which hold weights alike.
@@ -58,7 +58,7 @@ from hocket.transformer.counts import step_flops
 # its position among the values that it takes. O(divisions + product of distinct values).
 
 FEW = 20_000
-"""Divisions that are sorted rather than numbered: less than loading compiled code takes."""
+"""ParallelConfigs that are sorted rather than numbered: less than loading compiled code takes."""
 MAX_NUMBERS = 2**25
 _SMALL = 128
 """Values of a field of one byte."""
@@ -76,12 +76,12 @@ class Keys:
     rank: IntArray
 
 
-def num_devices(divisions: Divisions) -> IntArray:
+def num_devices(divisions: ParallelConfigs) -> IntArray:
     """Devices that each division takes."""
     return divisions.tensor * divisions.pipeline * divisions.data * divisions.context
 
 
-def keys_of(divisions: Divisions, devices_per_host: int) -> Keys:
+def keys_of(divisions: ParallelConfigs, devices_per_host: int) -> Keys:
     """The distinct combinations among divisions."""
     if len(divisions) > FEW:
         numbered = _numbered(divisions, devices_per_host)
@@ -128,7 +128,7 @@ def _sorted(columns: list[NDArray[np.generic]]) -> tuple[list[FloatArray], IntAr
 # ── without sorting ──────────────────────────────────────────────────────────────────────────────
 
 
-def _numbered(divisions: Divisions, devices_per_host: int) -> Keys | None:
+def _numbered(divisions: ParallelConfigs, devices_per_host: int) -> Keys | None:
     """As sorting gives; None where there are too many combinations to number."""
     from hocket.cost.parallel.step_kernels import mark_ranks, mark_stages, mark_values
 
@@ -172,7 +172,7 @@ def _places(seen: Seen, names: tuple[str, ...]) -> dict[str, IntArray]:
     return places
 
 
-def _codes(divisions: Divisions, sizes: list[int]) -> tuple[IntArray, BoolArray]:
+def _codes(divisions: ParallelConfigs, sizes: list[int]) -> tuple[IntArray, BoolArray]:
     return np.empty(len(divisions), dtype=np.int32), np.zeros(int(np.prod(sizes)), np.bool_)
 
 
@@ -199,7 +199,7 @@ class Times:
     """The times of distinct stages and ranks, and which of them each division has."""
 
     setting: Setting
-    divisions: Divisions
+    divisions: ParallelConfigs
     stages: StageTimes
     ranks: RankTimes
     stage: IntArray
@@ -348,7 +348,7 @@ class StepPrediction:
 
 def predict(
     model: Transformer,
-    divisions: Divisions,
+    divisions: ParallelConfigs,
     cluster: Cluster,
     software: Software,
     coefficients: Coefficients = Coefficients(),  # noqa: B008 - frozen
@@ -376,7 +376,7 @@ def predict(
 
 
 def predict_settings(
-    setting: Setting, divisions: Divisions, coefficients: Coefficients
+    setting: Setting, divisions: ParallelConfigs, coefficients: Coefficients
 ) -> FloatArray:
     """Step times where each division has a setting of its own: another model, or program.
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from hocket.plan.sections.communication import Communication
-from hocket.plan.sections.division import PlacedDivision
 from hocket.plan.sections.lanes import Lanes, LaneWait
 from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.plan.sections.order import Order
+from hocket.plan.sections.parallel import Parallel, Replica
 from hocket.plan.sections.placement import Placement
 from hocket.plan.sections.priority import Priority
 from hocket.plan.sections.schedule import Schedule
 from hocket.plan.sections.section import Section
-from hocket.plan.sections.shares import Replica, Shares
 
 __all__ = [
     "SECTIONS",
@@ -21,23 +20,21 @@ __all__ = [
     "Memory",
     "MemoryBlock",
     "Order",
-    "PlacedDivision",
+    "Parallel",
     "Placement",
     "Priority",
     "Replica",
     "Schedule",
     "Section",
-    "Shares",
 ]
 
 SECTIONS: dict[str, type[Section]] = {
     "placement": Placement,
     "order": Order,
-    "division": PlacedDivision,
+    "parallel": Parallel,
     "schedule": Schedule,
     "memory": Memory,
     "communication": Communication,
-    "shares": Shares,
     "lanes": Lanes,
     "priority": Priority,
 }

@@ -3,7 +3,7 @@
 The first microbatch (wave tick) runs in the first lane, the second (wave tock) in the second, and
 so on in turns. Tock begins when tick has run its first ``lead`` ops, so that what it holds grows
 while what tick holds shrinks, and its kernels fill the gaps of the other lane (Wavelet, Wang et
-al., MLSys 2021). The section stands beside `Shares`, which says what each microbatch takes.
+al., MLSys 2021). The section stands beside `Parallel`, which says what each microbatch takes.
 
 Gradients are added up in the order of the microbatches and the parameters change once per step, so
 the result is that of accumulation, to the bit. Where ``changes`` is ``wave`` they change after each
@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from hocket.base import fields
 from hocket.base.units import MOST_BYTES
 from hocket.graph.graph import Graph, Phase
+from hocket.plan.sections.parallel import Parallel
 from hocket.plan.sections.section import Section
-from hocket.plan.sections.shares import Shares
 from hocket.plan.violation import Violation
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Lanes(Section):
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Two microbatches or more on single devices; waits between ops that exist."""
-        shares = plan.get(Shares)
+        shares = plan.get(Parallel)
         if shares is None:
             yield Violation("lanes", "lanes take microbatches in turns, and the plan has none")
             return

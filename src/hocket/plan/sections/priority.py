@@ -3,7 +3,7 @@
 Backward makes the gradients of the last layers first, and the next step needs those of the first
 ones first. Cut into slices, the one whose layer is needed first always goes next; where they cross
 the end of a step, each layer of the next forward pass waits for its own sums alone (P3, Jayarajan
-et al., MLSys 2019). The section stands beside `Shares`; the numbers of the training are the same
+et al., MLSys 2019). The section stands beside `Parallel`; the numbers of the training are the same
 with and without it.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.base import fields
+from hocket.plan.sections.parallel import Parallel
 from hocket.plan.sections.section import Section
-from hocket.plan.sections.shares import Shares
 from hocket.plan.violation import Violation
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ class Priority(Section):
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Replicas that are one device each, with all weights and one microbatch."""
-        shares = plan.get(Shares)
+        shares = plan.get(Parallel)
         if shares is None or not takes_priority(shares):
             told = "gradients have an order where two or more devices take one microbatch each"
             yield Violation("priority", told)
 
 
-def takes_priority(shares: Shares) -> bool:
+def takes_priority(shares: Parallel) -> bool:
     """Whether the gradients of shares can be sent in an order of their own."""
     return (
         len(shares.replicas) > 1

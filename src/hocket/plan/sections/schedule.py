@@ -17,10 +17,10 @@ import numpy as np
 from hocket.base import fields
 from hocket.base.arrays import IntArray
 from hocket.base.errors import InputFileError
-from hocket.plan.sections.division import PlacedDivision
+from hocket.plan.sections.parallel import Parallel
 from hocket.plan.sections.section import Section
 from hocket.plan.violation import Violation
-from hocket.transformer.division import MAX_ACTIONS
+from hocket.transformer.parallel_config import MAX_ACTIONS
 
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan
@@ -143,11 +143,14 @@ class Schedule(Section):
 
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """Each stage's forward and backward once per microbatch, on its device. O(actions)."""
-        placed = plan.get(PlacedDivision)
+        placed = plan.get(Parallel)
         if placed is None:
-            yield Violation("schedule", "the plan has a schedule and divides nothing")
+            yield Violation("schedule", "the plan has a schedule and no parallel section")
             return
-        division = placed.division
+        if placed.layers is None:
+            yield Violation("schedule", "the schedule is for stages of layers, not for ops")
+            return
+        division = placed.config
         if self.num_microbatches != division.num_microbatches:
             yield Violation(
                 "schedule",

@@ -20,8 +20,8 @@ from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections.parallel import Parallel
 from hocket.plan.sections.priority import Priority, takes_priority
-from hocket.plan.sections.shares import Shares
 from hocket.planners.communication.collective import plan_collective
 from hocket.simulate.gradients import (
     GradientChannel,
@@ -148,7 +148,7 @@ def choose_for_replicas(problem: Problem, plan: Plan) -> PropagationChoice | Non
 
     None where a plan is another one: there is nothing to order.
     """
-    shares = plan.get(Shares)
+    shares = plan.get(Parallel)
     if shares is None or not takes_priority(shares):
         return None
     if not (problem.graph.op_phase == Phase.BACKWARD).any():
@@ -157,7 +157,7 @@ def choose_for_replicas(problem: Problem, plan: Plan) -> PropagationChoice | Non
 
 
 @lru_cache(maxsize=8)
-def _choose_for_shares(problem: Problem, shares: Shares) -> PropagationChoice:
+def _choose_for_shares(problem: Problem, shares: Parallel) -> PropagationChoice:
     number = problem.cluster.device_names.index
     # Replicas work beside each other on their parts of the batch; all wait for the slowest.
     op_s = np.max(

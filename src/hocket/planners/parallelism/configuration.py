@@ -18,8 +18,8 @@ from hocket.base.regular import is_file
 from hocket.base.toml import parse_toml
 from hocket.cost.parallel.options import with_options
 from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software
-from hocket.transformer import Division, Transformer
-from hocket.transformer.division_data import division_from_data
+from hocket.transformer import ParallelConfig, Transformer
+from hocket.transformer.config_data import config_from_data
 from hocket.transformer.files import find_model, model_from_dict
 from hocket.transformer.rules import broken_rules
 
@@ -39,7 +39,7 @@ class Configuration:
     options: tuple[str, ...]
     """How the program is set, as `hocket.cost.parallel.options` names it."""
     coefficients: Path | None
-    division: Division
+    division: ParallelConfig
     fills_cluster: bool
     """Whether the file leaves the data degree to the cluster's size."""
 
@@ -52,7 +52,7 @@ def read_configuration(path: str | Path) -> Configuration:
         return _configuration(parse_toml(data), path.parent)
 
 
-def filled(configuration: Configuration, groups: Sequence[int]) -> Division:
+def filled(configuration: Configuration, groups: Sequence[int]) -> ParallelConfig:
     """The division, with as many replicas as tensor-parallel groups allow where none are stated.
 
     ``groups`` counts them per kind of device; the replicas of a stage are of one kind.
@@ -66,7 +66,7 @@ def filled(configuration: Configuration, groups: Sequence[int]) -> Division:
     return replace(division, data=next(held, 1))
 
 
-def check_configuration(model: Transformer, division: Division, where: str) -> None:
+def check_configuration(model: Transformer, division: ParallelConfig, where: str) -> None:
     """Raise `InputFileError` where the division is impossible for the model."""
     broken = list(broken_rules(model, division))
     if broken:
@@ -91,7 +91,7 @@ def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
         software=fields.text(top["software"], "software") if "software" in top else None,
         options=_options(top.get("options", [])),
         coefficients=None if file is None else folder / fields.text(file, "coefficients"),
-        division=division_from_data(top["division"], "division", batch),
+        division=config_from_data(top["division"], "division", batch),
         fills_cluster="data" not in top["division"],
     )
 

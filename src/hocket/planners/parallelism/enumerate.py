@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from hocket.base.arrays import IntArray
 from hocket.plan.limits import Limits
 from hocket.planners.parallelism.pools import Pool
-from hocket.transformer import Division, Divisions, Transformer
-from hocket.transformer.division import (
+from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
+from hocket.transformer.parallel_config import (
     FOLDED,
     LOOPED,
     MAX_ACTIONS,
@@ -34,16 +34,16 @@ from hocket.transformer.division import (
 from hocket.transformer.rules import broken_degrees
 
 BLOCK_DIVISIONS = 1 << 20
-"""Divisions of one block: enough that tables made for each do not count, and few for memory."""
+"""Configs of one block: enough that tables made for each do not count, and few for memory."""
 FEW_DEVICES = 128
 """Up to this many devices every number of replicas is tried, else only the largest that fits."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class DivisionBlock:
-    """Divisions in rows of ``num_variants``: a row is one shape with all ways to spend memory."""
+class ConfigBlock:
+    """Configs in rows of ``num_variants``: a row is one shape with all ways to spend memory."""
 
-    divisions: Divisions
+    divisions: ParallelConfigs
     num_variants: int
     num_recomputes: int
     """Variants are all with the first mode of recomputation, then all with the next."""
@@ -51,10 +51,13 @@ class DivisionBlock:
     """Positions of the rows among the shapes that they were made from."""
 
 
-def joined(parts: list[Divisions]) -> Divisions:
+def joined(parts: list[ParallelConfigs]) -> ParallelConfigs:
     """Several sets of divisions as one."""
-    return Divisions(
-        **{f.name: np.concatenate([getattr(d, f.name) for d in parts]) for f in fields(Divisions)}
+    return ParallelConfigs(
+        **{
+            f.name: np.concatenate([getattr(d, f.name) for d in parts])
+            for f in fields(ParallelConfigs)
+        }
     )
 
 
@@ -64,7 +67,7 @@ def division_blocks(
     global_batch: int,
     limits: Limits,
     block_divisions: int = BLOCK_DIVISIONS,
-) -> Iterator[DivisionBlock]:
+) -> Iterator[ConfigBlock]:
     """All divisions that exist, in blocks of about ``block_divisions`` and in a fixed order."""
     shapes = _shapes(model, pool, global_batch, limits)
     yield from shape_blocks(shapes, global_batch, limits, block_divisions)
@@ -72,7 +75,7 @@ def division_blocks(
 
 def shape_blocks(
     shapes: IntArray, global_batch: int, limits: Limits, block_divisions: int = BLOCK_DIVISIONS
-) -> Iterator[DivisionBlock]:
+) -> Iterator[ConfigBlock]:
     """Rows of the columns in `SHAPE` with all ways to spend memory."""
     groups = _variant_group(shapes)
     for group in np.unique(groups).tolist():
@@ -157,7 +160,9 @@ def tensor_degrees(model: Transformer, largest: int) -> list[int]:
     Heads of keys and values are divided, or each is held by several ranks.
     """
     return [
-        t for t in divisors(model.heads) if t <= largest and _is_legal(model, Division(tensor=t))
+        t
+        for t in divisors(model.heads)
+        if t <= largest and _is_legal(model, ParallelConfig(tensor=t))
     ]
 
 
@@ -168,10 +173,12 @@ def context_degrees(model: Transformer, largest: int) -> list[int]:
     under a causal mask.
     """
     powers = (2**k for k in range(20))
-    return [c for c in powers if c <= max(largest, 1) and _is_legal(model, Division(context=c))]
+    return [
+        c for c in powers if c <= max(largest, 1) and _is_legal(model, ParallelConfig(context=c))
+    ]
 
 
-def _is_legal(model: Transformer, degrees: Division) -> bool:
+def _is_legal(model: Transformer, degrees: ParallelConfig) -> bool:
     return not any(True for _ in broken_degrees(model, degrees))
 
 
@@ -256,7 +263,7 @@ def _variants(group: int, limits: Limits) -> list[_Variant]:
 
 def _block(
     shapes: IntArray, own: NDArray[np.intp], variants: list[_Variant], global_batch: int
-) -> DivisionBlock:
+) -> ConfigBlock:
     rows, count = shapes[own], len(variants)
     recompute, zero, flag = np.array(variants, dtype=np.int8).T
     columns: dict[str, Any] = {name: np.repeat(rows[:, i], count) for i, name in enumerate(SHAPE)}
@@ -267,8 +274,8 @@ def _block(
         "zero": np.tile(zero, len(rows)),
         "sequence_parallel": np.tile(flag.astype(np.bool_), len(rows)),
     }
-    return DivisionBlock(
-        divisions=Divisions(**columns),
+    return ConfigBlock(
+        divisions=ParallelConfigs(**columns),
         num_variants=count,
         num_recomputes=len(set(recompute.tolist())),
         shapes=own,

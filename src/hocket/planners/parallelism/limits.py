@@ -8,7 +8,7 @@ from typing import TypeVar
 from hocket.base.errors import UsageError, unknown_name
 from hocket.plan.limits import Limits
 from hocket.transformer import RECOMPUTES, SCHEDULES
-from hocket.transformer.division_data import COUNTS
+from hocket.transformer.config_data import COUNTS
 
 Name = TypeVar("Name", bound=str)
 MAX_ZERO = 3

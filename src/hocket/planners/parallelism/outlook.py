@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from hocket.cost.chips import chip_of
 from hocket.cost.parallel.costs import StageCosts
-from hocket.cost.parallel.stages import stage_costs
 from hocket.hardware.cluster import Cluster
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision, Schedule
+from hocket.plan.sections import Parallel, Schedule
+from hocket.plan.transformer_plan import plan_stage_costs
 from hocket.planners.candidates import Candidate
 from hocket.planners.parallelism.pools import pool_clusters, pools_of, rank_devices
 from hocket.planners.parallelism.programs import is_hocket_only
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 
 SECONDS_PER_HOUR = 3600
 SPARE = 0.04
@@ -55,11 +55,11 @@ class PoolStages:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class DivisionOutlook:
+class ConfigForecast:
     """One division and what is predicted for it."""
 
     problem: Problem
-    division: Division
+    division: ParallelConfig
     stages: PoolStages
     estimate_s: float
     """Step time by the closed form, which chose what is simulated."""
@@ -196,21 +196,18 @@ class DivisionOutlook:
 
     def _plan(self, why: str) -> Plan:
         division = self.division
-        placed = PlacedDivision(
-            division=division,
-            devices=rank_devices(
-                tuple(pools_of(self.problem)[pool] for pool in self.stages.pools),
-                self.stages.ranks,
-                division.tensor,
-                division.data * division.context,
-            ),
-            stage_costs=self.costs or self._even_costs(),
+        devices = rank_devices(
+            tuple(pools_of(self.problem)[pool] for pool in self.stages.pools),
+            self.stages.ranks,
+            division.tensor,
+            division.data * division.context,
         )
+        parallel = Parallel.of_config(division, self.problem.training.model, devices)
         plan = Plan(
             planner="divide",
             work_hash=self.problem.work_hash,
             cluster_hash=self.problem.cluster.content_hash,
-            sections=(placed,) if self.schedule is None else (placed, self.schedule),
+            sections=(parallel,) if self.schedule is None else (parallel, self.schedule),
             notes={"why": why} if why else {},
         )
         return plan.claiming(
@@ -220,26 +217,17 @@ class DivisionOutlook:
             estimated_step_s=self.estimate_s,
         )
 
-    def _even_costs(self) -> StageCosts:
-        """What stages with equal shares take: of a division that was never simulated."""
-        training, division = self.problem.training, self.division
-        layers = division.layers or most_in_the_middle(training.model.layers, division.num_stages)
-        return stage_costs(
-            training.model, replace(division, layers=layers), self.cluster, training.software,
-            training.coefficients, kinds=self.kinds,
-        )  # fmt: skip
 
-
-def outlook_of(problem: Problem, candidate: Candidate) -> DivisionOutlook:
+def outlook_of(problem: Problem, candidate: Candidate) -> ConfigForecast:
     """What a candidate's plan claims, with all that follows from it."""
     assert candidate.plan is not None, "every division is a plan"
     plan, claims = candidate.plan, candidate.plan.claims
-    placed, schedule = plan[PlacedDivision], plan.get(Schedule)
+    parallel, schedule = plan[Parallel], plan.get(Schedule)
     step_s = claims.step_s or 0.0
-    return DivisionOutlook(
+    return ConfigForecast(
         problem=problem,
-        division=placed.division,
-        stages=_stages(problem, placed),
+        division=parallel.config,
+        stages=_stages(problem, parallel),
         estimate_s=claims.estimated_step_s or step_s,
         parts_s=claims.parts_s,
         step_s=step_s,
@@ -249,18 +237,18 @@ def outlook_of(problem: Problem, candidate: Candidate) -> DivisionOutlook:
         feasible=candidate.feasible,
         reason=candidate.reason,
         schedule=schedule,
-        costs=placed.stage_costs,
+        costs=None if schedule is None else plan_stage_costs(problem, parallel),
     )
 
 
-def _stages(problem: Problem, placed: PlacedDivision) -> PoolStages:
+def _stages(problem: Problem, parallel: Parallel) -> PoolStages:
     pool_of = {
         device.name: index
         for index, pool in enumerate(pools_of(problem))
         for host in pool.hosts
         for device in host
     }
-    return PoolStages.of_ranks(pool_of[names[0]] for names in placed.devices)
+    return PoolStages.of_ranks(pool_of[names[0]] for names in parallel.rank_devices)
 
 
 def most_in_the_middle(num_layers: int, num_stages: int) -> tuple[int, ...]:
@@ -276,7 +264,7 @@ def most_in_the_middle(num_layers: int, num_stages: int) -> tuple[int, ...]:
 DEGREES = ("tensor", "pipeline", "data", "context", "expert")
 
 
-def label(division: Division, schedule: str, program: str = "") -> str:
+def label(division: ParallelConfig, schedule: str, program: str = "") -> str:
     """A division in words: ``tensor 8, pipeline 12, microbatch 1, interleaved x2, ZeRO 1``."""
     words = [f"{name} {getattr(division, name)}" for name in DEGREES if getattr(division, name) > 1]
     words.append(f"microbatch {division.microbatch}")

@@ -7,13 +7,14 @@ waits for a slower twin; unequal kinds meet at the borders of pipeline stages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
 
 from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster, Device, DeviceKind
 from hocket.plan.problem import Problem
+from hocket.plan.transformer_plan import cluster_of_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,15 +94,7 @@ def pools_of(problem: Problem) -> tuple[Pool, ...]:
 @lru_cache(maxsize=8)
 def pool_clusters(problem: Problem) -> tuple[Cluster, ...]:
     """The cluster with the devices of one pool alone, for each pool."""
-    return tuple(alone(problem.cluster, pool) for pool in pools_of(problem))
-
-
-def alone(cluster: Cluster, pool: Pool) -> Cluster:
-    """The cluster without the devices of other pools."""
-    if pool.num_devices == cluster.num_devices:
-        return cluster
-    kept = [device.name for host in pool.hosts for device in host]
-    return replace(cluster.only(kept), name=f"{cluster.name} ({pool.kind.name})")
+    return tuple(cluster_of_kind(problem.cluster, pool.kind.name) for pool in pools_of(problem))
 
 
 def rank_devices(

@@ -20,7 +20,7 @@ from hocket.cost.parallel.stages import stage_costs
 from hocket.plan.sections.schedule import Schedule
 from hocket.planners.parallelism.outlook import (
     SYNTHESISED,
-    DivisionOutlook,
+    ConfigForecast,
     PoolStages,
     most_in_the_middle,
 )
@@ -33,8 +33,8 @@ from hocket.planners.parallelism.partition import (
 )
 from hocket.planners.parallelism.schedules import make_schedule, synthesise
 from hocket.simulate.pipeline import simulate_pipeline
-from hocket.transformer import Division
-from hocket.transformer.division import FOLDED
+from hocket.transformer import ParallelConfig
+from hocket.transformer.parallel_config import FOLDED
 
 # Layers of a division's stages where equal shares do not exist or are not best.
 #
@@ -44,7 +44,7 @@ from hocket.transformer.division import FOLDED
 # every rank and with the microbatches that the schedule keeps in flight.
 
 
-def best_layers(candidate: DivisionOutlook) -> tuple[int, ...]:
+def best_layers(candidate: ConfigForecast) -> tuple[int, ...]:
     """Layers of each virtual stage with the shortest step on the candidate's devices.
 
     Raises `NoFeasiblePlanError` where no shares fit.
@@ -52,7 +52,7 @@ def best_layers(candidate: DivisionOutlook) -> tuple[int, ...]:
     return _partition(candidate, reorder=False).layers
 
 
-def best_order(candidate: DivisionOutlook) -> tuple[PoolStages, tuple[int, ...]]:
+def best_order(candidate: ConfigForecast) -> tuple[PoolStages, tuple[int, ...]]:
     """The order of the candidate's unequal ranks, and their layers, with the shortest step.
 
     Ranks have one stage each. Where there are too many orders, that of the candidate stays. Raises
@@ -65,7 +65,7 @@ def best_order(candidate: DivisionOutlook) -> tuple[PoolStages, tuple[int, ...]]
     return PoolStages.of_ranks([pools[kind] for kind in found.kinds]), found.layers
 
 
-def _partition(candidate: DivisionOutlook, *, reorder: bool) -> LayerPartition:
+def _partition(candidate: ConfigForecast, *, reorder: bool) -> LayerPartition:
     division, kinds = candidate.division, candidate.kinds
     schedule = make_schedule(
         division.schedule, division.pipeline, division.num_microbatches, division.chunks
@@ -85,7 +85,7 @@ def _partition(candidate: DivisionOutlook, *, reorder: bool) -> LayerPartition:
 
 
 def layer_costs(
-    candidate: DivisionOutlook, kinds: Sequence[str], rank_of_stage: IntArray
+    candidate: ConfigForecast, kinds: Sequence[str], rank_of_stage: IntArray
 ) -> tuple[LayerCosts, int]:
     """The embedding, the layers and the output layer on each kind, and what all ranks hold."""
     num_layers, division = candidate.problem.training.model.layers, candidate.division
@@ -107,7 +107,7 @@ def layer_costs(
     return costs, fixed_bytes
 
 
-def _alike(candidate: DivisionOutlook, kind: str, count: int) -> StageCosts:
+def _alike(candidate: ConfigForecast, kind: str, count: int) -> StageCosts:
     """Costs of stages that all have ``count`` layers, on ranks of one kind."""
     training, division = candidate.problem.training, candidate.division
     return stage_costs(
@@ -164,8 +164,8 @@ class RecheckEffort:
 
 
 def recheck(
-    candidates: Sequence[DivisionOutlook], effort: RecheckEffort, num_synthesised: int = 0
-) -> list[DivisionOutlook]:
+    candidates: Sequence[ConfigForecast], effort: RecheckEffort, num_synthesised: int = 0
+) -> list[ConfigForecast]:
     """The candidates as the simulator sees them: fitting ones by step time, then the others.
 
     The best ``num_synthesised`` pipelines get a schedule made for them, which takes seconds each.
@@ -179,14 +179,14 @@ def recheck(
     return ranked([*better, *candidates[effort.num_simulated :]])
 
 
-def _to_balance(candidates: Sequence[DivisionOutlook], effort: RecheckEffort) -> set[int]:
+def _to_balance(candidates: Sequence[ConfigForecast], effort: RecheckEffort) -> set[int]:
     """Positions of the best candidates with one stage and with several stages per rank."""
     plain = [i for i, c in enumerate(candidates) if c.division.chunks == 1]
     others = [i for i, c in enumerate(candidates) if c.division.chunks > 1]
     return {*plain[: effort.num_balanced], *others[: effort.num_balanced_chunks]}
 
 
-def ranked(candidates: Sequence[DivisionOutlook]) -> list[DivisionOutlook]:
+def ranked(candidates: Sequence[ConfigForecast]) -> list[ConfigForecast]:
     """Fitting ones by step time, then the others by what they lack; equals keep their order.
 
     Of those that are as short as the shortest, the plainest comes first.
@@ -200,7 +200,7 @@ def ranked(candidates: Sequence[DivisionOutlook]) -> list[DivisionOutlook]:
     return [first, *(candidate for candidate in order if candidate is not first)]
 
 
-def _fuss(division: Division) -> tuple[int, ...]:
+def _fuss(division: ParallelConfig) -> tuple[int, ...]:
     """What a division asks of a program, the least usual first."""
     return (
         division.context,
@@ -214,7 +214,7 @@ def _fuss(division: Division) -> tuple[int, ...]:
     )
 
 
-def simulated(candidate: DivisionOutlook) -> DivisionOutlook:
+def simulated(candidate: ConfigForecast) -> ConfigForecast:
     """The candidate with even shares of layers or, on unequal devices, with the best ones."""
     division, model = candidate.division, candidate.problem.training.model
     if len(candidate.stages.pools) > 1:
@@ -224,7 +224,7 @@ def simulated(candidate: DivisionOutlook) -> DivisionOutlook:
     return run(candidate, division)
 
 
-def balanced(candidate: DivisionOutlook) -> DivisionOutlook:
+def balanced(candidate: ConfigForecast) -> ConfigForecast:
     """The candidate with other shares of layers where these are shorter and fit; on unequal
     devices, which have the best ones, with these in another order."""
     is_mixed = len(candidate.stages.pools) > 1
@@ -236,7 +236,7 @@ def balanced(candidate: DivisionOutlook) -> DivisionOutlook:
     return other
 
 
-def synthesised(candidate: DivisionOutlook) -> DivisionOutlook:
+def synthesised(candidate: ConfigForecast) -> ConfigForecast:
     """The candidate with a schedule made for its stages, where that is shorter.
 
     ZeRO 2 and 3 drop gathered weights after use, so that their backwards are not split.
@@ -256,7 +256,7 @@ def synthesised(candidate: DivisionOutlook) -> DivisionOutlook:
     return other if is_own and other.step_s < candidate.step_s * (1 - AS_SHORT) else candidate
 
 
-def _with_best_layers(candidate: DivisionOutlook) -> DivisionOutlook:
+def _with_best_layers(candidate: ConfigForecast) -> ConfigForecast:
     try:
         layers = best_layers(candidate)
     except NoFeasiblePlanError as error:
@@ -264,7 +264,7 @@ def _with_best_layers(candidate: DivisionOutlook) -> DivisionOutlook:
     return run(candidate, replace(candidate.division, layers=_or_none(layers)))
 
 
-def _in_best_order(candidate: DivisionOutlook) -> DivisionOutlook:
+def _in_best_order(candidate: ConfigForecast) -> ConfigForecast:
     if candidate.division.chunks > 1:
         return candidate
     try:
@@ -279,7 +279,7 @@ def _or_none(layers: tuple[int, ...]) -> tuple[int, ...] | None:
     return None if len(set(layers)) == 1 else layers
 
 
-def run(candidate: DivisionOutlook, division: Division) -> DivisionOutlook:
+def run(candidate: ConfigForecast, division: ParallelConfig) -> ConfigForecast:
     """The candidate with this division, carried out in the simulator."""
     training = candidate.problem.training
     costs = stage_costs(
@@ -293,8 +293,8 @@ def run(candidate: DivisionOutlook, division: Division) -> DivisionOutlook:
 
 
 def _seen(
-    candidate: DivisionOutlook, division: Division, schedule: Schedule, costs: StageCosts
-) -> DivisionOutlook:
+    candidate: ConfigForecast, division: ParallelConfig, schedule: Schedule, costs: StageCosts
+) -> ConfigForecast:
     """The candidate as the simulator sees this schedule with these costs."""
     timeline = simulate_pipeline(schedule, costs)
     seen = replace(

@@ -33,7 +33,7 @@ from hocket.planners.parallelism.configuration import (
 )
 from hocket.planners.parallelism.enumerate import (
     SHAPE,
-    DivisionBlock,
+    ConfigBlock,
     division_blocks,
     divisors,
     joined,
@@ -41,12 +41,12 @@ from hocket.planners.parallelism.enumerate import (
     shape_blocks,
     tensor_degrees,
 )
-from hocket.planners.parallelism.outlook import DivisionOutlook, PoolStages
+from hocket.planners.parallelism.outlook import ConfigForecast, PoolStages
 from hocket.planners.parallelism.pools import Pool, pool_clusters, pools_of
 from hocket.planners.parallelism.programs import asked_limits
 from hocket.planners.parallelism.recheck import RecheckEffort, ranked, recheck, run, simulated
 from hocket.planners.parallelism.why import Told, explain, explain_one, shortage
-from hocket.transformer import SCHEDULES, Division, Divisions
+from hocket.transformer import SCHEDULES, ParallelConfig, ParallelConfigs
 
 # Every division through the closed forms of memory and time, the best of each shape kept.
 #
@@ -62,7 +62,7 @@ NUM_NEARLY = 5
 SPARE = 10
 """How many times as many divisions are kept until those too much alike are left out."""
 MOST_ALIKE = 3
-"""Divisions that differ in their number of chunks alone."""
+"""ParallelConfigs that differ in their number of chunks alone."""
 ALIKE = ("tensor", "pipeline", "data", "context", "expert", "microbatch", "schedule")
 """What divisions that are alike share."""
 
@@ -71,11 +71,11 @@ ALIKE = ("tensor", "pipeline", "data", "context", "expert", "microbatch", "sched
 class Scan:
     """What is left of all divisions."""
 
-    fitting: Divisions
+    fitting: ParallelConfigs
     """The best that fit, shortest step first, one per shape."""
-    nearly: Divisions
+    nearly: ParallelConfigs
     """Of their shapes, the shortest steps that lack a little memory."""
-    smallest: Divisions
+    smallest: ParallelConfigs
     """The one that holds least; empty where there is none."""
     num_divisions: int
     num_fitting: int
@@ -101,9 +101,9 @@ def scan(problem: Problem, pool: int, limits: Limits, num_kept: int) -> Scan:
 class _Part:
     """What is left of a block, with the numbers by which blocks are merged."""
 
-    fitting: Divisions
+    fitting: ParallelConfigs
     fitting_s: FloatArray
-    smallest: Divisions
+    smallest: ParallelConfigs
     smallest_bytes: FloatArray
     num_divisions: int
     num_fitting: int
@@ -117,7 +117,7 @@ class _Judge:
     pool: Pool
     cluster: Cluster
 
-    def part(self, block: DivisionBlock, num_kept: int) -> _Part:
+    def part(self, block: ConfigBlock, num_kept: int) -> _Part:
         divisions = block.divisions
         held_bytes = self.held_bytes(divisions)
         fits = held_bytes <= self.pool.limit_bytes
@@ -133,10 +133,10 @@ class _Judge:
             num_fitting=int(np.count_nonzero(fits)),
         )
 
-    def nearly(self, fitting: Divisions, limits: Limits) -> Divisions:
+    def nearly(self, fitting: ParallelConfigs, limits: Limits) -> ParallelConfigs:
         """The shortest steps of some shapes that do not fit, but nearly do."""
         shapes = np.stack([getattr(fitting, name).astype(np.int32) for name in SHAPE], axis=1)
-        found, found_s = [Divisions.of([])], [np.zeros(0)]
+        found, found_s = [ParallelConfigs.of([])], [np.zeros(0)]
         for block in shape_blocks(shapes, self.problem.training.global_batch, limits):
             held = self.held_bytes(block.divisions)
             lacks = (held > self.pool.limit_bytes) & (held <= NEARLY * self.pool.memory_bytes)
@@ -147,11 +147,11 @@ class _Judge:
         order = np.argsort(np.concatenate(found_s), kind="stable")[:NUM_NEARLY]
         return joined(found).take(order)
 
-    def held_bytes(self, divisions: Divisions) -> FloatArray:
+    def held_bytes(self, divisions: ParallelConfigs) -> FloatArray:
         training = self.problem.training
         return memory(training.model, divisions, training.software).total_bytes
 
-    def step_s(self, divisions: Divisions, asked: BoolArray) -> FloatArray:
+    def step_s(self, divisions: ParallelConfigs, asked: BoolArray) -> FloatArray:
         """Step times of those that are asked for; infinite for the others."""
         times = np.full(len(divisions), np.inf)
         which = np.flatnonzero(asked)
@@ -164,15 +164,15 @@ class _Judge:
         return times
 
 
-def _scan_best(parts: list[_Part], name: str, by: str, count: int) -> Divisions:
+def _scan_best(parts: list[_Part], name: str, by: str, count: int) -> ParallelConfigs:
     """The smallest of all parts; of equals those that came first."""
     if not parts:
-        return Divisions.of([])
+        return ParallelConfigs.of([])
     order = np.argsort(np.concatenate([getattr(part, by) for part in parts]), kind="stable")
     return joined([getattr(part, name) for part in parts]).take(order[:count])
 
 
-def _diverse(divisions: Divisions, count: int) -> Divisions:
+def _diverse(divisions: ParallelConfigs, count: int) -> ParallelConfigs:
     """The first ``count`` with at most a few that are alike."""
     seen: Counter[tuple[int, ...]] = Counter()
     kept = []
@@ -184,7 +184,7 @@ def _diverse(divisions: Divisions, count: int) -> Divisions:
     return divisions.take(np.array(kept[:count], dtype=np.intp))
 
 
-def _least_recompute(fits: BoolArray, block: DivisionBlock) -> BoolArray:
+def _least_recompute(fits: BoolArray, block: ConfigBlock) -> BoolArray:
     """Of what fits, what does not fit with less recomputation and else the same."""
     rows = fits.reshape(-1, block.num_recomputes, block.num_variants // block.num_recomputes)
     kept = rows.copy()
@@ -225,15 +225,15 @@ WHOLE = ("context", "expert", "chunks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixedDivision:
+class MixedConfig:
     """A division, the kinds of its stages, and the step time by the closed form."""
 
-    division: Division
+    division: ParallelConfig
     stages: PoolStages
     estimate_s: float
 
 
-def scan_mixed(problem: Problem, limits: Limits, num_kept: int) -> list[MixedDivision]:
+def scan_mixed(problem: Problem, limits: Limits, num_kept: int) -> list[MixedConfig]:
     """The best divisions over at least two kinds, shortest step first; none for one kind."""
     is_asked = "1f1b" in limits.schedules and all(limits.allowed(name, [1]) for name in WHOLE)
     if len(pools_of(problem)) < 2 or not is_asked:
@@ -245,7 +245,7 @@ def scan_mixed(problem: Problem, limits: Limits, num_kept: int) -> list[MixedDiv
     if not shapes:
         return []
     rows = np.array(shapes, dtype=np.int32)
-    found: list[MixedDivision] = []
+    found: list[MixedConfig] = []
     for block in shape_blocks(rows, problem.training.global_batch, limits):
         own = [layouts[row] for row in block.shapes.tolist()]
         found += _best(problem, block, own, num_kept)
@@ -285,8 +285,8 @@ def _numbers(most: int) -> list[int]:
 
 
 def _best(
-    problem: Problem, block: DivisionBlock, layouts: list[PoolStages], num_kept: int
-) -> list[MixedDivision]:
+    problem: Problem, block: ConfigBlock, layouts: list[PoolStages], num_kept: int
+) -> list[MixedConfig]:
     divisions, width = block.divisions, block.num_variants
     largest = [max(pools_of(problem)[p].limit_bytes for p in stages.pools) for stages in layouts]
     # Layers are not shared out yet: what even shares hold need only fit the largest kind.
@@ -296,15 +296,13 @@ def _best(
     step_s = np.where(fits, _estimates(problem, block, layouts), np.inf)
     order = np.argsort(step_s, kind="stable")[:num_kept]
     return [
-        MixedDivision(
-            division=divisions[i], stages=layouts[i // width], estimate_s=float(step_s[i])
-        )
+        MixedConfig(division=divisions[i], stages=layouts[i // width], estimate_s=float(step_s[i]))
         for i in order.tolist()
         if np.isfinite(step_s[i])
     ]
 
 
-def _estimates(problem: Problem, block: DivisionBlock, layouts: list[PoolStages]) -> FloatArray:
+def _estimates(problem: Problem, block: ConfigBlock, layouts: list[PoolStages]) -> FloatArray:
     """The harmonic mean of the kinds' own step times, weighted by their stages."""
     speed, training = np.zeros(len(block.divisions)), problem.training
     for index, cluster in enumerate(pool_clusters(problem)):
@@ -341,10 +339,10 @@ def compare_divisions(problem: Problem, effort: RecheckEffort | None = None) -> 
 
 
 def _recheck_until_one_fits(
-    candidates: list[DivisionOutlook], effort: RecheckEffort, num_synthesised: int
-) -> list[DivisionOutlook]:
+    candidates: list[ConfigForecast], effort: RecheckEffort, num_synthesised: int
+) -> list[ConfigForecast]:
     """The first candidates, simulated; further ones only where none of these fits after all."""
-    seen: list[DivisionOutlook] = []
+    seen: list[ConfigForecast] = []
     for start in range(0, ROUNDS * effort.num_simulated, effort.num_simulated):
         following = candidates[start : start + effort.num_simulated]
         seen = ranked([*seen, *recheck(following, effort, num_synthesised)])
@@ -362,7 +360,7 @@ def _compared(
     problem: Problem,
     limits: Limits,
     scans: list[Scan],
-    candidates: list[DivisionOutlook],
+    candidates: list[ConfigForecast],
     num_mixed: int,
 ) -> Comparison:
     fits = bool(candidates) and candidates[0].feasible
@@ -390,7 +388,7 @@ def _comparison(problem: Problem, told: Told, *, fits: bool, **counts: int) -> C
     )
 
 
-def _num_mixed(candidates: list[DivisionOutlook]) -> int:
+def _num_mixed(candidates: list[ConfigForecast]) -> int:
     """Candidates over several kinds of device that fit: the scans of single kinds miss them."""
     return sum(c.feasible and len(c.stages.pools) > 1 for c in candidates)
 
@@ -398,8 +396,8 @@ def _num_mixed(candidates: list[DivisionOutlook]) -> int:
 # ── candidates ───────────────────────────────────────────────────────────────────────────────────
 
 
-def described(problem: Problem, pool: int, divisions: Divisions) -> list[DivisionOutlook]:
-    """Divisions over the devices of one pool, as the closed forms see them."""
+def described(problem: Problem, pool: int, divisions: ParallelConfigs) -> list[ConfigForecast]:
+    """ParallelConfigs over the devices of one pool, as the closed forms see them."""
     if not len(divisions):
         return []
     own, cluster = pools_of(problem)[pool], pool_clusters(problem)[pool]
@@ -410,7 +408,7 @@ def described(problem: Problem, pool: int, divisions: Divisions) -> list[Divisio
     )
     parts = prediction.parts()
     return [
-        DivisionOutlook(
+        ConfigForecast(
             problem=problem,
             division=divisions[i],
             stages=PoolStages(pools=(pool,), ranks=(int(divisions.pipeline[i]),)),
@@ -427,10 +425,10 @@ def described(problem: Problem, pool: int, divisions: Divisions) -> list[Divisio
 
 
 def judged(
-    problem: Problem, division: Division, stages: PoolStages, estimate_s: float
-) -> DivisionOutlook:
+    problem: Problem, division: ParallelConfig, stages: PoolStages, estimate_s: float
+) -> ConfigForecast:
     """A division over several pools: parts and memory as the first of them sees it."""
-    (first,) = described(problem, stages.pools[0], Divisions.of([division]))
+    (first,) = described(problem, stages.pools[0], ParallelConfigs.of([division]))
     scale = estimate_s / first.estimate_s
     return replace(
         first,
@@ -448,7 +446,7 @@ def single(problem: Problem, asked: Configuration, where: str) -> Comparison:
     """One division alone, simulated; ``where`` names its file in errors."""
     stages, division = _seated(problem, asked, where)
     check_configuration(problem.training.model, division, where)
-    (seen,) = described(problem, stages.pools[0], Divisions.of([division]))
+    (seen,) = described(problem, stages.pools[0], ParallelConfigs.of([division]))
     seen = replace(seen, division=division, stages=stages)
     seen = simulated(seen) if division.layers is None else run(seen, division)
     told = explain_one(seen)
@@ -457,7 +455,9 @@ def single(problem: Problem, asked: Configuration, where: str) -> Comparison:
     )
 
 
-def _seated(problem: Problem, asked: Configuration, where: str) -> tuple[PoolStages, Division]:
+def _seated(
+    problem: Problem, asked: Configuration, where: str
+) -> tuple[PoolStages, ParallelConfig]:
     """The pools of a division's ranks: one that holds all, else several, large memory first."""
     pools, tensor = pools_of(problem), asked.division.tensor
     groups = [pool.num_groups(tensor) for pool in pools]

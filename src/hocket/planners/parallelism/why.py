@@ -11,11 +11,11 @@ from hocket.cost.parallel.memory import memory
 from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
 from hocket.planners.parallelism.enumerate import division_blocks
-from hocket.planners.parallelism.outlook import DivisionOutlook, label
+from hocket.planners.parallelism.outlook import ConfigForecast, label
 from hocket.planners.parallelism.pools import Pool, pools_of
 from hocket.planners.parallelism.recheck import AS_SHORT
 from hocket.transformer import ScheduleName
-from hocket.transformer.division import Division
+from hocket.transformer.parallel_config import ParallelConfig
 from hocket.transformer.rules import broken_degrees
 
 # How many hosts would let a model fit that does not.
@@ -97,18 +97,18 @@ A_LITTLE = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Told:
-    """Divisions with their reasons, and the sentence about the choice."""
+    """ParallelConfigs with their reasons, and the sentence about the choice."""
 
-    outlooks: list[DivisionOutlook]
+    outlooks: list[ConfigForecast]
     sentence: str
 
 
-def _label(candidate: DivisionOutlook) -> str:
+def _label(candidate: ConfigForecast) -> str:
     program = candidate.problem.training.software.name
     return label(candidate.division, candidate.schedule_name, program)
 
 
-def explain(candidates: list[DivisionOutlook]) -> Told:
+def explain(candidates: list[ConfigForecast]) -> Told:
     """Reasons of all candidates, of which the first has won."""
     best = candidates[0]
     others = [c for c in candidates[1:] if c.feasible]
@@ -117,7 +117,7 @@ def explain(candidates: list[DivisionOutlook]) -> Told:
     return Told(told, f"{_label(won)}: chosen because {won.reason}; {limit_sentence(best)}")
 
 
-def limit_sentence(best: DivisionOutlook) -> str:
+def limit_sentence(best: ConfigForecast) -> str:
     """What takes the winner's time, largest first."""
     parts = sorted(best.parts_s.items(), key=lambda part: -part[1])
     shares = [(PARTS_IN_WORDS.get(name, name), value / best.step_s) for name, value in parts]
@@ -130,7 +130,7 @@ def limit_sentence(best: DivisionOutlook) -> str:
     )
 
 
-def _advantage(best: DivisionOutlook, others: list[DivisionOutlook]) -> str:
+def _advantage(best: ConfigForecast, others: list[ConfigForecast]) -> str:
     if not others:
         return "nothing else fits"
     shorter = 1 - best.step_s / others[0].step_s
@@ -140,7 +140,7 @@ def _advantage(best: DivisionOutlook, others: list[DivisionOutlook]) -> str:
     return f"its step is {amount} shorter than the next ({_label(others[0])})"
 
 
-def _why_lost(candidate: DivisionOutlook, best: DivisionOutlook) -> str:
+def _why_lost(candidate: ConfigForecast, best: ConfigForecast) -> str:
     if not candidate.feasible:
         return lacking(candidate)
     longer = candidate.step_s / best.step_s - 1
@@ -151,7 +151,7 @@ def _why_lost(candidate: DivisionOutlook, best: DivisionOutlook) -> str:
     return f"{format_percent(longer)} longer: {_cause(candidate, best)}"
 
 
-def _cause(candidate: DivisionOutlook, best: DivisionOutlook) -> str:
+def _cause(candidate: ConfigForecast, best: ConfigForecast) -> str:
     """What takes more time than in the winner, the largest difference alone."""
     theirs = best.parts_s
     more_s = {name: value - theirs.get(name, 0.0) for name, value in candidate.parts_s.items()}
@@ -162,7 +162,7 @@ def _cause(candidate: DivisionOutlook, best: DivisionOutlook) -> str:
     return f"{PARTS_IN_WORDS.get(name, name)} takes {format_seconds(max(more_s[name], 0.0))} more"
 
 
-def lacking(candidate: DivisionOutlook) -> str:
+def lacking(candidate: ConfigForecast) -> str:
     """What a candidate that does not fit lacks, and where."""
     if not candidate.lacking_bytes:
         return candidate.reason
@@ -174,7 +174,7 @@ def lacking(candidate: DivisionOutlook) -> str:
     )
 
 
-def explain_one(candidate: DivisionOutlook) -> Told:
+def explain_one(candidate: ConfigForecast) -> Told:
     """Whether a division that was asked for by itself fits, and what takes its time."""
     if candidate.feasible:
         return Told(
@@ -188,14 +188,14 @@ def explain_one(candidate: DivisionOutlook) -> Told:
 def _fixed_rule(problem: Problem, limits: Limits) -> str:
     """The rule that the fixed degrees break by themselves; empty where they do not."""
     fixed = dict(limits.fixed)
-    division = Division(global_batch=problem.training.global_batch, **fixed)  # type: ignore[arg-type]
+    division = ParallelConfig(global_batch=problem.training.global_batch, **fixed)  # type: ignore[arg-type]
     degrees = " x ".join(f"{name} {value}" for name, value in fixed.items() if name in DEGREES)
     if problem.cluster.num_devices % division.num_devices:
         return f"{degrees} does not divide {problem.cluster.num_devices} devices"
     return next(broken_degrees(problem.training.model, division), "")
 
 
-def shortage(problem: Problem, candidates: list[DivisionOutlook], limits: Limits) -> Told:
+def shortage(problem: Problem, candidates: list[ConfigForecast], limits: Limits) -> Told:
     """What is missing where nothing fits: the division that lacks least, and what would do."""
     told = [replace(c, reason=lacking(c)) for c in candidates]
     if not told:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, Shares
+from hocket.plan.sections import Lanes, Parallel
 from hocket.planners.candidates import Candidate
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.search import within
@@ -29,7 +29,7 @@ def in_lanes(problem: Problem, ways: Iterable[Candidate]) -> list[Candidate]:
     best = min(able, key=lambda way: way.step_s or 0.0, default=None)
     if best is None or best.plan is None or best.step_s is None:
         return []
-    shares = best.plan[Shares]
+    shares = best.plan[Parallel]
     if max(asked(problem, shares.replicas[0].microbatches[0])) >= FULL:
         return []
     most = int(problem.memory_bytes[workers(problem)].min())
@@ -50,7 +50,7 @@ def in_lanes(problem: Problem, ways: Iterable[Candidate]) -> list[Candidate]:
 
 def _can(way: Candidate) -> bool:
     """Whether all replicas are one device each that keeps what several microbatches make."""
-    shares = None if way.plan is None else way.plan.get(Shares)
+    shares = None if way.plan is None else way.plan.get(Parallel)
     if shares is None or shares.sharded:
         return False
     counts = {len(replica.microbatches) for replica in shares.replicas}

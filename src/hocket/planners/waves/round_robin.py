@@ -23,7 +23,7 @@ from hocket.graph.graph import Phase, Role
 from hocket.hardware.host_route import host_route
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.blocks import cut_step
 from hocket.planners.placement.devices import workers
@@ -41,7 +41,7 @@ SWITCHING = 0.04
 class RoundRobin:
     """Waves of a model in partitions, and what they take."""
 
-    shares: Shares
+    shares: Parallel
     timeline: Timeline
     """As if all partitions were there."""
     slot_s: float
@@ -133,9 +133,9 @@ def fit_partitions(problem: Problem) -> PartitionFit:
         )
     turns = round_robin(problem, cuts, wave)
     pipeline = Replica(devices=names, microbatches=(wave,) * count, cuts=cuts)
-    _, piped = simulate_shares(problem, Shares(replicas=(pipeline,)))
+    _, piped = simulate_shares(problem, Parallel(replicas=(pipeline,)))
     plain = Replica(devices=names, microbatches=(other.num_samples,), cuts=cuts)
-    _, alone = simulate_shares(problem, Shares(replicas=(plain,)))
+    _, alone = simulate_shares(problem, Parallel(replicas=(plain,)))
     ways = [
         ("plain model parallel", alone.makespan_s, int(alone.peak_bytes.max())),
         (f"1F1B, {count} microbatches", piped.makespan_s, int(piped.peak_bytes.max())),
@@ -173,7 +173,7 @@ def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> R
     """As many waves as the cluster has devices, each of so many samples, cut at these ops."""
     names = problem.cluster.device_names
     count = len(names)
-    shares = Shares(
+    shares = Parallel(
         replicas=tuple(
             Replica(devices=names[wave:] + names[:wave], microbatches=(wave_samples,), cuts=cuts)
             for wave in range(count)

@@ -25,7 +25,7 @@ from hocket.base.units import format_bytes, typed_bytes
 from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, Replica, Shares
+from hocket.plan.sections import Lanes, Parallel, Replica
 from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.waits_for_room import held_bytes, room_waits
@@ -213,7 +213,7 @@ def fit_waves(
     )
 
 
-def even_shares(problem: Problem, num_waves: int) -> Shares:
+def even_shares(problem: Problem, num_waves: int) -> Parallel:
     """The batch in so many microbatches on each device."""
     other, names = problem.graph.other_batch, problem.cluster.device_names
     devices = workers(problem).tolist()
@@ -234,7 +234,7 @@ def even_shares(problem: Problem, num_waves: int) -> Shares:
             hint=f"give a batch of {parts} or more",
         )
     sizes = even_parts(other.num_samples, parts)
-    return Shares(
+    return Parallel(
         replicas=tuple(
             Replica(
                 devices=(names[device],),
@@ -267,7 +267,9 @@ def within(
     return found
 
 
-def _search(problem: Problem, shares: Shares, budget_bytes: int, changes: Changes) -> list[WaveWay]:
+def _search(
+    problem: Problem, shares: Parallel, budget_bytes: int, changes: Changes
+) -> list[WaveWay]:
     """Waves by their start: all over the first wave, then finer around the best."""
     wave = priced_at(problem, shares.replicas[0].microbatches[0])
     order = pass_order(wave.graph)

@@ -22,7 +22,7 @@ from hocket.graph.graph import Graph, Phase
 from hocket.hardware.allocation import aligned
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, LaneWait, Shares
+from hocket.plan.sections import Lanes, LaneWait, Parallel
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.packing import Intervals, pack
@@ -318,7 +318,7 @@ class PartsForm(NamedTuple):
 class WaveWay:
     """One way to take the samples of a step, and what the simulator thinks of it."""
 
-    shares: Shares
+    shares: Parallel
     lanes: Lanes | None
     unfolded: Unfolded
     timeline: Timeline
@@ -351,7 +351,7 @@ class WaveWay:
         return int(self.timeline.peak_bytes.max())
 
 
-def simulated(problem: Problem, shares: Shares, lanes: Lanes | None = None) -> WaveWay:
+def simulated(problem: Problem, shares: Parallel, lanes: Lanes | None = None) -> WaveWay:
     """A way and its timeline."""
     unfolded, timeline = simulate_shares(problem, shares, None, lanes)
     return WaveWay(shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
@@ -416,7 +416,7 @@ def best_within(problem: Problem, ways: Iterable[WaveWay], most_bytes: int) -> W
     return min(equal, key=lambda way: (way.peak_bytes, way.step_s), default=None)
 
 
-def handed_over(problem: Problem, shares: Shares, most_bytes: int) -> Iterator[WaveWay]:
+def handed_over(problem: Problem, shares: Parallel, most_bytes: int) -> Iterator[WaveWay]:
     """Waves that hand over parts of memory and hold at most so much, for several numbers of parts,
     the quickest first."""
     sizes = shares.replicas[0].microbatches

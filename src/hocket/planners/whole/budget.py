@@ -10,7 +10,7 @@ import numpy as np
 from hocket.base.errors import CheckError
 from hocket.base.units import format_bytes
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Shares
+from hocket.plan.sections import Communication, Parallel
 from hocket.plan.words import in_words
 from hocket.planners.candidates import Candidate, empty_plan
 from hocket.simulate.engine import simulate_shares
@@ -28,14 +28,14 @@ class Budget:
     most_ops: int = _SIMULATED_OPS
     spent_ops: int = 0
     num_simulated: int = 0
-    seen: dict[tuple[Shares, Communication | None], Candidate] = field(default_factory=dict)
+    seen: dict[tuple[Parallel, Communication | None], Candidate] = field(default_factory=dict)
 
     @property
     def is_left(self) -> bool:
         """Whether more may be simulated."""
         return self.spent_ops < self.most_ops
 
-    def simulated(self, shares: Shares, planned: Communication | None = None) -> Candidate:
+    def simulated(self, shares: Parallel, planned: Communication | None = None) -> Candidate:
         """The way as a candidate; each is simulated once."""
         known = self.seen.get((shares, planned))
         if known is None:
@@ -46,7 +46,9 @@ class Budget:
         return known
 
 
-def simulated(problem: Problem, shares: Shares, planned: Communication | None = None) -> Candidate:
+def simulated(
+    problem: Problem, shares: Parallel, planned: Communication | None = None
+) -> Candidate:
     """A way of sharing and what the simulator thinks of it."""
     started = time.perf_counter()
     sections = (shares,) if planned is None else (planned, shares)

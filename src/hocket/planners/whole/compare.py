@@ -18,8 +18,7 @@ from hocket.base.errors import UsageError
 from hocket.base.units import format_percent, format_seconds
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Memory, Priority, Replica, Shares
-from hocket.plan.sections.shares import SPLIT_SCHEDULES
+from hocket.plan.sections import Communication, Memory, Parallel, Priority, Replica
 from hocket.plan.words import in_words
 from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
@@ -42,6 +41,7 @@ from hocket.planners.whole.tables import Tables, largest_size, tables_of
 from hocket.planners.whole.travelling import by_priority
 from hocket.simulate.analysis import bottleneck
 from hocket.simulate.timeline import Timeline
+from hocket.transformer.parallel_config import SPLIT
 
 # Baselines: strategies that take no planner. A baseline that the search cannot better stays the
 # only row of its family.
@@ -65,7 +65,7 @@ def unsplit_baselines(problem: Problem) -> Iterator[tuple[str, Candidate]]:
         yield title, propose(problem, name, BASE[name])
 
 
-def ddp(tables: Tables, devices: list[int]) -> Shares | None:
+def ddp(tables: Tables, devices: list[int]) -> Parallel | None:
     """Equal shares of the batch on all devices, in as few microbatches as the smallest allows."""
     ranks = devices[: tables.num_samples]
     if len(ranks) < 2:
@@ -82,10 +82,10 @@ def ddp(tables: Tables, devices: list[int]) -> Shares | None:
         Replica(devices=(names[device],), microbatches=even_sizes(count, max(size, 1)))
         for device, count in zip(ranks, counts, strict=False)
     )
-    return Shares(replicas=replicas)
+    return Parallel(replicas=replicas)
 
 
-def gpipe(tables: Tables, devices: list[int]) -> Shares | None:
+def gpipe(tables: Tables, devices: list[int]) -> Parallel | None:
     """Stages of equally many layers on all devices in their order, all forward passes first."""
     graph, count = tables.problem.graph, len(devices)
     layer = layer_of(graph)
@@ -103,7 +103,7 @@ def gpipe(tables: Tables, devices: list[int]) -> Shares | None:
         microbatches=even_sizes(tables.num_samples, -(-tables.num_samples // number)),
         cuts=cuts,
     )
-    return Shares(replicas=(replica,), schedule="gpipe")
+    return Parallel(replicas=(replica,), schedule="gpipe")
 
 
 # Where no way of sharing fits: one device that fetches its parameters from the host as it goes.
@@ -230,7 +230,7 @@ def _alone(problem: Problem, only: Candidate, tables: Tables) -> Comparison:
     )  # fmt: skip
 
 
-def family_of(shares: Shares) -> str:
+def family_of(shares: Parallel) -> str:
     """Common name of a parallel strategy: ``DDP x pipeline``."""
     if shares.sharded:
         return "FSDP"
@@ -245,7 +245,7 @@ def family_of(shares: Shares) -> str:
     return "tensor parallel" if used == ["tensor"] else " x ".join(used)
 
 
-def degrees_name(shares: Shares) -> str:
+def degrees_name(shares: Parallel) -> str:
     """Degrees of parallelism as text: ``data 2 x pipeline 1``."""
     stages = sorted({shares.num_stages(replica) for replica in shares.replicas})
     deep = " and ".join(map(str, stages))
@@ -259,7 +259,7 @@ def _by_degrees(ways: list[Candidate], most: int) -> list[Candidate]:
     best: dict[str, Candidate] = {}
     for way in ways:
         assert way.plan is not None
-        best.setdefault(degrees_name(way.plan[Shares]), way)
+        best.setdefault(degrees_name(way.plan[Parallel]), way)
     return [titled(name, way) for name, way in list(best.items())[:most]]
 
 
@@ -270,7 +270,7 @@ def _families(
     by_family: dict[str, list[Candidate]] = {}
     for way in ways:
         assert way.plan is not None
-        by_family.setdefault(family_of(way.plan[Shares]), []).append(way)
+        by_family.setdefault(family_of(way.plan[Parallel]), []).append(way)
     for name, members in by_family.items():
         if goal == "time":
             yield name, min(members, key=_plainness)
@@ -282,17 +282,17 @@ def _plainness(way: Candidate) -> tuple[int, int, float]:
     """Of ways that differ by less than a thousandth, the one with the fewest microbatches."""
     assert way.plan is not None
     assert way.step_s is not None
-    num_passes = sum(len(replica.microbatches) for replica in way.plan[Shares].replicas)
+    num_passes = sum(len(replica.microbatches) for replica in way.plan[Parallel].replicas)
     return round(math.log(way.step_s) * 1000), num_passes, way.step_s
 
 
 def titled(name: str, candidate: Candidate) -> Candidate:
     """The candidate under a family's name, with its own words in its plan."""
     plan = candidate.plan
-    if plan is not None and plan.get(Shares) is not None:
+    if plan is not None and plan.get(Parallel) is not None:
         planned = ", all-reduce over planned trees" if plan.get(Communication) is not None else ""
         order = ", gradients by priority" if plan.get(Priority) is not None else ""
-        plan = replace(plan, notes={**plan.notes, HOW: in_words(plan[Shares]) + planned + order})
+        plan = replace(plan, notes={**plan.notes, HOW: in_words(plan[Parallel]) + planned + order})
     return replace(candidate, planner=name, plan=plan)
 
 
@@ -350,7 +350,7 @@ def explained(
     rest = [c for c in others if c.step_s is not None and c.planner != best.planner]
     if rest:
         parts.append(f"chosen because {merit_told(problem, best, rest, goal)}")
-    shares = best.plan.get(Shares)
+    shares = best.plan.get(Parallel)
     if shares is None:
         is_rewritten = best.plan.get(Memory) is not None
         limit = _limit if is_rewritten else _placed_limit
@@ -390,38 +390,38 @@ def contributions(best: Candidate, ways: list[Candidate]) -> list[str]:
 
 def _is_many(way: Candidate) -> bool:
     assert way.plan is not None
-    return len(way.plan[Shares].replicas) > 1
+    return len(way.plan[Parallel].replicas) > 1
 
 
 def _is_unequal(way: Candidate) -> bool:
     assert way.plan is not None
-    numbers = [replica.num_samples for replica in way.plan[Shares].replicas]
+    numbers = [replica.num_samples for replica in way.plan[Parallel].replicas]
     return max(numbers) - min(numbers) > 1
 
 
 def _is_sharded(way: Candidate) -> bool:
     assert way.plan is not None
-    return way.plan[Shares].sharded
+    return way.plan[Parallel].sharded
 
 
 def _is_staged(way: Candidate) -> bool:
     assert way.plan is not None
-    return way.plan[Shares].is_staged
+    return way.plan[Parallel].is_staged
 
 
 def _is_put_off(way: Candidate) -> bool:
     assert way.plan is not None
-    return way.plan[Shares].schedule in SPLIT_SCHEDULES
+    return way.plan[Parallel].schedule in SPLIT
 
 
 def _is_divided(way: Candidate) -> bool:
     assert way.plan is not None
-    return way.plan[Shares].tensor > 1
+    return way.plan[Parallel].tensor > 1
 
 
 def _is_split(way: Candidate) -> bool:
     assert way.plan is not None
-    return any(len(replica.microbatches) > 1 for replica in way.plan[Shares].replicas)
+    return any(len(replica.microbatches) > 1 for replica in way.plan[Parallel].replicas)
 
 
 def _is_planned(way: Candidate) -> bool:
@@ -436,12 +436,12 @@ def _is_prioritised(way: Candidate) -> bool:
 
 def _is_recomputed(way: Candidate) -> bool:
     assert way.plan is not None
-    return any(replica.recomputed for replica in way.plan[Shares].replicas)
+    return any(replica.recomputed for replica in way.plan[Parallel].replicas)
 
 
 def _is_hosted(way: Candidate) -> bool:
     assert way.plan is not None
-    return any(replica.update == "host" for replica in way.plan[Shares].replicas)
+    return any(replica.update == "host" for replica in way.plan[Parallel].replicas)
 
 
 FEATURES = {

@@ -16,7 +16,7 @@ from typing import Any
 from hocket.base.errors import UsageError, did_you_mean
 from hocket.base.units import format_seconds, parse_bytes, parse_seconds
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Shares
+from hocket.plan.sections import Parallel
 from hocket.planners.candidates import Candidate
 from hocket.planners.goal import dollars_per_million, num_devices
 from hocket.planners.placement.devices import workers
@@ -35,7 +35,7 @@ class Must:
     num_stages: int | None = None
     num_parts: int | None = None
 
-    def allows(self, shares: Shares) -> bool:
+    def allows(self, shares: Parallel) -> bool:
         """Whether so many devices may share the batch in this way."""
         if self.num_replicas not in (None, len(shares.replicas)):
             return False
@@ -64,7 +64,7 @@ class Must:
             return f"longer than {format_seconds(self.step_s)}"
         if num_devices(candidate) > self.num_devices:
             return f"more than {self.num_devices:.0f} devices"
-        shares = None if candidate.plan is None else candidate.plan.get(Shares)
+        shares = None if candidate.plan is None else candidate.plan.get(Parallel)
         if shares is None and (self.num_replicas or self.num_stages or self.num_parts):
             return "it does not share the batch"
         if shares is not None and not self.allows(shares):
@@ -92,7 +92,7 @@ class Must:
         asked = {"data": self.num_replicas, "pipeline": self.num_stages, "tensor": self.num_parts}
         named = " x ".join(f"{name} {count}" for name, count in asked.items() if count is not None)
         plans = [candidate.plan for candidate in fitting if candidate.plan is not None]
-        shares = [plan[Shares] for plan in plans if plan.get(Shares) is not None]
+        shares = [plan[Parallel] for plan in plans if plan.get(Parallel) is not None]
         few = [each for each in shares if len(each.devices) <= self.num_devices]
         if not named or any(self.allows(each) for each in few):
             return ""

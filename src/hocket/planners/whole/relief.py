@@ -14,11 +14,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from hocket.base.arrays import LongArray
-from hocket.plan.sections import Communication, Replica, Shares
-from hocket.plan.sections.shares import SPLIT_SCHEDULES
+from hocket.plan.sections import Communication, Parallel, Replica
 from hocket.planners.candidates import Candidate
 from hocket.planners.whole.budget import Budget
 from hocket.planners.whole.tables import Tables, at_size, block_edges
+from hocket.transformer.parallel_config import SPLIT
 
 _TRIES = 4
 _MARGIN = 1.02
@@ -27,7 +27,7 @@ _MARGIN = 1.02
 
 def fitted(
     tables: Tables,
-    shares: Shares,
+    shares: Parallel,
     budget: Budget,
     planned: Communication | None = None,
     *,
@@ -52,7 +52,7 @@ def fitted(
     return found
 
 
-def ease(tables: Tables, shares: Shares, missing_bytes: LongArray) -> Shares | None:
+def ease(tables: Tables, shares: Parallel, missing_bytes: LongArray) -> Parallel | None:
     """The way with so many bytes less per device; None where nothing more can be done."""
     number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
     replicas = []
@@ -66,7 +66,7 @@ def ease(tables: Tables, shares: Shares, missing_bytes: LongArray) -> Shares | N
     if shares.sharded:
         most = max((replica.recomputed for replica in replicas), key=len)
         replicas = [replace(replica, recomputed=most) for replica in replicas]
-    if any(replica.recomputed for replica in replicas) and shares.schedule in SPLIT_SCHEDULES:
+    if any(replica.recomputed for replica in replicas) and shares.schedule in SPLIT:
         return None
     found = replace(shares, replicas=tuple(replicas))
     return None if found == shares else found

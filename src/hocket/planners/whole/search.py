@@ -23,8 +23,8 @@ from hocket.base.parts import even_parts
 from hocket.cost.collectives import ring_all_reduce_s
 from hocket.plan.gradient_buckets import BUCKET_BYTES
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Replica, Shares
-from hocket.plan.sections.shares import SHARE_SCHEDULES
+from hocket.plan.sections import Communication, Parallel, Replica
+from hocket.plan.sections.parallel import GRAPH_SCHEDULES
 from hocket.plan.words import in_words
 from hocket.planners.candidates import Candidate
 from hocket.planners.communication.collective import plan_collective
@@ -59,7 +59,7 @@ class DividedDevices:
     groups: dict[int, tuple[int, ...]]
     """All devices of a group, by the first."""
 
-    def widened(self, shares: Shares) -> Shares:
+    def widened(self, shares: Parallel) -> Parallel:
         """Shares of the first devices as those of whole groups."""
         names = self.tables.problem.cluster.device_names
         of_name = {names[first]: tuple(names[d] for d in g) for first, g in self.groups.items()}
@@ -84,7 +84,7 @@ def divided_devices(tables: Tables, devices: Sequence[int]) -> Iterator[DividedD
             yield DividedDevices(degree, summed, {group[0]: group for group in groups})
 
 
-def tables_for(tables: Tables, shares: Shares) -> Tables:
+def tables_for(tables: Tables, shares: Parallel) -> Tables:
     """The closed forms of what one device does under shares: of all, or of one part."""
     return tables if shares.tensor == 1 else _part_tables(tables, shares.tensor)
 
@@ -206,7 +206,7 @@ _SLACK = 0.995
 """Sizes between those that were priced are interpolated."""
 
 
-def least_s(tables: Tables, shares: Shares) -> float:
+def least_s(tables: Tables, shares: Parallel) -> float:
     """Seconds that the way takes at least."""
     num_shards = len(shares.replicas) if shares.sharded else 1
     stages = shares.part_by_part().replicas  # one device of each, whose tables are those of a part
@@ -250,7 +250,7 @@ _HOPE = 0.97
 class Estimate:
     """A way of sharing and what the closed forms say of it."""
 
-    shares: Shares
+    shares: Parallel
     seconds: float
     """Compute of the slowest group and what of the exchange it cannot hide."""
 
@@ -308,7 +308,7 @@ def _starts(budget: Budget, must: Must) -> list[Candidate]:
     fitting = _fitting(budget, must)
     for way in fitting:
         assert way.plan is not None
-        shares = way.plan[Shares]
+        shares = way.plan[Parallel]
         devices = frozenset(replica.devices for replica in shares.replicas)
         if (way.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
             first.setdefault((devices, shares.sharded, shares.tensor), way)
@@ -321,7 +321,7 @@ def _turned_round(tables: Tables, start: Candidate, budget: Budget) -> Candidate
     None where devices are alike, or where that does not fit.
     """
     assert start.plan is not None
-    shares = start.plan[Shares]
+    shares = start.plan[Parallel]
     if not shares.is_staged or shares.tensor > 1 or not budget.is_left:
         return None
     number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
@@ -340,18 +340,18 @@ def _turned_round(tables: Tables, start: Candidate, budget: Budget) -> Candidate
 def _shard(start: Candidate, budget: Budget) -> None:
     """The same way with parameters and state in parts, where all take part in every gather."""
     assert start.plan is not None
-    shares = start.plan[Shares]
+    shares = start.plan[Parallel]
     counts = {len(replica.microbatches) for replica in shares.replicas}
     is_flat = all(len(replica.devices) == 1 for replica in shares.replicas)
     if len(shares.replicas) > 1 and is_flat and len(counts) == 1 and budget.is_left:
         plain = (replace(r, recomputed=(), update="device") for r in shares.replicas)
-        budget.simulated(replace(shares, replicas=tuple(plain), sharded=True))
+        budget.simulated(replace(shares, replicas=tuple(plain), zero=3))
 
 
 def _plan_exchange(tables: Tables, start: Candidate, budget: Budget) -> None:
     """The same way with its exchange planned for the very links."""
     assert start.plan is not None
-    shares, problem = start.plan[Shares], tables.problem
+    shares, problem = start.plan[Parallel], tables.problem
     if shares.sharded or shares.tensor > 1:
         return  # gathers and scatters are not planned, nor exchanges between parts
     ranks = tuple(replica.devices[0] for replica in shares.replicas)
@@ -404,7 +404,7 @@ def estimated(tables: Tables, structure: Structure, *, takes_all: bool = False) 
         group.replica(tables, count) for group, count in zip(groups, taken, strict=True)
     )
     longest_s = max(float(g.time_s[n]) for g, n in zip(groups, taken, strict=True))
-    return Estimate(Shares(replicas=replicas), longest_s + _exposed_s(tables, groups, replicas))
+    return Estimate(Parallel(replicas=replicas), longest_s + _exposed_s(tables, groups, replicas))
 
 
 def _one_each(taken: tuple[int, ...]) -> tuple[int, ...]:
@@ -440,8 +440,8 @@ def _exposed_s(
 def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
     """Go to the first better neighbour until there is none, or no simulations are left."""
     assert start.plan is not None
-    best, tables = start, tables_for(tables, start.plan[Shares])
-    moves: tuple[Callable[[Tables, Shares], Iterator[Shares]], ...] = (
+    best, tables = start, tables_for(tables, start.plan[Parallel])
+    moves: tuple[Callable[[Tables, Parallel], Iterator[Parallel]], ...] = (
         _other_schedules, _moved_samples, _moved_cuts, _other_microbatches, _less_relief,
     )  # fmt: skip
     improves = True
@@ -450,7 +450,7 @@ def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
         for move in moves:
             assert best.plan is not None
             planned = best.plan.get(Communication)
-            for neighbour in move(tables, best.plan[Shares]):
+            for neighbour in move(tables, best.plan[Parallel]):
                 if not budget.is_left:
                     return
                 if least_s(tables, neighbour) >= (best.step_s or 0.0):
@@ -461,7 +461,7 @@ def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
                     break
 
 
-def _moved_samples(tables: Tables, shares: Shares) -> Iterator[Shares]:
+def _moved_samples(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
     """One sample from a replica to another."""
     replicas = shares.replicas
     for giver, taker in ((i, j) for i in range(len(replicas)) for j in range(len(replicas))):
@@ -483,15 +483,15 @@ def _resized(replica: Replica, change: int) -> Replica:
     return replace(replica, microbatches=even_parts(number, count))
 
 
-def _other_schedules(tables: Tables, shares: Shares) -> Iterator[Shares]:
+def _other_schedules(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
     """Gradients of weights put off, where a pipeline would wait at its end."""
     if shares.is_staged and not any(replica.recomputed for replica in shares.replicas):
-        for name in SHARE_SCHEDULES:
+        for name in GRAPH_SCHEDULES:
             if name not in (shares.schedule, "gpipe"):
                 yield replace(shares, schedule=name)
 
 
-def _moved_cuts(tables: Tables, shares: Shares) -> Iterator[Shares]:
+def _moved_cuts(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
     """One cut of one pipeline a few places forward or back."""
     places = tables.cuts
     for index, replica in enumerate(shares.replicas):
@@ -508,7 +508,7 @@ def _moved_cuts(tables: Tables, shares: Shares) -> Iterator[Shares]:
                 yield _with(shares, index, changed)
 
 
-def _other_microbatches(tables: Tables, shares: Shares) -> Iterator[Shares]:
+def _other_microbatches(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
     """One more, one fewer, or twice as many microbatches of one replica."""
     if shares.sharded:
         return  # all have equally many
@@ -521,7 +521,7 @@ def _other_microbatches(tables: Tables, shares: Shares) -> Iterator[Shares]:
                     yield _with(shares, index, replace(replica, microbatches=sizes))
 
 
-def _less_relief(tables: Tables, shares: Shares) -> Iterator[Shares]:
+def _less_relief(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
     """Fewer blocks recomputed, or none in smaller microbatches, or updates on the device."""
     kept = [replica.recomputed for replica in shares.replicas]
     if shares.sharded and any(kept):
@@ -539,6 +539,6 @@ def _less_relief(tables: Tables, shares: Shares) -> Iterator[Shares]:
                 yield _with(shares, index, replace(replica, microbatches=sizes, recomputed=()))
 
 
-def _with(shares: Shares, index: int, replica: Replica) -> Shares:
+def _with(shares: Parallel, index: int, replica: Replica) -> Parallel:
     replicas = (*shares.replicas[:index], replica, *shares.replicas[index + 1 :])
     return replace(shares, replicas=replicas)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hocket.base.parts import even_parts
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.plan.sections.memory import Update
 from hocket.planners.candidates import Candidate
 from hocket.planners.whole.budget import Budget
@@ -44,7 +44,7 @@ def unequal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Ca
     found = _fewest(tables, list(devices), samples, budget)
     if found is None or found.feasible or found.plan is None:
         return found
-    return fitted(tables, found.plan[Shares], budget)
+    return fitted(tables, found.plan[Parallel], budget)
 
 
 def _fewest(
@@ -65,7 +65,7 @@ def _fewest(
             Replica(devices=(names[device],), microbatches=even_parts(number, count), update=update)
             for device, number in zip(devices, samples, strict=True)
         )
-        found = budget.simulated(Shares(replicas=replicas, sharded=True))
+        found = budget.simulated(Parallel(replicas=replicas, zero=3))
         if found.feasible:
             break
     return found

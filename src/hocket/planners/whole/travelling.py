@@ -15,7 +15,7 @@ from dataclasses import replace
 from hocket.base.units import format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Priority, Shares
+from hocket.plan.sections import Parallel, Priority
 from hocket.plan.sections.priority import takes_priority
 from hocket.planners.candidates import Candidate
 from hocket.planners.communication.priority import choose_for_replicas, with_priority
@@ -38,7 +38,7 @@ def by_priority(problem: Problem, ways: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _can(way: Candidate) -> bool:
-    shares = None if way.plan is None else way.plan.get(Shares)
+    shares = None if way.plan is None else way.plan.get(Parallel)
     return shares is not None and takes_priority(shares)
 
 
@@ -50,7 +50,7 @@ def _travelling(problem: Problem, way: Candidate) -> Candidate | None:
         return None
     saved_s = _saved_s(problem, plan, way.step_s)
     step_s = way.step_s - saved_s
-    if not _is_carried(problem, plan[Shares]):
+    if not _is_carried(problem, plan[Parallel]):
         told = f"a step among many would take {format_seconds(step_s)} instead of "
         told += f"{format_seconds(way.step_s)}; it is carried out on processors alone"
         return replace(
@@ -59,7 +59,7 @@ def _travelling(problem: Problem, way: Candidate) -> Candidate | None:
     return replace(way, planner=BY_PRIORITY, plan=plan.claiming(step_s=step_s), saved_s=saved_s)
 
 
-def _is_carried(problem: Problem, shares: Shares) -> bool:
+def _is_carried(problem: Problem, shares: Parallel) -> bool:
     used = set(shares.devices)
     return all(device.kind.is_cpu for device in problem.cluster.devices if device.name in used)
 

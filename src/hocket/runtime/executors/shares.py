@@ -153,9 +153,9 @@ def _describe(position: Position) -> str:
 
 def _on_one_device(plan: Plan) -> Plan:
     """The same microbatches, all on the first device."""
-    from hocket.plan.sections import Replica, Shares
+    from hocket.plan.sections import Parallel, Replica
 
-    replicas = plan[Shares].replicas
+    replicas = plan[Parallel].replicas
     sizes = tuple(size for replica in replicas for size in replica.microbatches)
     only = Replica(devices=replicas[0].devices[:1], microbatches=sizes)
-    return plan.having(Shares(replicas=(only,)))
+    return plan.having(Parallel(replicas=(only,)))

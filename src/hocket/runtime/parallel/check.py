@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from hocket.base.errors import CheckError
-from hocket.plan.divided import DividedTraining
 from hocket.plan.sections.schedule import Schedule
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.runtime.parallel.batch import token_batch, token_loss
 from hocket.runtime.parallel.build import whole_model
 from hocket.runtime.parallel.job import TrainingJob
@@ -20,7 +20,7 @@ from hocket.runtime.parallel.refusals import refuse_plan, str_of
 from hocket.runtime.parallel.spawn import JobResult, run_jobs
 from hocket.runtime.parallel.trainer import new_optimizer
 from hocket.runtime.threads import torch_threads
-from hocket.transformer import Division, Transformer
+from hocket.transformer import ParallelConfig, Transformer
 
 # A division at toy size: the same structure on few processes and a model of a few thousand
 # parameters.
@@ -32,8 +32,8 @@ _MAX_KEPT_ACTIONS = 512
 
 
 def toy_of(
-    model: Transformer, division: Division, schedule: Schedule
-) -> tuple[Transformer, Division, Schedule]:
+    model: Transformer, division: ParallelConfig, schedule: Schedule
+) -> tuple[Transformer, ParallelConfig, Schedule]:
     """A small model, and the division with its schedule on at most eight ranks."""
     small = toy_division(division)
     if (
@@ -50,7 +50,7 @@ def toy_of(
     return toy_model(model, sum(layers)), replace(small, layers=layers), schedule
 
 
-def toy_division(division: Division) -> Division:
+def toy_division(division: ParallelConfig) -> ParallelConfig:
     """The division with degrees of at most two, four for a pipeline alone."""
     others = (division.tensor > 1) + (division.data > 1)
     most = _MAX_STAGES_ALONE if not others else 2
@@ -82,13 +82,13 @@ def toy_model(model: Transformer, num_layers: int) -> Transformer:
     )
 
 
-def _layers(division: Division, small: Division) -> tuple[int, ...]:
+def _layers(division: ParallelConfig, small: ParallelConfig) -> tuple[int, ...]:
     """One layer per stage; where the division is uneven, stages take turns with two."""
     uneven = division.layers is not None and len(set(division.layers)) > 1
     return tuple(2 if uneven and stage % 2 else 1 for stage in range(small.num_stages))
 
 
-def _shorter(division: Division, small: Division, schedule: Schedule) -> Schedule:
+def _shorter(division: ParallelConfig, small: ParallelConfig, schedule: Schedule) -> Schedule:
     """A schedule of the same kind for fewer ranks; one of its own making becomes a named one.
 
     One that folds its stages and splits nothing becomes a looped one.
@@ -170,7 +170,7 @@ class Agreement:
         return self.loss_error <= TOLERANCE and self.gradient_error <= TOLERANCE
 
 
-def check_division(plan: DividedTraining) -> Agreement:
+def check_division(plan: TransformerPlan) -> Agreement:
     """Run a plan's division at toy size against one device; raises where they differ."""
     refuse_plan(plan)
     model, division, schedule = toy_of(plan.model, plan.division, plan.schedule)

@@ -8,7 +8,7 @@ from hocket.base.errors import UsageError
 from hocket.base.units import format_bytes
 from hocket.hardware.detect import PROCESS_BYTES, available_bytes
 from hocket.runtime.parallel.model import Embedding, Head, TransformerBlock
-from hocket.transformer import Division, Transformer
+from hocket.transformer import ParallelConfig, Transformer
 
 _MAX_PROCESSES = 64
 _INSTEAD = (
@@ -17,7 +17,7 @@ _INSTEAD = (
 )
 
 
-def require_memory(model: Transformer, division: Division, dtype: torch.dtype) -> None:
+def require_memory(model: Transformer, division: ParallelConfig, dtype: torch.dtype) -> None:
     """Refuse a run that would fill the memory of this machine with its states alone."""
     if division.num_devices > _MAX_PROCESSES:
         raise UsageError(
@@ -35,7 +35,7 @@ def require_memory(model: Transformer, division: Division, dtype: torch.dtype) -
         )
 
 
-def state_bytes(model: Transformer, division: Division, dtype: torch.dtype) -> int:
+def state_bytes(model: Transformer, division: ParallelConfig, dtype: torch.dtype) -> int:
     """Weights, gradients and both moments of Adam of all ranks together."""
     whole = 1 if division.zero == 3 else division.data
     moments = 1 if division.zero else division.data

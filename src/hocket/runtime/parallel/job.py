@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hocket.runtime.parallel.refusals import DataProgram
-from hocket.transformer import Division, Experts, Transformer
+from hocket.transformer import Experts, ParallelConfig, Transformer
 
 Actions = tuple[tuple[tuple[int, str, int], ...], ...]
 """By pipeline rank: virtual stage, letter and microbatch of each action, in order.
@@ -22,7 +22,7 @@ class TrainingJob:
     """One model trained for some steps with one division."""
 
     model: Transformer
-    division: Division
+    division: ParallelConfig
     layers: tuple[int, ...]
     """Layers of each virtual stage."""
     actions: Actions
@@ -50,7 +50,7 @@ class TrainingJob:
                 division[key] = tuple(division[key])
         given = {
             "model": Transformer(**model),
-            "division": Division(**division),
+            "division": ParallelConfig(**division),
             "layers": tuple(data["layers"]),
             "actions": tuple(
                 tuple((stage, letter, microbatch) for stage, letter, microbatch in row)

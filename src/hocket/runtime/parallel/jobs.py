@@ -8,7 +8,7 @@ from hocket.plan.sections.schedule import Schedule
 from hocket.runtime.parallel.job import Actions, TrainingJob
 from hocket.runtime.parallel.refusals import DataProgram, data_program
 from hocket.simulate.pipeline import WORK_LETTERS
-from hocket.transformer import Division, Transformer
+from hocket.transformer import ParallelConfig, Transformer
 from hocket.transformer.stages import stage_layers
 
 TRAINED_DTYPES = ("bfloat16", "float32")
@@ -17,7 +17,7 @@ TRAINED_DTYPES = ("bfloat16", "float32")
 
 def make_job(
     model: Transformer,
-    division: Division,
+    division: ParallelConfig,
     schedule: Schedule,
     *,
     data: DataProgram | None = None,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hocket.base.errors import UsageError
-from hocket.transformer import Division, Transformer
+from hocket.transformer import ParallelConfig, Transformer
 
 if TYPE_CHECKING:
-    from hocket.plan.divided import DividedTraining
+    from hocket.plan.transformer_plan import TransformerPlan
 
 DataKind = Literal["none", "ddp", "reduce-after", "fsdp"]
 """How data-parallel ranks agree: not at all, as DDP, by one reduction after the last backward, or
@@ -35,7 +35,7 @@ class Case:
     """What rules look at."""
 
     model: Transformer
-    division: Division
+    division: ParallelConfig
     splits_backward: bool
 
 
@@ -103,7 +103,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def refuse(model: Transformer, division: Division, *, splits_backward: bool) -> None:
+def refuse(model: Transformer, division: ParallelConfig, *, splits_backward: bool) -> None:
     """Raise where a division cannot be carried out or would train wrongly."""
     case = Case(model, division, splits_backward)
     for rule in RULES:
@@ -111,7 +111,7 @@ def refuse(model: Transformer, division: Division, *, splits_backward: bool) -> 
             raise UsageError(rule.reason, hint=rule.instead, where=str_of(division))
 
 
-def refuse_plan(plan: DividedTraining) -> None:
+def refuse_plan(plan: TransformerPlan) -> None:
     """`refuse` the division of a plan, and a schedule whose actions wait for each other."""
     from hocket.planners.parallelism.schedules import verify_schedule
 
@@ -119,7 +119,7 @@ def refuse_plan(plan: DividedTraining) -> None:
     verify_schedule(plan.schedule)
 
 
-def data_program(division: Division, *, splits_backward: bool) -> DataProgram:
+def data_program(division: ParallelConfig, *, splits_backward: bool) -> DataProgram:
     """The program for the data-parallel ranks that gives the right gradients.
 
     DDP reduces gradients from hooks that a split backward pass does not set off, so there the
@@ -137,7 +137,7 @@ def data_program(division: Division, *, splits_backward: bool) -> DataProgram:
     return DataProgram("ddp")
 
 
-def str_of(division: Division) -> str:
+def str_of(division: ParallelConfig) -> str:
     """A division in a few words."""
     return (
         f"tensor {division.tensor} x pipeline {division.pipeline} x data {division.data}, "

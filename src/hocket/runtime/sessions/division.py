@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from hocket.plan.divided import DividedTraining
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.transformer_plan import TransformerPlan
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.division import DividedModel
 from hocket.runtime.options import Onlookers, RunOptions
@@ -28,7 +28,7 @@ def run_division(problem: Problem, plan: Plan, options: RunOptions, watch: Onloo
 
     Refuses what PyTorch cannot do or does wrongly, and what this machine has no room for.
     """
-    divided = DividedTraining(problem, plan)
+    divided = TransformerPlan(problem, plan)
     options.require_meaning("division")
     refuse_plan(divided)
     predicted = simulate(problem, plan)
@@ -60,7 +60,7 @@ def run_division(problem: Problem, plan: Plan, options: RunOptions, watch: Onloo
     )
 
 
-def _gpu_dtype(plan: DividedTraining) -> str:
+def _gpu_dtype(plan: TransformerPlan) -> str:
     return plan.dtype if plan.dtype in TRAINED_DTYPES else TRAINED_DTYPES[0]
 
 

@@ -10,7 +10,7 @@ from hocket.base.errors import UsageError
 from hocket.capture.optimizer import required_optimizer
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Shares
+from hocket.plan.sections import Communication, Parallel
 from hocket.plan.verify import require_structure
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.shares import SplitModel
@@ -34,7 +34,7 @@ def run_shares(
     """Train for some steps with one process per device, or with all microbatches in this one."""
     options.require_meaning("shares")
     require_structure(plan, problem)
-    shares = plan[Shares]
+    shares = plan[Parallel]
     required_optimizer(problem.graph.meta)
     planned_samples = shares.num_samples
     if options.scale < 1:
@@ -73,7 +73,7 @@ def run_shares(
 
 def _require_room(
     problem: Problem,
-    shares: Shares,
+    shares: Parallel,
     predicted: Timeline,
     backend: str,
     places: Sequence[str],
@@ -88,7 +88,7 @@ def _require_room(
     require = partial(require_room, problem, predicted, planned_samples=planned_samples)
     as_one = replace(shares, replicas=tuple(
         replace(replica, devices=replica.devices[:1], cuts=()) for replica in shares.replicas
-    ), sharded=False, tensor=1)  # fmt: skip
+    ), zero=0, tensor=1)  # fmt: skip
     alone = simulate_shares(problem, as_one)[1]
     first = [names.index(replica.devices[0]) for replica in shares.replicas]
     largest = max(first, key=lambda device: int(alone.peak_bytes[device]))

@@ -14,7 +14,7 @@ from hocket.base.errors import UsageError
 from hocket.capture.optimizer import required_optimizer
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, Shares
+from hocket.plan.sections import Lanes, Parallel
 from hocket.plan.verify import require_structure
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.budget import LoopedModel
@@ -45,7 +45,7 @@ def run_waves(
     """Train for some steps in two lanes of one device, by recorded calls."""
     options.require_meaning("waves")
     require_structure(plan, problem)
-    shares = plan[Shares]
+    shares = plan[Parallel]
     if len(shares.replicas) > 1:
         raise UsageError(
             f"waves of {len(shares.replicas)} devices take a process for each",
@@ -99,7 +99,7 @@ def waved_loop(
 
     A CUDA device is given all waves of a step at once, as a CUDA graph.
     """
-    shares, options = plan[Shares], LoopOptions()
+    shares, options = plan[Parallel], LoopOptions()
     sizes = shares.replicas[0].microbatches
     model.to(device)
     first = microbatches(batch, sizes, None)[0][0]

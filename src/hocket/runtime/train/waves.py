@@ -19,7 +19,7 @@ import torch
 
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Lanes, Shares
+from hocket.plan.sections import Lanes, Parallel
 from hocket.plan.sections.lanes import NUM_LANES, Changes
 from hocket.planners.waves.waiting import by_start
 from hocket.runtime.setup import Setup
@@ -87,7 +87,7 @@ class WaveOrder(NamedTuple):
         return self.places[lane][op] if self.places else 0
 
 
-def wave_order(problem: Problem, shares: Shares, lanes: Lanes, replica: int = 0) -> WaveOrder:
+def wave_order(problem: Problem, shares: Parallel, lanes: Lanes, replica: int = 0) -> WaveOrder:
     """The order of a plan, of the waves of one replica; views come with the op before them."""
     unfolded, timeline = simulate_shares(problem, shares, None, lanes)
     passes = unfolded.passes[replica]

@@ -10,7 +10,7 @@ import numpy as np
 from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.graph import Graph, Phase
-from hocket.plan.sections.shares import SPLIT_SCHEDULES, ShareSchedule
+from hocket.transformer.parallel_config import SPLIT, ScheduleName
 
 
 @lru_cache(maxsize=64)
@@ -43,7 +43,7 @@ def stages_of(graph: Graph, cuts: tuple[int, ...]) -> IntArray:
     return np.searchsorted(np.array(cuts), places_of(graph), side="right").astype(np.int32)
 
 
-def slots(num_stages: int, num_microbatches: int, schedule: ShareSchedule) -> LongArray:
+def slots(num_stages: int, num_microbatches: int, schedule: ScheduleName) -> LongArray:
     """[stage, `PassKind`, microbatch]: the position of each pass on its device.
 
     1F1B (Narayanan et al., PipeDream-flush) takes as many forward passes as stages follow, then one
@@ -59,7 +59,7 @@ def slots(num_stages: int, num_microbatches: int, schedule: ShareSchedule) -> Lo
     ahead = np.minimum(times * ahead, num_microbatches)
     # Up to three slots per round: the forward pass, the backward pass, the gradients of weights.
     keys = [3 * (number - ahead), np.tile(3 * number + 1, (num_stages, 1))]
-    if schedule in SPLIT_SCHEDULES:
+    if schedule in SPLIT:
         keys.append(3 * (number + times * stage) + 2)
     order = np.concatenate(keys, axis=1).argsort(axis=1, kind="stable")
     position = order.argsort(axis=1, kind="stable")
@@ -77,10 +77,10 @@ class PassKind(IntEnum):
 
 
 @lru_cache(maxsize=64)
-def pass_kinds(graph: Graph, cuts: tuple[int, ...], schedule: ShareSchedule) -> IntArray:
+def pass_kinds(graph: Graph, cuts: tuple[int, ...], schedule: ScheduleName) -> IntArray:
     """The kind of each op; updates count as backward."""
     kinds = graph.op_phase.clip(max=int(PassKind.BACKWARD)).astype(np.int32)
-    if schedule not in SPLIT_SCHEDULES:
+    if schedule not in SPLIT:
         return kinds
     stage = stages_of(graph, cuts)
     is_backward = graph.op_phase == Phase.BACKWARD

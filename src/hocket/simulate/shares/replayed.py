@@ -12,12 +12,12 @@ import numpy as np
 
 from hocket.cost.roofline import costs_from_settings
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Shares
+from hocket.plan.sections import Communication, Parallel
 from hocket.simulate.shares.exchange import buckets
 from hocket.simulate.shares.prices import exchange_s, gradients_of, priced_at
 
 
-def replayed_step_s(problem: Problem, shares: Shares, planned: Communication | None) -> float:
+def replayed_step_s(problem: Problem, shares: Parallel, planned: Communication | None) -> float:
     """Seconds of a step of replicas that are one device each, replayed and without overlap."""
     settings = {**problem.costs.settings, "launches": "replayed"}
     costs = costs_from_settings(problem.graph, problem.cluster, settings)

@@ -26,7 +26,7 @@ from hocket.cost.collectives import ring_all_reduce_s
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Shares
+from hocket.plan.sections import Communication, Lanes, Parallel
 from hocket.plan.sections.lanes import NUM_LANES
 from hocket.simulate.shares.copies import Pass, ReplicaCopy
 from hocket.simulate.shares.exchange import exchange_alike
@@ -224,7 +224,7 @@ class Unfolded:
 
 def unfold(
     problem: Problem,
-    shares: Shares,
+    shares: Parallel,
     planned: Communication | None = None,
     lanes: Lanes | None = None,
     *,
@@ -292,7 +292,7 @@ def _costs(costs: Costs, op_s: FloatArray, demand: FloatArray | None, graph: Gra
 
 
 def _replicate(
-    problem: Problem, shares: Shares, index: int, lanes: Lanes | None, sheet: Sheet
+    problem: Problem, shares: Parallel, index: int, lanes: Lanes | None, sheet: Sheet
 ) -> ReplicaCopy:
     """Parameters of a replica once, its forward and backward ops once per microbatch."""
     graph, replica = problem.graph, shares.replicas[index]

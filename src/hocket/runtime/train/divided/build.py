@@ -47,7 +47,7 @@ from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.replayed_waves import make_waves
 from hocket.runtime.train.waves import WaveOrder, Waves
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 from hocket.transformer.rules import broken_shares
 
 # Batch norm over the rows of all replicas: the statistics that one process would see.
@@ -174,7 +174,7 @@ class RankPart:
 
 
 def degrees_strategy(
-    task: DividedTask, division: Division, schedule: Schedule | None, *, accumulates: bool
+    task: DividedTask, division: ParallelConfig, schedule: Schedule | None, *, accumulates: bool
 ) -> Strategy:
     """Carry the model by all ranks of a division; each calls this with the same batch.
 
@@ -344,7 +344,7 @@ def require_batch(num_samples: int, batch: Any) -> None:
         )
 
 
-def _refuse(division: Division) -> None:
+def _refuse(division: ParallelConfig) -> None:
     for degree, what in ((division.context, "context"), (division.expert, "expert")):
         if degree > 1:
             raise UsageError(
@@ -361,7 +361,7 @@ def _refuse(division: Division) -> None:
         raise UsageError(broken, hint="give one share per replica")
 
 
-def _warn_of_memory(division: Division) -> None:
+def _warn_of_memory(division: ParallelConfig) -> None:
     """What only saves memory is left out: numbers are the same, and more is held than planned."""
     left_out = [
         what

@@ -20,7 +20,7 @@ from hocket.runtime.train.divided.stack import find_stack, layer_of, stage_layer
 from hocket.runtime.train.divided.stages import makers_of
 from hocket.runtime.train.like import placed_like
 from hocket.simulate.shares.order import stages_of
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 
 _BEFORE = -2
 """Of ops whose stage is not known yet, and of those that are not forward."""
@@ -35,7 +35,7 @@ class Cutting(NamedTuple):
     """The virtual stage of each forward op of a recorded step; that of others means nothing."""
 
 
-def cut_by_layers(model: nn.Module, division: Division, schedule: Schedule) -> Cutting:
+def cut_by_layers(model: nn.Module, division: ParallelConfig, schedule: Schedule) -> Cutting:
     """The layers of the model's stack as a division has them."""
     stack, num_layers = find_stack(model)
     stages = stage_layers(num_layers, division.layers, division.num_stages)

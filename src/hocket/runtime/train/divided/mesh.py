@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from hocket.base.errors import UsageError
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 
 
 class Mesh:
     """The ranks of a division, seen by one of them."""
 
-    def __init__(self, division: Division, device: torch.device) -> None:
+    def __init__(self, division: ParallelConfig, device: torch.device) -> None:
         """All ranks call it together."""
         _require_ranks(division.num_devices)
         self.device, self.rank = device, dist.get_rank()

@@ -10,7 +10,7 @@ from hocket.base.errors import UsageError
 from hocket.graph.graph import Graph, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, PlacedDivision, Replica, Schedule, Shares
+from hocket.plan.sections import Communication, Lanes, Parallel, Replica, Schedule
 from hocket.plan.training import TransformerTraining
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.strategy import Strategy
@@ -33,7 +33,7 @@ from hocket.runtime.train.on_host import HostUpdate
 from hocket.runtime.train.predicted import predicted_s
 from hocket.runtime.train.waves import wave_order
 from hocket.simulate.shares.replayed import replayed_step_s
-from hocket.transformer import Division
+from hocket.transformer import ParallelConfig
 
 # Shares of a batch, as `hocket plan` makes them, carried in a person's loop.
 #
@@ -44,7 +44,7 @@ from hocket.transformer import Division
 def split_batch_strategy(
     task: DividedTask,
     problem: Problem,
-    shares: Shares,
+    shares: Parallel,
     lanes: Lanes | None = None,
     planned: Communication | None = None,
 ) -> Strategy:
@@ -62,13 +62,13 @@ def split_batch_strategy(
     if isinstance(noted, str):
         # Stages are cut at ops, so the same kernels are recorded.
         task = replace(task, recipe=replace(task.recipe, device=noted))
-    if shares.takes_turns:
+    if shares.is_round_robin:
         return Turns(task, graph, shares)
     num_stages = [shares.num_stages(replica) for replica in replicas]
     mesh = (
         UnevenMesh(num_stages, task.device, tensor=shares.tensor)
         if shares.is_staged
-        else Mesh(Division(data=len(replicas), tensor=shares.tensor), task.device)
+        else Mesh(ParallelConfig(data=len(replicas), tensor=shares.tensor), task.device)
     )
     if shares.tensor > 1:
         # Planned exchanges are between all ranks, and these have different parts of weights.
@@ -96,7 +96,7 @@ def split_batch_strategy(
 
 
 def _replayed_where_shorter(
-    task: DividedTask, problem: Problem, shares: Shares, planned: Communication | None
+    task: DividedTask, problem: Problem, shares: Parallel, planned: Communication | None
 ) -> DividedTask:
     """The task without overlap, if a replayed step and all sums after it are predicted shorter."""
     is_plain = not shares.is_staged and shares.tensor == 1 and not shares.sharded
@@ -109,7 +109,7 @@ def _replayed_where_shorter(
 
 
 def _in_lanes(
-    task: DividedTask, problem: Problem, shares: Shares, lanes: Lanes | None, replica: int
+    task: DividedTask, problem: Problem, shares: Parallel, lanes: Lanes | None, replica: int
 ) -> DividedTask:
     """The task with the order in which a replica's two lanes take its microbatches."""
     if lanes is None:
@@ -155,24 +155,26 @@ def _require_same_weights(graph: Graph, model: nn.Module) -> None:
 
 def divides(plan: Plan) -> bool:
     """Whether a plan divides a training, rather than placing single ops."""
-    return plan.get(PlacedDivision) is not None or plan.get(Shares) is not None
+    return plan.get(Parallel) is not None
 
 
 def parallel_strategy(task: DividedTask, problem: Problem, plan: Plan) -> Strategy:
     """What carries such a plan; refuses another model or batch than the planned one."""
     task = replace(task, predicted_s=predicted_s(problem, plan, task.device))
-    shares = plan.get(Shares)
-    if shares is not None:
-        require_batch(shares.num_samples, task.batch)
-        return split_batch_strategy(task, problem, shares, plan.get(Lanes), plan.get(Communication))
-    division = plan[PlacedDivision].division
+    parallel = plan[Parallel]
+    if parallel.layers is None:
+        require_batch(parallel.num_samples, task.batch)
+        return split_batch_strategy(
+            task, problem, parallel, plan.get(Lanes), plan.get(Communication)
+        )
+    division = parallel.config
     if isinstance(problem.work, TransformerTraining):
         require_layers(task.model, problem.training.model.layers)
     require_batch(division.global_batch, task.batch)
     return degrees_strategy(task, division, plan.get(Schedule), accumulates=True)
 
 
-def stated_degrees_strategy(task: DividedTask, division: Division) -> Strategy:
+def stated_degrees_strategy(task: DividedTask, division: ParallelConfig) -> Strategy:
     """What carries degrees that a person states; who states nothing else means the batch given.
 
     A microbatch is one sample where nobody said anything, so only pipelines take several.

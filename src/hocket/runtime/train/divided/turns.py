@@ -23,7 +23,7 @@ from hocket.base.errors import UsageError
 from hocket.capture.fake import all_tensors
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase, Role
-from hocket.plan.sections import Shares
+from hocket.plan.sections import Parallel
 from hocket.runtime.memory.copies import CopyEngines, Ticket
 from hocket.runtime.strategy import StepOutput, Strategy, Timings
 from hocket.runtime.train.batches import Signature, signature_of
@@ -143,7 +143,7 @@ class Turns:
 
     lost = ""
 
-    def __init__(self, task: DividedTask, planned: Graph, shares: Shares) -> None:
+    def __init__(self, task: DividedTask, planned: Graph, shares: Parallel) -> None:
         self._task, self._recipe = task, task.recipe
         self.predicted_s = task.predicted_s
         self._own, self._count = dist.get_rank(), dist.get_world_size()

@@ -34,7 +34,7 @@ MAX_ACTIONS = 2_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Division:
+class ParallelConfig:
     """One way to train a transformer on ``num_devices`` devices.
 
     Ranks count tensor parallel first, then context, data and pipeline, so that tensor-parallel
@@ -81,7 +81,7 @@ class Division:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Divisions:
+class ParallelConfigs:
     """Many divisions of one model with even stages: one array per field, all of one length.
 
     ``schedule`` and ``recompute`` hold positions in `SCHEDULES` and `RECOMPUTES`.
@@ -103,19 +103,19 @@ class Divisions:
     def __len__(self) -> int:
         return len(self.tensor)
 
-    def __getitem__(self, index: int) -> Division:
+    def __getitem__(self, index: int) -> ParallelConfig:
         """One of them as a value."""
         values = {f.name: getattr(self, f.name)[index].item() for f in fields(self)}
         values["schedule"] = SCHEDULES[values["schedule"]]
         values["recompute"] = RECOMPUTES[values["recompute"]]
-        return Division(**values)
+        return ParallelConfig(**values)
 
-    def take(self, indices: NDArray[np.intp]) -> Divisions:
+    def take(self, indices: NDArray[np.intp]) -> ParallelConfigs:
         """Those at the given positions."""
-        return Divisions(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
+        return ParallelConfigs(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     @staticmethod
-    def of(divisions: Iterable[Division]) -> Divisions:
+    def of(divisions: Iterable[ParallelConfig]) -> ParallelConfigs:
         """The arrays of single divisions; their own layers per stage are not kept."""
         rows = list(divisions)
 
@@ -126,7 +126,7 @@ class Divisions:
             "tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch",
             "global_batch",
         )  # fmt: skip
-        return Divisions(
+        return ParallelConfigs(
             **{name: column(name, np.int32) for name in ints},  # type: ignore[arg-type]
             schedule=np.array([SCHEDULES.index(row.schedule) for row in rows], dtype=np.int8),
             recompute=np.array([RECOMPUTES.index(row.recompute) for row in rows], dtype=np.int8),

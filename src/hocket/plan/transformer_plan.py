@@ -1,25 +1,27 @@
-"""A training with the decisions about it: what exports, runs and views read by short names."""
+"""The plan of a transformer's training, as exports, runs and views read it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from hocket.cost.parallel.costs import StageCosts
+from hocket.cost.parallel.stages import stage_costs
 from hocket.hardware.cluster import Cluster, Device
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision, Schedule
+from hocket.plan.sections import Parallel, Schedule
 from hocket.plan.violation import Violation
-from hocket.transformer.division import Division
+from hocket.transformer.parallel_config import ParallelConfig
 from hocket.transformer.shape import Transformer
 
 
 @dataclass(frozen=True, eq=False)
-class DividedTraining:
-    """A problem whose work is a training, and a plan that divides it.
+class TransformerPlan:
+    """A problem whose work is the training of a transformer, and a plan for it.
 
-    It holds nothing of its own; a plan that lacks a section raises `UsageError` where it is asked.
+    A plan that lacks a section raises `UsageError` where that is read.
     """
 
     problem: Problem
@@ -41,19 +43,19 @@ class DividedTraining:
         return self.problem.training.software.dtype
 
     @property
-    def division(self) -> Division:
+    def division(self) -> ParallelConfig:
         """The degrees."""
-        return self.plan[PlacedDivision].division
+        return self.plan[Parallel].config
 
     @property
     def devices(self) -> tuple[tuple[str, ...], ...]:
         """Names of the devices of each pipeline rank."""
-        return self.plan[PlacedDivision].devices
+        return self.plan[Parallel].rank_devices
 
-    @property
+    @cached_property
     def costs(self) -> StageCosts:
-        """What the stages take."""
-        return self.plan[PlacedDivision].stage_costs
+        """Costs of the stages."""
+        return plan_stage_costs(self.problem, self.plan[Parallel])
 
     @property
     def schedule(self) -> Schedule:
@@ -90,8 +92,36 @@ class DividedTraining:
         return tokens / self.step_s if self.step_s else None
 
 
+def is_transformer_plan(plan: Plan) -> bool:
+    """True if a plan is for a transformer's shape instead of captured ops."""
+    parallel = plan.get(Parallel)
+    return parallel is not None and parallel.layers is not None
+
+
+def plan_stage_costs(problem: Problem, parallel: Parallel) -> StageCosts:
+    """Costs of the stages of a transformer's plan on its devices."""
+    training = problem.training
+    kind_of = {device.name: device.kind.name for device in problem.cluster.devices}
+    kinds = tuple(kind_of[names[0]] for names in parallel.rank_devices)
+    cluster = problem.cluster
+    if len(set(kinds)) == 1:
+        cluster = cluster_of_kind(cluster, kinds[0])
+    config = replace(parallel.config, layers=parallel.layers)
+    return stage_costs(
+        training.model, config, cluster, training.software, training.coefficients, kinds=kinds
+    )
+
+
+def cluster_of_kind(cluster: Cluster, kind: str) -> Cluster:
+    """The cluster with the devices of one type alone."""
+    names = [device.name for device in cluster.devices if device.kind.name == kind]
+    if len(names) == cluster.num_devices:
+        return cluster
+    return replace(cluster.only(names), name=f"{cluster.name} ({kind})")
+
+
 def rank_memory_violations(
-    divided: DividedTraining, peak_bytes: tuple[int, ...]
+    divided: TransformerPlan, peak_bytes: tuple[int, ...]
 ) -> Iterator[Violation]:
     """Devices that cannot hold the peak of their pipeline rank."""
     capacity = {device.name: device.memory_bytes for device in divided.cluster.devices}

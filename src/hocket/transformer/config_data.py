@@ -1,11 +1,11 @@
-"""Divisions out of files: tables and objects with the keys of `Division`, read strictly."""
+"""Read the keys of `ParallelConfig` from tables of files, strictly."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from hocket.base import fields
-from hocket.transformer.division import RECOMPUTES, SCHEDULES, Division
+from hocket.transformer.parallel_config import RECOMPUTES, SCHEDULES, ParallelConfig
 
 MAX_DEGREE = 1_000_000
 MAX_BATCH = 2**31 - 1
@@ -16,12 +16,12 @@ KEYS = (*COUNTS, *CHOICES, "sequence_parallel", "zero", "layers", "shares")
 """What a division states besides its batch."""
 
 
-def division_from_data(data: object, path: str, global_batch: int | None = None) -> Division:
+def config_from_data(data: object, path: str, global_batch: int | None = None) -> ParallelConfig:
     """The division of a table; what is left out is 1 or off. The batch is given or stated."""
     required = () if global_batch is not None else ("global_batch",)
     table = fields.record(data, path, required=required, optional=KEYS)
     stated = {key: _value(key, entry, f"{path}.{key}") for key, entry in table.items()}
-    return Division(**{"global_batch": global_batch, **stated})
+    return ParallelConfig(**{"global_batch": global_batch, **stated})
 
 
 def _value(key: str, entry: object, place: str) -> Any:

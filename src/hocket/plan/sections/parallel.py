@@ -1,0 +1,440 @@
+"""The parallel section: data, tensor and pipeline parallelism, sharding, local batches and stages.
+
+A replica is one device, or several that are the stages of a pipeline; it has all of the model. Each
+replica takes some samples of the step's batch, in microbatches one after the other, and accumulates
+their gradients; then the replicas reduce theirs, and every one updates its model (or its shard of
+it) as if it had seen the whole batch. Local batches may be unequal: a gradient counts by its
+samples. With ``tensor`` parallelism every stage is so many devices, which split its matrices
+(Megatron-LM, Shoeybi et al., 2019); ``context`` parallelism splits its sequences.
+
+Stages of a captured graph begin at ops (``Replica.cuts``), and blocks of ops are recomputed
+(``Replica.recomputed``). Stages of a transformer's shape have ``layers``, and ``recompute`` says
+what all of them recompute; such plans may use every schedule and degree.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hocket.base import fields
+from hocket.base.errors import InputFileError, UsageError
+from hocket.base.parts import even_parts
+from hocket.graph.graph import Graph
+from hocket.plan.sections.memory import Update
+from hocket.plan.sections.placement import Placement
+from hocket.plan.sections.section import Section
+from hocket.plan.violation import Violation
+from hocket.transformer.parallel_config import (
+    RECOMPUTES,
+    SCHEDULES,
+    SPLIT,
+    ParallelConfig,
+    Recompute,
+    ScheduleName,
+)
+from hocket.transformer.rules import broken_rules
+from hocket.transformer.shape import Transformer
+from hocket.transformer.stages import stage_layers
+
+if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
+    from hocket.plan.training import TransformerTraining
+
+GraphSchedule = Literal["1f1b", "gpipe", "zb-h1", "zb-h2"]
+GRAPH_SCHEDULES: tuple[GraphSchedule, ...] = get_args(GraphSchedule)
+"""Schedules of pipelines that are cut at ops."""
+UPDATES: tuple[Update, ...] = get_args(Update)
+_MAX_SAMPLES = 2**31 - 1
+_MAX_OPS = 2**31 - 1
+_MAX_DEGREE = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """Devices that hold the model once, and the samples that they take."""
+
+    devices: tuple[str, ...]
+    """Those of each stage in the order of the forward pass: tensor-parallel ranks fastest, then
+    context-parallel ones."""
+    microbatches: tuple[int, ...]
+    """Samples of each microbatch, in the order in which they run."""
+    cuts: tuple[int, ...] = ()
+    """The forward op of the graph with which each stage but the first begins."""
+    recomputed: tuple[tuple[int, int], ...] = ()
+    """Blocks by their first forward op and the one after the last: what they save for the backward
+    pass is dropped and recomputed there."""
+    update: Update = "device"
+    """Where the optimizer changes parameters and keeps its state."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples per step: the local batch."""
+        return sum(self.microbatches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel(Section):
+    """Replicas with their devices and local batches, and what is the same for all of them."""
+
+    replicas: tuple[Replica, ...]
+    tensor: int = 1
+    """Devices that split the matrices of every layer."""
+    context: int = 1
+    """Devices that split every sequence."""
+    expert: int = 1
+    """Ranks over which experts are spread; they are ranks of the other dimensions."""
+    zero: int = 0
+    """What replicas shard: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP:
+    they gather the parameters of a block when it runs)."""
+    schedule: ScheduleName = "1f1b"
+    """In which order stages of a pipeline run forward and backward passes."""
+    recompute: Recompute = "none"
+    """What the stages of a transformer's shape recompute."""
+    sequence_parallel: bool = False
+    """True if tensor-parallel ranks split norms and dropout along the sequence."""
+    layers: tuple[int, ...] | None = None
+    """Layers of each virtual stage of a transformer's shape; None for captured graphs, whose
+    replicas have cuts."""
+
+    @classmethod
+    def of_config(
+        cls, config: ParallelConfig, model: Transformer, rank_devices: tuple[tuple[str, ...], ...]
+    ) -> Parallel:
+        """The section of a transformer's config on the devices of each pipeline rank.
+
+        Devices of a rank count tensor-parallel ranks fastest, then context, then data.
+        """
+        width = config.tensor * config.context
+        sizes = config.shares or (config.global_batch // config.data,) * config.data
+        replicas = tuple(
+            Replica(
+                devices=tuple(
+                    name for names in rank_devices for name in names[i * width : (i + 1) * width]
+                ),
+                microbatches=even_parts(size, config.num_microbatches),
+            )
+            for i, size in enumerate(sizes)
+        )
+        return cls(
+            replicas=replicas, tensor=config.tensor, context=config.context, expert=config.expert,
+            zero=config.zero, schedule=config.schedule, recompute=config.recompute,
+            sequence_parallel=config.sequence_parallel, layers=stage_layers(model, config),
+        )  # fmt: skip
+
+    @property
+    def config(self) -> ParallelConfig:
+        """The degrees of a transformer's plan; raises `UsageError` for a captured graph's."""
+        if self.layers is None:
+            raise UsageError("the plan is for captured ops, not for a transformer's shape")
+        first, sizes = self.replicas[0], [replica.num_samples for replica in self.replicas]
+        pipeline = self.num_stages(first)
+        return ParallelConfig(
+            tensor=self.tensor,
+            pipeline=pipeline,
+            data=len(self.replicas),
+            context=self.context,
+            expert=self.expert,
+            chunks=len(self.layers) // pipeline,
+            microbatch=first.microbatches[0],
+            global_batch=self.num_samples,
+            schedule=self.schedule,
+            recompute=self.recompute,
+            zero=self.zero,
+            sequence_parallel=self.sequence_parallel,
+            layers=self.layers if len(set(self.layers)) > 1 else None,
+            shares=tuple(sizes) if len(set(sizes)) > 1 else None,
+        )
+
+    @property
+    def rank_devices(self) -> tuple[tuple[str, ...], ...]:
+        """Devices of each pipeline rank, replica by replica; all replicas have as many stages."""
+        width = self.tensor * self.context
+        return tuple(
+            tuple(name for r in self.replicas for name in r.devices[i * width : (i + 1) * width])
+            for i in range(self.num_stages(self.replicas[0]))
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all replicas: the global batch."""
+        return sum(replica.num_samples for replica in self.replicas)
+
+    @property
+    def sharded(self) -> bool:
+        """True if replicas keep a shard of the parameters each (ZeRO 3)."""
+        return self.zero == 3
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices, replica by replica; each once, also in round-robin schedules."""
+        return tuple(dict.fromkeys(name for r in self.replicas for name in r.devices))
+
+    def num_stages(self, replica: Replica) -> int:
+        """Stages of a replica's pipeline."""
+        return len(replica.devices) // (self.tensor * self.context)
+
+    @property
+    def is_staged(self) -> bool:
+        """True if some replica is a pipeline."""
+        return any(self.num_stages(replica) > 1 for replica in self.replicas)
+
+    @property
+    def is_round_robin(self) -> bool:
+        """True if replicas are waves over the same devices, each rotated by one more: every device
+        runs every partition in turn."""
+        first = self.replicas[0].devices if self.replicas else ()
+        return (
+            len(first) > 1
+            and len(self.replicas) == len(first)
+            and self.tensor == 1
+            and not self.sharded
+            and all(
+                replica.devices == first[wave:] + first[:wave]
+                and replica.cuts == self.replicas[0].cuts
+                and len(replica.microbatches) == 1
+                and replica.update == "device"
+                and not replica.recomputed
+                for wave, replica in enumerate(self.replicas)
+            )
+        )
+
+    def part_by_part(self) -> Parallel:
+        """Every tensor-parallel rank as a replica of its own, with one device per stage."""
+        parts = (
+            replace(replica, devices=replica.devices[part :: self.tensor])
+            for replica in self.replicas for part in range(self.tensor)
+        )  # fmt: skip
+        return replace(self, replicas=tuple(parts), tensor=1)
+
+    def to_data(self) -> dict[str, Any]:
+        """The section as plain data."""
+        return {
+            "tensor": self.tensor,
+            "context": self.context,
+            "expert": self.expert,
+            "zero": self.zero,
+            "schedule": self.schedule,
+            "recompute": self.recompute,
+            "sequence_parallel": self.sequence_parallel,
+            "layers": None if self.layers is None else list(self.layers),
+            "replicas": [
+                {
+                    "devices": list(replica.devices),
+                    "microbatches": list(replica.microbatches),
+                    "cuts": list(replica.cuts),
+                    "recomputed": [list(block) for block in replica.recomputed],
+                    "update": replica.update,
+                }
+                for replica in self.replicas
+            ],
+        }
+
+    @classmethod
+    def from_data(cls, data: object, problem: Problem) -> Parallel:
+        """The section of such data."""
+        entry = fields.record(data, "parallel", required=_KEYS)
+        path = "parallel.replicas"
+        rows = fields.items(entry["replicas"], path)
+        schedule = fields.choice(entry["schedule"], "parallel.schedule", SCHEDULES)
+        recompute = fields.choice(entry["recompute"], "parallel.recompute", RECOMPUTES)
+        degrees = {
+            name: fields.integer(entry[name], f"parallel.{name}", 1, _MAX_DEGREE)
+            for name in _DEGREES
+        }
+        layers = entry["layers"]
+        if layers is not None:
+            layers = tuple(fields.int_column(layers, "parallel.layers", 0, _MAX_DEGREE).tolist())
+        parallel = cls(
+            replicas=tuple(_replica(row, f"{path}[{i}]") for i, row in enumerate(rows)),
+            **degrees,
+            zero=fields.integer(entry["zero"], "parallel.zero", 0, 3),
+            schedule=next(name for name in SCHEDULES if name == schedule),
+            recompute=next(name for name in RECOMPUTES if name == recompute),
+            sequence_parallel=fields.flag(entry["sequence_parallel"], "parallel.sequence_parallel"),
+            layers=layers,
+        )
+        wrong = next(parallel._violations(problem), None)
+        if wrong is not None:
+            raise InputFileError(wrong.message, hint="make the plan again with hocket plan")
+        return parallel
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """The JSON Schema of the data."""
+        numbers = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+        count = {"type": "integer", "minimum": 1}
+        replica = {
+            "type": "object",
+            "required": ["devices", "microbatches", "cuts", "recomputed", "update"],
+            "additionalProperties": False,
+            "properties": {
+                "devices": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "minItems": 1,
+                    "description": "Stage by stage; tensor-parallel ranks fastest, then context.",
+                },
+                "microbatches": {**numbers, "description": "Samples, one after the other."},
+                "cuts": {**numbers, "description": "First forward op of each further stage."},
+                "recomputed": {
+                    "type": "array",
+                    "items": {**numbers, "minItems": 2, "maxItems": 2},
+                    "description": "Blocks of forward ops that run again for the backward pass.",
+                },
+                "update": {"enum": list(UPDATES)},
+            },
+        }
+        return {
+            "description": "Replicas with their devices and local batches, degrees, sharding.",
+            "required": list(_KEYS),
+            "properties": {
+                **dict.fromkeys(_DEGREES, count),
+                "zero": {"enum": [0, 1, 2, 3]},
+                "schedule": {"enum": list(SCHEDULES)},
+                "recompute": {"enum": list(RECOMPUTES)},
+                "sequence_parallel": {"type": "boolean"},
+                "layers": {
+                    "type": ["array", "null"],
+                    "items": {"type": "integer", "minimum": 0},
+                    "description": "Of each virtual stage of a transformer's shape.",
+                },
+                "replicas": {"type": "array", "items": replica, "minItems": 1},
+            },
+        }
+
+    def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
+        """Devices that exist, each once; stages of the model; all samples of the batch."""
+        if plan.get(Placement) is not None:
+            yield Violation("parallel", "the plan places the ops of a batch that it splits")
+        yield from self._violations(problem)
+        if self.layers is not None and len(plan.claims.peak_bytes) not in (
+            0, self.num_stages(self.replicas[0]),
+        ):  # fmt: skip
+            yield Violation("devices", "claims.peak_bytes must have an entry per pipeline rank")
+
+    def _violations(self, problem: Problem) -> Iterator[Violation]:
+        if not self.replicas:
+            yield Violation("parallel", "no replica takes a sample")
+            return
+        known = set(problem.cluster.device_names)
+        counts = Counter(name for replica in self.replicas for name in replica.devices)
+        for name, count in counts.items():
+            if name not in known:
+                message = f"{problem.cluster.name} has no device {name!r}"
+                yield Violation("devices", message, device=name)
+            elif count > 1 and not self.is_round_robin:
+                yield Violation("devices", f"device {name!r} is in two stages", device=name)
+        for replica in self.replicas:
+            yield from _replica_violations(replica, self.tensor * self.context)
+        if isinstance(problem.work, Graph):
+            yield from self._graph_violations(problem.work)
+        elif problem.work is not None:
+            yield from self._shape_violations(problem.training)
+
+    def _shape_violations(self, training: TransformerTraining) -> Iterator[Violation]:
+        """The rules of `hocket.transformer.rules`; all replicas have the same shape."""
+        if self.layers is None:
+            yield Violation("parallel", "the plan does not say how many layers each stage has")
+            return
+        if len({(len(r.devices), len(r.microbatches)) for r in self.replicas}) > 1:
+            yield Violation("parallel", "replicas have other stages or microbatches than others")
+        pipeline = self.num_stages(self.replicas[0])
+        if not pipeline or not self.layers or len(self.layers) % pipeline:
+            yield Violation("layers", f"layers of {len(self.layers)} stages for {pipeline} ranks")
+        elif all(replica.microbatches for replica in self.replicas):
+            for rule in broken_rules(training.model, self.config):
+                yield Violation("parallel", rule)
+        if self.num_samples != training.global_batch:
+            message = f"{self.num_samples} of the batch's {training.global_batch} samples are taken"
+            yield Violation("parallel", message)
+
+    def _graph_violations(self, graph: Graph) -> Iterator[Violation]:
+        for replica in self.replicas:
+            yield from _cut_violations(replica, self.num_stages(replica), graph.num_ops)
+            if self.schedule in SPLIT and replica.recomputed:
+                message = f"{self.schedule} reads saved tensors twice; they are recomputed once"
+                yield Violation("parallel", message)
+        if self.schedule not in GRAPH_SCHEDULES or self.zero in (1, 2):
+            message = f"captured ops have no schedule {self.schedule} with ZeRO {self.zero}"
+            yield Violation("parallel", message)
+        if self.context > 1 or self.expert > 1 or self.layers is not None:
+            yield Violation("parallel", "captured ops have no context or expert degree or layers")
+        if self.sharded:
+            yield from self._shard_violations()
+        other = graph.other_batch
+        if other is None:
+            yield Violation("parallel", "the graph does not say what grows with its batch")
+        elif self.num_samples != other.num_samples:
+            message = f"{self.num_samples} of the batch's {other.num_samples} samples are taken"
+            yield Violation("parallel", message)
+
+    def _shard_violations(self) -> Iterator[Violation]:
+        if self.is_staged or self.tensor > 1:
+            yield Violation("parallel", "stages and tensor-parallel parts are not sharded")
+        counts = {len(replica.microbatches) for replica in self.replicas}
+        if len(counts) != 1 or len(self.replicas) < 2:
+            message = "sharded replicas are two or more, with equally many microbatches each"
+            yield Violation("parallel", message)
+        if len({replica.recomputed for replica in self.replicas}) > 1:
+            # All of them gather the parameters of a block at the same time.
+            yield Violation("parallel", "sharded replicas recompute the same blocks")
+
+
+_DEGREES = ("tensor", "context", "expert")
+_KEYS = (
+    *_DEGREES, "zero", "schedule", "recompute", "sequence_parallel", "layers", "replicas",
+)  # fmt: skip
+
+
+def _replica(data: object, path: str) -> Replica:
+    needed = ("devices", "microbatches", "cuts", "recomputed", "update")
+    entry = fields.record(data, path, required=needed)
+    sizes = fields.int_column(entry["microbatches"], f"{path}.microbatches", 1, _MAX_SAMPLES)
+    cuts = fields.int_column(entry["cuts"], f"{path}.cuts", 0, _MAX_OPS)
+    return Replica(
+        devices=tuple(fields.text_column(entry["devices"], f"{path}.devices")),
+        microbatches=tuple(sizes.tolist()),
+        cuts=tuple(cuts.tolist()),
+        recomputed=tuple(_blocks(entry["recomputed"], f"{path}.recomputed")),
+        update=_update(entry["update"], f"{path}.update"),
+    )
+
+
+def _blocks(data: object, path: str) -> Iterator[tuple[int, int]]:
+    for number, block in enumerate(fields.items(data, path)):
+        where = f"{path}[{number}]"
+        fields.sized(block, where, 2, "the first op and the one after the last")
+        start, stop = fields.int_column(block, where, 0, _MAX_OPS).tolist()
+        yield start, stop
+
+
+def _update(data: object, path: str) -> Update:
+    chosen = fields.choice(data, path, UPDATES)
+    return next(name for name in UPDATES if name == chosen)
+
+
+def _replica_violations(replica: Replica, width: int) -> Iterator[Violation]:
+    where = ", ".join(replica.devices[:4]) or "a replica"
+    if not replica.devices or len(replica.devices) % width:
+        yield Violation("parallel", f"{where}: each stage has {width} devices")
+    if not replica.microbatches or min(replica.microbatches) < 1:
+        yield Violation("parallel", f"{where}: a microbatch has no sample")
+
+
+def _cut_violations(replica: Replica, num_stages: int, num_ops: int) -> Iterator[Violation]:
+    where = ", ".join(replica.devices) or "a replica"
+    if len(replica.cuts) != num_stages - 1:
+        yield Violation("parallel", f"{where}: there is one cut between two stages")
+    if any(not 0 < cut < num_ops for cut in replica.cuts):
+        yield Violation("parallel", f"{where}: a cut is at no op of the graph")
+    if any(a >= b for a, b in zip(replica.cuts, replica.cuts[1:], strict=False)):
+        yield Violation("parallel", f"{where}: cuts do not ascend")
+    edges = [edge for block in replica.recomputed for edge in block]
+    if edges != sorted(edges) or any(start >= stop for start, stop in replica.recomputed):
+        yield Violation("parallel", f"{where}: recomputed blocks do not follow each other")
+    if edges and edges[-1] > num_ops:
+        yield Violation("parallel", f"{where}: a recomputed block has an op that is not there")
