@@ -63,5 +63,5 @@ def test_plans_are_the_same_with_every_hash_seed_number_of_threads_folder_and_lo
     }
     assert len(said) == 1
     told = said.pop()
-    assert '"shares"' in told
+    assert '"parallel"' in told
     assert '"memory"' in told

@@ -21,7 +21,7 @@ from hocket.planners.parallelism.enumerate import (
     tensor_degrees,
 )
 from hocket.planners.parallelism.limits import fixed_limits
-from hocket.planners.parallelism.pools import Pool, alone, pools_of, rank_devices
+from hocket.planners.parallelism.pools import Pool, pool_clusters, pools_of, rank_devices
 from hocket.transformer import RECOMPUTES, SCHEDULES, Experts, ParallelConfig, Transformer
 from hocket.transformer.rules import broken_rules
 
@@ -224,7 +224,7 @@ def test_kinds_have_pools_of_their_own_and_ranks_take_them_in_turn():
 
 def test_a_pool_alone_keeps_its_links():
     cluster = cluster_from_text("4xa100-80g+8xv100-16g")
-    own = alone(cluster, pools_of(on(cluster))[1])
+    own = pool_clusters(on(cluster))[1]
     assert own.num_devices == 8
     assert {device.kind.name for device in own.devices} == {"v100-16g"}
     kept = {device.name for device in own.devices}

@@ -53,7 +53,7 @@ def divided(model, schedule_name, pipeline, microbatches=4, **fields):
 
 def plan_of(model, division, schedule, on=None, dtype="bfloat16"):
     """A plan on the first devices of a cluster."""
-    cluster = cluster_from_text(on or f"{division.num_devices}xv100-16g")
+    cluster = cluster_from_text(on or f"{division.num_devices}xa100-80g")
     names, size = cluster.device_names, division.num_devices // division.pipeline
     devices = tuple(
         tuple(names[rank * size : (rank + 1) * size]) for rank in range(division.pipeline)

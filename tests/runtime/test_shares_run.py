@@ -61,11 +61,22 @@ def with_shares(folder, replicas):
     names = ["cpu0", "cpu1"]
     data["sections"] = {
         "parallel": {
-            "tensor": 1, "context": 1, "expert": 1, "zero": 0, "schedule": "1f1b",
-            "recompute": "none", "sequence_parallel": False, "layers": None,
+            "tensor": 1,
+            "context": 1,
+            "expert": 1,
+            "zero": 0,
+            "schedule": "1f1b",
+            "recompute": "none",
+            "sequence_parallel": False,
+            "layers": None,
             "replicas": [
-                {"devices": [names[i]], "microbatches": sizes, "cuts": [], "recomputed": [],
-                 "update": "device"}
+                {
+                    "devices": [names[i]],
+                    "microbatches": sizes,
+                    "cuts": [],
+                    "recomputed": [],
+                    "update": "device",
+                }
                 for i, sizes in enumerate(replicas)
             ],
         }

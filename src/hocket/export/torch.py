@@ -25,7 +25,7 @@ _RUNTIME = "hocket.runtime.parallel"
 _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
     ("hocket.base", "errors.py", ("HocketError", "UsageError", "MissingExtraError", "RunError")),
     ("hocket.transformer", "shape.py", None),
-    ("hocket.transformer", "division.py", ("Recompute", "ScheduleName", "ParallelConfig")),
+    ("hocket.transformer", "parallel_config.py", ("Recompute", "ScheduleName", "ParallelConfig")),
     (_RUNTIME, "refusals.py", ("DataKind", "DataProgram")),
     (_RUNTIME, "job.py", None),
     (_RUNTIME, "model.py", None),

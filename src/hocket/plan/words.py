@@ -1,4 +1,4 @@
-""" of a batch in plain words."""
+"""Parallel sections in plain words."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ class Times:
         once_s = exposed_s(ranks.once_s[rank], left_s) + ranks.ends_s[rank]
         return {
             "compute": count * (busy_s - tensor_s - other_s),
-            "bubble": self._bubble_s(count),
+            "bubble": self._bubble_s(count, each_s),
             "tensor": count * tensor_s,
             "other": count * other_s,
             "pipeline": count
@@ -237,10 +237,14 @@ class Times:
             "optimizer": ranks.optimizer_s[rank],
         }
 
-    def _bubble_s(self, count: IntArray) -> FloatArray:
-        """Waiting of the most loaded devices while the pipeline fills and drains."""
+    def _bubble_s(self, count: IntArray, each_s: FloatArray) -> FloatArray:
+        """Waiting of the most loaded devices while the pipeline fills and drains.
+
+        ``each_s`` is exposed once per microbatch on every stage, so that the fill has it, too.
+        """
         way, stage, fill_s = _WAY[self.divisions.schedule], self.stage, self.stages.fill_s
-        flush_s = fill_s[FLUSH, stage] / self.divisions.chunks
+        others = self.divisions.pipeline - 1
+        flush_s = (fill_s[FLUSH, stage] + others * each_s) / self.divisions.chunks
         # Few microbatches have too few weight gradients to fill the wait.
         enough = np.maximum(np.array(DEPTH)[way] * self.divisions.pipeline, 1)
         filled = np.minimum(1.0, count / enough)
