@@ -30,8 +30,6 @@ _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
     (_RUNTIME, "job.py", None),
     (_RUNTIME, "model.py", None),
     (_RUNTIME, "build.py", None),
-    (_RUNTIME, "tensor.py", None),
-    (_RUNTIME, "data.py", None),
     (_RUNTIME, "batch.py", None),
     (_RUNTIME, "pipeline.py", None),
     (_RUNTIME, "trainer.py", None),
