@@ -18,7 +18,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
 from hocket.plan.make import launched
-from hocket.plan.sections import Lanes, Replica, Parallel
+from hocket.plan.sections import Lanes, Parallel, Replica
 from hocket.planners.waves.search import even_shares, fit_waves
 from hocket.planners.waves.why import reasons
 from hocket.runtime.options import RunOptions
