@@ -67,8 +67,8 @@ def test_run_prints_losses_of_one_device_and_what_was_predicted(tmp_path, capsys
     assert result["step_s"]["measured"] > 0
     assert [rank["devices"] for rank in result["pipeline_ranks"]] == [["gpu0"], ["gpu1"]]
     predicted_s = action_busy_s(simulate(plan.problem, plan.plan))
-    for rank in result["pipeline_ranks"]:
-        assert rank["busy_s"]["predicted"] == pytest.approx(sum(predicted_s) / 2, rel=1e-3)
+    for rank, busy_s in zip(result["pipeline_ranks"], predicted_s, strict=True):
+        assert rank["busy_s"]["predicted"] == pytest.approx(busy_s)
         assert 0 < rank["busy_s"]["measured"] < max(step["seconds"] for step in result["steps"])
     assert err.count("loss") == 2
     assert "run on the processor here" in err
@@ -243,7 +243,7 @@ def test_a_failed_stage_tells_why(monkeypatch):
     monkeypatch.setattr(connect, "join_group", lambda header, device: None)
     monkeypatch.setattr(rank_module, "_run_job", fail)
     with pytest.raises(MemoryError, match="out of memory"):
-        rank_module.run(SimpleNamespace(hear=lambda: Frame(header, [])))
+        rank_module.run(SimpleNamespace(receive=lambda: Frame(header, [])))
 
 
 def test_arithmetic_on_gpus_is_the_planned_one_where_it_can_be():
