@@ -1,18 +1,31 @@
 """The 80 % ranges of `hocket.cost.ranges`, from the tables of measured and predicted steps.
 
-    python benchmarks/predict/ranges.py
+    python benchmarks/predict/ranges.py [--data FOLDER]
 
 Prints the 10 % and 90 % quantiles of measured over predicted step times for each source of costs.
 No row is left out. Constants behind the datasheet rows were chosen with the ``chosen`` ones, so the
-``held-out`` rows alone are shown beside all of them.
+``held-out`` rows alone are printed too.
+
+Last, the 80 % range of the *ratio* of two steps: of all pairs of published runs of one model with
+one program, on as many devices of one site, with one global batch, the quantile of
+abs(log(measured ratio / predicted ratio)). Tables count alike, however many pairs they have.
+Mixtures of experts are left out: their releases differ by up to 1.8 times.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+
+from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.published_tables import Measured, load_tables
+from hocket.cost.validation import calibrated_site, predict_steps
 
 RESULTS = Path(__file__).parents[1] / "results"
 THIRD_PARTY = RESULTS / "2026-11-18-thirdparty-h200.md"
@@ -43,7 +56,42 @@ def configurations(path: Path, column: int, *, only_held_out: bool) -> list[floa
     return ratios
 
 
+def ratio_errors(rows: Sequence[Measured], coefficients: Mapping[str, Coefficients]) -> list[float]:
+    """Absolute log errors of the predicted ratio of all pairs of comparable runs of a table."""
+    measured_s = np.array([row.step_s for row in rows], dtype=np.float64)
+    errors = np.log(predict_steps(rows, coefficients) / measured_s)
+    groups: dict[object, list[float]] = defaultdict(list)
+    for row, error in zip(rows, errors, strict=True):
+        shared = (row.model, row.software.name, row.division.num_devices)
+        groups[(*shared, row.division.global_batch)].append(error)
+    return [abs(a - b) for group in groups.values() for a, b in combinations(group, 2)]
+
+
+def print_ratios(data: Path | None) -> None:
+    """The range of ratios with nothing measured, and calibrated with at most ten runs per site."""
+    tables = {name: rows for name, rows in load_tables(data).items() if "experts" not in name}
+    for title, is_calibrated in (("datasheet", False), ("calibrated", True)):
+        errors, weights = list[float](), list[float]()
+        for rows in tables.values():
+            ran = [row for row in rows if row.step_s is not None]
+            sites = {row.cluster: calibrated_site(row.cluster, tables) for row in ran}
+            fitted = dict.fromkeys(sites, Coefficients())
+            if is_calibrated:
+                ran = [r for r in ran if (r.table, r.row) not in sites[r.cluster].timed]
+                fitted = {name: site.coefficients for name, site in sites.items()}
+            found = ratio_errors(ran, fitted) if ran else []
+            errors += found
+            weights += [1 / max(len(found), 1)] * len(found)
+        order = np.argsort(errors)
+        reached = np.cumsum(np.array(weights)[order]) / sum(weights)
+        width = np.expm1(np.array(errors)[order][np.searchsorted(reached, 0.8)])
+        print(f"ratio, {title}: within {width:.3f}, {len(errors)} pairs")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder of published measurements")
+    options = parser.parse_args()
     chosen, held_out = third_party("chosen"), third_party("held-out")
     profiled = [
         ratio for path in (CONFIGS, CALIBRATED)
@@ -61,6 +109,7 @@ def main() -> None:
     low, high = np.quantile(chosen, (0.1, 0.9))
     covered = np.mean([(low <= ratio <= high) for ratio in held_out])
     print(f"range of the chosen rows covers {100 * covered:.0f} % of the held-out rows")
+    print_ratios(options.data)
 
 
 if __name__ == "__main__":

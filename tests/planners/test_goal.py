@@ -9,6 +9,7 @@ from hocket.api import make_problem, plan_graph
 from hocket.base.errors import UsageError
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
+from hocket.plan.sections import Replica, Shares
 from hocket.planners.candidates import judge
 from hocket.planners.compare import compare
 from hocket.planners.goal import GOALS, merit_told, num_devices, ranked, thrift_told, thrifty
@@ -44,6 +45,33 @@ def test_ties_go_to_fewer_devices_then_less_money_then_less_memory(problem):
     lean = replace(full, timeline=replace(full.timeline, peak_bytes=full.timeline.peak_bytes // 2))
     assert first(problem, [full, lean]) == 1
     assert first(problem, [full, full]) == 0
+
+
+def test_the_simplest_within_the_error_range_is_chosen_and_explained(problem):
+    many, few = placed(problem, [0, 1, 2], 1.0), placed(problem, [0], 1.08)
+    assert ranked(problem, [many, few], "time", 0.09) == [1, 0]
+    assert ranked(problem, [many, placed(problem, [0], 1.1)], "time", 0.09) == [0, 1]
+    # Memory is counted, not timed: its ties stay narrow.
+    assert ranked(problem, [many, few], "memory", 0.09) == ranked(problem, [many, few], "memory")
+    assert merit_told(problem, few, [many], "time", 0.09) == (
+        "it is the simplest within the error range: on [0, 1, 2] is 7 % shorter, and predictions "
+        "of two candidates are comparable within 9 %"
+    )
+
+
+def test_families_are_ranked_by_simplicity(problem):
+    def shared(replicas, **options):
+        plan = Plan().having(Shares(replicas=replicas, **options))
+        return replace(placed(problem, [0, 1], 1.0), plan=plan)
+
+    one, half = Replica(devices=("gpu0",), microbatches=(4,)), (2, 2)
+    ddp = tuple(Replica(devices=(name,), microbatches=(2,)) for name in ("gpu0", "gpu1"))
+    staged = Replica(devices=("gpu0", "gpu1"), microbatches=half, cuts=(3,))
+    tried = [
+        placed(problem, [0, 1], 1.0), shared((staged,)), shared(ddp, sharded=True), shared(ddp),
+        shared((replace(one, microbatches=half),)), shared((one,)),
+    ]  # fmt: skip
+    assert ranked(problem, tried, "time", 0.09) == [5, 4, 3, 2, 1, 0]
 
 
 def test_the_cheapest_step_is_chosen_where_that_is_the_goal(problem):

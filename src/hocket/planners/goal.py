@@ -1,7 +1,8 @@
-"""Which of several feasible plans is wanted: the fastest, the cheapest, the one that holds least.
+"""Rank feasible plans by a goal: the shortest step, the lowest cost, the least memory.
 
-Steps that differ by less than a simulator can know are tied; ties go to fewer devices, then to less
-money, then to less memory. O(candidates).
+Steps that differ by less than the error range of their ratio are tied where the caller passes that
+range; ties go to the simplest candidate (one device, data parallel, sharded, pipeline, tensor,
+combinations, op placement), then to fewer devices, less money, less memory. O(candidates).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Literal
 
 from hocket.base.units import format_percent
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication, Lanes, Memory, Priority, Shares
+from hocket.plan.sections.shares import SPLIT_SCHEDULES
 from hocket.planners.candidates import Candidate
 from hocket.simulate.analysis import price_per_hour, used_devices
 from hocket.simulate.timeline import Timeline
@@ -29,16 +32,23 @@ WORTHWHILE = 1.5
 """How many times as many devices a faster plan must take for a cheaper one to be told beside it."""
 
 
-def ranked(problem: Problem, tried: Sequence[Candidate], goal: Goal) -> list[int]:
-    """Positions of the candidates that fit, the wanted one first."""
+def ranked(
+    problem: Problem, tried: Sequence[Candidate], goal: Goal, tied_part: float = TIED
+) -> list[int]:
+    """Positions of the candidates that fit, the preferred one first.
+
+    Candidates within ``tied_part`` of the best are tied, and the simplest of them is preferred;
+    memory is counted rather than timed, so its ties stay narrow.
+    """
+    tied_part = TIED if goal == "memory" else tied_part
     fitting = [i for i, candidate in enumerate(tried) if _fits(candidate)]
     found = goal_values([(problem, tried[i]) for i in fitting], goal)
     values = dict(zip(fitting, found, strict=True))
     best = min(values.values(), default=0.0)
-    tied = [i for i in values if values[i] <= best * (1 + TIED)]
+    tied = [i for i in values if values[i] <= best * (1 + tied_part)]
     rest = [i for i in values if i not in tied]
     return [
-        *sorted(tied, key=lambda i: (*_thrift(problem, tried[i]), values[i], i)),
+        *sorted(tied, key=lambda i: (*_preference(problem, tried[i]), values[i], i)),
         *sorted(rest, key=lambda i: (values[i], i)),
     ]
 
@@ -73,11 +83,25 @@ def thrift_told(tried: Sequence[Candidate], chosen: int) -> str:
     )
 
 
-def merit_told(problem: Problem, best: Candidate, others: Sequence[Candidate], goal: Goal) -> str:
-    """What the chosen candidate has before the next one, by what the goal makes small."""
+def merit_told(
+    problem: Problem,
+    best: Candidate,
+    others: Sequence[Candidate],
+    goal: Goal,
+    tied_part: float = TIED,
+) -> str:
+    """Advantage of the chosen candidate over the next one, by what the goal makes small."""
     assert best.value_s is not None
     assert others[0].value_s is not None
-    mine, next_one, *_ = goal_values([(problem, c) for c in (best, *others)], goal)
+    mine, next_one, *rest = goal_values([(problem, c) for c in (best, *others)], goal)
+    least, shortest = min(zip((next_one, *rest), others, strict=True), key=lambda pair: pair[0])
+    if goal != "memory" and mine > least * (1 + TIED):
+        what = "cheaper" if goal == "cost" else "shorter"
+        return (
+            f"it is the simplest within the error range: {shortest.planner} is "
+            f"{format_percent(1 - least / mine)} {what}, and predictions of two candidates are "
+            f"comparable within {format_percent(tied_part)}"
+        )
     less = 1 - mine / (next_one or mine or 1.0)
     name, gain = others[0].planner, format_percent(less)
     longer = best.value_s / others[0].value_s - 1 if others[0].value_s else 0.0
@@ -153,11 +177,39 @@ def _fits(candidate: Candidate) -> bool:
     return candidate.value_s is not None and candidate.timeline is not None
 
 
-def _thrift(problem: Problem, candidate: Candidate) -> tuple[int, float, int]:
-    """Devices, money per hour, bytes: what a tie is decided by."""
+def _preference(problem: Problem, candidate: Candidate) -> tuple[int, int, int, float, int]:
+    """Key of a tie: family and number of extras, then devices, money per hour, bytes."""
     timeline = candidate.timeline
     assert timeline is not None
-    return num_devices(candidate), _price(problem, timeline), int(timeline.peak_bytes.sum())
+    family, num_extras = _complexity(candidate)
+    num_bytes = int(timeline.peak_bytes.sum())
+    return family, num_extras, num_devices(candidate), _price(problem, timeline), num_bytes
+
+
+def _complexity(candidate: Candidate) -> tuple[int, int]:
+    """Position of the family among all, simplest first, and features that are used besides.
+
+    Families: one device, data parallel, sharded, pipeline, tensor parallel, two or three of these
+    combined, op placement.
+    """
+    plan = candidate.plan
+    assert plan is not None
+    shares = plan.get(Shares)
+    if shares is None:
+        is_placed = num_devices(candidate) > 1
+        return 6 * is_placed, plan.get(Memory) is not None
+    degrees = (len(shares.replicas) > 1, shares.is_staged, shares.tensor > 1)
+    family = 5 if sum(degrees) > 1 else degrees[0] + 3 * degrees[1] + 4 * degrees[2]
+    numbers = [replica.num_samples for replica in shares.replicas]
+    extras = (
+        any(len(replica.microbatches) > 1 for replica in shares.replicas),
+        any(replica.recomputed for replica in shares.replicas),
+        any(replica.update == "host" for replica in shares.replicas),
+        max(numbers) - min(numbers) > 1,
+        shares.schedule in SPLIT_SCHEDULES,
+        *(plan.get(section) is not None for section in (Communication, Priority, Lanes)),
+    )
+    return 2 if shares.sharded and family == 1 else family, sum(extras)
 
 
 def _device_s(candidate: Candidate) -> float:

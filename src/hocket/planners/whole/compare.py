@@ -16,6 +16,7 @@ import numpy as np
 
 from hocket.base.errors import UsageError
 from hocket.base.units import format_percent, format_seconds
+from hocket.cost.ranges import ratio_range
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Memory, Parallel, Priority, Replica
@@ -23,7 +24,7 @@ from hocket.plan.words import in_words
 from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
 from hocket.planners.candidates import Candidate, Comparison, empty_plan, propose
-from hocket.planners.goal import Goal, merit_told, num_devices, thrift_told
+from hocket.planners.goal import TIED, Goal, merit_told, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
 from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.frontier import find_frontier
@@ -36,7 +37,7 @@ from hocket.planners.whole.budget import Budget
 from hocket.planners.whole.groups import even_sizes
 from hocket.planners.whole.must import ANYTHING, Must
 from hocket.planners.whole.search import shared_ways
-from hocket.planners.whole.sharded import equal_shards, unequal_shards
+from hocket.planners.whole.sharded import checkpointed, equal_shards, unequal_shards
 from hocket.planners.whole.tables import Tables, largest_size, tables_of
 from hocket.planners.whole.travelling import by_priority
 from hocket.simulate.analysis import bottleneck
@@ -177,11 +178,13 @@ def compare_whole(
         only = _limited(problem, titled(*named[0]), must)
         if only.feasible:
             return _alone(problem, only, tables)
-    by_hand = ((DDP, ddp(tables, devices)), (GPIPE, gpipe(tables, devices)))
-    named += [(name, budget.simulated(shares)) for name, shares in by_hand if shares is not None]
+    plain, staged = ddp(tables, devices), gpipe(tables, devices)
+    if plain is not None:
+        named.append((DDP, checkpointed(tables, budget.simulated(plain), budget)))
+    named += [] if staged is None else [(GPIPE, budget.simulated(staged))]
     shards = ((FSDP, equal_shards(tables, devices, budget)),
               (DEEPSPEED, equal_shards(tables, devices, budget, "host")))  # fmt: skip
-    named += [(name, found) for name, found in shards if found is not None]
+    named += [(name, checkpointed(tables, found, budget)) for name, found in shards if found]
     unequal_shards(tables, devices, budget)
     ways = shared_ways(problem, budget, goal, must)
     tried = [titled(name, candidate) for name, candidate in named]
@@ -199,7 +202,7 @@ def compare_whole(
         tried += [found] if (found := streamed(problem)) is not None else []
     fitting = [c for c in (*tried, *budget.seen.values()) if c.step_s is not None]
     tried = [_limited(problem, candidate, must) for candidate in tried]
-    order = rank(problem, tried, goal)
+    order = rank(problem, tried, goal, ratio_range(problem.costs.settings))
     bound = shares_bound(tables, devices)
     counts = {"ways": len(budget.seen), "simulated": budget.num_simulated}
     if not order:
@@ -336,6 +339,8 @@ def with_reason(candidate: Candidate, best: Candidate) -> Candidate:
         return candidate
     longer = candidate.step_s / best.step_s - 1
     told = f"{format_percent(longer)} longer" if longer > 0 else "no shorter"
+    if longer < -TIED:
+        told = f"{format_percent(-longer)} shorter, less than the error range; less simple"
     return replace(candidate, reason=told)
 
 
@@ -346,10 +351,10 @@ def explained(
     assert best.plan is not None
     assert best.timeline is not None
     assert best.step_s is not None
-    parts = []
+    parts, tied_part = [], ratio_range(problem.costs.settings)
     rest = [c for c in others if c.step_s is not None and c.planner != best.planner]
     if rest:
-        parts.append(f"chosen because {merit_told(problem, best, rest, goal)}")
+        parts.append(f"chosen because {merit_told(problem, best, rest, goal, tied_part)}")
     shares = best.plan.get(Parallel)
     if shares is None:
         is_rewritten = best.plan.get(Memory) is not None
@@ -381,9 +386,9 @@ def contributions(best: Candidate, ways: list[Candidate]) -> list[str]:
         if not has(best):
             continue
         without = [way.step_s for way in ways if way.step_s is not None and not has(way)]
-        if without:
+        if without and min(without) >= (best.step_s or 0.0):
             told.append(f"no {name} {format_seconds(min(without))}")
-        elif name in EASING:
+        elif not without and name in EASING:
             told.append(f"no {name}: out of memory")
     return [f"ablation: {', '.join(told)}"] if told else []
 

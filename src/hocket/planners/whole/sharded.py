@@ -7,6 +7,8 @@ are taken, since every further one gathers all parameters again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from hocket.base.parts import even_parts
 from hocket.plan.sections import Parallel, Replica
@@ -15,7 +17,7 @@ from hocket.planners.candidates import Candidate
 from hocket.planners.whole.budget import Budget
 from hocket.planners.whole.groups import even_sizes, group_of, shared_out
 from hocket.planners.whole.relief import fitted
-from hocket.planners.whole.tables import Tables
+from hocket.planners.whole.tables import Tables, block_edges
 
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Microbatches that are tried, until they fit."""
@@ -45,6 +47,31 @@ def unequal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Ca
     if found is None or found.feasible or found.plan is None:
         return found
     return fitted(tables, found.plan[Parallel], budget)
+
+
+def checkpointed(tables: Tables, plain: Candidate, budget: Budget) -> Candidate:
+    """A baseline with activation checkpointing of all blocks where that fits and is faster.
+
+    Tried where the plain one does not fit or accumulates gradients, as users do: all blocks, in the
+    fewest microbatches that fit.
+    """
+    shares = None if plain.plan is None else plain.plan.get(Shares)
+    if shares is None or (
+        plain.feasible and all(len(replica.microbatches) == 1 for replica in shares.replicas)
+    ):
+        return plain
+    blocks = tuple(pairwise(block_edges(tables.problem.graph)))
+    for count in _COUNTS:
+        if count > min(replica.num_samples for replica in shares.replicas) or not budget.is_left:
+            break
+        replicas = tuple(
+            replace(r, microbatches=even_parts(r.num_samples, count), recomputed=blocks)
+            for r in shares.replicas
+        )
+        found = budget.simulated(replace(shares, replicas=replicas))
+        if found.step_s is not None:
+            return found if plain.step_s is None or found.step_s < plain.step_s else plain
+    return plain
 
 
 def _fewest(
