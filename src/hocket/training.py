@@ -87,15 +87,23 @@ class Training(TrainingLoop):
         """The memory plan that is kept, where there is a budget."""
         return self._strategy.kept if isinstance(self._strategy, Budgeted) else None
 
-    def report(self, page: str | Path, trace: str | Path) -> None:
-        """Write the last timed step as a page, and as a trace beside the prediction.
+    def report(self, page: str | Path, trace: str | Path, record: str | Path | None = None) -> None:
+        """Write the last timed step as a page, and as a trace with the prediction.
 
-        A step is timed by ``train.step(batch, timed=True)``.
+        A step is timed by ``train.step(batch, timed=True)``. The file ``record`` gets both step
+        times, for ``hocket calibrate --from`` and ``hocket validate --mine``.
         """
+        from hocket.cost.measured_steps import write_record
         from hocket.view.report import write_report
         from hocket.view.trace import write_traces
 
         problem, plan, predicted, measured = self._timed()
+        if record is not None:
+            settings = problem.costs.settings
+            write_record(
+                record, problem.work_name, problem.cluster, settings, predicted.makespan_s,
+                measured.makespan_s,
+            )  # fmt: skip
         write_traces(trace, problem, plan, {"predicted": predicted, "measured": measured})
         write_report(page, problem, plan, measured, is_measured=True)
 

@@ -7,7 +7,9 @@ import pytest
 from cli.terminal import hocket
 
 from hocket.api import make_problem, plan_graph
+from hocket.api.clusters import with_dispatch
 from hocket.base.errors import InputFileError, UsageError
+from hocket.cost.host import EAGER, REFERENCE_DISPATCH_S, HostOverhead, measured_host
 from hocket.graph.generators.chain import chain
 from hocket.hardware.detect import unstated_headroom_bytes
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict
@@ -102,3 +104,20 @@ def test_plan_keeps_it_free_and_show_explain_and_report_name_it(tmp_path):
     refused = hocket(*on, f"{tight + 1}B", cwd=tmp_path, expect=4)
     assert "--headroom" in refused.stderr
     assert "is not a number with a unit" in hocket(*on, "much", cwd=tmp_path, expect=2).stderr
+
+
+def test_a_measured_dispatch_time_is_read_written_hashed_and_joined():
+    plain = cluster_from_text("1xt4")
+    slow = with_dispatch(plain, 26.6e-6)
+    assert slow.kinds[0].dispatch_s == 26.6e-6
+    assert cluster_from_dict(cluster_to_dict(slow)).kinds == slow.kinds
+    assert slow.content_hash != plain.content_hash
+    assert "dispatch" not in str(cluster_to_dict(plain))
+
+
+def test_a_host_that_dispatches_half_as_fast_takes_twice_as_long():
+    host = measured_host(2 * REFERENCE_DISPATCH_S)
+    assert host == HostOverhead(
+        forward_s=2 * EAGER.forward_s, backward_s=2 * EAGER.backward_s,
+        optimizer_s=2 * EAGER.optimizer_s, overlaps=True,
+    )  # fmt: skip

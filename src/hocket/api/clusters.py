@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hocket.base.extras import require
 from hocket.hardware.cluster import Cluster
-from hocket.hardware.detect import detect, detect_processor
+from hocket.hardware.detect import detect as detect_hardware
+from hocket.hardware.detect import detect_processor
 from hocket.hardware.files import cluster_to_toml, read_machine
 from hocket.hardware.kinds import PRESETS, preset_kinds
 from hocket.hardware.shorthand import cluster_from_text, joining_note, machine_names
@@ -21,6 +24,37 @@ __all__ = [
     "probe_links",
     "read_machine",
 ]
+
+
+def detect(processes: int = 1) -> Cluster:
+    """The cluster of this machine; host time is measured where PyTorch reaches its GPUs.
+
+    Measured are the dispatch of ops, copies between host and device, and updates on the host.
+    """
+    cluster = detect_hardware(processes)
+    if all(kind.is_cpu for kind in cluster.kinds):
+        return cluster
+    try:
+        import torch
+    except ImportError:
+        return cluster
+    if not torch.cuda.is_available():
+        return cluster
+    from hocket.cost.dispatch import measure_dispatch_s
+    from hocket.runtime.memory.host_rates import rated_here
+
+    device = torch.device("cuda", 0)
+    return with_dispatch(rated_here(cluster, device), measure_dispatch_s(device))
+
+
+def with_dispatch(cluster: Cluster, dispatch_s: float) -> Cluster:
+    """The cluster with a measured dispatch time on every accelerator."""
+    kinds = {
+        kind.name: kind if kind.is_cpu else replace(kind, dispatch_s=dispatch_s)
+        for kind in cluster.kinds
+    }
+    devices = (replace(device, kind=kinds[device.kind.name]) for device in cluster.devices)
+    return replace(cluster, devices=tuple(devices))
 
 
 def probe_links() -> tuple[int, Cluster]:

@@ -32,13 +32,22 @@ def command() -> None:
     """Fit the cost models to what was measured on a machine.
 
     \b
-    hocket calibrate profile.json -o calibration.json      ops of one kind of device
+    hocket calibrate profile.json -o calibration.json      ops of one device type
+    hocket calibrate --from run.json -o calibration.json   steps of hocket run --json
     hocket calibrate parallel runs.csv --on 64xdgx-a100-80g   steps of parallel training
     """
 
 
 @command.command(_DEFAULT)
-@click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("profiles", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--from",
+    "run_files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="What hocket run --json printed, or train.report(…, record=) wrote; several are allowed.",
+)
 @output_option("Calibration file")
 @click.option(
     "--on",
@@ -48,8 +57,19 @@ def command() -> None:
     help="A cluster with the profiles' kind of device; 'auto' is this machine.",
 )
 @json_option
-def profiles_command(profiles: tuple[Path, ...], output: Path, on: str, as_json: bool) -> None:
-    """Fit efficiencies per family of ops from PROFILES of one kind of device."""
+def profiles_command(
+    profiles: tuple[Path, ...],
+    run_files: tuple[Path, ...],
+    output: Path,
+    on: str,
+    as_json: bool,
+) -> None:
+    """Fit efficiencies per family of ops from PROFILES of one device type, or steps from runs."""
+    if bool(profiles) == bool(run_files):
+        raise click.UsageError("give profiles, or runs with --from, not both")
+    if run_files:
+        _calibrate_from_runs(run_files, output, as_json)
+        return
     from hocket.cost.calibrate import calibrate, calibration_errors, write_calibration
     from hocket.cost.profile import merge_profiles, read_profile
     from hocket.view.inputs import calibration_data
@@ -67,6 +87,30 @@ def profiles_command(profiles: tuple[Path, ...], output: Path, on: str, as_json:
         click.echo(
             f"{row.family:<15}{row.measured_s * 1e3:>7.2f} ms {row.predicted_s * 1e3:>8.2f} ms"
             f" {row.error:>+7.1%}"
+        )
+    click.echo(f"wrote {output} — next: hocket plan MODEL --on CLUSTER --calibration {output}")
+
+
+def _calibrate_from_runs(files: tuple[Path, ...], output: Path, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from hocket.cost.calibrate import Calibration, write_calibration
+    from hocket.cost.measured_steps import fit_steps, read_runs
+    from hocket.view.inputs import measured_run_lines
+
+    runs = read_runs(files)
+    steps = fit_steps(runs)
+    write_calibration(Calibration({}, f"{len(runs)} runs", steps), output)
+    if as_json:
+        found = {name: asdict(step) for name, step in steps.items()}
+        emit({"written": str(output), "runs": len(runs), "steps": found})
+        return
+    for line in measured_run_lines(runs):
+        click.echo(line)
+    for name, step in steps.items():
+        click.echo(
+            f"{name}: steps take {step.scale:.2f} times the data sheet's prediction; "
+            f"80 % range {step.low:.2f} to {step.high:.2f} of the corrected one"
         )
     click.echo(f"wrote {output} — next: hocket plan MODEL --on CLUSTER --calibration {output}")
 

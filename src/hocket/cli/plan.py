@@ -227,23 +227,35 @@ def command(
 
 def _range_data(problem: Problem, step_s: float | None) -> dict[str, Any] | None:
     """The 80 % range of the chosen step and its source."""
-    from hocket.cost.ranges import RANGES, source_of, step_range_s
+    from hocket.cost.ranges import source_of, step_range
 
     if step_s is None or problem.graph.stated is not None:
         return None
     settings = problem.costs.settings
-    low_s, high_s = step_range_s(step_s, settings)
-    source = source_of(settings)
-    return {"low_s": low_s, "high_s": high_s, "source": source, "rows": RANGES[source].rows}
+    found, source = step_range(settings), source_of(settings)
+    accelerators = [kind for kind in problem.cluster.kinds if not kind.is_cpu]
+    is_assumed = source in ("datasheet", "runs") and not all(
+        kind.dispatch_s for kind in accelerators
+    )
+    return {
+        "low_s": found.low * step_s, "high_s": found.high * step_s, "source": source,
+        "rows": found.rows,
+        "host_time": None if not accelerators else "assumed" if is_assumed else "measured",
+    }  # fmt: skip
 
 
 def _range_text(expected: dict[str, Any]) -> str:
     from hocket.base.units import format_seconds
 
     low, high = (format_seconds(expected[key]) for key in ("low_s", "high_s"))
+    if expected["source"] == "runs":
+        runs = f"{expected['rows']} run{'s' * (expected['rows'] > 1)}"
+        return f"80 % range of the step: {low} to {high} (data sheet corrected by {runs})"
+    is_assumed = expected["host_time"] == "assumed"
+    host = "; host time assumed, hocket detect measures it" if is_assumed else ""
     return (
         f"80 % range of the step: {low} to {high} ({expected['source']} costs, "
-        f"{expected['rows']} steps measured on one H200)"
+        f"{expected['rows']} steps measured on one H200{host})"
     )
 
 

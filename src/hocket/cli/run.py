@@ -164,7 +164,14 @@ def command(
         write_traces(trace_file, *view.pictured(*carried_out(problem, plan)), timelines)
         say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
     if as_json:
-        written = {"trace": None if trace_file is None else str(trace_file)}
+        from hocket.cost.measured_steps import RECORD, run_record
+
+        written: dict[str, Any] = {"trace": None if trace_file is None else str(trace_file)}
+        if (costs := saved.problem.op_costs) is not None:
+            written[RECORD] = run_record(
+                saved.problem.work_name, saved.problem.cluster, costs.settings,
+                result.predicted_step_s, result.median_step_s,
+            )  # fmt: skip
         emit({**view.ran(problem, plan, result), **written})
 
 

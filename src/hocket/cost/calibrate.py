@@ -8,7 +8,7 @@ the total of the family agrees. At most 48 x 48 pairs per family and type. O(pai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from hocket.cost.profile import (
     host_from_dict,
     require_times,
 )
+from hocket.cost.ranges import StepRange
 from hocket.graph.graph import DTYPES
 from hocket.hardware.cluster import DeviceKind
 
@@ -55,6 +56,13 @@ class Calibration:
     kinds: Mapping[str, KindFit]
     source: str = ""
     """What it was fitted from."""
+    steps: Mapping[str, StepRange] = field(default_factory=dict)
+    """Correction and range of whole steps by device type, from runs of users."""
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """Device types that it says anything about."""
+        return tuple(dict.fromkeys((*self.kinds, *self.steps)))
 
 
 @dataclass(frozen=True)
@@ -218,7 +226,9 @@ def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
         }
         for name, fit in sorted(calibration.kinds.items())
     }
-    return {"schema": CALIBRATION_SCHEMA, "source": calibration.source, "kinds": kinds}
+    steps = {name: asdict(found) for name, found in sorted(calibration.steps.items())}
+    data = {"schema": CALIBRATION_SCHEMA, "source": calibration.source, "kinds": kinds}
+    return {**data, "steps": steps} if steps else data
 
 
 def calibration_from_dict(data: object, where: str) -> Calibration:
@@ -228,14 +238,30 @@ def calibration_from_dict(data: object, where: str) -> Calibration:
             data, CALIBRATION_SCHEMA, "make one with hocket calibrate; a profile goes to --profile"
         )
         top = fields.record(
-            data, "the calibration", required=("schema", "kinds"), optional=("source",)
+            data, "the calibration", required=("schema", "kinds"), optional=("source", "steps")
         )
         fields.choice(top["schema"], "schema", (CALIBRATION_SCHEMA,))
         kinds = fields.mapping(top["kinds"], "kinds")
         return Calibration(
             {name: _fit(kinds[name], fields.inside("kinds", name)) for name in sorted(kinds)},
             fields.text(top.get("source", ""), "source"),
+            {
+                name: _step_range(found, fields.inside("steps", name))
+                for name, found in sorted(fields.mapping(top.get("steps", {}), "steps").items())
+            },
         )
+
+
+def _step_range(data: object, path: str) -> StepRange:
+    names = ("low", "high", "rows", "ratio", "source", "scale")
+    found = fields.record(data, path, required=names)
+    low, high, ratio, scale = (
+        fields.number(found[name], f"{path}.{name}", 1e-6, 1e6)
+        for name in ("low", "high", "ratio", "scale")
+    )
+    rows = fields.integer(found["rows"], f"{path}.rows", 1, 10**9)
+    source = fields.text(found["source"], f"{path}.source")
+    return StepRange(low, high, rows, ratio, source, scale)
 
 
 def _fit(data: object, path: str) -> KindFit:

@@ -1,8 +1,9 @@
-"""Measure what the host spends per op in eager mode: the `HostOverhead` of this machine.
+"""Measure host time per op in eager mode: the `HostOverhead` of this machine.
 
-A stack of small transformer-like blocks is trained on tensors so small that work hardly counts; the
-host time of each phase, divided by the ops that it dispatches, is the overhead. A processor does
-the work itself, so there the time of the same ops called directly is taken off. Under two seconds.
+A stack of small transformer-like blocks is trained on tensors so small that work hardly counts. For
+a GPU the mean time per dispatched op says how fast this host is compared with the one whose whole
+steps are known (`hocket.cost.host.EAGER`). A processor does the work itself, so there the time of
+the same ops called directly is subtracted, phase by phase. Under two seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.cost.families import family_of
-from hocket.cost.host import MODULES, HostOverhead
+from hocket.cost.host import EAGER, REFERENCE_DISPATCH_S, HostOverhead, measured_host
 from hocket.cost.timing import wall_s
 
 _WIDTH, _HEADS, _TOKENS, _BLOCKS = 32, 2, 4, 8
@@ -116,24 +117,25 @@ def measure_host_overhead(device: torch.device) -> HostOverhead:
         backward_ops = _recorded(backward)
     forward_s = wall_s(forward, device)
     both_s = wall_s(forward_and_backward, device)
+    if device.type == "cuda":
+        return measured_host(both_s / (forward_ops.num_ops + backward_ops.num_ops))
     forward().backward()  # type: ignore[no-untyped-call]
     optimizer = torch.optim.AdamW(parameters, fused=True)
     optimizer.step()
     optimizer_s = wall_s(optimizer.step, device)
-    overlaps = device.type == "cuda"
-    if overlaps:
-        work_s = (0.0, 0.0, 0.0)
-    else:
-        fused_s = wall_s(_fused_step(parameters), device)
-        work_s = forward_ops.direct_s(device), backward_ops.direct_s(device), fused_s
-    # A processor does the work itself: what modules add there is little against it.
-    around = MODULES if overlaps else 1.0
+    fused_s = wall_s(_fused_step(parameters), device)
+    work_s = forward_ops.direct_s(device), backward_ops.direct_s(device), fused_s
     return HostOverhead(
-        forward_s=max(0.0, around * (forward_s - work_s[0]) / forward_ops.num_ops),
-        backward_s=max(0.0, around * (both_s - forward_s - work_s[1]) / backward_ops.num_ops),
+        forward_s=max(0.0, (forward_s - work_s[0]) / forward_ops.num_ops),
+        backward_s=max(0.0, (both_s - forward_s - work_s[1]) / backward_ops.num_ops),
         optimizer_s=max(0.0, (optimizer_s - work_s[2]) / len(parameters)),
-        overlaps=overlaps,
     )
+
+
+def measure_dispatch_s(device: torch.device) -> float:
+    """Mean time in which the host dispatches an op for a GPU, to two digits: more is noise."""
+    factor = measure_host_overhead(device).forward_s / EAGER.forward_s
+    return float(f"{factor * REFERENCE_DISPATCH_S:.2g}")
 
 
 def _fused_step(parameters: list[nn.Parameter]) -> Callable[[], Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -45,10 +45,18 @@ of 19 models that the host limits (``benchmarks/predict/thirdparty.py``, 2026-11
 16 % on average, and the same step measured twice differs by up to 30 %."""
 REPLAYED = HostOverhead(forward_s=1.2e-6, backward_s=1.2e-6, optimizer_s=1.2e-6, overlaps=True)
 """Graphs that are replayed as a whole: from one kernel to the next on the same machine."""
-MODULES = 1.4
-"""How much more of the host's time an op takes inside the modules of a library than in the plain
-block that is measured: steps of Qwen2 and of a mixture of experts took 1.45 and 1.41 times as long
-as the block's overhead said."""
+REFERENCE_DISPATCH_S = 13.3e-6
+"""Mean op of the block that `hocket.cost.dispatch` trains, forward and backward, on the host of
+`EAGER`: 12.6 us forward (``benchmarks/results/2026-11-15-calibration-h200.json``), 12 to 17 us
+backward within one run."""
+
+
+def measured_host(dispatch_s: float) -> HostOverhead:
+    """`EAGER` on a host that dispatches the mean op of the block in ``dispatch_s``."""
+    factor = dispatch_s / REFERENCE_DISPATCH_S
+    seconds = (EAGER.forward_s, EAGER.backward_s, EAGER.optimizer_s)
+    forward_s, backward_s, optimizer_s = (factor * each_s for each_s in seconds)
+    return replace(EAGER, forward_s=forward_s, backward_s=backward_s, optimizer_s=optimizer_s)
 
 
 ISSUE: Mapping[str, tuple[float, float]] = MappingProxyType(

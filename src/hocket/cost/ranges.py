@@ -29,6 +29,8 @@ class StepRange:
     ratio: float
     """Four of five measured ratios of two steps lie within this part of the predicted ratio."""
     source: str
+    scale: float = 1.0
+    """Correction of predicted steps, where runs on this device type were measured."""
 
 
 RANGES: Mapping[str, StepRange] = MappingProxyType(
@@ -50,19 +52,36 @@ RANGES: Mapping[str, StepRange] = MappingProxyType(
 )  # fmt: skip
 
 
+DATASHEET = RANGES["datasheet"]
+
+
 def source_of(settings: Mapping[str, Any]) -> str:
-    """Where costs with these settings come from."""
+    """Source of costs with these settings: datasheet, calibrated, profiled, or runs of users."""
     if settings.get("profile") is not None:
         return "profiled"
-    return "datasheet" if settings.get("calibration") is None else "calibrated"
+    calibration = settings.get("calibration")
+    if calibration is None:
+        return "datasheet"
+    return "runs" if calibration.get("steps") else "calibrated"
 
 
-def step_range_s(step_s: float, settings: Mapping[str, Any]) -> tuple[float, float]:
-    """Seconds between which four of five measured steps lie."""
-    found = RANGES[source_of(settings)]
-    return found.low * step_s, found.high * step_s
+def step_range(settings: Mapping[str, Any]) -> StepRange:
+    """The range of steps that are predicted by costs with these settings.
+
+    Of several device types with measured runs the widest range holds.
+    """
+    source = source_of(settings)
+    if source != "runs":
+        return RANGES[source]
+    found = [StepRange(**values) for values in settings["calibration"]["steps"].values()]
+    return max(found, key=lambda each: each.high / each.low)
+
+
+def scale_of(settings: Mapping[str, Any]) -> float:
+    """Correction that measured runs put on predicted steps."""
+    return step_range(settings).scale
 
 
 def ratio_range(settings: Mapping[str, Any]) -> float:
     """Part by which two predicted steps may differ and still be in either order when measured."""
-    return RANGES[source_of(settings)].ratio
+    return step_range(settings).ratio

@@ -25,7 +25,14 @@ from hocket.cost.calibrate import (
 from hocket.cost.costs import Costs, TimeSource, device_rows, stated_op_s
 from hocket.cost.efficiency import KindFit, roofline_s, work_of
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES
-from hocket.cost.host import EAGER, REPLAYED, HostOverhead, issue_s, with_host_overhead
+from hocket.cost.host import (
+    EAGER,
+    REPLAYED,
+    HostOverhead,
+    issue_s,
+    measured_host,
+    with_host_overhead,
+)
 from hocket.cost.profile import Profile, profile_from_dict, profile_to_dict, require_times
 from hocket.graph.graph import Graph, Phase
 from hocket.graph.signatures import tensor_shapes
@@ -134,7 +141,7 @@ def estimate_costs(
     Raises `UsageError` for a profile or a calibration that says nothing about graph and cluster.
     """
     if calibration is not None:
-        _require_kind("calibration", tuple(calibration.kinds), cluster)
+        _require_kind("calibration", calibration.device_types, cluster)
     if profile is not None:
         _require_kind("profile", (profile.device_kind,), cluster)
         _require_measured(graph, profile)
@@ -230,14 +237,15 @@ def work_on(graph: Graph, kind: DeviceKind, settings: Mapping[str, Any]) -> Kind
     in_place_s, fill, beside = np.full((3, graph.num_ops), np.nan)
     if measured is not None and found.launches == "replayed":
         in_place_s, fill, beside = _replayed(graph, measured)
-    is_issued = host.overlaps and found.launches == "eager"
+    scale = _scale(found.calibration, kind)
+    issued = scale * (host.overlaps and found.launches == "eager")
     return KindWork(
         # Hardly anything lies between kernels in their place.
-        np.where(np.isfinite(in_place_s), in_place_s, device_s),
-        _issue_s(graph, kind, host) * is_issued,
+        scale * np.where(np.isfinite(in_place_s), in_place_s, device_s),
+        _issue_s(graph, kind, host) * issued,
         fill,
         beside,
-        host.forward_s * is_issued,
+        host.forward_s * issued,
     )
 
 
@@ -344,10 +352,17 @@ def _op_times(
         source[known] = TimeSource.PROFILE
     host = _host_of(fit, kind, measured, launches)
     op_s = with_host_overhead(op_s, _issue_s(graph, kind, host), host.overlaps)
+    op_s = op_s * _scale(calibration, kind)
     stated = stated_op_s(graph, kind)
     if stated is not None:
         return stated, np.full_like(source, TimeSource.FILE)
     return op_s, source
+
+
+def _scale(calibration: Calibration | None, kind: DeviceKind) -> float:
+    """Correction of all op times that measured runs ask for."""
+    steps = {} if calibration is None else calibration.steps
+    return steps[kind.name].scale if kind.name in steps else 1.0
 
 
 def _fit_of(
@@ -377,7 +392,9 @@ def _host_of(
 
 def _usual_host(graph: Graph, kind: DeviceKind) -> HostOverhead:
     """Of captured ops, which a framework dispatches; the ops of other graphs are what they are."""
-    return EAGER if graph.signatures and not kind.is_cpu else HostOverhead()
+    if not graph.signatures or kind.is_cpu:
+        return HostOverhead()
+    return measured_host(kind.dispatch_s) if kind.dispatch_s else EAGER
 
 
 def measured_op_s(graph: Graph, profile: Profile) -> FloatArray:

@@ -39,6 +39,9 @@ class DeviceKind:
     memory_bandwidth_bps: float
     launch_s: float = 0.0
     """Shortest time that any op occupies the device: the launch floor of its runtime."""
+    dispatch_s: float = 0.0
+    """Mean time in which the host of this device dispatches an op of a small transformer block,
+    forward and backward, as ``hocket detect`` measures it; 0 where it was not measured."""
     price_per_hour: float = 0.0
     """US dollars for one device for one hour; 0 where unknown."""
     is_cpu: bool = False
@@ -218,4 +221,5 @@ def _kind_content(kind: DeviceKind) -> tuple[object, ...]:
         kind.is_cpu,
         # Without headroom the hash is that of files which state none.
         *((int(kind.headroom_bytes),) if kind.headroom_bytes else ()),
+        *((("dispatch", float(kind.dispatch_s)),) if kind.dispatch_s else ()),
     )

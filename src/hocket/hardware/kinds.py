@@ -23,8 +23,8 @@ PEAK_TYPES = (
 """Arithmetic types that a kind may state a peak rate for."""
 
 _KEYS = (
-    "memory", "headroom", "memory_bandwidth", "peak", "launch", "price_per_hour", "cpu", "source",
-    "host_link",
+    "memory", "headroom", "memory_bandwidth", "peak", "launch", "dispatch", "price_per_hour",
+    "cpu", "source", "host_link",
 )  # fmt: skip
 
 
@@ -62,6 +62,7 @@ def kind_entry(name: str, data: Any) -> KindEntry:
         peak_flops={key: float(peak.quantity(key, FLOPS)) for key in peak.data},
         memory_bandwidth_bps=float(table.quantity("memory_bandwidth", BANDWIDTH)),
         launch_s=float(table.quantity("launch", SECONDS, 0.0)),
+        dispatch_s=float(table.quantity("dispatch", SECONDS, 0.0)),
         price_per_hour=table.number("price_per_hour", 1e6, 0.0),
         is_cpu=table.flag("cpu"),
         source=table.text("source", ""),

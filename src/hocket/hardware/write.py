@@ -66,6 +66,7 @@ def _kind(kind: DeviceKind) -> dict[str, Any]:
             for dtype in sorted(kind.peak_flops)
         },
         "launch": _seconds(kind.launch_s),
+        **({"dispatch": _seconds(kind.dispatch_s)} if kind.dispatch_s else {}),
         "price_per_hour": float(kind.price_per_hour),
     }
     if kind.is_cpu:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.base.arrays import FloatArray
+from hocket.base.units import format_seconds
 from hocket.cost.parallel.coefficients import NAMES, Coefficients
 from hocket.cost.profile import Profile
 from hocket.graph.graph import Graph
@@ -15,6 +16,7 @@ from hocket.hardware.write import cluster_to_dict
 
 if TYPE_CHECKING:
     from hocket.cost.calibrate import FamilyError
+    from hocket.cost.measured_steps import StepRun
 
 
 def graph_data(graph: Graph, file: Path) -> dict[str, Any]:
@@ -57,6 +59,17 @@ def calibration_data(device_kind: str, errors: Sequence[FamilyError], file: Path
         for row in errors
     }
     return {"file": str(file), "device_kind": device_kind, "families": families}
+
+
+def measured_run_lines(runs: Sequence[StepRun]) -> list[str]:
+    """A table of predicted and measured steps, one line per run."""
+    lines = [f"{'model':<24}{'device types':<20}{'predicted':>12}{'measured':>12}{'error':>9}"]
+    for run in runs:
+        predicted, measured = (format_seconds(s) for s in (run.predicted_s, run.measured_s))
+        error = run.predicted_s / run.measured_s - 1
+        types = ", ".join(run.device_types)
+        lines.append(f"{run.model:<24}{types:<20}{predicted:>12}{measured:>12}{error:>+9.1%}")
+    return lines
 
 
 def coefficients_data(
