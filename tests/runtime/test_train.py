@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import hocket
 from hocket.base.errors import UsageError
 from hocket.capture import CaptureWarning
+from hocket.cost.measured_steps import read_runs
 from hocket.runtime.train.watch import NUM_DRIFTING, Watch
 
 
@@ -312,7 +313,8 @@ def test_a_timed_step_is_a_step_and_can_be_reported(tmp_path):
     torch.manual_seed(10)
     assert ours == plain_steps(twin, plain, batches, forward=forward)
     assert_same_state(model, twin)
-    train.report(tmp_path / "page.html", tmp_path / "trace.json")
+    train.report(tmp_path / "page.html", tmp_path / "trace.json", tmp_path / "run.json")
+    assert read_runs([tmp_path / "run.json"])[0].measured_s > 0
     assert "<html" in (tmp_path / "page.html").read_text()[:200].lower()
     assert (tmp_path / "trace.json").stat().st_size > 1000
     assert train.progress().startswith(f"step 3: loss {ours[-1]:.4g}, ")
