@@ -224,6 +224,7 @@ def _measured(record: Record, shape: Transformer) -> Measured:
     return Measured(
         table="",
         row=f"{record['release']} {record['model']} on {division.num_devices}",
+        release=record["release"],
         model=model,
         division=division,
         cluster=f"{site}-experts" if model.experts else site,

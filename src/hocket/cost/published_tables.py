@@ -38,6 +38,8 @@ class Measured:
     """Peak of the fullest device, as its driver shows it."""
     is_oom: bool = False
     """Whether the run ended because memory was too small."""
+    release: str = ""
+    """Release of the program, where a table has several; predictions do not depend on it."""
 
 
 # Columns that the public files share, as values.

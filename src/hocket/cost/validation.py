@@ -90,13 +90,19 @@ def error_score(errors: FloatArray) -> ErrorScore | None:
 
 
 def ranking_score(rows: Sequence[Measured], predicted_s: FloatArray) -> RankingScore | None:
-    """Rankings inside groups of runs of one model, on as many devices, with one batch."""
+    """Rankings inside groups of runs of one model, on as many devices, with one batch.
+
+    Releases of a program are no alternatives: they differ by up to 1.8 times at equal degrees.
+    """
     measured_s = np.array([row.step_s for row in rows], dtype=np.float64)
     groups: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         division = row.division
-        groups[row.model, division.num_devices, division.global_batch].append(index)
-    several = [np.array(group) for group in groups.values() if len(group) > 1]
+        key = (row.model, division.num_devices, division.global_batch, row.cluster, row.release)
+        groups[key].append(index)
+    several = [
+        np.array(group) for group in groups.values() if len({rows[i].division for i in group}) > 1
+    ]
     if not several:
         return None
     regrets = [_regret(measured_s[group], predicted_s[group]) for group in several]

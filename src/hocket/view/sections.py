@@ -14,7 +14,7 @@ from hocket.base.units import (
     format_rate,
     format_seconds,
 )
-from hocket.cost.ranges import step_range_s
+from hocket.cost.ranges import step_range
 from hocket.plan.files import PLAN_SCHEMA
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -122,8 +122,9 @@ def range_note(problem: Problem, step_s: float) -> str:
     """The 80 % range of a predicted step; empty where costs are given with the graph."""
     if problem.graph.stated is not None or step_s <= 0:
         return ""
-    low_s, high_s = step_range_s(step_s, problem.costs.settings)
-    return f"80 % range {format_seconds(low_s)} to {format_seconds(high_s)}"
+    found = step_range(problem.costs.settings)
+    low, high = (format_seconds(part * step_s) for part in (found.low, found.high))
+    return f"80 % range {low} to {high}"
 
 
 def next_steps(*commands: tuple[str, str]) -> str:
