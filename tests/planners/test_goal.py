@@ -9,7 +9,7 @@ from hocket.api import make_problem, plan_graph
 from hocket.base.errors import UsageError
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Parallel, Replica
 from hocket.planners.candidates import judge
 from hocket.planners.compare import compare
 from hocket.planners.goal import GOALS, merit_told, num_devices, ranked, thrift_told, thrifty
@@ -61,14 +61,14 @@ def test_the_simplest_within_the_error_range_is_chosen_and_explained(problem):
 
 def test_families_are_ranked_by_simplicity(problem):
     def shared(replicas, **options):
-        plan = Plan().having(Shares(replicas=replicas, **options))
+        plan = Plan().having(Parallel(replicas=replicas, **options))
         return replace(placed(problem, [0, 1], 1.0), plan=plan)
 
     one, half = Replica(devices=("gpu0",), microbatches=(4,)), (2, 2)
     ddp = tuple(Replica(devices=(name,), microbatches=(2,)) for name in ("gpu0", "gpu1"))
     staged = Replica(devices=("gpu0", "gpu1"), microbatches=half, cuts=(3,))
     tried = [
-        placed(problem, [0, 1], 1.0), shared((staged,)), shared(ddp, sharded=True), shared(ddp),
+        placed(problem, [0, 1], 1.0), shared((staged,)), shared(ddp, zero=3), shared(ddp),
         shared((replace(one, microbatches=half),)), shared((one,)),
     ]  # fmt: skip
     assert ranked(problem, tried, "time", 0.09) == [5, 4, 3, 2, 1, 0]

@@ -12,11 +12,11 @@ from typing import Literal
 
 from hocket.base.units import format_percent
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Lanes, Memory, Priority, Shares
-from hocket.plan.sections.shares import SPLIT_SCHEDULES
+from hocket.plan.sections import Communication, Lanes, Memory, Parallel, Priority
 from hocket.planners.candidates import Candidate
 from hocket.simulate.analysis import price_per_hour, used_devices
 from hocket.simulate.timeline import Timeline
+from hocket.transformer.parallel_config import SPLIT
 
 Goal = Literal["time", "cost", "memory"]
 GOALS: dict[str, Goal] = {
@@ -194,22 +194,22 @@ def _complexity(candidate: Candidate) -> tuple[int, int]:
     """
     plan = candidate.plan
     assert plan is not None
-    shares = plan.get(Shares)
-    if shares is None:
+    parallel = plan.get(Parallel)
+    if parallel is None:
         is_placed = num_devices(candidate) > 1
         return 6 * is_placed, plan.get(Memory) is not None
-    degrees = (len(shares.replicas) > 1, shares.is_staged, shares.tensor > 1)
+    degrees = (len(parallel.replicas) > 1, parallel.is_staged, parallel.tensor > 1)
     family = 5 if sum(degrees) > 1 else degrees[0] + 3 * degrees[1] + 4 * degrees[2]
-    numbers = [replica.num_samples for replica in shares.replicas]
+    numbers = [replica.num_samples for replica in parallel.replicas]
     extras = (
-        any(len(replica.microbatches) > 1 for replica in shares.replicas),
-        any(replica.recomputed for replica in shares.replicas),
-        any(replica.update == "host" for replica in shares.replicas),
+        any(len(replica.microbatches) > 1 for replica in parallel.replicas),
+        any(replica.recomputed for replica in parallel.replicas),
+        any(replica.update == "host" for replica in parallel.replicas),
         max(numbers) - min(numbers) > 1,
-        shares.schedule in SPLIT_SCHEDULES,
+        parallel.schedule in SPLIT,
         *(plan.get(section) is not None for section in (Communication, Priority, Lanes)),
     )
-    return 2 if shares.sharded and family == 1 else family, sum(extras)
+    return 2 if parallel.sharded and family == 1 else family, sum(extras)
 
 
 def _device_s(candidate: Candidate) -> float:

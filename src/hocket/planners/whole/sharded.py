@@ -55,7 +55,7 @@ def checkpointed(tables: Tables, plain: Candidate, budget: Budget) -> Candidate:
     Tried where the plain one does not fit or accumulates gradients, as users do: all blocks, in the
     fewest microbatches that fit.
     """
-    shares = None if plain.plan is None else plain.plan.get(Shares)
+    shares = None if plain.plan is None else plain.plan.get(Parallel)
     if shares is None or (
         plain.feasible and all(len(replica.microbatches) == 1 for replica in shares.replicas)
     ):
