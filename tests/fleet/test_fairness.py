@@ -213,3 +213,12 @@ def test_a_deficit_is_handed_on_by_device_time() -> None:
     hand_on_credit(state, given, np.array([0]))
     # 180 device seconds over three devices of the others of this user.
     assert credit_s[:, 0].tolist() == [0.0, 65.0, 60.0, 7.0]
+
+
+def test_of_a_job_that_runs_over_a_week_only_the_time_in_the_new_one_counts() -> None:
+    start_s = week_start_s(10.0 * WEEK_S) - 100.0
+    quota = np.array([[np.inf, 1e9], [np.inf, np.inf]])
+    state = replace(shared(4), time_s=start_s).but(user_quota=quota)
+    state, _ = step(state, Submit(time_s=start_s, jobs=(one(0, 0, gang=2),)))
+    state, _ = step(state, Submit(time_s=start_s + 130.0, jobs=(one(1, 1),)))
+    assert state.user_used_s.tolist() == [60.0, 0.0]

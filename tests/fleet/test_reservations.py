@@ -269,3 +269,13 @@ def test_a_job_that_ends_before_it_may_be_stopped_gives_its_device_back_then() -
     for _ in range(2):
         state, _ = step(state, Tick(time_s=state.next_tick_s))
     assert reserved_s(state, WIDE) == pytest.approx(300.0)
+
+
+def test_who_is_reserved_stays_so_when_all_others_can_be_stopped() -> None:
+    state = busy(500.0, 1000.0)
+    rows = state.jobs.rows.copy()
+    rows["preemptible"] = 1
+    movable = state.jobs._replace(rows=rows)
+    assert reserve_after_s(state, movable) == 100.0
+    rows["reserved_s"] = 0.0
+    assert reserve_after_s(state, movable) == math.inf

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hocket.fleet.rounds import rules
-from hocket.fleet.rounds.kernels import order, room
+from hocket.fleet.rounds import Rules, rules
+from hocket.fleet.rounds.assign import slack_rounds
+from hocket.fleet.rounds.kernels import order
 from hocket.fleet.rounds.rules import HALF_ROUNDS, UNITS_PER_ROUND
 from hocket.kernels.decorator import Kernel
 
@@ -51,7 +52,7 @@ def cleared(plain, floor, *, gangs=(1,) * 6, started=(0.0,) * 6, kept=(), of_any
     )
     wishes = SimpleNamespace(is_kept=np.isin(np.arange(len(gangs)), kept))
     changes = SimpleNamespace(stays=np.ones(len(gangs), dtype=bool))
-    made = plain(room).make_room
+    made = plain(vacate).vacate_server
     made(jobs, 0, GANG, STARTED_BY_S, of_any_size, wishes, floor, changes)
     return np.flatnonzero(~changes.stays).tolist()
 
@@ -207,3 +208,12 @@ def test_equal_debts_are_ordered_by_the_next_keys_and_then_stay():
     assert before(keys, 2, 0)
     assert not before(keys, 3, 0)
     assert not before(keys, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "rounds"),
+    [("las", 150.0), ("fifo", 150.0), ("makespan", 0.0), ("makespan-agnostic", 0.0),
+     ("min-cost", 150.0), ("min-cost-slo", 0.0)],
+)  # fmt: skip
+def test_short_jobs_go_first_unless_an_end_is_what_counts(policy, rounds):
+    assert slack_rounds(Rules(policy=policy)) == rounds

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hocket.fleet.rounds import (
+    Drain,
     Fail,
     Finish,
     FleetState,
@@ -146,3 +147,18 @@ def test_what_a_checkpoint_saved_is_not_lost_twice() -> None:
     state, _ = step(state, Resume(time_s=320.0, numbers=(0,)))
     state, _ = step(state, Fail(time_s=330.0, number=0, attempt=4))
     assert state.jobs.rows["done_steps"][0] == 500.0, "it was saved when it was paused"
+
+
+def test_the_wait_of_a_paused_job_begins_when_it_is_resumed() -> None:
+    state = submit(fleet(1), job(0, slow=0.0), job(1, slow=0.0))
+    state, _ = step(state, Pause(time_s=10.0, numbers=(1,)))
+    state, _ = step(state, Resume(time_s=500.0, numbers=(1,)))
+    assert state.jobs.rows["waiting_since_s"][state.row_of(1)] == 500.0
+
+
+def test_a_job_that_leaves_a_drained_device_has_saved_its_work() -> None:
+    state = submit(fleet(1), job(0, slow=0.0))
+    state, actions = step(state, Drain(time_s=100.0, names=("fast0",)))
+    assert [stop.reason for stop in actions.stops] == ["drained"]
+    row = state.jobs.rows[state.row_of(0)]
+    assert row["saved_steps"] == row["done_steps"] == 200.0

@@ -80,7 +80,7 @@ class Rig:
             executor,
             folder,
             service_state=lambda: self.decider.service_state,
-            tell=self.post,
+            report=self.post,
             now_s=clock.now_s,
             heard_s=lambda name: self.heard.get(name, 0.0),
         )

@@ -20,7 +20,7 @@ from hocket.fleet.what_if import what_if
 from hocket.processes.worker_group import WorkerGroup
 from hocket.service.errors import BusyError, UnavailableError
 from hocket.service.forecasts import process
-from hocket.service.forecasts.forecaster import MAX_ASKED, FleetForecaster, HereOutlook
+from hocket.service.forecasts.forecaster import MAX_ASKED, FleetForecaster, InProcessForecaster
 from hocket.service.forecasts.process import ForecastProcess
 from hocket.service.page.router import Shared
 
@@ -50,7 +50,7 @@ def assert_same_forecast(found, expected) -> None:
 
 @pytest.mark.parametrize("where", ["here", "beside"])
 def test_answers_are_those_of_the_fleet_itself(where, request):
-    forecaster = HereOutlook() if where == "here" else request.getfixturevalue("beside")
+    forecaster = InProcessForecaster() if where == "here" else request.getfixturevalue("beside")
     state, now_s = fleet(), 1e9 + 7.0
     then = at_moment(state, now_s)
     for number in (1, 6):

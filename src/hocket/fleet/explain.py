@@ -91,7 +91,7 @@ def _reserved_after_s(state: FleetState, row: int) -> float:
 
 
 def _endless(state: FleetState, row: int) -> str:
-    """Who holds what a job could use and tells nobody for how long; empty where nobody does."""
+    """Who holds what a job could use without a known end; empty where nobody does."""
     others, left_s = _holding(state, row)
     numbers = state.jobs.rows["number"][others[np.isinf(left_s)]].tolist()
     if not numbers:
@@ -137,6 +137,7 @@ def _evidence(state: FleetState, row: int) -> dict[str, Any]:
         "weight": float(job["weight"]),
         "has_share": bool(job["has_share"]),
         "target_share": float(shares.sum()) + pair_share,
+        "pair_share": pair_share,
         "held_s": float(job["held_s"]),
         "target_s": float(job["target_s"]),
         "waiting_since_s": float(job["waiting_since_s"]) if job["phase"] == WAITING else None,

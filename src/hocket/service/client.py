@@ -256,8 +256,8 @@ def _unreachable(url: str, error: Exception) -> UnreachableError:
 
 
 def _error_of(status: int, content: object, url: str) -> HocketError:
-    told = content if isinstance(content, dict) else {}
-    detail, hint = str(told.get("detail", f"status {status}")), str(told.get("hint", ""))
+    fields = content if isinstance(content, dict) else {}
+    detail, hint = str(fields.get("detail", f"status {status}")), str(fields.get("hint", ""))
     if status == 401:
         where = "hocket fleet token add makes one, for whoever runs the service"
         if fleet_token() is not None:

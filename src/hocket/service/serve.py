@@ -169,15 +169,15 @@ def _run(
     try:
         agents = executor if isinstance(executor, AgentExecutor) else None
         hosts = (settings.host, *settings.names)
-        told = Serving(url, f"{url}/login?code={tokens.make_link(tokens.local)}")
+        serving = Serving(url, f"{url}/login?code={tokens.make_link(tokens.local)}")
         if secure is not None and settings.tls is not None:
             hosts = (*hosts, settings.tls[0], socket.gethostname())
-            told = told._replace(
+            serving = serving._replace(
                 secure_url=_secure_url(settings, secure), fingerprint=secure.tls.fingerprint
             )
         app = make_app(daemon, tokens, hosts=hosts, forecaster=forecaster, agents=agents)
         server = _Server(
-            server_config(app), app.state.event_notifier, lambda: on_ready(told), secure
+            server_config(app), app.state.event_notifier, lambda: on_ready(serving), secure
         )
         server.serve_on(listener)
     finally:

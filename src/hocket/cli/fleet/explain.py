@@ -34,9 +34,11 @@ def _print(found: dict[str, Any]) -> None:
         click.echo(
             f"  {inert(kind['kind'])}: {kind['free']} of {kind['devices']} free, "
             f"{kind['steps_per_s']:g} steps/s, share {kind['target_share']:.0%}, "
-            # Without the zero a tiny debt would read "-0.0".
+            # Without the zero a tiny deficit would read "-0.0".
             f"deficit {round(kind['deficit_rounds'], 1) + 0.0:.1f} rounds"
         )
+    if pair_share := found["evidence"].get("pair_share", 0.0):
+        click.echo(f"  sharing devices with another job: share {pair_share:.0%}")
     holders = found["evidence"].get("holders", ())
     if holders and found["status"] == "queued":
         more = found["evidence"]["num_holders"] - len(holders)

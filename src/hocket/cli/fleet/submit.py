@@ -125,8 +125,8 @@ def _planned(spec: JobSpec, job_file: Path, client: FleetClient) -> JobSpec:
     folder = job_file.absolute().parent / f"{job_file.stem}.plans"
     with working(f"planning {spec.model} for {', '.join(kinds)}"):
         found = planned_job(spec, graph, kinds, folder)
-    told = ", ".join(f"{kind} {speed:.4g}" for kind, speed in (found.throughputs or {}).items())
-    say(f"planned for this fleet, steps per second: {told}")
+    speeds = ", ".join(f"{kind} {speed:.4g}" for kind, speed in (found.throughputs or {}).items())
+    say(f"planned for this fleet, steps per second: {speeds}")
     return found
 
 

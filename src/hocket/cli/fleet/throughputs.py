@@ -157,8 +157,8 @@ def _plan(
     if output is not None:
         write_throughputs(output, table)
     if as_json:
-        told = {n: gang_plans_data(plans) for plans, n in zip(models, names, strict=True)}
-        emit({"throughputs": throughputs_to_dict(table), "plans": told})
+        plans_by_name = {n: gang_plans_data(plans) for plans, n in zip(models, names, strict=True)}
+        emit({"throughputs": throughputs_to_dict(table), "plans": plans_by_name})
         return
     for plans, name in zip(models, names, strict=True):
         _print_plans(name, plans)

@@ -25,7 +25,7 @@ def las_lexicographic(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Al
     due = snapshot.weight * proportional_steps_per_s(snapshot) / snapshot.gang
     reached = throughputs(snapshot, answer) / np.where(due > 0.0, due, np.inf)
     levels, counts = np.unique(np.round(reached, 6), return_counts=True)
-    told = [f"{level:g} ({count})" for level, count in zip(levels, counts, strict=True)]
-    more = ", …" if len(told) > _MAX_LISTED else ""
-    notes = {**answer.notes, "reached (jobs)": ", ".join(told[:_MAX_LISTED]) + more}
+    listed = [f"{level:g} ({count})" for level, count in zip(levels, counts, strict=True)]
+    more = ", …" if len(listed) > _MAX_LISTED else ""
+    notes = {**answer.notes, "reached (jobs)": ", ".join(listed[:_MAX_LISTED]) + more}
     return replace(answer, policy="las-lexicographic", notes=notes)

@@ -169,7 +169,7 @@ class Jobs(NamedTuple):
     """Deficit of a job on a kind."""
 
 
-def room_for_jobs(count: int, num_kinds: int) -> Jobs:
+def empty_rows(count: int, num_kinds: int) -> Jobs:
     """Rows that nothing is written to yet."""
     shape, empty = (count, num_kinds), np.empty
     rows = empty(count, dtype=JOB_RECORD)
@@ -352,7 +352,7 @@ def new_state(
         round_number=0,
         solved_s=-np.inf,
         is_dirty=False,
-        jobs=room_for_jobs(0, len(kinds)),
+        jobs=empty_rows(0, len(kinds)),
         names={},
         device_names=(),
         device_kind=_NONE,

@@ -62,9 +62,9 @@ from hocket.fleet.rounds.state import (
     FleetState,
     Job,
     Jobs,
+    empty_rows,
     is_usable,
     lay_out,
-    room_for_jobs,
     with_devices,
     write_new_jobs,
 )
@@ -88,7 +88,7 @@ def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
     state = with_usage(state, float(event.time_s))
     before, time_s = state.jobs, float(event.time_s)
     num_fresh = len(event.jobs) if isinstance(event, Submit) else 0
-    jobs = room_for_jobs(len(before.rows) + num_fresh, len(state.kinds))
+    jobs = empty_rows(len(before.rows) + num_fresh, len(state.kinds))
     plan, earns = state.pair_plan, state.rules.mechanism == "improved"
     credit_s = amount = speeds_of(state).beside
     if plan is not None:

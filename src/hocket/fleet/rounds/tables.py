@@ -92,7 +92,7 @@ class Wishes(NamedTuple):
     is_kept: BoolArray
     """``[job]``: runs where it is whatever the deficits of others."""
     is_withdrawn: BoolArray
-    """``[wish]``: of a gang, or of two, that was tried and found no server with room."""
+    """``[wish]``: of a gang, or of two, that was tried and found no server with scratch."""
     pairs: LongArray
     """As in `Asked`, and what follows too."""
     queue: LongArray
@@ -127,7 +127,7 @@ class Floor(NamedTuple):
     num_free: LongArray
     """``[server]``."""
     first: LongArray
-    """``[kind]``: no server of the kind before this one has room."""
+    """``[kind]``: no server of the kind before this one has scratch."""
     slots: LongArray
     """Scratch, a power of two: rows of jobs by the last bits of their numbers."""
     closed_s: FloatArray
@@ -222,7 +222,7 @@ def new_ascent(max_questions: int, num_pools: int, num_classes: int) -> Ascent:
     )
 
 
-class Room(NamedTuple):
+class RoundScratch(NamedTuple):
     """All that a round writes to, in few arrays, because each costs time; `play` cuts them up."""
 
     by_job: LongArray
@@ -250,12 +250,12 @@ class Room(NamedTuple):
     holders: LongArray
 
 
-def new_room(
+def new_scratch(
     num_jobs: int, num_kinds: int, num_devices: int, num_servers: int, asked: Asked
-) -> Room:
+) -> RoundScratch:
     """Room for all that some jobs and pairs may want and get."""
     num_wishes = num_jobs * num_kinds + len(asked.pairs)
-    return Room(
+    return RoundScratch(
         by_job=np.empty((10, num_jobs + 1), dtype=np.int64),
         by_wish=np.empty((3, num_wishes), dtype=np.int64),
         keys=np.empty((5, num_wishes)),

@@ -31,13 +31,13 @@ from hocket.fleet.rounds.events import (
 )
 from hocket.fleet.rounds.state import ENDED, PAUSED, FleetState, Job
 from hocket.fleet.throughputs.table import Throughputs
+from hocket.service.daemon.dry_run import dry_run_job
 from hocket.service.daemon.elastic import first_gang, resized, speed_on
 from hocket.service.daemon.estimates import (
     refuse_estimates,
     with_other_types_estimated,
     with_spec_profile,
 )
-from hocket.service.daemon.rehearse import rehearse_job
 from hocket.service.daemon.service_state import find, phase_of
 from hocket.service.daemon.transaction import Transaction
 from hocket.service.errors import (
@@ -115,7 +115,7 @@ def submit(
         max_failures=0 if spec.retries is None else spec.retries + 1,
         after=after,
     )
-    rehearse_job(state, job)
+    dry_run_job(state, job)
     record = JobRecord(
         number=number, spec=spec, status="queued", submitted_s=transaction.time_s, owner=owner
     )

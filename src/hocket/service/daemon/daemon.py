@@ -23,11 +23,11 @@ from hocket.service.daemon import commands
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.commands import steps_per_s, with_config
 from hocket.service.daemon.decider import Command, Decider
+from hocket.service.daemon.dry_run import dry_run_day, dry_run_round
 from hocket.service.daemon.estimates import allows_sharing
 from hocket.service.daemon.log import Log
 from hocket.service.daemon.loops import Loops
 from hocket.service.daemon.reconciler import Reconciler
-from hocket.service.daemon.rehearse import rehearse_day, rehearse_round
 from hocket.service.daemon.service_state import ServiceState, holder_index, violations
 from hocket.service.errors import NotFoundError
 from hocket.service.executors.executor import AttemptName, Executor
@@ -70,8 +70,8 @@ def recovered(
     else:
         state = _refitted(loaded.state, rules, kinds, loaded.jobs)
     state = with_config(state, config).but(is_dirty=True)
-    rehearse_day(rules, state.kinds)
-    rehearse_round(state)
+    dry_run_day(rules, state.kinds)
+    dry_run_round(state)
     waiting, held = holder_index(loaded.attempts)
     service_state = ServiceState(
         state=state,
@@ -187,7 +187,7 @@ class Daemon:
             executor,
             store.folder,
             service_state=lambda: self._decider.service_state,
-            tell=self._loops.tell,
+            report=self._loops.report,
             now_s=self._clock.now_s,
             heard_s=self._heard_s,
             endpoint_url=endpoint_url,

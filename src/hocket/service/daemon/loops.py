@@ -26,14 +26,14 @@ from hocket.service.errors import UnavailableError
 from hocket.service.executors.executor import AttemptName
 from hocket.service.store.batch import Batch
 
-# Commands that wait to be decided: what people ask goes before what the engine tells.
+# Commands that wait to be decided: what people ask goes before reports of the engine.
 #
 # A node that dies ends hundreds of attempts at once, and each is a decision of some milliseconds.
 # Only a few of them go into one batch, so that nobody who asks waits for all of them.
 
 MAX_ASKED = 64
 """Commands of people and processes in one batch: more would make the first wait for the last."""
-MAX_TOLD = 3
+MAX_REPORTS = 3
 """Outcomes in one batch."""
 
 
@@ -43,12 +43,12 @@ class Inbox:
     def __init__(self) -> None:
         self._event_notifier = threading.Condition()
         self._asked: deque[Request] = deque()
-        self._told: deque[Request] = deque()
+        self._reports: deque[Request] = deque()
 
-    def put(self, request: Request, *, is_told: bool = False) -> None:
-        """Add a command; ``is_told`` for what the engine tells."""
+    def put(self, request: Request, *, is_report: bool = False) -> None:
+        """Add a command; ``is_report`` for reports of the engine."""
         with self._event_notifier:
-            (self._told if is_told else self._asked).append(request)
+            (self._reports if is_report else self._asked).append(request)
             self._event_notifier.notify()
 
     def ring(self) -> None:
@@ -59,18 +59,18 @@ class Inbox:
     def take(self, wait_s: float) -> list[Request]:
         """The next batch; waits so long where there is none."""
         with self._event_notifier:
-            if not self._asked and not self._told and wait_s > 0.0:
+            if not self._asked and not self._reports and wait_s > 0.0:
                 self._event_notifier.wait(wait_s)
             asked = [self._asked.popleft() for _ in range(min(len(self._asked), MAX_ASKED))]
-            told = [self._told.popleft() for _ in range(min(len(self._told), MAX_TOLD))]
-        return asked + told
+            reports = [self._reports.popleft() for _ in range(min(len(self._reports), MAX_REPORTS))]
+        return asked + reports
 
     def take_all(self) -> list[Request]:
         """Everything, at once."""
         with self._event_notifier:
-            requests = [*self._asked, *self._told]
+            requests = [*self._asked, *self._reports]
             self._asked.clear()
-            self._told.clear()
+            self._reports.clear()
         return requests
 
 
@@ -129,14 +129,14 @@ class Loops:
 
     def ask(self, command: Command) -> Future[Any]:
         """Have a command carried out; the future is answered after its commit."""
-        return self._post(Request(command), is_told=False)
+        return self._post(Request(command), is_report=False)
 
-    def tell(self, command: Command) -> Future[Any]:
-        """The same for what the engine tells, which has time."""
-        return self._post(Request(command), is_told=True)
+    def report(self, command: Command) -> Future[Any]:
+        """The same for reports of the engine, which has time."""
+        return self._post(Request(command), is_report=True)
 
-    def _post(self, request: Request, *, is_told: bool) -> Future[Any]:
-        self._inbox.put(request, is_told=is_told)
+    def _post(self, request: Request, *, is_report: bool) -> Future[Any]:
+        self._inbox.put(request, is_report=is_report)
         if self.is_closing:
             # Nobody may be left to take it.
             self._refuse_waiting()

@@ -57,7 +57,7 @@ class Reconciler:
         folder: Path,
         *,
         service_state: Callable[[], ServiceState],
-        tell: Callable[[Command], Future[Any]],
+        report: Callable[[Command], Future[Any]],
         now_s: Callable[[], float],
         heard_s: Callable[[AttemptName], float],
         endpoint_url: str = "",
@@ -69,7 +69,7 @@ class Reconciler:
         """Of each device that was ever seen."""
         self._executor = executor
         self._service_state = service_state
-        self._tell_daemon = tell
+        self._send = report
         self._now_s = now_s
         self._folder = folder
         self._endpoint_url = endpoint_url
@@ -104,13 +104,13 @@ class Reconciler:
         self._forget_decided()
         self._known = {status.name for status in poll.attempts}
         # Devices first: an attempt that was lost with its device is no failure of the job.
-        self._tell_devices(poll)
-        self._tell_attempts(poll)
+        self._report_devices(poll)
+        self._report_attempts(poll)
         service_state = self._service_state()
         for memory in (self._refusals, self._asked_to_stop, self._running_since_s):
             for name in [name for name in memory if service_state.attempt(name) is None]:
                 del memory[name]
-        self._tell_silence(service_state)
+        self._report_silence(service_state)
         self.carry(name_of(record) for record in service_state.open_attempts())
 
     def carry(self, names: Iterable[AttemptName]) -> None:
@@ -129,7 +129,7 @@ class Reconciler:
             elif name_of(record) not in self._known:
                 self._start(service_state, record)
 
-    # ── what the executor is told ──
+    # ── orders to the executor ──
 
     def _start(self, service_state: ServiceState, record: AttemptRecord) -> None:
         name, now_s = name_of(record), self._now_s()
@@ -173,7 +173,7 @@ class Reconciler:
         look has not found it either, it is over."""
         if self._asked_to_stop.get(name, self._num_looks) < self._num_looks:
             status = Status(name=name, phase=phase, detail=detail)
-            self._tell(name, partial(observations.ended, statuses=[status]))
+            self._report(name, partial(observations.ended, statuses=[status]))
         elif name not in self._asked_to_stop and self._try(partial(self._executor.kill, name)):
             self._asked_to_stop[name] = self._num_looks
 
@@ -185,23 +185,23 @@ class Reconciler:
             return False
         return True
 
-    # ── what the executor tells ──
+    # ── reports of the executor ──
 
-    def _tell_devices(self, poll: Poll) -> None:
+    def _report_devices(self, poll: Poll) -> None:
         self.servers.update({device.name: device.server for device in poll.devices})
         state = self._service_state().state
         known = tuple(device for device in poll.devices if device.kind in state.kinds)
         if kinds_up(state) != {device.name: device.kind for device in known}:
-            self._tell("devices", partial(observations.see_devices, devices=known))
+            self._report("devices", partial(observations.see_devices, devices=known))
         unknown = {device.kind for device in poll.devices} - set(state.kinds)
         if unknown:
             kinds = ", ".join(map(repr, sorted(unknown)))
             self.trouble = f"devices of kind {kinds} came and are not used before a restart"
         if new := unknown - self._unknown_kinds:
-            self._tell("kinds", partial(observations.see_unknown_kinds, kinds=sorted(new)))
+            self._report("kinds", partial(observations.see_unknown_kinds, kinds=sorted(new)))
         self._unknown_kinds = unknown
 
-    def _tell_attempts(self, poll: Poll) -> None:
+    def _report_attempts(self, poll: Poll) -> None:
         service_state, devices = self._service_state(), {device.name for device in poll.devices}
         begun: list[AttemptName] = []
         ended: list[Status] = []
@@ -222,7 +222,7 @@ class Reconciler:
                 ended.append(status)
             elif is_over:
                 # A failure of the job takes a decision of its own.
-                self._tell(name, partial(observations.ended, statuses=[status]))
+                self._report(name, partial(observations.ended, statuses=[status]))
             elif (
                 status.phase == RUNNING
                 and record.stopping_since_s is None
@@ -230,10 +230,10 @@ class Reconciler:
             ):
                 begun.append(name)
         for names in self._together(begun):
-            self._tell_of(names, partial(observations.begun, names=names))
+            self._report_all(names, partial(observations.begun, names=names))
         for some in self._together(ended):
             names = [status.name for status in some]
-            self._tell_of(names, partial(observations.ended, statuses=some))
+            self._report_all(names, partial(observations.ended, statuses=some))
 
     def _together(self, items: list[Item]) -> list[list[Item]]:
         """What is told as one command, which costs hardly more than one of its parts: all, but
@@ -242,7 +242,7 @@ class Reconciler:
             return [[item] for item in items]
         return [items] if items else []
 
-    def _tell_silence(self, service_state: ServiceState) -> None:
+    def _report_silence(self, service_state: ServiceState) -> None:
         now_s = self._now_s()
         for record in service_state.open_attempts():
             name = name_of(record)
@@ -251,7 +251,7 @@ class Reconciler:
             if silence_s is None or since_s is None or record.stopping_since_s is not None:
                 continue
             if now_s - max(since_s, self._heard_s(name)) > silence_s:
-                self._tell(name, partial(observations.silent, name=name, silence_s=silence_s))
+                self._report(name, partial(observations.silent, name=name, silence_s=silence_s))
 
     def _forget_decided(self) -> None:
         """What could not be stored is seen and told again; people may know why."""
@@ -263,10 +263,10 @@ class Reconciler:
                 self._is_refused = True
                 self.trouble = str(future.exception())
 
-    def _tell(self, what: object, command: Command) -> None:
+    def _report(self, what: object, command: Command) -> None:
         if what not in self._pending:
-            self._tell_of([what], command)
+            self._report_all([what], command)
 
-    def _tell_of(self, what: Sequence[object], command: Command) -> None:
-        future = self._tell_daemon(command)
+    def _report_all(self, what: Sequence[object], command: Command) -> None:
+        future = self._send(command)
         self._pending.update(dict.fromkeys(what, future))

@@ -38,13 +38,13 @@ def found_devices() -> tuple[FleetDevice, ...]:
 
 def _usable() -> set[int] | None:
     """Numbers of the GPUs that whoever started this process left to it; None for all."""
-    told = cuda_visible_devices()
-    if told is None:
+    visible = cuda_visible_devices()
+    if visible is None:
         return None
-    parts = [part.strip() for part in told.split(",") if part.strip()]
+    parts = [part.strip() for part in visible.split(",") if part.strip()]
     if not all(part.isdecimal() for part in parts):
         raise UsageError(
-            f"CUDA_VISIBLE_DEVICES={told!r} does not name GPUs by their numbers",
+            f"CUDA_VISIBLE_DEVICES={visible!r} does not name GPUs by their numbers",
             hint="write numbers, such as 0,1, or unset it; --devices does not look at it",
         )
     return {int(part) for part in parts}

@@ -371,7 +371,7 @@ def _start(gang: _Gang, order: AttemptOrder, output: int) -> None:
 
 
 def _see_to_the_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> None:
-    deadline_s, told, next_beat_s = math.inf, NOBODY, 0.0
+    deadline_s, asked, next_beat_s = math.inf, NOBODY, 0.0
     watched_bytes = order.memory_bytes if gang.group is None else None
     next_watch_s = 0.0
     gang.reap()
@@ -385,9 +385,9 @@ def _see_to_the_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> None:
             gang.watch_memory(watched_bytes)
             next_watch_s = now_s + LOOK_S
         deadline_s = min(deadline_s, now_s + grace_s)
-        if whom > told:
+        if whom > asked:
             gang.ask_to_end(is_for_all=whom == ALL)
-            told = whom
+            asked = whom
         if now_s >= deadline_s:
             gang.was_asked |= bool(gang.rank_of)
             gang.kill()

@@ -86,7 +86,7 @@ class FleetForecaster:
             self._places.release()
 
 
-class HereOutlook(FleetForecaster):
+class InProcessForecaster(FleetForecaster):
     """Answers in this process, whose other threads it holds up: for small fleets and tests."""
 
     def __init__(self) -> None:

@@ -131,8 +131,8 @@ def _stats(state: FleetState, counts: Mapping[str, int]) -> tuple[Stat, ...]:
 
 
 def _policy_note(state: FleetState) -> str:
-    told = (f"{key}: {text}" for key, text in state.notes.items() if key not in _SOLVER_NOTES)
-    return inert("; ".join(told), 200)
+    notes = (f"{key}: {text}" for key, text in state.notes.items() if key not in _SOLVER_NOTES)
+    return inert("; ".join(notes), 200)
 
 
 # ── devices ──────────────────────────────────────────────────────────────────────────────────────

@@ -27,7 +27,7 @@ from hocket.fleet.rounds.state import PAUSED, WAITING, FleetState
 from hocket.service.credentials import Credentials, form_token
 from hocket.service.daemon.service_state import phase_of
 from hocket.service.errors import ForbiddenError, NotFoundError, UnavailableError
-from hocket.service.forecasts.forecaster import FleetForecaster, HereOutlook
+from hocket.service.forecasts.forecaster import FleetForecaster, InProcessForecaster
 from hocket.service.page.moments import ago, clock
 from hocket.service.page.recent import Recent
 from hocket.service.page.rendering import live_page, named, window_s
@@ -111,12 +111,12 @@ def job_page(
 ) -> JobPage:
     """The page of a job; ``done_steps`` is how far it should be by now, ``log`` the end of what its
     newest attempt printed, ``changes`` the buttons."""
-    told = explanation.sentence if explanation else ending_of(record)
+    text = explanation.sentence if explanation else ending_of(record)
     command = (*record.spec.command, *(record.spec.resume if record.attempt > 1 else ()))
     return JobPage(
         job=named(record),
         status=record.status,
-        sentence=sentence(inert(told, LONGEST_SENTENCE)),
+        sentence=sentence(inert(text, LONGEST_SENTENCE)),
         stats=_stats(record, now_s, record.done_steps if done_steps is None else done_steps),
         command=inert(" ".join(_quoted(word) for word in command), LONGEST_SENTENCE),
         folder=inert(record.spec.folder or "a folder of its own", LONGEST_SENTENCE),
@@ -213,7 +213,7 @@ class Foresight:
     """The newest forecast; safe to ask from several threads."""
 
     def __init__(self, forecaster: FleetForecaster | None = None) -> None:
-        self._forecaster = forecaster or HereOutlook()
+        self._forecaster = forecaster or InProcessForecaster()
         self._lock = threading.Lock()
         self._key: object = None
         self._newest: Forecast | None = None

@@ -12,7 +12,7 @@ from hocket.base.units import format_percent, words_for_seconds
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds.state import FleetState
 from hocket.fleet.what_if import TwoFutures
-from hocket.service.forecasts.forecaster import FleetForecaster, HereOutlook
+from hocket.service.forecasts.forecaster import FleetForecaster, InProcessForecaster
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import sentence
 
@@ -90,12 +90,12 @@ def answer_of(
     try:
         counts = _counts(state, fields)
         policy = fields.get(POLICY_FIELD) or None
-        found = (forecaster or HereOutlook()).what_if(state, state.time_s, policy, counts)
+        found = (forecaster or InProcessForecaster()).what_if(state, state.time_s, policy, counts)
     except HocketError as error:
         advice = f" ({error.hint})" if error.hint else ""
         said = sentence(inert(f"{error.message}{advice}", LONGEST_SENTENCE))
         return WhatIfAnswer(sentence=said, is_error=True)
-    return told(found)
+    return _to_answer(found)
 
 
 def _counts(state: FleetState, fields: Mapping[str, str]) -> dict[str, int]:
@@ -112,7 +112,7 @@ def _counts(state: FleetState, fields: Mapping[str, str]) -> dict[str, int]:
     return counts
 
 
-def told(found: TwoFutures) -> WhatIfAnswer:
+def _to_answer(found: TwoFutures) -> WhatIfAnswer:
     """An answer in words and figures."""
     now_s, then_s = found.average_completion_s
     return WhatIfAnswer(

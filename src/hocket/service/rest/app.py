@@ -15,7 +15,7 @@ from hocket import __version__
 from hocket.service.credentials import Credentials
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.executors.agent_executor import AgentExecutor
-from hocket.service.forecasts.forecaster import FleetForecaster, HereOutlook
+from hocket.service.forecasts.forecaster import FleetForecaster, InProcessForecaster
 from hocket.service.rest import agents as agent_routes
 from hocket.service.rest import attempts, fleet, health, jobs, login, logs, rounds
 from hocket.service.rest import tokens as token_routes
@@ -58,7 +58,7 @@ def make_app(
     app.state.daemon = daemon
     app.state.credentials = Credentials(tokens, daemon.identity)
     app.state.event_notifier = EventNotifier(daemon)
-    app.state.forecaster = forecaster or HereOutlook()
+    app.state.forecaster = forecaster or InProcessForecaster()
     app.state.decisions = Decisions()
     app.state.agents = agents
     for module in (jobs, logs, attempts, fleet, rounds, health, token_routes, login, agent_routes):

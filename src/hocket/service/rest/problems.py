@@ -68,8 +68,8 @@ def problem(
     )
     # Escaped throughout: a request may hold characters that UTF-8 cannot write.
     content = json.dumps(body.model_dump()).encode()
-    told = {**({"retry-after": _RETRY_AFTER_S} if status == 503 else {}), **(headers or {})}
-    return Response(content, status, media_type=MEDIA_TYPE, headers=told)
+    sent = {**({"retry-after": _RETRY_AFTER_S} if status == 503 else {}), **(headers or {})}
+    return Response(content, status, media_type=MEDIA_TYPE, headers=sent)
 
 
 class RefusedError(HocketError):

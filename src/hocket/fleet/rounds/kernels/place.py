@@ -8,8 +8,8 @@ from hocket.base.arrays import LongArray
 from hocket.fleet.rounds.kernels.choose import choose, stay
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
 from hocket.fleet.rounds.kernels.reserve import fill_in_line, foresee
-from hocket.fleet.rounds.kernels.room import make_room
 from hocket.fleet.rounds.kernels.timeline import Timeline
+from hocket.fleet.rounds.kernels.vacate import vacate_server
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Floor, Pace, RoundChoice, Speeds, StopsAndStarts, Wishes
 from hocket.kernels import kernel
@@ -186,7 +186,7 @@ def _place(
                 continue
             kind, partner = choice.kind[i], choice.partner[i]
             if not pace.keeps_running and not _can_spread(jobs, i, choice):
-                make_room(jobs, kind, gang, time_s, False, wishes, floor, changes)
+                vacate_server(jobs, kind, gang, time_s, False, wishes, floor, changes)
             if _place_one(jobs, i, choice, floor, changes):
                 continue
             if partner >= 0 or not wishes.is_reserved[i] or pace.reserve_after_s < np.inf:
@@ -235,8 +235,8 @@ def _place_reserved(
         is_bound = jobs.spread_steps_per_s[i, kind] <= 0.0 and choice.partner[i] < 0
         if is_bound and choice.kind[i] == kind and not changes.stays[i]:
             need = jobs.rows.gang[i]
-            make_room(jobs, kind, need, time_s, False, wishes, floor, changes)
-            make_room(jobs, kind, need, time_s - pace.min_turn_s, True, wishes, floor, changes)
+            vacate_server(jobs, kind, need, time_s, False, wishes, floor, changes)
+            vacate_server(jobs, kind, need, time_s - pace.min_turn_s, True, wishes, floor, changes)
             _place_one(jobs, i, choice, floor, changes)
 
 
@@ -252,8 +252,8 @@ def _place_one(
     is_spread = best < 0 or floor.num_free[best] < need
     if joins:
         is_spread = changes.is_spread[partner]
-    has_room = joins or not is_spread or _room_on(kind, ends_s, floor) >= need
-    if not has_room or (is_spread and not _can_spread(jobs, i, choice)):
+    is_enough = joins or not is_spread or _free_on(kind, ends_s, floor) >= need
+    if not is_enough or (is_spread and not _can_spread(jobs, i, choice)):
         choice.kind[i] = -1
         choice.partner[i] = -1
         if partner >= 0:
@@ -293,13 +293,13 @@ def _join(i: int, partner: int, floor: Floor, changes: StopsAndStarts) -> None:
 
 
 @kernel
-def _room_on(kind: int, ends_s: float, floor: Floor) -> int:
+def _free_on(kind: int, ends_s: float, floor: Floor) -> int:
     """Free devices on servers that a job may have, which ends by then."""
-    room = 0
+    num_free = 0
     for server in range(floor.num_free.shape[0]):
         if floor.server_kind[server] == kind and ends_s <= floor.closed_s[server]:
-            room += floor.num_free[server]
-    return room
+            num_free += floor.num_free[server]
+    return num_free
 
 
 @kernel
@@ -312,17 +312,17 @@ def _best_server(kind: int, need: int, ends_s: float, floor: Floor) -> int:
         first += 1
     floor.first[kind] = first
     for server in range(first, num_servers):
-        room = floor.num_free[server]
-        if floor.server_kind[server] != kind or room == 0 or ends_s > floor.closed_s[server]:
+        num_free = floor.num_free[server]
+        if floor.server_kind[server] != kind or num_free == 0 or ends_s > floor.closed_s[server]:
             continue
-        if room == need:
+        if num_free == need:
             return server
         if best < 0:
             best = server
-        elif room >= need:
-            if floor.num_free[best] < need or room < floor.num_free[best]:
+        elif num_free >= need:
+            if floor.num_free[best] < need or num_free < floor.num_free[best]:
                 best = server
-        elif floor.num_free[best] < room:
+        elif floor.num_free[best] < num_free:
             best = server
     return best
 

@@ -16,8 +16,8 @@ from hocket.fleet.rounds.tables import (
     Asked,
     Floor,
     Pace,
-    Room,
     RoundChoice,
+    RoundScratch,
     Speeds,
     StopsAndStarts,
     Wishes,
@@ -26,7 +26,7 @@ from hocket.kernels import kernel
 
 _RUNNING = 1
 _MAX_TRIES = 8
-"""Attempts at a round; each takes the wishes of gangs back that found no server with room."""
+"""Attempts at a round; each takes the wishes of gangs back that found no server with scratch."""
 
 
 @kernel
@@ -38,55 +38,55 @@ def play(
     speeds: Speeds,
     layout: DeviceLayout,
     holders: LongArray,
-    room: Room,
+    scratch: RoundScratch,
 ) -> None:
     """Give devices to the most urgent; ``jobs`` and ``room`` say afterwards who has them."""
     num_jobs, num_kinds = jobs.shares.shape
     sizes, servers = 2 * num_kinds, 2 * num_kinds + 3
     wishes = Wishes(
-        room.by_wish[0],
-        room.parts,
-        room.by_wish[1],
-        room.keys[:3],
-        room.keys[3:],
-        room.by_wish[2],
-        room.marks[0, :num_jobs],
-        room.marks[5, :num_jobs],
-        room.marks[1],
+        scratch.by_wish[0],
+        scratch.parts,
+        scratch.by_wish[1],
+        scratch.keys[:3],
+        scratch.keys[3:],
+        scratch.by_wish[2],
+        scratch.marks[0, :num_jobs],
+        scratch.marks[5, :num_jobs],
+        scratch.marks[1],
         asked.pairs,
         asked.queue,
-        room.queue_at,
+        scratch.queue_at,
     )
     choice = RoundChoice(
-        room.by_job[0, :num_jobs],
-        room.by_job[1, :num_jobs],
-        room.few[:num_kinds],
-        room.by_job[9, :num_jobs],
-        room.moments[:num_jobs],
+        scratch.by_job[0, :num_jobs],
+        scratch.by_job[1, :num_jobs],
+        scratch.few[:num_kinds],
+        scratch.by_job[9, :num_jobs],
+        scratch.moments[:num_jobs],
     )
     floor = Floor(
-        room.holders,
+        scratch.holders,
         layout.order,
         layout.server_ptr,
         layout.server_kind,
-        room.few[servers:],
-        room.few[num_kinds:sizes],
-        room.slots,
-        room.moments[num_jobs:],
+        scratch.few[servers:],
+        scratch.few[num_kinds:sizes],
+        scratch.slots,
+        scratch.moments[num_jobs:],
     )
-    timeline = Timeline(room.steps[0], room.steps[1], room.num_steps)
+    timeline = Timeline(scratch.steps[0], scratch.steps[1], scratch.num_steps)
     changes = StopsAndStarts(
-        room.marks[2, :num_jobs],
-        room.marks[3, :num_jobs],
-        room.marks[4, :num_jobs],
-        room.by_job[2:5],
-        room.by_job[5:8],
-        room.by_job[8],
-        room.device,
-        room.few[sizes:servers],
+        scratch.marks[2, :num_jobs],
+        scratch.marks[3, :num_jobs],
+        scratch.marks[4, :num_jobs],
+        scratch.by_job[2:5],
+        scratch.by_job[5:8],
+        scratch.by_job[8],
+        scratch.device,
+        scratch.few[sizes:servers],
     )
-    _count_stoppable(jobs, layout, room.bound)
-    num_parts = _order(time_s, jobs, asked, pace, layout, room.bound, wishes)
+    _count_stoppable(jobs, layout, scratch.bound)
+    num_parts = _order(time_s, jobs, asked, pace, layout, scratch.bound, wishes)
     for tries_left in range(_MAX_TRIES - 1, -1, -1):
         _clear(asked, layout, holders, wishes, choice, floor, changes)
         is_final = tries_left == 0

@@ -8,7 +8,7 @@ from hocket.kernels import kernel
 
 
 @kernel
-def make_room(
+def vacate_server(
     jobs: Jobs,
     kind: int,
     need: int,
@@ -29,14 +29,14 @@ def make_room(
             continue
         if floor.num_free[server] >= need:
             return
-        room = 0
+        num_free = 0
         for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
             row = floor.holders[floor.order[at], 0]
             is_leaving = row >= 0 and _can_leave(
                 jobs, row, need, started_by_s, of_any_size, wishes, changes
             )
-            room += row < 0 or is_leaving
-        if room >= need and floor.num_free[server] > most_free:
+            num_free += row < 0 or is_leaving
+        if num_free >= need and floor.num_free[server] > most_free:
             best, most_free = server, floor.num_free[server]
     if best >= 0:
         _clear(jobs, best, need, started_by_s, of_any_size, wishes, floor, changes)

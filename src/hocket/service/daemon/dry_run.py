@@ -31,18 +31,18 @@ from hocket.fleet.rounds.state import FleetDevice, FleetState, Job, Jobs, Rules,
 from hocket.fleet.rounds.step import step
 
 
-def rehearse_job(state: FleetState, job: Job) -> None:
+def dry_run_job(state: FleetState, job: Job) -> None:
     """Raise `UsageError` where the state's policy cannot serve a job."""
     kind_of_job = (job.gang > 1, math.isfinite(job.total_steps), math.isfinite(job.deadline_s))
     try:
-        _rehearse_like(state.rules, *kind_of_job)
+        _dry_run_like(state.rules, *kind_of_job)
     except UsageError:
         # Once more with the job itself, whose number and devices the message shall tell.
         step(_emptied(state), Submit(time_s=state.time_s, jobs=(job,)))
 
 
 @lru_cache(maxsize=64)
-def _rehearse_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline: bool) -> None:
+def _dry_run_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline: bool) -> None:
     """The same for all jobs that policies refuse or serve alike; remembered where it is served."""
     devices = (FleetDevice(name="a", kind=""), FleetDevice(name="b", kind=""))
     job = Job(
@@ -56,14 +56,14 @@ def _rehearse_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline:
     step(new_state(("",), devices, rules), Submit(time_s=0.0, jobs=(job,)))
 
 
-def rehearse_round(state: FleetState) -> None:
+def dry_run_round(state: FleetState) -> None:
     """Raise `UsageError` where the state's policy cannot serve its jobs."""
     due = state.but(next_tick_s=state.time_s, solved_s=-np.inf, is_dirty=True, warm=None)
     step(due, Tick(time_s=state.time_s))
 
 
 @lru_cache(maxsize=8)
-def rehearse_day(rules: Rules, kinds: tuple[str, ...]) -> None:
+def dry_run_day(rules: Rules, kinds: tuple[str, ...]) -> None:
     """A day of a small fleet on which everything happens once. Loads, or compiles, all parts of
     `step`: a service that says it is ready need not do that while somebody waits, and one that is
     killed soon after each start would never come to an end with it."""
@@ -96,7 +96,7 @@ def _some_jobs(rules: Rules, num_kinds: int) -> tuple[Job, ...]:
     """More jobs than devices, each with speeds of its own; with gangs where the policy has them."""
     largest = 2
     try:
-        _rehearse_like(rules, is_gang=True, knows_steps=True, has_deadline=False)
+        _dry_run_like(rules, is_gang=True, knows_steps=True, has_deadline=False)
     except UsageError:
         largest = 1
     return tuple(
