@@ -17,6 +17,7 @@ from hocket.cli.fleet.simulate import command
 from hocket.fleet.gangs import ANY_KIND, Chosen, ElasticJob, GangSpeeds, choose_gangs
 from hocket.fleet.rounds import FleetDevice, Job, Rules, Submit, new_state, step
 from hocket.fleet.rounds.events import GangSize, Resize
+from hocket.fleet.rounds.sizes import Sizes
 from hocket.fleet.simulator import bind, elastic_speeds, simulate
 from hocket.fleet.throughputs import JobProfile, Throughputs, write_throughputs
 from hocket.fleet.traces import read_trace
@@ -141,3 +142,14 @@ def test_the_command_shows_both(trace: Path, tmp_path: Path) -> None:
     assert [row["policy"] for row in rows["runs"]] == ["las", "las, elastic gangs"]
     refused = CliRunner().invoke(command, arguments)
     assert isinstance(refused.exception, UsageError)
+
+
+def test_a_job_that_runs_where_it_shall_is_left_alone():
+    devices = tuple(FleetDevice(name=f"a{at}", kind="a") for at in range(4))
+    state = new_state(("a", "b"), devices, Rules())
+    sizes = Sizes({0: speeds("linear")})
+    size = sizes.begin(state, 0, 100.0)
+    new = Job(number=0, name="", steps_per_s=size.steps_per_s, gang=size.gang, total_steps=100.0)
+    state, _ = step(state, Submit(time_s=0.0, jobs=(new,)))
+    assert (size.gang, len(state.devices_of(0))) == (4, 4)
+    assert sizes.resize(state, 1.0) is None

@@ -324,3 +324,12 @@ def test_a_large_fleet_is_explained_within_a_second():
     told = explain(state, int(waiting[-1]))
     assert time.process_time() - start_s < 1.0
     assert told.estimated_start_s or told.not_before_s
+
+
+def test_an_earliest_start_that_is_no_earlier_is_not_told():
+    bound = {"total_steps": 100.0, "steps_per_s": (1.0, 0.0), "preemptible": False}
+    undecided = {"steps_per_s": (0.0, 1.0), "preemptible": None}
+    waiting = {"total_steps": 10.0, "steps_per_s": (1.0, 0.0)}
+    found = explain(fleet([bound, undecided, waiting], num_slow=1), 3)
+    assert found.estimated_start_s == 100.0
+    assert found.earliest_start_s is None

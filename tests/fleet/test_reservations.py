@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fleet.round_fleets import fleet, job, submit
 
+from hocket.fleet.explain import explain
 from hocket.fleet.rounds import (
     Event,
     Finish,
@@ -279,3 +280,9 @@ def test_who_is_reserved_stays_so_when_all_others_can_be_stopped() -> None:
     assert reserve_after_s(state, movable) == 100.0
     rows["reserved_s"] = 0.0
     assert reserve_after_s(state, movable) == math.inf
+
+
+def test_a_job_that_has_devices_reserved_is_not_told_when_they_will_be() -> None:
+    state = busy(500.0, 1000.0, rules=Rules(round_s=ROUND_S, policy="fifo", reserve_after_s=5000.0))
+    assert reserved_s(state, WIDE) > 0.0
+    assert "are reserved for it after" not in explain(state, WIDE).sentence

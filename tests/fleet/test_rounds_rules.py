@@ -7,7 +7,7 @@ import pytest
 
 from hocket.fleet.rounds import Rules, rules
 from hocket.fleet.rounds.assign import slack_rounds
-from hocket.fleet.rounds.kernels import order
+from hocket.fleet.rounds.kernels import order, vacate
 from hocket.fleet.rounds.rules import HALF_ROUNDS, UNITS_PER_ROUND
 from hocket.kernels.decorator import Kernel
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from service.daemon_rig import RULES
 from service.fake_executor import fleet_devices
 
 from hocket.base.errors import UsageError
-from hocket.fleet.rounds.state import Rules
+from hocket.fleet.rounds import interference
+from hocket.fleet.rounds.state import Rules, new_state
 from hocket.fleet.throughputs.table import JobProfile, Throughputs
 from hocket.service.daemon import commands
 from hocket.service.executors.executor import AttemptName
@@ -210,3 +213,28 @@ def test_a_job_keeps_at_most_all_of_its_speed_beside_another(rig):
     for _ in range(3):
         work(rig, a=9.0, b=9.0)
     assert rig.service_state.state.pair_estimates.part[0, 1, 0] == 1.0
+
+
+def test_a_profile_that_takes_the_place_of_another_begins_unmeasured(monkeypatch):
+    def usual(known):
+        return np.full(known.part.shape, 0.6)
+
+    monkeypatch.setattr(interference, "MAX_PROFILES", 1)
+    state, first = interference.with_profile(new_state(("v100",), ()), "a", (2.0,), usual)
+    known = state.pair_estimates
+    state = interference.with_estimates(
+        state, replace(known, is_measured=np.ones((1, 1, 1), dtype=bool))
+    )
+    state, second = interference.with_profile(state, "b", (3.0,), usual)
+    assert (first, second) == (0, 0)
+    assert state.pair_estimates.profiles == ("b",)
+    assert not state.pair_estimates.is_measured.any()
+    assert state.pair_estimates.alone.tolist() == [[3.0]]
+
+
+def test_jobs_run_alone_where_all_profiles_are_in_use(rig, monkeypatch):
+    monkeypatch.setattr(interference, "MAX_PROFILES", 1)
+    submit(rig, "a")
+    submit(rig, "b")
+    state = rig.service_state.state
+    assert state.jobs.rows["profile"].tolist() == [0, state.num_profiles]
