@@ -34,7 +34,7 @@ from hocket.service.executors.ray_nodes import (
     name_nodes,
     read_nodes,
 )
-from hocket.service.executors.ray_process_group import PLACED, RayCrew, release_others
+from hocket.service.executors.ray_process_group import PLACED, RayProcessGroup, release_others
 
 NAMESPACE = "namespace.json"
 NODES = "nodes.json"
@@ -55,7 +55,7 @@ class Driver:
         self._folder = folder
         self._namespace = _namespace(folder)
         self._named: dict[str, RayNode] = {}
-        self._crews: dict[str, RayCrew] = {}
+        self._process_groups: dict[str, RayProcessGroup] = {}
         self._told: tuple[float, Any] = (float("-inf"), None)
 
     def connect(self, address: str) -> None:
@@ -72,17 +72,17 @@ class Driver:
         rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         self._name_nodes(read_nodes(rows))
         for folder in self._open_folders():
-            if folder.name not in self._crews:
+            if folder.name not in self._process_groups:
                 self._take_on_safely(folder)
         # Before any result: who finds an attempt lost with its node finds the devices gone, too.
         self._tell()
         living = {node.node_id for node in self._named.values()}
-        for name, crew in list(self._crews.items()):
-            result = crew.react(living)
+        for name, process_group in list(self._process_groups.items()):
+            result = process_group.react(living)
             if result is not None:
-                files.write_result(crew.folder, result)
-                crew.release()
-                del self._crews[name]
+                files.write_result(process_group.folder, result)
+                process_group.release()
+                del self._process_groups[name]
         self._wait_for_answers()
 
     def _open_folders(self) -> list[Path]:
@@ -131,10 +131,12 @@ class Driver:
                 return
             bundles = found
             files.write_json(folder / PLACED, {"bundles": [vars(each) for each in bundles]})
-        self._crews[folder.name] = RayCrew(folder, order, bundles, self._namespace)
+        self._process_groups[folder.name] = RayProcessGroup(folder, order, bundles, self._namespace)
 
     def _tell(self) -> None:
-        phases: dict[str, Phase] = {name: crew.phase for name, crew in self._crews.items()}
+        phases: dict[str, Phase] = {
+            name: process_group.phase for name, process_group in self._process_groups.items()
+        }
         news = {
             "pid": os.getpid(),
             "devices": [vars(device) for device in devices_of(self._named)],
@@ -149,9 +151,9 @@ class Driver:
         import ray
 
         calls = {
-            reference: (crew, *what)
-            for crew in self._crews.values()
-            for reference, what in crew.calls().items()
+            reference: (process_group, *what)
+            for process_group in self._process_groups.values()
+            for reference, what in process_group.calls().items()
         }
         if not calls:
             time.sleep(LOOK_S)
@@ -159,10 +161,10 @@ class Driver:
         ray.wait(list(calls), num_returns=1, timeout=LOOK_S)
         answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
         for reference in answered:
-            crew, part, method = calls[reference]
+            process_group, part, method = calls[reference]
             # Losing an actor answers all calls to it at once.
             if method in part.calls and part.calls[method][0] == reference:
-                crew.take(part, method)
+                process_group.take(part, method)
 
 
 def write_news(folder: Path, news: dict[str, Any]) -> None:

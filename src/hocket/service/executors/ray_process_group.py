@@ -51,7 +51,7 @@ class NodePart:
         self.calls[method] = (getattr(self.actor, method).remote(*arguments), arguments)
 
 
-class RayCrew:
+class RayProcessGroup:
     """The parts of one attempt, from their reservation to their end."""
 
     def __init__(
