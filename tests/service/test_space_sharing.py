@@ -238,3 +238,13 @@ def test_jobs_run_alone_where_all_profiles_are_in_use(rig, monkeypatch):
     submit(rig, "b")
     state = rig.service_state.state
     assert state.jobs.rows["profile"].tolist() == [0, state.num_profiles]
+
+
+def test_jobs_of_different_gangs_do_not_share(rig, engine):
+    engine.devices = fleet_devices(v100=2)
+    rig.look(2)
+    submit(rig, "a")
+    submit(rig, "b", gang=2)
+    part = rig.service_state.state.pair_estimates.part
+    assert part[0, 1, 0] == part[1, 0, 0] == 0.0
+    assert part[0, 0, 0] > 0.0
