@@ -1,12 +1,17 @@
-"""Matrix factorisation over tables on shaped links: BSP, SSP, ESSP and managed communication.
+"""Time to the same loss over shaped links: BSP, SSP, ESSP and managed communication.
 
-Four workers with their users' factors at home and the items' factors in a table on a fifth host;
-every host is a network namespace whose link is held to a rate (benchmarks/testbed.py). A clock is
-one pass over a worker's ratings in eight parts; computing is paced by sleeping, so that one machine
-stands for five. The loss is the workers' squared error, each with the rows that it sees.
+Four workers and a shard on a fifth host; every host is a network namespace whose link is held to a
+rate (benchmarks/testbed.py). Two data sets:
 
-sudo python benchmarks/tables/managed.py [--mbit 1 3 10 100] [--rates 0.02 ...] [--clocks 16]
-     [--json results.json] [--report report.html]
+ratings  matrix factorisation. Workers keep their users' factors, the items' are in the table (1,000
+         rows of 16). A clock is one pass over 40,000 ratings in eight parts; computing is paced by
+         sleeping (1 s per clock), so that one machine stands for five.
+digits   softmax regression on scikit-learn's digits, a table of 65 rows of 10. A clock is one batch
+         of 128 images and is not paced: the links are busy all the time.
+
+The loss is the workers' mean, each with the rows that it sees. Needs root and iproute2.
+
+python benchmarks/tables/managed.py [--data ratings digits] [--mbit 1 3 10 100] [--repeats 1]
 """
 
 from __future__ import annotations
@@ -23,19 +28,17 @@ import numpy as np
 
 from hocket.kernels import kernel
 from hocket.tables import Layout, Node, ShardServer, TableSpec, Worker
+from hocket.tables.worker import Table
 
-WORKERS, RANK, PARTS = 4, 16, 8
-USERS, ITEMS, RATINGS = 400, 1000, 40_000
-"""Times `--scale`."""
+WORKERS, FIRST_PORT = 4, 7000
 SYSTEMS: dict[str, dict[str, Any]] = {
     "BSP": {"mode": "essp", "staleness": 0},
-    "SSP": {"mode": "ssp", "staleness": 1},
-    "ESSP": {"mode": "essp", "staleness": 1},
-    "managed, fifo": {"mode": "managed", "staleness": 1, "order": "fifo"},
-    "managed, random": {"mode": "managed", "staleness": 1, "order": "random"},
-    "managed, magnitude": {"mode": "managed", "staleness": 1, "order": "magnitude"},
+    "SSP": {"mode": "ssp"},
+    "ESSP": {"mode": "essp"},
+    "managed, fifo": {"mode": "managed", "order": "fifo"},
+    "managed, random": {"mode": "managed", "order": "random"},
+    "managed": {"mode": "managed", "order": "magnitude"},
 }
-FIRST_PORT = 7000
 
 
 @kernel
@@ -55,74 +58,111 @@ def sgd_pass(users, items, values, start, stop, W, H, rate, decay):
     return error_sum
 
 
-def ratings(worker: int, scale: int, skew: float) -> tuple[Any, ...]:
-    """A worker's users, items (popular ones far more often) and ratings, around zero.
+class Ratings:
+    """One worker's ratings: popular items come more often, in shuffled numbering."""
 
-    Which items are popular is shuffled: an order by the rows' numbers must not be one by use.
-    """
-    num_users, num_items, num = USERS * scale, ITEMS * scale, RATINGS * scale
-    truth = np.random.default_rng(1)
-    hidden_items = truth.normal(size=(num_items, 8)) / 8**0.25
-    weights = truth.permutation(1 / np.arange(1, num_items + 1) ** skew)
-    random = np.random.default_rng(100 + worker)
-    hidden_users = random.normal(size=(num_users, 8)) / 8**0.25
-    users = random.integers(0, num_users, num)
-    items = random.choice(num_items, num, p=weights / weights.sum())
-    values = (hidden_users[users] * hidden_items[items]).sum(axis=1)
-    return users, items, (values + random.normal(size=num) * 0.3).astype(np.float32)
+    shape, staleness, clocks, rate = (1000, 16), 1, 12, 0.012
+    users, count, parts, clock_s = 400, 40_000, 8, 1.0
+
+    def __init__(self, worker: int) -> None:
+        num_items = self.shape[0]
+        truth = np.random.default_rng(1)
+        hidden_items = truth.normal(size=(num_items, 8)) / 8**0.25
+        weights = truth.permutation(1 / np.arange(1, num_items + 1) ** 0.5)
+        random = np.random.default_rng(100 + worker)
+        hidden_users = random.normal(size=(self.users, 8)) / 8**0.25
+        self.who = random.integers(0, self.users, self.count)
+        self.what = random.choice(num_items, self.count, p=weights / weights.sum())
+        values = (hidden_users[self.who] * hidden_items[self.what]).sum(axis=1)
+        self.values = (values + random.normal(size=self.count) * 0.3).astype(np.float32)
+        rank = self.shape[1]
+        self.factors = np.random.default_rng(worker).normal(size=(self.users, rank)) * 0.2
+        self.factors = self.factors.astype(np.float32)
+        self.rows = np.zeros(self.shape, np.float32)
+        self._pass(0, 0)
+
+    def _pass(self, start: int, stop: int) -> float:
+        return sgd_pass(self.who, self.what, self.values, start, stop, self.factors, self.rows,
+                        np.float32(self.rate), np.float32(0.02))  # fmt: skip
+
+    def clock(self, table: Table) -> float:
+        """One pass over the ratings; their mean squared error."""
+        error = 0.0
+        for part in range(self.parts):
+            start, stop = (self.count * (part + k) // self.parts for k in (0, 1))
+            seen = np.unique(self.what[start:stop])
+            before = self.rows[seen] = table.get(seen)
+            error += self._pass(start, stop)
+            table.inc(seen, self.rows[seen] - before)
+            time.sleep(self.clock_s / self.parts)
+        return error / self.count
+
+
+class Digits:
+    """One worker's quarter of the digits."""
+
+    shape, staleness, clocks, rate = (65, 10), 2, 200, 0.5
+
+    def __init__(self, worker: int) -> None:
+        from sklearn.datasets import load_digits
+
+        images, labels = load_digits(return_X_y=True)
+        mine = np.random.default_rng(0).permutation(len(labels))[worker::WORKERS]
+        pixels = images[mine] / 16
+        self.images = np.hstack([pixels, np.ones((len(pixels), 1))])
+        self.labels, self.random = labels[mine], np.random.default_rng(worker)
+
+    def clock(self, table: Table) -> float:
+        """One step; the cross-entropy of all own images before it."""
+        weights = table.get(np.arange(self.shape[0]))
+        scores = self.images @ weights
+        scores -= scores.max(axis=1, keepdims=True)
+        scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        batch = self.random.integers(0, len(self.labels), 128)
+        slope = np.exp(scores[batch])
+        slope[np.arange(len(batch)), self.labels[batch]] -= 1
+        step = -self.rate / WORKERS / len(batch) * self.images[batch].T @ slope
+        table.inc(np.arange(self.shape[0]), step.astype(np.float32))
+        return float(-scores[np.arange(len(self.labels)), self.labels].mean())
+
+
+DATA: dict[str, type[Ratings] | type[Digits]] = {"ratings": Ratings, "digits": Digits}
 
 
 def layout_of(run: dict[str, Any]) -> Layout:
-    """The items' table of one run."""
-    table = TableSpec("items", ITEMS * run["scale"], RANK, **SYSTEMS[run["system"]])
-    return Layout((table,), 1, WORKERS)
+    """The table of one run."""
+    data = DATA[run["data"]]
+    options = {"staleness": data.staleness, **SYSTEMS[run["system"]]}
+    return Layout((TableSpec("shared", *data.shape, **options),), 1, WORKERS)
 
 
 def work(number: int, plan: dict[str, Any]) -> None:
     """A worker: all runs, one after another; a line of results for each."""
     from hocket.tables.transports.zeromq import ZeroMqClientPort
 
-    users, items, values = ratings(number, plan["scale"], plan["skew"])
-    num_users, num_items = USERS * plan["scale"], ITEMS * plan["scale"]
-    warm = np.zeros((num_users, RANK), np.float32), np.zeros((num_items, RANK), np.float32)
-    sgd_pass(users, items, values, 0, 1, *warm, np.float32(0.0), np.float32(0.0))
     for place, run in enumerate(plan["runs"]):
         port = ZeroMqClientPort(number, [f"tcp://{plan['server']}:{FIRST_PORT + place}"])
-        node = Node(layout_of(run), number, port, timeout_s=120)
-        rows: list[Any] = []
-        with node:
-            W = (
-                np.random.default_rng(number).normal(size=(num_users, RANK)).astype(np.float32)
-                * 0.2
-            )
+        data, rows = DATA[run["data"]](number), []
+        with Node(layout_of(run), number, port, timeout_s=120) as node:
             (worker,) = node.workers
-            table = worker["items"]
             fill(worker, number)
-            H = np.zeros((num_items, RANK), np.float32)
-            started_s, idle_s = time.monotonic(), node.blocked_s
-            for _ in range(plan["clocks"]):
-                error = 0.0
-                for part in range(PARTS):
-                    bounds = len(values) * part // PARTS, len(values) * (part + 1) // PARTS
-                    seen = np.unique(items[slice(*bounds)])
-                    before = H[seen] = table.get(seen)
-                    error += sgd_pass(users, items, values, *bounds, W, H,
-                                      np.float32(run["rate"]), np.float32(0.02))  # fmt: skip
-                    table.inc(seen, H[seen] - before)
-                    time.sleep(plan["clock_s"] / PARTS)
+            started_s, blocked_s = time.monotonic(), node.blocked_s
+            for _ in range(data.clocks):
+                loss = data.clock(worker["shared"])
                 worker.clock()
-                rows.append([time.monotonic() - started_s, error if np.isfinite(error) else None])
-        print(json.dumps({"rows": rows, "blocked_s": node.blocked_s - idle_s,
+                rows.append([time.monotonic() - started_s, loss if np.isfinite(loss) else None])
+            blocked_s = node.blocked_s - blocked_s
+        print(json.dumps({"rows": rows, "blocked_s": blocked_s,
                           "sent_bytes": node.routes[0].budget.sent_bytes}), flush=True)  # fmt: skip
 
 
 def fill(worker: Worker, number: int) -> None:
-    """The first worker gives the items their start; all go on when everybody has it."""
-    table = worker["items"]
+    """The first worker gives the rows their start; all go on when everybody has it."""
+    table = worker["shared"]
     every = np.arange(table.spec.num_rows)
     table.get(every)
     if number == 0:
-        start = np.random.default_rng(7).normal(size=(len(every), RANK)) * 0.2
+        start = np.random.default_rng(7).normal(size=(len(every), table.spec.width)) * 0.2
         table.inc(every, start.astype(np.float32))
     for _ in range(int(table.spec.staleness) + 1):
         worker.clock()
@@ -138,8 +178,8 @@ def serve(plan: dict[str, Any]) -> None:
     for place, run in enumerate(plan["runs"]):
         layout = layout_of(run)
         server = ShardServer(layout, 0, shard_port(layout, 0, f"tcp://*:{FIRST_PORT + place}"))
-        last = plan["clocks"] + SYSTEMS[run["system"]]["staleness"] + 1
-        while server.states[0].clocks.min() < last:
+        clocks = DATA[run["data"]].clocks + layout.tables[0].staleness + 1
+        while server.states[0].clocks.min() < clocks * layout.ticks_per_clock:
             server.turn(0.005)
             for earlier, until_s in active:  # its workers may still wait for their last answers
                 if time.monotonic() < until_s:
@@ -149,20 +189,16 @@ def serve(plan: dict[str, Any]) -> None:
         active[-1][0].turn(0.005)
 
 
-def measure(mbit: float, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All systems at all step sizes over links of one rate."""
+def measure(mbit: float, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs over links of one rate: loss and time after each clock over all workers."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from testbed import Shape, Testbed
 
     shape = Shape(mbit * 1e6 / 8)
     hosts = {"server": shape} | {f"worker{n}": shape for n in range(WORKERS)}
-    runs = [{"system": s, "rate": r, "scale": options.scale} for _ in range(options.repeats)
-            for s in options.systems for r in options.rates]  # fmt: skip
     results = []
     with Testbed(hosts) as bed:
-        plan = {"server": bed.address("server"), "runs": runs, "clocks": options.clocks,
-                "clock_s": options.clock_s, "skew": options.skew,
-                "scale": options.scale}  # fmt: skip
+        plan = {"server": bed.address("server"), "runs": runs}
         base = [sys.executable, __file__, "--plan", json.dumps(plan), "--role"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         server = bed.start("server", [*base, "server"], **pipes)
@@ -170,18 +206,18 @@ def measure(mbit: float, options: argparse.Namespace) -> list[dict[str, Any]]:
         workers = [bed.start(f"worker{n}", [*base, str(n)], **pipes) for n in range(WORKERS)]
         for run in runs:
             found = [json.loads(process.stdout.readline()) for process in workers]
-            results.append({"mbit": mbit, **run, **combined(found, options.scale)})
+            results.append({"mbit": mbit, **run, **combined(found)})
             print(summary(results[-1]), file=sys.stderr, flush=True)
     return results
 
 
-def combined(found: list[dict[str, Any]], scale: int) -> dict[str, Any]:
-    """Loss and time after each clock over all workers; None from where one diverged."""
+def combined(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Results of all workers as one; None from where one diverged."""
     losses: list[float | None] = []
     for at_clock in zip(*(each["rows"] for each in found), strict=True):
         errors = [error for _, error in at_clock]
         lost = None in errors or None in losses[-1:]
-        losses.append(None if lost else float(np.sqrt(sum(errors) / (WORKERS * RATINGS * scale))))
+        losses.append(None if lost else float(np.mean(errors)))
     times = [max(t for t, _ in each) for each in zip(*(f["rows"] for f in found), strict=True)]
     return {"loss": losses, "time_s": times,
             "blocked_s": float(np.mean([f["blocked_s"] for f in found])),
@@ -192,25 +228,59 @@ def summary(result: dict[str, Any]) -> str:
     """One line of a run."""
     last = result["loss"][-1]
     loss = "diverged" if last is None else f"{last:.4f}"
-    return (f"{result['mbit']:g} Mbit, {result['system']}, rate {result['rate']:g}: {loss} after "
+    return (f"{result['mbit']:g} Mbit, {result['data']}, {result['system']}: {loss} after "
             f"{result['time_s'][-1]:.1f} s, blocked {result['blocked_s']:.1f} s, "
-            f"{result['sent_bytes'] / 1e6:.1f} MB up")  # fmt: skip
+            f"{result['sent_bytes'] / 1e6:.2f} MB up")  # fmt: skip
+
+
+def time_to(result: dict[str, Any], target: float) -> float:
+    """Seconds until the loss is first at most ``target``, on a straight line between clocks."""
+    before: tuple[float, float] | None = None
+    for at_s, loss in zip(result["time_s"], result["loss"], strict=True):
+        if loss is None:
+            break
+        if loss <= target:
+            if before is None:
+                return at_s
+            part = (before[1] - target) / (before[1] - loss)
+            return before[0] + part * (at_s - before[0])
+        before = at_s, loss
+    return float("inf")
+
+
+def ratios(
+    results: list[dict[str, Any]], system: str = "managed"
+) -> dict[tuple[str, float], float]:
+    """Time of a system over SSP's, to the loss that SSP ends with; the median of the repeats."""
+    found: dict[tuple[str, float], list[float]] = {}
+    for base in results:
+        if base["system"] != "SSP":
+            continue
+        for other in results:
+            same = all(base[key] == other[key] for key in ("data", "mbit", "repeat"))
+            if same and other["system"] == system:
+                ratio = time_to(other, base["loss"][-1]) / base["time_s"][-1]
+                found.setdefault((base["data"], base["mbit"]), []).append(ratio)
+    return {key: float(np.median(each)) for key, each in found.items()}
+
+
+def compare(
+    data: list[str], mbit: list[float], systems: list[str], repeats: int
+) -> list[dict[str, Any]]:
+    """All systems on all data sets over links of all rates."""
+    runs = [{"data": name, "system": system, "repeat": repeat} for repeat in range(repeats)
+            for name in data for system in systems]  # fmt: skip
+    return [result for rate in mbit for result in measure(rate, runs)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA))
     parser.add_argument("--mbit", type=float, nargs="+", default=[1, 3, 10, 100])
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.02, 0.04, 0.06])
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
-    parser.add_argument("--clocks", type=int, default=16)
-    parser.add_argument("--clock_s", type=float, default=1.0)
+    parser.add_argument("--systems", nargs="+", default=["SSP", "ESSP", "managed"],
+                        choices=list(SYSTEMS))  # fmt: skip
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--scale", type=int, default=1, help="as many times the users and items")
-    parser.add_argument(
-        "--skew", type=float, default=0.5, help="items by popularity: rank ** -skew"
-    )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--report", type=Path)
     parser.add_argument("--role", help=argparse.SUPPRESS)
     parser.add_argument("--plan", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -219,9 +289,18 @@ def main() -> None:
     elif options.role:
         work(int(options.role), json.loads(options.plan))
     else:
-        results = [each for mbit in options.mbit for each in measure(mbit, options)]
+        results = compare(options.data, options.mbit, options.systems, options.repeats)
         if options.json:
             options.json.write_text(json.dumps(results))
+        print("| data | Mbit | system | loss at the end | s | s to SSP's loss / SSP's s |")
+        print("|---|---|---|---|---|---|")
+        for result in results:
+            key = result["data"], result["mbit"]
+            ratio = ratios([each for each in results if each["repeat"] == result["repeat"]],
+                           result["system"]).get(key, float("nan"))  # fmt: skip
+            loss = "diverged" if result["loss"][-1] is None else f"{result['loss'][-1]:.4f}"
+            print(f"| {result['data']} | {result['mbit']:g} | {result['system']} | {loss} | "
+                  f"{result['time_s'][-1]:.1f} | {ratio:.2f} |")  # fmt: skip
 
 
 if __name__ == "__main__":

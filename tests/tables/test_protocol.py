@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hocket.base.errors import CheckError, InputFileError, RunError
 from hocket.tables import Layout, ShardServer, TableSpec, check
 from hocket.tables.codec import decode, encode
+from hocket.tables.core.client import MY_CLOCK, change_rows, new_client
 from hocket.tables.core.message import COUNT, HEAD, KIND, ROWS, UPDATES, Message
 from hocket.tables.core.rule import (
     REVISE,
@@ -21,8 +22,10 @@ from hocket.tables.core.rule import (
     starting_cells,
     starting_hidden,
 )
+from hocket.tables.core.shard import NOW, new_shard
 from hocket.tables.group import inside_ports
-from hocket.tables.route import SendBudget
+from hocket.tables.priority import next_changes, next_rows
+from hocket.tables.route import LinkUse, SendBudget
 
 
 @pytest.mark.timeout(400)  # the checker may have to be compiled
@@ -123,7 +126,7 @@ def sent_over(rates_bps):
     for rate_bps in rates_bps:
         for _ in range(4000):
             now_s += 0.001
-            if budget.allows(now_s):
+            if budget.allows():
                 start_s = max(now_s, arrived[-1][0] if arrived else 0.0)
                 arrived.append((start_s + 1000 / rate_bps, budget.sent(1000, now_s)))
             seen = [stamp for at_s, stamp in arrived[-40:] if at_s <= now_s]
@@ -150,6 +153,47 @@ def test_a_stamp_that_comes_again_says_nothing():
     before = copy.deepcopy(vars(budget))
     budget.returned(stamp - 500, 2.0)
     assert vars(budget) == before
+
+
+def test_changes_of_the_present_clock_wait_for_an_idle_link():
+    client, random = new_client(0, 4, 1), np.random.default_rng(0)
+    change_rows(client, 0, np.array([1]), np.ones((1, 1), np.float32))
+    client.facts[MY_CLOCK] = 1
+    change_rows(client, 1, np.array([2]), np.ones((1, 1), np.float32))
+    assert list(next_changes(client, 4, "fifo", 1, random, is_idle=False)) == [1]
+    assert list(next_changes(client, 4, "fifo", 1, random, is_idle=True)) == [1, 2]
+
+
+def test_rows_that_no_clock_waits_for_go_over_an_idle_link_only():
+    shard, random = new_shard(1, 4, 1), np.random.default_rng(0)
+    shard.asked[0, 0], shard.asked[0, 1], shard.num_asked[0] = 0, 5, 2
+    shard.dirty[0, 2:], shard.num_dirty[0] = True, 2
+    shard.due[0, 2], shard.num_due[0] = True, 1
+    shard.facts[NOW] = 1
+
+    def chosen(**options):
+        return list(next_rows(shard, 0, 4, "fifo", random, **options))
+
+    assert chosen(is_due=False, is_idle=False) == [0]
+    assert chosen(is_due=True, is_idle=False) == [0, 2]
+    assert chosen(is_due=False, is_idle=True) == [0, 2, 3]
+
+
+def test_a_link_that_clocks_keep_busy_has_no_spare_time(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr("hocket.tables.route.time.monotonic", lambda: now_s[0])
+    use = LinkUse()
+
+    def over_a_clock(clock, busy_s):
+        use.has_spare_time(clock, is_busy=True)
+        now_s[0] += busy_s
+        use.has_spare_time(clock, is_busy=False)
+        now_s[0] += 1 - busy_s
+        return use.has_spare_time(clock + 1, is_busy=False)
+
+    assert not over_a_clock(0, 0.7)
+    assert over_a_clock(1, 0.3)
+    assert not use.has_spare_time(2, is_busy=True)
 
 
 def checkpoint(path, layout):

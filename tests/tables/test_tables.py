@@ -179,3 +179,21 @@ def test_wrong_use_is_told_in_words():
             worker["w"].inc([0], [1, 1, 1])
         with pytest.raises(UsageError, match="unknown table 'v'"):
             worker["v"]
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_ahead_of_its_process_gets_its_rows_over_a_busy_link(monkeypatch):
+    """Shards know the clock of a process's slowest worker; what a faster one needs it says."""
+    monkeypatch.setattr("hocket.tables.route.LinkUse.has_spare_time", lambda *_, **__: False)
+    spec = TableSpec("w", 1, 1, staleness=2, mode="managed")
+    with local_tables([spec], num_clients=2, workers_per_client=2) as group:
+        (slow, fast), others = group.nodes[0].workers, group.nodes[1].workers
+        for worker in (fast, *others):
+            worker["w"].get([0])
+        for worker in group.workers:
+            worker["w"].inc([0], [[1.0]])
+            worker.clock()
+        for _ in range(2):
+            fast.clock()
+        assert fast["w"].get([0]) == 4.0
+        assert slow.now == 1

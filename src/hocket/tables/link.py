@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -52,7 +53,7 @@ from hocket.tables.core.message import (
     plain,
 )
 from hocket.tables.priority import next_changes, unsent_rows
-from hocket.tables.route import MAX_UNDER_WAY_BYTES, Route
+from hocket.tables.route import MAX_UNDER_WAY_BYTES, LinkUse, Route
 from hocket.tables.spec import TableSpec
 
 _ASK_AGAIN_S = 1.0
@@ -78,6 +79,9 @@ class ShardLink:
         self._posted = 0
         """The number of the last change that has left."""
         self._asked_s = 0.0
+        self._use = LinkUse()
+        self._is_hurried, self._needed = False, 0
+        """The latest clock that a worker waits for in rows that the shard pushes."""
         self.is_flushing = False
         """Whether all changes should go now, without regard to clocks."""
         self.shard_clock = 0
@@ -123,6 +127,9 @@ class ShardLink:
         for rows, need in self._asks:
             self._send_ask(rows, need)
         self._asks.clear()
+        if self._is_hurried:
+            self._is_hurried = False
+            self._send_plain(PING)
         if self.spec.mode == "managed" and not self.is_flushing:
             return self._send_managed() or has_asked
         has_clocked = facts[MY_CLOCK] > facts[TOLD]
@@ -149,10 +156,16 @@ class ShardLink:
 
     def _send_managed(self) -> bool:
         state, sent = self.state, False
-        limit = max(1, self.route.budget.chunk_bytes // (4 * state.pending.shape[1] + 4))
         slack = self.spec.staleness
+        # Until the shard has everybody's changes of ended clocks, the link to it is theirs.
+        clock = int(state.facts[MY_CLOCK])
+        is_busy = slack != math.inf and self.shard_clock < clock
+        is_idle = self._use.has_spare_time(clock, is_busy=is_busy)
+        budget = self.route.budget
+        limit_bytes = budget.chunk_bytes if is_idle else budget.window_bytes
+        limit = max(1, limit_bytes // (4 * state.pending.shape[1] + 4))
         while self.route.allows():
-            rows = next_changes(state, limit, self.spec.order, slack, self._random)
+            rows = next_changes(state, limit, self.spec.order, slack, self._random, is_idle=is_idle)
             if not len(rows) and state.facts[MY_CLOCK] <= state.facts[TOLD]:
                 break
             self._send_batch(self._next_batch(rows))
@@ -177,8 +190,14 @@ class ShardLink:
         if now_s - self._asked_s > _ASK_AGAIN_S:
             # What was asked may have been lost with a connection: nobody would ever answer it.
             self.state.asked[missing[:num]] = -1
-        if not self.is_connected or not (count := mark_asked(self.state, missing, num, need, rows)):
+        if not self.is_connected:
             return False
+        count = mark_asked(self.state, missing, num, need, rows)
+        if self.spec.mode == "managed" and need > self._needed and count < num:
+            self._needed = need
+            self._is_hurried = True
+        if not count:
+            return self._is_hurried
         self._asks.append((rows[:count].copy(), need))
         self._asked_s = now_s
         return True
@@ -198,7 +217,7 @@ class ShardLink:
 
     def _send_plain(self, kind: int) -> None:
         message = plain(kind, int(self.state.facts[ME]), int(self.state.facts[MY_LIFE]))
-        message.head[VERSION] = self._posted
+        message.head[VERSION], message.head[NEED] = self._posted, self._needed
         self.route.send(self.number, message)
 
     # ── receiving ───────────────────────────────────────────────────────────────────────────────
@@ -206,8 +225,9 @@ class ShardLink:
     def take(self, message: Message) -> None:
         """Take a message of the shard."""
         if message.head[KIND] != RESTORED:
+            self.shard_clock = int(message.head[CLOCK])
             if message.head[KIND] == PING:
-                self.shard_clock, self.slowest = message.head[CLOCK], int(message.head[SLOWEST])
+                self.slowest = int(message.head[SLOWEST])
                 self.slowest_silent_s = message.head[SILENT_MS] / 1e3
             take_rows(self.state, message)
             if message.head[EPOCH] != self.state.facts[MY_LIFE]:

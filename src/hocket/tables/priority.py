@@ -21,10 +21,21 @@ def unsent_rows(client: ClientState) -> LongArray:
 
 
 def next_changes(
-    client: ClientState, limit: int, order: str, slack: float, random: np.random.Generator
+    client: ClientState,
+    limit: int,
+    order: str,
+    slack: float,
+    random: np.random.Generator,
+    *,
+    is_idle: bool,
 ) -> LongArray:
-    """At most ``limit`` rows of a client; those of clocks ``slack`` or more back go first."""
+    """At most ``limit`` rows of a client; those of clocks ``slack`` or more back go first.
+
+    Changes of the present clock only if ``is_idle``: nobody's clock waits for the link.
+    """
     rows = unsent_rows(client)
+    if not is_idle:
+        rows = rows[client.oldest[rows] < client.facts[MY_CLOCK]]
     age = client.oldest[rows]
     first = age <= client.facts[MY_CLOCK] - max(1.0, slack)
     return _best(rows, first, order, age, client.importance[0, rows], limit, random)
@@ -43,14 +54,27 @@ def ready_rows(shard: ShardState, client: int, *, at_once: bool) -> LongArray:
 
 
 def next_rows(
-    shard: ShardState, client: int, limit: int, order: str, random: np.random.Generator
+    shard: ShardState,
+    client: int,
+    limit: int,
+    order: str,
+    random: np.random.Generator,
+    *,
+    is_due: bool,
+    is_idle: bool,
 ) -> LongArray:
-    """At most ``limit`` rows of a shard for a client: ready ones first, then changed ones."""
+    """At most ``limit`` rows of a shard for a client: ready ones first, then changed ones.
+
+    ``is_due``: due rows are wanted; ``is_idle``: all changed ones are.
+    """
     if not shard.num_asked[client] and not shard.num_dirty[client]:
         return np.zeros(0, np.int64)
     asked = shard.asked[client]
     is_asked = (asked >= 0) & (asked <= shard.facts[NOW])
-    rows = np.flatnonzero(is_asked | shard.dirty[client])
+    wanted = is_asked
+    if is_idle or is_due:
+        wanted = is_asked | (shard.dirty if is_idle else shard.due)[client]
+    rows = np.flatnonzero(wanted)
     first = is_asked[rows] * 2 + shard.due[client, rows]
     age = shard.since[client, rows]
     return _best(rows, first, order, age, shard.importance[client, rows], limit, random)

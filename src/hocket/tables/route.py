@@ -24,26 +24,23 @@ from hocket.tables.core.message import (
 )
 from hocket.tables.transports.port import Port
 
-# How fast one link may be used: a token bucket that is filled at the rate that was measured.
+# How fast one link may be used: bytes under way are bounded by what the link takes in a short time.
 #
 # Each side stamps its messages with the bytes that it has sent so far and returns the last stamp
 # that it has seen. The bytes between two returned stamps over the time between them, while
 # something was under way all the time, is the goodput; a time in which the sender had nothing more
-# to send counts only if it shows a higher one. The bucket is filled at a little more than the
-# highest of the last few, so that a link which became faster is found out. Bytes under way are
-# bounded too: what waits in a socket's buffer can no longer be overtaken by what has become more
-# important.
+# to send counts only if it shows a higher one. What waits in a socket's buffer can no longer be
+# overtaken by what has become more important, so little is put there.
 
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 2 * 1024, 64 * 1024
 _CHUNK_S = 0.03
 """How long one message may keep a link busy: so long a more important one waits."""
-_PROBE = 1.08
 _SAMPLE_S = 0.08
 _NUM_SAMPLES = 6
 
 
 class SendBudget:
-    """What one sender may send to one receiver now."""
+    """Bytes that one sender may have under way to one receiver."""
 
     def __init__(self) -> None:
         self.sent_bytes = 0
@@ -51,15 +48,13 @@ class SendBudget:
         self.goodput_bps: float | None = None
         """Bytes per second; None before the first measurement."""
         self._rates: deque[float] = deque(maxlen=_NUM_SAMPLES)
-        self._tokens = 2.0 * MIN_CHUNK_BYTES
-        self._filled_s: float | None = None
         self._busy = self._since = (0.0, 0)
         self._was_full = False
-        """Whether more would have been sent since the last measurement began."""
+        """True if more would have been sent since the last measurement began."""
 
     @property
     def chunk_bytes(self) -> int:
-        """How long a message should be."""
+        """Length that a message should have."""
         measured = int(_CHUNK_S * (self.goodput_bps or 0.0))
         return min(max(measured, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
 
@@ -73,7 +68,6 @@ class SendBudget:
         if self.under_way_bytes <= 0:
             self._busy = self._since = (now_s, self.returned_bytes)
         self.sent_bytes += num_bytes
-        self._tokens = max(self._tokens - num_bytes, -2.0 * self.chunk_bytes)
         return self.sent_bytes
 
     def returned(self, stamp: int, now_s: float) -> None:
@@ -95,20 +89,43 @@ class SendBudget:
             self._rates.append(rate)
             self.goodput_bps = max(self._rates)
 
-    def allows(self, now_s: float) -> bool:
-        """Whether a message may be sent now."""
-        allowed = self._allowed(now_s)
+    @property
+    def window_bytes(self) -> int:
+        """Most that should be under way."""
+        return max(2 * self.chunk_bytes, int(2 * _CHUNK_S * (self.goodput_bps or 0.0)))
+
+    def allows(self) -> bool:
+        """True if a message may be sent now."""
+        allowed = self.under_way_bytes < self.window_bytes
         self._was_full = self._was_full or not allowed
         return allowed
 
-    def _allowed(self, now_s: float) -> bool:
-        if self.goodput_bps is None:
-            return self.under_way_bytes < 2 * self.chunk_bytes
-        elapsed_s = 0.0 if self._filled_s is None else max(0.0, now_s - self._filled_s)
-        self._filled_s = now_s
-        most = max(2.0 * self.chunk_bytes, 2 * _CHUNK_S * self.goodput_bps)
-        self._tokens = min(most, self._tokens + elapsed_s * self.goodput_bps * _PROBE)
-        return self._tokens > 0 and self.under_way_bytes < most
+
+_MAX_BUSY_SHARE = 0.5
+
+
+class LinkUse:
+    """Share of the last clock in which a link carried what clocks wait for.
+
+    Sending ahead delays whatever becomes urgent meanwhile by what is under way, at every clock.
+    That is worth the fresher rows only on a link with time to spare.
+    """
+
+    def __init__(self) -> None:
+        self._clock, self._busy_s, self._share = -1, 0.0, 0.0
+        self._started_s = self._seen_s = time.monotonic()
+        self._was_busy = False
+
+    def has_spare_time(self, clock: int, *, is_busy: bool) -> bool:
+        """Note what the link does now, at a clock; True if rows may be sent ahead."""
+        now_s = time.monotonic()
+        self._busy_s += self._was_busy * (now_s - self._seen_s)
+        self._seen_s, self._was_busy = now_s, is_busy
+        if clock != self._clock:
+            if self._clock >= 0:
+                self._share = self._busy_s / max(now_s - self._started_s, 1e-6)
+            self._clock, self._started_s, self._busy_s = clock, now_s, 0.0
+        return not is_busy and self._share < _MAX_BUSY_SHARE
 
 
 MAX_UNDER_WAY_BYTES = 64 * 2**20
@@ -156,7 +173,7 @@ class Route:
 
     def allows(self) -> bool:
         """Whether the measured speed leaves room for a message now."""
-        return self.budget.allows(time.monotonic())
+        return self.budget.allows()
 
     @property
     def is_clogged(self) -> bool:

@@ -31,6 +31,7 @@ from hocket.hardware.detect import available_bytes
 from hocket.tables.codec import decode, encode, head_of
 from hocket.tables.core.message import (
     ASK,
+    CLAIM,
     CLIENT,
     HEAD,
     KEEP,
@@ -62,7 +63,7 @@ from hocket.tables.core.shard import (
     shard_take,
 )
 from hocket.tables.priority import next_rows, ready_rows
-from hocket.tables.route import Route
+from hocket.tables.route import LinkUse, Route
 from hocket.tables.spec import Layout, TableSpec
 from hocket.tables.transports.port import Port
 
@@ -199,6 +200,14 @@ class ShardServer:
         epoch, self._digest = secrets.randbits(62) + 1, layout.digest(shard)
         self.states = [self._new(table, epoch) for table in layout.tables]
         self.routes = [Route(port, client, self._digest) for client in range(layout.num_clients)]
+        pairs = len(layout.tables), layout.num_clients
+        self._claimed = np.full(pairs, -1, np.int64)
+        """[table, client] the clock of rows that a client has been told."""
+        self._needed = np.zeros(pairs, np.int64)
+        """[table, client] the latest clock that a worker has waited for."""
+        self._urgent_bytes = np.zeros(pairs, np.int64)
+        """[table, client] bytes that the route had sent with the last row that a clock waited for."""
+        self._use = [LinkUse() for _ in layout.tables]
         self.num_refused_messages = 0
         self._random = np.random.default_rng((seed, shard))
         now_s = time.monotonic()
@@ -284,6 +293,7 @@ class ShardServer:
         elif head[KIND] == ASK and spec.mode != "managed" and head[NEED] <= state.facts[NOW]:
             asked.append((table, client, message.rows))
         elif head[KIND] in (PING, KEEP):
+            self._needed[table, client] = max(self._needed[table, client], head[NEED])
             self.routes[client].owes_answer = True
         self._is_save_wanted |= bool(head[KIND] == KEEP)
         self._log_bytes += len(data) * has_changes
@@ -315,17 +325,53 @@ class ShardServer:
 
     def _push(self, table: int) -> None:
         spec, state = self.layout.tables[table], self.states[table]
+        if spec.mode == "managed":
+            self._push_managed(table)
+            return
         for client, route in enumerate(self.routes):
-            if spec.mode == "managed":
-                limit = max(1, route.budget.chunk_bytes // (4 * state.cells.shape[1] + 4))
-                while route.allows():
-                    rows = next_rows(state, client, limit, spec.order, self._random)
-                    if not len(rows):
-                        break
-                    self._send(table, client, rows)
-            elif not (spec.is_asynchronous and route.is_clogged):
+            if not (spec.is_asynchronous and route.is_clogged):
                 rows = ready_rows(state, client, at_once=spec.is_asynchronous)
                 self._send(table, client, rows)
+
+    def _push_managed(self, table: int) -> None:
+        """Send rows that clocks wait for; once all clients have theirs, what else has changed.
+
+        Clients may share the shard's link, so early rows of one would delay another's due ones.
+        """
+        spec, state = self.layout.tables[table], self.states[table]
+        is_busy = False
+        for client, route in enumerate(self.routes):
+            # Rows at a client's claim serve it for `staleness` clocks: newer ones can wait so long.
+            need = max(self._needed[table, client], spec.need(int(state.clocks[client]) + 1))
+            is_due = self._claimed[table, client] < need
+            is_busy |= self._send_next(table, client, is_due=is_due)
+            is_busy |= self._urgent_bytes[table, client] > route.budget.returned_bytes
+        if self._use[table].has_spare_time(int(state.facts[NOW]), is_busy=is_busy):
+            for client in range(len(self.routes)):
+                self._send_next(table, client, is_idle=True)
+
+    def _send_next(
+        self, table: int, client: int, *, is_due: bool = False, is_idle: bool = False
+    ) -> bool:
+        """Send rows by priority while the route allows; True if it does not."""
+        spec, state, route = self.layout.tables[table], self.states[table], self.routes[client]
+        limit_bytes = route.budget.chunk_bytes if is_idle else route.budget.window_bytes
+        limit = max(1, limit_bytes // (4 * state.cells.shape[1] + 4))
+        while True:
+            rows = next_rows(state, client, limit, spec.order, self._random,
+                             is_due=is_due, is_idle=is_idle)  # fmt: skip
+            if not len(rows):
+                return False
+            if not route.allows() or (is_idle and self._is_full(route)):
+                return True
+            self._send(table, client, rows)
+            if not is_idle:
+                self._urgent_bytes[table, client] = route.budget.sent_bytes
+
+    def _is_full(self, route: Route) -> bool:
+        """True if all routes together have a chunk under way."""
+        under_way = sum(each.budget.under_way_bytes for each in self.routes)
+        return under_way > route.budget.chunk_bytes
 
     def _send(self, table: int, client: int, rows: LongArray) -> None:
         state = self.states[table]
@@ -337,7 +383,11 @@ class ShardServer:
                 np.empty((len(part), state.cells.shape[1]), np.float32),
             )
             shard_send(state, client, part, message)
+            self._claim(table, client, message.head)
             self.routes[client].send(table, message)
+
+    def _claim(self, table: int, client: int, head: LongArray) -> None:
+        self._claimed[table, client] = max(self._claimed[table, client], head[CLAIM])
 
     def _tell(self, table: int, client: int, kind: int) -> None:
         """A head of every table: how far this shard is."""
@@ -346,6 +396,7 @@ class ShardServer:
             head = np.zeros(HEAD, np.int64)
             shard_head(self.states[each], client, kind, head)
             if kind == PING:
+                self._claim(each, client, head)
                 clocks = self.states[each].clocks
                 slowest = min(np.flatnonzero(clocks == clocks.min()), key=self._heard_s.__getitem__)
                 head[SLOWEST] = slowest
