@@ -155,13 +155,13 @@ def test_a_stamp_that_comes_again_says_nothing():
     assert vars(budget) == before
 
 
-def test_changes_of_the_present_clock_wait_for_an_idle_link():
+def test_changes_of_later_clocks_stay():
     client, random = new_client(0, 4, 1), np.random.default_rng(0)
     change_rows(client, 0, np.array([1]), np.ones((1, 1), np.float32))
     client.facts[MY_CLOCK] = 1
     change_rows(client, 1, np.array([2]), np.ones((1, 1), np.float32))
-    assert list(next_changes(client, 4, "fifo", 1, random, is_idle=False)) == [1]
-    assert list(next_changes(client, 4, "fifo", 1, random, is_idle=True)) == [1, 2]
+    assert list(next_changes(client, 4, "fifo", 1, random, newest=0)) == [1]
+    assert list(next_changes(client, 4, "fifo", 1, random, newest=1)) == [1, 2]
 
 
 def test_rows_that_no_clock_waits_for_go_over_an_idle_link_only():

@@ -118,8 +118,11 @@ class ShardLink:
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
-    def send_due(self) -> bool:
-        """Send what should go now, or make it ready for `post`; whether there was anything."""
+    def send_due(self, *, is_waiting: bool) -> bool:
+        """Send what should go now, or make it ready for `post`; True if there was anything.
+
+        ``is_waiting``: no worker of this process computes, all wait for rows.
+        """
         facts = self.state.facts
         if not self.is_connected:
             return False
@@ -131,7 +134,7 @@ class ShardLink:
             self._is_hurried = False
             self._send_plain(PING)
         if self.spec.mode == "managed" and not self.is_flushing:
-            return self._send_managed() or has_asked
+            return self._send_managed(is_waiting) or has_asked
         has_clocked = facts[MY_CLOCK] > facts[TOLD]
         if not has_clocked and not self.is_flushing:
             return has_asked
@@ -154,23 +157,38 @@ class ShardLink:
         self.route.send(self.number, message)
         self._posted = int(message.head[VERSION])
 
-    def _send_managed(self) -> bool:
-        state, sent = self.state, False
-        slack = self.spec.staleness
-        # Until the shard has everybody's changes of ended clocks, the link to it is theirs.
-        clock = int(state.facts[MY_CLOCK])
-        is_busy = slack != math.inf and self.shard_clock < clock
-        is_idle = self._use.has_spare_time(clock, is_busy=is_busy)
-        budget = self.route.budget
-        limit_bytes = budget.chunk_bytes if is_idle else budget.window_bytes
-        limit = max(1, limit_bytes // (4 * state.pending.shape[1] + 4))
-        while self.route.allows():
-            rows = next_changes(state, limit, self.spec.order, slack, self._random, is_idle=is_idle)
-            if not len(rows) and state.facts[MY_CLOCK] <= state.facts[TOLD]:
+    def _send_managed(self, is_waiting: bool) -> bool:
+        budget, has_sent = self.route.budget, False
+        newest = self._newest(is_waiting)
+        is_ahead = newest == self.state.facts[MY_CLOCK]
+        limit_bytes = budget.chunk_bytes if is_ahead else budget.window_bytes
+        limit = max(1, limit_bytes // (4 * self.state.pending.shape[1] + 4))
+        while self.route.allows(self._use):
+            rows = next_changes(self.state, limit, self.spec.order, self.spec.staleness,
+                                self._random, newest=newest)  # fmt: skip
+            if not len(rows) and not self._can_tell_clock():
                 break
             self._send_batch(self._next_batch(rows))
-            sent = True
-        return sent
+            has_sent = True
+        return has_sent
+
+    def _newest(self, is_waiting: bool) -> float:
+        """The latest clock whose changes may be sent now."""
+        clock, slack = int(self.state.facts[MY_CLOCK]), self.spec.staleness
+        # Until the shard has everybody's changes of ended clocks, the link to it is theirs.
+        is_busy = slack != math.inf and self.shard_clock < clock
+        if self._use.has_spare_time(clock, is_busy=is_busy):
+            return clock
+        if self._use.is_starved and not is_waiting:
+            # A worker that still computes will add to what may wait: both go as one.
+            return clock - max(1.0, slack)
+        return clock - 1
+
+    def _can_tell_clock(self) -> bool:
+        """True if all changes of a clock have gone and the shard does not know it."""
+        facts, rows = self.state.facts, unsent_rows(self.state)
+        oldest = self.state.oldest[rows].min(initial=facts[MY_CLOCK])
+        return bool(oldest > facts[TOLD])
 
     def _next_batch(self, rows: LongArray) -> Message:
         """The changes of some rows as one batch."""

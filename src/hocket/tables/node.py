@@ -189,10 +189,11 @@ class Node:
                 self.changed.notify_all()
         with self.changed:
             self._release()
+            is_waiting = self._num_waiting >= len(self.workers)
             for link in self._all_links():
-                busy |= link.send_due()
+                busy |= link.send_due(is_waiting=is_waiting)
             for shard, route in enumerate(self.routes):
-                if route.owes_answer:
+                if route.must_answer():
                     self.links[0][shard].ping()
             self._ping_if_silent()
         for link in self._all_links():

@@ -27,15 +27,14 @@ def next_changes(
     slack: float,
     random: np.random.Generator,
     *,
-    is_idle: bool,
+    newest: float,
 ) -> LongArray:
-    """At most ``limit`` rows of a client; those of clocks ``slack`` or more back go first.
+    """At most ``limit`` rows of a client with changes of clock ``newest`` or earlier.
 
-    Changes of the present clock only if ``is_idle``: nobody's clock waits for the link.
+    Those of clocks ``slack`` or more back go first.
     """
     rows = unsent_rows(client)
-    if not is_idle:
-        rows = rows[client.oldest[rows] < client.facts[MY_CLOCK]]
+    rows = rows[client.oldest[rows] <= newest]
     age = client.oldest[rows]
     first = age <= client.facts[MY_CLOCK] - max(1.0, slack)
     return _best(rows, first, order, age, client.importance[0, rows], limit, random)

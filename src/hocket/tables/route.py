@@ -125,9 +125,15 @@ class LinkUse:
             if self._clock >= 0:
                 self._share = self._busy_s / max(now_s - self._started_s, 1e-6)
             self._clock, self._started_s, self._busy_s = clock, now_s, 0.0
-        return not is_busy and self._share < _MAX_BUSY_SHARE
+        return not is_busy and not self.is_starved
+
+    @property
+    def is_starved(self) -> bool:
+        """True if the link has no time to spare: changes of several clocks should go as one."""
+        return self._share >= _MAX_BUSY_SHARE
 
 
+_ANSWER_S = 0.02
 MAX_UNDER_WAY_BYTES = 64 * 2**20
 """Sent and not answered, after which nothing more is made to be sent."""
 
@@ -145,7 +151,8 @@ class Route:
         """When something was last sent."""
         self.seen_bytes = 0
         self.owes_answer = False
-        """Whether the peer has not been told what arrived."""
+        """True if the peer does not know yet what arrived."""
+        self._owed_s = 0.0
 
     def send(self, table: int, message: Message) -> None:
         """Send a message of a table."""
@@ -168,12 +175,17 @@ class Route:
         is_next = self.seen_bytes + own_bytes == int(values[SENT_BYTES])
         self.seen_bytes = int(values[SENT_BYTES])
         self.budget.returned(int(values[RECEIVED]), time.monotonic())
-        self.owes_answer = self.owes_answer or values[KIND] != PING
+        if not self.owes_answer and values[KIND] != PING:
+            self.owes_answer, self._owed_s = True, time.monotonic()
         return is_next
 
-    def allows(self) -> bool:
-        """Whether the measured speed leaves room for a message now."""
-        return self.budget.allows()
+    def must_answer(self) -> bool:
+        """True if an answer is owed and no other message has come to carry it."""
+        return self.owes_answer and time.monotonic() - self._owed_s > _ANSWER_S
+
+    def allows(self, use: LinkUse) -> bool:
+        """True if a message may be sent now; one at a time over a starved link."""
+        return self.budget.allows() and not (use.is_starved and self.budget.under_way_bytes > 0)
 
     @property
     def is_clogged(self) -> bool:

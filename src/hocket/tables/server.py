@@ -206,7 +206,7 @@ class ShardServer:
         self._needed = np.zeros(pairs, np.int64)
         """[table, client] the latest clock that a worker has waited for."""
         self._urgent_bytes = np.zeros(pairs, np.int64)
-        """[table, client] bytes that the route had sent with the last row that a clock waited for."""
+        """[table, client] bytes sent on the route up to the last row that a clock waited for."""
         self._use = [LinkUse() for _ in layout.tables]
         self.num_refused_messages = 0
         self._random = np.random.default_rng((seed, shard))
@@ -362,7 +362,7 @@ class ShardServer:
                              is_due=is_due, is_idle=is_idle)  # fmt: skip
             if not len(rows):
                 return False
-            if not route.allows() or (is_idle and self._is_full(route)):
+            if not route.allows(self._use[table]) or (is_idle and self._is_full(route)):
                 return True
             self._send(table, client, rows)
             if not is_idle:
