@@ -162,12 +162,16 @@ def test_the_report_is_one_page_without_scripts(path):
 def test_served_parts_answer_as_validated_and_survive_a_killed_worker(path, validation):
     folder = read_folder(path)
     test = load_data(f"{DATA}:images", 0).test
-    with FrontEnd(folder, ServeOptions(deadline_s=60)) as front_end:
-        labels = [front_end.predict(each.numpy()).label for each in test.inputs]
+    # Late means later than any pause of a busy machine.
+    with FrontEnd(folder, ServeOptions(deadline_s=60, patience_s=60)) as front_end:
+        passes = [
+            [front_end.predict(each.numpy()).label for each in test.inputs] for _ in range(10)
+        ]
         os.kill(front_end.process_ids[2], signal.SIGKILL)
         answers = [front_end.predict(each.numpy()) for each in test.inputs[:20]]
     truth = test.labels.numpy()
-    assert np.mean(labels == truth) > validation["test_parts"] - 0.03
+    assert all(labels == passes[0] for labels in passes)
+    assert np.mean(passes[0] == truth) == validation["test_parts"]
     assert all(answer.missing == () for answer in answers)
     assert np.mean([answer.label for answer in answers] == truth[:20]) >= 0.9
 

@@ -16,10 +16,12 @@ from torch.nn import functional
 from hocket.base.errors import UsageError
 from hocket.classes.artefact import read_folder
 from hocket.classes.cut import PartCut, best_units, build_part
+from hocket.classes.data import Splits
 from hocket.classes.exported import as_onnx
-from hocket.classes.material import class_scores
+from hocket.classes.fit import cut_to, pruned_overlap
+from hocket.classes.material import ClassScores, Material, class_scores
 from hocket.classes.session import infer, open_session
-from hocket.classes.settings import NetTraining, SplitRequest
+from hocket.classes.settings import HybridCriterion, NetTraining, SplitRequest
 from hocket.classes.sources import load_data
 from hocket.classes.split import split
 from hocket.classes.stepping import LabelledBatch, MomentumDescent, carried
@@ -127,6 +129,39 @@ NETS = {
     "vision transformer": (lambda: Transformer(text=False), pixels),
     "text": (lambda: Transformer(text=True), tokens),
 }
+
+
+def test_the_hybrid_criterion_keeps_channels_that_are_strong_or_often_on():
+    near_zero = np.array([[0.9, 0.9, 0.5, 0.99], [0.8, 0.8, 0.5, 0.5]])
+    rectified = np.array([[0.0, 0.5, 0.0, 0.0], [0.01, 0.5, 0.0, 0.03]])
+    scores = ClassScores(np.zeros((2, 1)), (), np.zeros((2, 0)), (near_zero,), (rectified,))
+    test = HybridCriterion(theta1=0.73, theta2=0.01)
+    # Mostly zero and weak; mostly zero but strong; often on; for both classes too strong.
+    assert scores.pruned((0,), test)[0].tolist() == [True, False, False, True]
+    assert scores.pruned((0, 1), test)[0].tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_hybrid_criterion_cuts_any_net_and_leaves_shared_streams_alone(name):
+    torch.manual_seed(0)
+    make, inputs_of = NETS[name]
+    net, inputs = make().eval(), inputs_of()
+    structure = structure_of(net, inputs[:1], 6)
+    labels = torch.arange(60) % 6
+    scores = class_scores(net, structure, inputs, labels, 6)
+    request = SplitRequest(net="", data="", hybrid=HybridCriterion(theta1=0.3, theta2=1.0))
+    data = Labelled(inputs, labels)
+    splits = Splits(data, data, data, tuple("abcdef"))
+    material = Material(request, net, splits, structure, scores, "")
+    cut = cut_to(material, CLASSES, 0.0)
+    for stream, parts, kept in zip(structure.model.streams, structure.parts, cut.kept, strict=True):
+        is_shared = len(parts.norms or parts.producers) > 1 or parts.heads > 1
+        assert len(kept) == stream.units if is_shared else len(kept) >= 2
+    assert build_part(net, structure, inputs[:1], cut)(inputs[:2]).shape == (2, 3)
+    overlap = pruned_overlap(material, 0.0)
+    assert overlap.shape == (6, 6)
+    assert (overlap == overlap.T).all()
+    assert (np.diag(overlap) == 1).all()
 
 
 @pytest.mark.parametrize("name", NETS)

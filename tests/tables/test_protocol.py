@@ -179,21 +179,22 @@ def test_rows_that_no_clock_waits_for_go_over_an_idle_link_only():
     assert chosen(is_due=False, is_idle=True) == [0, 2, 3]
 
 
-def test_a_link_that_clocks_keep_busy_has_no_spare_time(monkeypatch):
+def test_a_link_that_short_clocks_keep_busy_has_no_spare_time(monkeypatch):
     now_s = [0.0]
     monkeypatch.setattr("hocket.tables.route.time.monotonic", lambda: now_s[0])
     use = LinkUse()
 
-    def over_a_clock(clock, busy_s):
+    def over_a_clock(clock, clock_s, busy_s):
         use.has_spare_time(clock, is_busy=True)
         now_s[0] += busy_s
         use.has_spare_time(clock, is_busy=False)
-        now_s[0] += 1 - busy_s
+        now_s[0] += clock_s - busy_s
         return use.has_spare_time(clock + 1, is_busy=False)
 
-    assert not over_a_clock(0, 0.7)
-    assert over_a_clock(1, 0.3)
-    assert not use.has_spare_time(2, is_busy=True)
+    assert not over_a_clock(0, 0.1, 0.07)
+    assert over_a_clock(1, 0.1, 0.03)
+    assert over_a_clock(2, 1.0, 0.7)
+    assert not use.has_spare_time(3, is_busy=True)
 
 
 def checkpoint(path, layout):

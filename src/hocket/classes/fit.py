@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hocket.base.arrays import FloatArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_seconds
 from hocket.classes.cut import PartCut, best_units, build_part
@@ -21,6 +22,7 @@ from hocket.classes.exported import as_onnx
 from hocket.classes.material import Material, Tell
 from hocket.classes.outlook import FanOut
 from hocket.classes.session import latency_s, open_session, vector_lanes
+from hocket.classes.settings import HybridCriterion
 from hocket.classes.widths import Floors, chosen_widths, needed_macs
 from hocket.runtime.threads import torch_threads
 
@@ -92,6 +94,8 @@ def group_work(material: Material) -> Callable[[tuple[int, ...]], float]:
 def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> PartCut:
     """The most valuable channels for some classes, within a budget of work."""
     scores, model = material.scores, material.structure.model
+    if material.request.hybrid is not None:
+        return PartCut(classes, _units_left(material, classes, material.request.hybrid))
     deciding = tuple(range(material.splits.num_classes)) if material.request.alike else classes
     chosen = chosen_widths(
         model,
@@ -102,6 +106,36 @@ def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> 
     )
     omitted = tuple(model.blocks[index].name for index in chosen.omitted)
     return PartCut(classes, best_units(scores.of_group(classes), chosen.units), omitted)
+
+
+def _units_left(
+    material: Material, classes: tuple[int, ...], test: HybridCriterion
+) -> tuple[tuple[int, ...], ...]:
+    """Units of each stream that the criterion leaves; at least the floor, by value."""
+    floors, left = Floors(lanes=vector_lanes()), []
+    values, pruned = material.scores.of_group(classes), material.scores.pruned(classes, test)
+    for stream, value, gone in zip(material.structure.model.streams, values, pruned, strict=True):
+        # Sorted by value among what is left, then among what is pruned: no layer is emptied.
+        order = np.lexsort((-value, gone))
+        count = max(int((~gone).sum()), floors.floor(stream))
+        left.append(tuple(sorted(order[:count].tolist())))
+    return tuple(left)
+
+
+def pruned_overlap(material: Material, budget_macs: float) -> FloatArray:
+    """``[class, class]``: intersection over union of the units pruned for each class alone."""
+    model, gone = material.structure.model, []
+    for each in range(material.splits.num_classes):
+        kept = cut_to(material, (each,), budget_macs).kept
+        gone.append(np.concatenate([
+            ~np.isin(np.arange(stream.units), units)
+            for stream, units in zip(model.streams, kept, strict=True)
+        ]))  # fmt: skip
+    masks = np.stack(gone).astype(np.float64)
+    both = masks @ masks.T
+    either = masks.sum(axis=1)[:, None] + masks.sum(axis=1)[None] - both
+    overlap: FloatArray = np.where(either > 0, both / np.maximum(either, 1), 1.0)
+    return overlap
 
 
 def part_latency_s(material: Material, cut: PartCut) -> float:

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import BoolArray, FloatArray
 from hocket.base.errors import UsageError
 from hocket.classes.blocks import passing
 from hocket.classes.data import Splits
-from hocket.classes.settings import SplitRequest
+from hocket.classes.settings import HybridCriterion, SplitRequest
 from hocket.classes.sources import load_arrays, load_data, load_net, state_arrays
 from hocket.classes.steps import Steps, digest_of_state, key_of
 from hocket.classes.structure import (
@@ -35,12 +35,15 @@ from hocket.classes.training import Labelled, train_whole
 # What each channel is worth to each class, and the embedding of each class.
 #
 # One pass over training images, in evaluation mode: the mean activation of every channel over the
-# images of a class (sensAI's criterion, without its thresholds), times the weight with which the
-# next layers read it; of every residual block the share of what it adds in what it hands on. The
-# embedding of a class is the mean input of the head over its images. O(images).
+# images of a class, times the weight with which the next layers read it; for sensAI's criterion
+# also the share of activations near zero and their plain mean; of every residual block the share of
+# what it adds in what it hands on. The embedding of a class is the mean input of the head over its
+# images. O(images).
 
 _BATCH = 256
-_BLOCK = "block "
+_NEAR_ZERO = 0.005
+"""sensAI's bound for activations that count as zero."""
+_BLOCK, _ZEROS, _RECTIFIED = "block ", "zeros ", "rectified "
 """Before the name of a block, which may be that of a layer too."""
 
 
@@ -54,6 +57,18 @@ class ClassScores:
     """For each stream ``[class, unit]``: the share of the class's value that a unit has."""
     blocks: FloatArray
     """``[class, block]``: what a block adds, as a share of that and of what it adds to."""
+    near_zero: tuple[FloatArray, ...] = ()
+    """For each stream ``[class, unit]``: the share of its rectified activations near zero."""
+    rectified: tuple[FloatArray, ...] = ()
+    """For each stream ``[class, unit]``: the mean of its rectified activations."""
+
+    def pruned(self, classes: tuple[int, ...], test: HybridCriterion) -> list[BoolArray]:
+        """Units of each stream that a group of classes can do without, by sensAI's criterion."""
+        return [
+            (zero[list(classes)].mean(axis=0) > test.theta1)
+            & (mean[list(classes)].mean(axis=0) < test.theta2)
+            for zero, mean in zip(self.near_zero, self.rectified, strict=True)
+        ]
 
     def of_group(self, classes: tuple[int, ...]) -> list[FloatArray]:
         """What each unit of each stream is worth to a group of classes."""
@@ -105,7 +120,28 @@ def class_scores(
     )
     blocks = [means[_BLOCK + name][:, 0] for name in names]
     shares = np.stack(blocks, axis=1) if blocks else np.zeros((num_classes, 0))
-    return ClassScores(means[""].astype(np.float64), units, shares.astype(np.float64))
+    near_zero, rectified = (
+        tuple(
+            _of_units(kind, each, means, stream.units)
+            for each, stream in zip(structure.parts, structure.model.streams, strict=True)
+        )
+        for kind in (_ZEROS, _RECTIFIED)
+    )
+    return ClassScores(means[""].astype(np.float64), units, shares.astype(np.float64),
+                       near_zero, rectified)  # fmt: skip
+
+
+def _of_units(
+    kind: str, parts: StreamParts, means: dict[str, FloatArray], num_units: int
+) -> FloatArray:
+    """``[class, unit]``; never near zero where several layers share a stream, as in residual sums.
+
+    sensAI prunes only channels of one layer, which a rectifier follows.
+    """
+    (name, *others) = _observed(parts)
+    if others or parts.heads > 1:
+        return np.full((len(means[name]), num_units), 0.0 if kind == _ZEROS else np.inf)
+    return means[kind + name].astype(np.float64)
 
 
 def _added_share(given: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -136,7 +172,13 @@ def _recording(
             value = output.clamp(min=0) + 0.1 * output.clamp(max=0).abs()
             last = isinstance(module, (nn.Linear, nn.Embedding, nn.LSTM))
             dims = tuple(range(1, value.ndim - 1)) if last else tuple(range(2, value.ndim))
-            outputs[name] = value.mean(dims) if dims else value
+            rectified = output.clamp(min=0)
+            for key, each in (
+                (name, value),
+                (_ZEROS + name, (rectified <= _NEAR_ZERO).float()),
+                (_RECTIFIED + name, rectified),
+            ):
+                outputs[key] = each.mean(dims) if dims else each
 
         return hook
 
@@ -188,6 +230,8 @@ def _reading_weights(net: nn.Module, parts: StreamParts, width: int) -> FloatArr
 Tell = Callable[[str, int, int], None]
 """Told of progress: what is done, how much of it, of how much."""
 _WORTH_THREADS_MACS = 20e6
+_PER_STREAM = ("units", "near_zero", "rectified")
+"""Fields of `ClassScores` with one array per stream."""
 _MOST_SCORED = 10_000
 """Training images that channels are scored with: their means change little beyond."""
 
@@ -262,18 +306,23 @@ def _train(
 def _scores(
     net: nn.Module, structure: Structure, splits: Splits, steps: Steps, key: str, tell: Tell
 ) -> ClassScores:
-    saved = steps.get("scores", key)
+    saved = steps.get("class scores", key)
     if saved is None:
         chosen = _scored(splits.train)
         scores = class_scores(
             net, structure, chosen.inputs, chosen.labels, splits.num_classes,
             lambda *far: tell("score channels", *far),
         )  # fmt: skip
-        arrays = {f"stream{index}": each for index, each in enumerate(scores.units)}
-        found = {**arrays, "embeddings": scores.embeddings, "blocks": scores.blocks}
-        saved = steps.put("scores", key, found)
-    units = tuple(saved.arrays[f"stream{index}"] for index in range(len(structure.parts)))
-    return ClassScores(saved.arrays["embeddings"], units, saved.arrays["blocks"])
+        found = {"embeddings": scores.embeddings, "blocks": scores.blocks}
+        for name in _PER_STREAM:
+            for index, each in enumerate(getattr(scores, name)):
+                found[f"{name}{index}"] = each
+        saved = steps.put("class scores", key, found)
+    of_streams = {
+        name: tuple(saved.arrays[f"{name}{index}"] for index in range(len(structure.parts)))
+        for name in _PER_STREAM
+    }
+    return ClassScores(saved.arrays["embeddings"], blocks=saved.arrays["blocks"], **of_streams)
 
 
 def _scored(data: Labelled) -> Labelled:

@@ -20,6 +20,8 @@ _NAME_PX = 240
 """Right of the last point, for its name."""
 _LINE_PX = 15
 _TICKS = 5
+_MOST_OVERLAP_CLASSES = 24
+"""Wider tables are in validation.json only."""
 
 _Point = tuple[str, float, float]
 """A stage: its name, accuracy and seconds."""
@@ -37,6 +39,7 @@ def split_report_html(parts: PartTable, validation: Mapping[str, Any]) -> str:
             _parts(parts),
             _losses(validation),
             _confusion(parts, validation),
+            _overlap(parts, validation),
         ),
         footer=f"Measured with hocket {__version__}; decisions were made on validation data, the "
         "test split was looked at once, at the end.",
@@ -171,3 +174,16 @@ def _confusion(parts: PartTable, validation: Mapping[str, Any]) -> str:
         for index, (name, counts) in enumerate(zip(names, validation["confusion"], strict=True))
     ]
     return section("confusion", "Test inputs by true and answered group", table(heads, rows))
+
+
+def _overlap(parts: PartTable, validation: Mapping[str, Any]) -> str:
+    rows_of = validation.get("pruned_overlap", ())
+    if not rows_of or len(rows_of) > _MOST_OVERLAP_CLASSES:
+        return ""
+    names = [inert(name) for name in parts.class_names]
+    heads = [ColumnHead("Class"), *(ColumnHead(name, "number") for name in names)]
+    rows: list[list[Cell]] = [
+        [name, *(f"{each:.2f}" for each in row)] for name, row in zip(names, rows_of, strict=True)
+    ]
+    title = "Channels pruned for each class alone: intersection over union"
+    return section("overlap", title, table(heads, rows))

@@ -39,6 +39,25 @@ class NetTraining:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HybridCriterion:
+    """sensAI's test of a channel for a group of classes, after the rectifier.
+
+    A channel is pruned if more than ``theta1`` of its activations are near zero and their mean is
+    below ``theta2``: one that is mostly zero but sometimes strong stays.
+    """
+
+    theta1: float = 0.73
+    theta2: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.theta1 <= 1 or not self.theta2 >= 0:
+            raise UsageError(
+                f"thresholds {self.theta1:g} and {self.theta2:g} are not possible",
+                hint="the first is a share from 0 to 1, the second a mean activation, 0 or more",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SplitRequest:
     """One split, as it was asked for."""
 
@@ -50,6 +69,8 @@ class SplitRequest:
     """Of an answer, over processes; where None, parts are as small as ``work`` says."""
     work: float = 0.25
     """Of the whole net, for each part without a target."""
+    hybrid: HybridCriterion | None = None
+    """Prune by these thresholds instead of to a budget; channels are not given back then."""
     accuracy_loss: float = 0.2
     """Points that may be lost on validation data."""
     unequal: bool = False
@@ -72,6 +93,11 @@ class SplitRequest:
         if self.retraining.limit_s is not None and self.retraining.limit_s <= 0:
             raise UsageError(
                 "the limit of a training must be more than nothing", hint="such as 10min"
+            )
+        if self.hybrid is not None and (self.target_s is not None or self.alike):
+            raise UsageError(
+                "thresholds decide what is pruned, not a target latency or a common form",
+                hint="leave out --criterion hybrid, or --target-latency and --alike",
             )
         if not 0 < self.work <= 1:
             raise UsageError(f"parts cannot have {self.work} of the work", hint="such as 0.25")
@@ -98,4 +124,11 @@ class SplitRequest:
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> SplitRequest:
         """What `to_data` wrote."""
-        return cls(**{**data, "retraining": NetTraining(**data["retraining"])})
+        hybrid = data.get("hybrid")
+        return cls(
+            **{
+                **data,
+                "retraining": NetTraining(**data["retraining"]),
+                "hybrid": None if hybrid is None else HybridCriterion(**hybrid),
+            }
+        )

@@ -33,6 +33,7 @@ from hocket.classes.fit import (
     fitted_budgets,
     group_work,
     part_latency_s,
+    pruned_overlap,
     whole_times,
 )
 from hocket.classes.material import Material, Tell, prepared
@@ -385,8 +386,9 @@ def split(
         if is_here
         else answer_s([part.latency_s for part in table.parts], cores, FanOut())
     )
+    overlap = pruned_overlap(material, float(np.mean(budgets.macs)))
     validation = validated(
-        material, table, best.parts, stages, cores, budgets.target_s, predicted_s
+        material, table, best.parts, stages, cores, budgets.target_s, predicted_s, overlap
     )
     table = write_folder(folder, table, files, validation.to_data())
     return ClassSplit(folder, table, validation)
@@ -418,6 +420,8 @@ def _rounds(
         if best is None or now.accuracy > best.accuracy:
             best = now
         if now.accuracy >= needed - 1e-12:
+            break
+        if request.hybrid is not None:
             break
         blamed = blame(now.combiner, now.scores, whole_scores, labels)
         macs = _budgets_that_change(material, now.cuts, macs, blamed)

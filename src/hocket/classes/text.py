@@ -24,6 +24,7 @@ def split_text(table: PartTable, validation: Mapping[str, Any]) -> str:
             *_untrained(table, validation),
             "",
             *_losses(validation),
+            *_overlap(table, validation),
             "",
             *_end(table, validation),
         ]
@@ -80,12 +81,30 @@ def _losses(validation: Mapping[str, Any]) -> list[str]:
     return [*lines, "  test accuracy with workers lost: " + "; ".join(told)]
 
 
+def _overlap(table: PartTable, validation: Mapping[str, Any]) -> list[str]:
+    rows = validation.get("pruned_overlap", ())
+    pairs = [(rows[a][b], a, b) for a in range(len(rows)) for b in range(a)]
+    if not pairs:
+        return []
+
+    def pair(found: tuple[float, int, int]) -> str:
+        names = [inert(table.class_names[each]) for each in found[1:]]
+        return f"{found[0]:.2f} ({names[0]}, {names[1]})"
+
+    mean = sum(each for each, _, _ in pairs) / len(pairs)
+    return [
+        "  channels pruned for one class and for another, intersection over union: "
+        f"mean {mean:.2f}, least {pair(min(pairs))}, most {pair(max(pairs))}"
+    ]
+
+
 def _end(table: PartTable, validation: Mapping[str, Any]) -> list[str]:
-    slowest_s = validation["slowest_s"]
+    answer_s = validation["predicted_s"]
     lines = [
-        f"predicted on {validation['cores']} cores: {format_seconds(validation['predicted_s'])} "
-        f"per answer; the slowest part is {table.whole.latency_s / slowest_s:.1f}x as fast as the "
-        f"whole net, {table.whole.eager_s / slowest_s:.1f}x as fast as that in eager torch",
+        f"predicted on {validation['cores']} cores: {format_seconds(answer_s)} per answer, "
+        f"{table.whole.latency_s / answer_s:.2g}x as fast as the whole net and "
+        f"{table.whole.eager_s / answer_s:.2g}x as fast as that in eager torch; the slowest "
+        f"sub-model takes {format_seconds(validation['slowest_s'])} of it",
         str(validation["verdict"]["why"]),
     ]
     if (

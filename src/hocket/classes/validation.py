@@ -69,6 +69,8 @@ class Validation:
     confusion: tuple[tuple[int, ...], ...]
     """``[true group][answered group]``, test inputs."""
     verdict: SplitVerdict
+    pruned_overlap: tuple[tuple[float, ...], ...] = ()
+    """``[class][class]``: intersection over union of the channels pruned for each class alone."""
 
     @property
     def holds(self) -> bool:
@@ -88,6 +90,7 @@ def validated(
     cores: int,
     target_s: float | None,
     predicted_s: float,
+    overlap: FloatArray,
 ) -> Validation:
     """Try the finished parts on the test split."""
     test = material.splits.test
@@ -116,6 +119,7 @@ def validated(
         lost_workers(combiner, outputs, labels, table.redundancy),
         _confusion(table, scores, labels),
         verdict(table.whole.latency_s, predicted_s, macs, table.whole.macs, cores),
+        tuple(tuple(round(float(each), 4) for each in row) for row in overlap),
     )
 
 

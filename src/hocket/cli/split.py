@@ -27,6 +27,13 @@ _LOG_S = 10.0
 @click.option("--target-latency", default=None, help="Of an answer, such as 2ms.")
 @click.option("--work", type=float, default=0.25, show_default=True,
               help="Of the whole net, for each part; not with --target-latency.")  # fmt: skip
+@click.option("--criterion", type=click.Choice(("value", "hybrid")), default="value",
+              show_default=True, help="Channels to prune: the least valuable within --work or "
+              "--target-latency, or those that sensAI's two thresholds name.")  # fmt: skip
+@click.option("--theta1", type=float, default=0.73, show_default=True,
+              help="hybrid: prune channels with a larger share of zeros, nearly,")  # fmt: skip
+@click.option("--theta2", type=float, default=0.01, show_default=True,
+              help="and a mean activation below this.")  # fmt: skip
 @click.option(
     "--accuracy-loss", type=float, default=0.2, show_default=True, help="Points that may be lost."
 )
@@ -107,7 +114,13 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
 def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
     from hocket.base.errors import UsageError
     from hocket.base.units import parse_seconds, whole_number
-    from hocket.classes.settings import ANY_NUMBER, USUAL_RATES, NetTraining, SplitRequest
+    from hocket.classes.settings import (
+        ANY_NUMBER,
+        USUAL_RATES,
+        HybridCriterion,
+        NetTraining,
+        SplitRequest,
+    )
 
     if parts != "auto" and not whole_number(parts, 10_000):
         raise UsageError(f"--parts {parts[:60]!r} is no number of parts", hint="such as 5, or auto")
@@ -137,6 +150,9 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         redundancy=asked["redundancy"],
         target_s=seconds["target_latency"],
         work=asked["work"],
+        hybrid=HybridCriterion(theta1=asked["theta1"], theta2=asked["theta2"])
+        if asked["criterion"] == "hybrid"
+        else None,
         accuracy_loss=asked["accuracy_loss"],
         unequal=asked["unequal"],
         alike=asked["alike"],

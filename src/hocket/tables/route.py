@@ -102,19 +102,22 @@ class SendBudget:
 
 
 _MAX_BUSY_SHARE = 0.5
+_SHORT_CLOCK_S = 8 * _CHUNK_S
 
 
 class LinkUse:
     """Share of the last clock in which a link carried what clocks wait for.
 
-    Sending ahead delays whatever becomes urgent meanwhile by what is under way, at every clock.
-    That is worth the fresher rows only on a link with time to spare.
+    Rows sent ahead delay what becomes urgent meanwhile by a chunk at every clock. That is little
+    in a long clock, and fresher rows are worth it; in short clocks it is not, if clocks keep the
+    link busy.
     """
 
     def __init__(self) -> None:
-        self._clock, self._busy_s, self._share = -1, 0.0, 0.0
+        self.is_starved = False
+        """True if clocks are short and keep the link busy."""
+        self._clock, self._busy_s, self._was_busy = -1, 0.0, False
         self._started_s = self._seen_s = time.monotonic()
-        self._was_busy = False
 
     def has_spare_time(self, clock: int, *, is_busy: bool) -> bool:
         """Note what the link does now, at a clock; True if rows may be sent ahead."""
@@ -122,15 +125,11 @@ class LinkUse:
         self._busy_s += self._was_busy * (now_s - self._seen_s)
         self._seen_s, self._was_busy = now_s, is_busy
         if clock != self._clock:
-            if self._clock >= 0:
-                self._share = self._busy_s / max(now_s - self._started_s, 1e-6)
+            clock_s = now_s - self._started_s
+            is_filled = self._clock >= 0 and self._busy_s >= _MAX_BUSY_SHARE * clock_s
+            self.is_starved = is_filled and clock_s < _SHORT_CLOCK_S
             self._clock, self._started_s, self._busy_s = clock, now_s, 0.0
         return not is_busy and not self.is_starved
-
-    @property
-    def is_starved(self) -> bool:
-        """True if the link has no time to spare: changes of several clocks should go as one."""
-        return self._share >= _MAX_BUSY_SHARE
 
 
 _ANSWER_S = 0.02
