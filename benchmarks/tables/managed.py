@@ -61,7 +61,7 @@ def sgd_pass(users, items, values, start, stop, W, H, rate, decay):
 class Ratings:
     """One worker's ratings: popular items come more often, in shuffled numbering."""
 
-    shape, staleness, clocks, rate = (1000, 16), 1, 12, 0.012
+    shape, staleness, clocks, rate = (1000, 16), 1, 12, 0.01
     users, count, parts, clock_s = 400, 40_000, 8, 1.0
 
     def __init__(self, worker: int) -> None:

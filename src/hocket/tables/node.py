@@ -193,7 +193,7 @@ class Node:
             for link in self._all_links():
                 busy |= link.send_due(is_waiting=is_waiting)
             for shard, route in enumerate(self.routes):
-                if route.must_answer():
+                if route.must_answer(is_waiting=is_waiting):
                     self.links[0][shard].ping()
             self._ping_if_silent()
         for link in self._all_links():
@@ -284,6 +284,7 @@ class Node:
                 return
             started_s = time.monotonic()
             self._num_waiting += 1
+            self.port.wake()  # changes that were held for more to come can go
             try:
                 while not is_done():
                     self.changed.wait(0.1)

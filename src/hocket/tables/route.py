@@ -103,6 +103,8 @@ class SendBudget:
 
 _MAX_BUSY_SHARE = 0.5
 _SHORT_CLOCK_S = 8 * _CHUNK_S
+_LATENCY_S = 0.005
+"""Clocks shorter than this wait for processes, not for the link: to hold anything back is lost."""
 
 
 class LinkUse:
@@ -115,7 +117,8 @@ class LinkUse:
 
     def __init__(self) -> None:
         self.is_starved = False
-        """True if clocks are short and keep the link busy."""
+        """True if clocks are short and keep the link busy: several should share a message."""
+        self._is_filled = False
         self._clock, self._busy_s, self._was_busy = -1, 0.0, False
         self._started_s = self._seen_s = time.monotonic()
 
@@ -126,10 +129,11 @@ class LinkUse:
         self._seen_s, self._was_busy = now_s, is_busy
         if clock != self._clock:
             clock_s = now_s - self._started_s
-            is_filled = self._clock >= 0 and self._busy_s >= _MAX_BUSY_SHARE * clock_s
-            self.is_starved = is_filled and clock_s < _SHORT_CLOCK_S
+            is_busy_clock = self._clock >= 0 and self._busy_s >= _MAX_BUSY_SHARE * clock_s
+            self._is_filled = is_busy_clock and clock_s < _SHORT_CLOCK_S
+            self.is_starved = self._is_filled and clock_s >= _LATENCY_S
             self._clock, self._started_s, self._busy_s = clock, now_s, 0.0
-        return not is_busy and not self.is_starved
+        return not is_busy and not self._is_filled
 
 
 _ANSWER_S = 0.02
@@ -178,9 +182,10 @@ class Route:
             self.owes_answer, self._owed_s = True, time.monotonic()
         return is_next
 
-    def must_answer(self) -> bool:
-        """True if an answer is owed and no other message has come to carry it."""
-        return self.owes_answer and time.monotonic() - self._owed_s > _ANSWER_S
+    def must_answer(self, *, is_waiting: bool) -> bool:
+        """True if an answer is owed and no other message will soon carry it."""
+        is_late = is_waiting or time.monotonic() - self._owed_s > _ANSWER_S
+        return self.owes_answer and is_late
 
     def allows(self, use: LinkUse) -> bool:
         """True if a message may be sent now; one at a time over a starved link."""
