@@ -29,8 +29,8 @@ class TableSpec:
 
     - ``ssp``: changes at each clock; rows when a worker asks.
     - ``essp``: changes at each clock; a row that was read once is pushed whenever all have clocked.
-    - ``managed``: both directions send all the time, as fast as was measured to arrive, what a
-      clock waits for first, then in ``order``.
+    - ``managed``: what clocks wait for goes first, in both directions; over a link with time to
+      spare other changes go ahead, in ``order``.
     """
 
     name: str
