@@ -133,7 +133,11 @@ class _Reader(Calls):
         start, stop, step = self.range_of(node.iter, environment)
         atom = f"{node.target.id}@{node.lineno}:{node.col_offset}"
         is_plain = step.linear == Linear(const=1)
-        self.inner[atom] = Inner(start.text if is_plain else None, stop.text if is_plain else None)
+        self.inner[atom] = (
+            Inner(start.text, stop.text, start.linear, stop.linear)
+            if is_plain
+            else Inner(None, None)
+        )
         environment[node.target.id] = Scalar(Linear.of(Atom("inner", atom)), None, "int")
         self.loop(node, node.body, environment)
 

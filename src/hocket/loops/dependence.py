@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hocket.loops.body import Range
-from hocket.loops.form import Access, Atom, Body, Linear, Sub
+from hocket.loops.form import Access, Atom, Body, Inner, Linear, Sub
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def dependence_vectors(
     Vectors within one iteration (0 along every loop) are harmless.
     """
     dims = [Atom("dim", name) for name in body.dims]
-    bounds = _Bounds(dict(zip(body.dims, ranges, strict=True)), body.dims)
+    bounds = _Bounds(dict(zip(body.dims, ranges, strict=True)), body.dims, body.inner)
     vectors: dict[tuple[str, tuple[tuple[Atom, int], ...]], Vector] = {}
     needs: set[Segments] = set()
     for number, first in enumerate(body.accesses):
@@ -68,6 +68,8 @@ def dependence_vectors(
             if first.array != second.array or not (first.writes or second.writes):
                 continue
             distance = _between(first, second, bounds)
+            if distance is not None:
+                distance |= _mirrored(first, second, bounds)
             if distance is None or all(distance.get(dim) == 0 for dim in dims):
                 continue
             if use_segments:
@@ -95,6 +97,37 @@ def _between(first: Access, second: Access, bounds: _Bounds) -> dict[Atom, int] 
     except _NoConflict:
         return None
     return distance
+
+
+def _mirrored(first: Access, second: Access, bounds: _Bounds) -> dict[Atom, int]:
+    """Distances of a symmetric write: ``a[i, j]`` and ``a[j, i]`` where j is never below i.
+
+    The two cells are one only if i of each iteration is j of the other. Then neither i is below the
+    other, so they are equal. The same holds where j is never above i.
+    """
+    atoms = [
+        (_variable(one), _variable(other))
+        for one, other in zip(first.subs, second.subs, strict=True)
+    ]
+    found: dict[Atom, int] = {}
+    for dim, mine in atoms:
+        for other, same in atoms:
+            if dim is None or mine is None or other is None or dim != same or dim == other:
+                continue
+            side = bounds.side(other, dim) if dim.kind == "dim" else 0
+            if side and mine != dim and bounds.side(mine, dim) == side:
+                found[dim] = 0
+                if mine == other and mine.kind == "dim":
+                    found[mine] = 0
+    return found
+
+
+def _variable(sub: Sub) -> Atom | None:
+    """The loop variable that a subscript is."""
+    if sub.index is None or len(sub.index.terms) != 1 or sub.index.const:
+        return None
+    ((atom, factor),) = sub.index.terms
+    return atom if factor == 1 and atom.kind in ("dim", "inner") else None
 
 
 def _segments(first: Access, second: Access, dims: Sequence[str]) -> frozenset[Segments]:
@@ -144,6 +177,21 @@ class _Bounds:
 
     ranges: Mapping[str, Range]
     dims: Sequence[str]
+    inner: Mapping[str, Inner]
+
+    def side(self, atom: Atom, dim: Atom) -> int:
+        """1 if a variable is never below a loop's in one iteration, -1 if never above, else 0."""
+        if atom.kind == "inner":
+            low, end = self.inner[atom.name].first, self.inner[atom.name].end
+        else:
+            low, end, step = (part.linear for part in self.ranges[atom.name])
+            if step != Linear(const=1):
+                return 0
+        above = None if low is None else low - Linear.of(dim)
+        below = None if end is None else end - Linear.of(dim)
+        if above is not None and above.is_const and above.const >= 0:
+            return 1
+        return -1 if below is not None and below.is_const and below.const <= 1 else 0
 
     def skips(self, atom: Atom, distance: int) -> bool:
         """Whether no two values of a strided loop differ by this much."""

@@ -187,6 +187,9 @@ class Inner:
 
     start: str | None
     stop: str | None
+    first: Linear | None = None
+    end: Linear | None = None
+    """Start and stop as forms, where the step is 1."""
 
 
 @dataclass(frozen=True)

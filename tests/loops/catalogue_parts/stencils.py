@@ -125,3 +125,35 @@ def transpose_in_place(A):
     for i in range(len(A)):
         for j in range(i):
             A[i, j], A[j, i] = A[j, i], A[i, j]
+
+
+@loop("independent", whole(N, N), np.zeros((N, N), np.int64))
+def symmetric_from_the_diagonal(x, out):
+    for i in range(len(x)):
+        for j in range(i, len(x)):
+            out[i, j] = x[i, j] * x[j, i]
+            out[j, i] = out[i, j]
+
+
+@loop("independent", whole(N, N), np.zeros((N, N), np.int64))
+def symmetric_below_the_diagonal(x, out):
+    for i in range(len(x)):
+        for j in range(i + 1):
+            out[i, j] = x[i, j]
+            out[j, i] = out[i, j]
+
+
+@loop("serial", whole(N, N), np.zeros((N, N), np.int64))
+def mirrored_from_both_sides(x, out):
+    for i in range(len(x)):
+        for j in range(len(x)):
+            out[i, j] = x[i, j]
+            out[j, i] = out[i, j] + 1
+
+
+@loop("serial", whole(N, N), np.zeros((N, N), np.int64))
+def mirrored_across_the_diagonal(x, out):
+    for i in range(1, len(x)):
+        for j in range(i - 1, len(x)):
+            out[i, j] = x[i, j]
+            out[j, i] = out[i, j] + i
