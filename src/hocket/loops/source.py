@@ -104,6 +104,8 @@ def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> LoopSourc
     """Find the loops of a function."""
     names = OutsideNames(names, local_names(node))
     plain = _PlainRanges(names, _num_loads(node)).visit(copy.deepcopy(node))
+    for name in _flags(plain):
+        _write_flag_as_reduction(plain.body, name)
     ast.fix_missing_locations(plain)
     counter = iter(range(1_000_000))
     later = outer_names(node)
@@ -138,6 +140,77 @@ def _decorated(node: ast.FunctionDef) -> dict[str, Any]:
             with contextlib.suppress(ValueError):
                 found[keyword.arg or ""] = ast.literal_eval(keyword.value)
     return found
+
+
+def _flags(function: ast.FunctionDef) -> list[str]:
+    """Names that only ever hold True or False, by plain assignments of these."""
+    stores: Counter[str] = Counter()
+    constants: Counter[str] = Counter()
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign([ast.Name(name)], ast.Constant(bool())):
+                constants[name] += 1
+            case ast.arg(name) | ast.AugAssign(ast.Name(name)):
+                stores[name] += 1
+            case ast.Global(names) | ast.Nonlocal(names):
+                stores.update(names)
+            case _:
+                pass
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            stores[node.id] += 1
+        if node is not function and isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            stores.update(each.id for each in ast.walk(node) if isinstance(each, ast.Name))
+    return [name for name, count in constants.items() if stores[name] == count]
+
+
+def _write_flag_as_reduction(statements: Sequence[ast.stmt], name: str) -> None:
+    """In loops that only raise a flag, or only lower it: ``f = True`` becomes ``f |= True``.
+
+    The flag is set before the loop in the same block and not read inside, so this says the same;
+    as a reduction it ties no iteration to another.
+    """
+    is_set = False
+    for statement in statements:
+        blocks = [getattr(statement, part, []) for part in ("body", "orelse", "finalbody")]
+        if isinstance(statement, ast.Assign):
+            is_set |= name in stored_names([statement])
+        elif is_set and isinstance(statement, ast.For) and name not in loaded_names([statement]):
+            _FlagUpdates(name).rewrite(statement)
+            continue
+        for block in blocks:
+            _write_flag_as_reduction(block, name)
+
+
+class _FlagUpdates(ast.NodeTransformer):
+    """Rewrites assignments of one constant to a flag as updates."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def rewrite(self, loop: ast.For) -> None:
+        """Rewrite a loop if all its assignments to the flag are of one constant."""
+        values = {
+            node.value.value
+            for node in ast.walk(loop)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+            and _name_of(node.targets[0]) == self.name
+        }  # fmt: skip
+        if len(values) == 1:
+            self.visit(loop)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """Write ``f = True`` as ``f |= True`` and ``f = False`` as ``f &= False``."""
+        if _name_of(node.targets[0]) != self.name:
+            return node
+        assert isinstance(node.value, ast.Constant)
+        op = ast.BitOr() if node.value.value else ast.BitAnd()
+        target = ast.Name(self.name, ast.Store())
+        return _placed(ast.AugAssign(target, op, node.value), node)
+
+
+def _name_of(node: ast.expr) -> str | None:
+    """The name that an expression is."""
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def _sites(

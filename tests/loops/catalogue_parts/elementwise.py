@@ -151,3 +151,45 @@ def computed_key(x, u, out):
 def key_of_key(x, u, group, out):
     for n in range(len(x)):
         out[group[u[n]]] = out[group[u[n]]] * 2 + x[n]
+
+
+@loop("independent", whole(N), whole(N))
+def raised_flag(x, y):
+    changed = False
+    for n in range(len(x)):
+        if x[n] > y[n]:
+            y[n] = x[n]
+            changed = True
+    return changed
+
+
+@loop("independent", whole(N))
+def lowered_flag(x):
+    seen = 0
+    all_positive = True
+    for v in x:
+        if v <= 0:
+            all_positive = False
+        seen += 1
+    return all_positive, seen
+
+
+@loop("serial", whole(N))
+def flag_both_ways(x):
+    is_negative = False
+    for v in x:
+        if v < 0:
+            is_negative = True
+        if v > 2:
+            is_negative = False
+    return is_negative
+
+
+@loop("serial", whole(N), np.zeros(N, np.int64))
+def flag_that_is_read(x, out):
+    seen = False
+    for n in range(len(x)):
+        if seen:
+            out[n] = 1
+        if x[n] < 0:
+            seen = True

@@ -120,7 +120,7 @@ def upper_triangle(A):
             A[i, j] = A[i, j] * 2
 
 
-@loop("serial", whole(M, M))
+@loop("independent", whole(M, M))
 def transpose_in_place(A):
     for i in range(len(A)):
         for j in range(i):
