@@ -142,15 +142,16 @@ def _check_private(option: LoopOption, values: Mapping[str, Any]) -> None:
         if covers is None:
             continue
         try:
-            filled = number(covers.stop, values)
+            filled = [number(stop, values) for stop in covers.stops]
         except CannotEvaluate as error:
             raise Refusal(f"how much of {name} is filled is not known: {error}", line) from error
-        if filled < len(values[name]):
-            raise Refusal(
-                f"{name} holds {len(values[name])} but only {filled} are filled by each iteration; "
-                "the rest goes from one iteration to the next",
-                line,
-            )
+        for length, count in zip(values[name].shape, filled, strict=True):
+            if count < length:
+                raise Refusal(
+                    f"{name} holds {length} but only {count} are filled by each iteration; "
+                    "the rest goes from one iteration to the next",
+                    line,
+                )
 
 
 def _num_steps(option: LoopOption, space: Space, num_workers: int, max_delay: int | None) -> int:

@@ -16,16 +16,17 @@ from hocket.loops.scope import Scope
 # Scratch arrays: overwritten by every iteration before it reads them, so each worker has its own.
 #
 # An array is private if the first statement of the iteration that mentions it fills it: ``p[:] =
-# e``, ``p.fill(e)`` or ``for k in range(E): p[k] = e`` where E covers the array (checked when
-# called). It must appear under its own name only, never as a whole, so that no alias can see it.
+# e``, ``p.fill(e)`` or ``for k in range(E): p[k] = e``, one loop in another for each dimension,
+# where E covers the array (checked when called). It must appear under its own name only, never as a
+# whole, so that no alias can see it.
 
 
 @dataclass(frozen=True)
 class Covers:
-    """Condition: the array is not longer than the loop that fills it."""
+    """Condition: no dimension of the array is longer than the loop that fills it."""
 
     array: str
-    stop: str
+    stops: tuple[str, ...]
 
 
 def private_arrays(
@@ -40,10 +41,10 @@ def private_arrays(
         first = next(node for node in statements if mentions(node, name))
         if _fills_at_once(first, name):
             found[name] = None
-        elif scope.info(name).rank == 1:
-            stop = _fills_in_loop(first, name, stored_names(statements))
-            if stop is not None:
-                found[name] = Covers(name, stop)
+        else:
+            stops = _fills_in_loops(first, name, stored_names(statements))
+            if stops is not None and len(stops) == scope.info(name).rank:
+                found[name] = Covers(name, stops)
     return found
 
 
@@ -74,23 +75,32 @@ def _only_subscripted(statements: Sequence[ast.stmt], name: str) -> bool:
 
 def _fills_at_once(node: ast.stmt, name: str) -> bool:
     match node:
-        case ast.Assign([ast.Subscript(ast.Name(base), ast.Slice(None, None, None))], value):
-            return base == name and not mentions(value, name)
+        case ast.Assign([ast.Subscript(ast.Name(base), place)], value):
+            slices = place.elts if isinstance(place, ast.Tuple) else [place]
+            is_whole = all(ast.unparse(each) == ":" for each in slices)
+            return base == name and is_whole and not mentions(value, name)
         case ast.Expr(ast.Call(ast.Attribute(ast.Name(base), "fill"), [value], [])):
             return base == name and not mentions(value, name)
         case _:
             return False
 
 
-def _fills_in_loop(node: ast.stmt, name: str, stored: frozenset[str]) -> str | None:
-    """The stop of a loop ``for k in range(E)`` whose every round first assigns ``name[k]``."""
+def _fills_in_loops(
+    node: ast.stmt, name: str, stored: frozenset[str], variables: tuple[str, ...] = ()
+) -> tuple[str, ...] | None:
+    """The stops of loops ``for k in range(E)``, one in another, that first assign ``name[k]``."""
     match node:
         case ast.For(ast.Name(variable), ast.Call(ast.Name("range"), [stop], []) as head, body, []):
             if loaded_names([head]) & stored or variable in stored_names(body):
                 return None
+            variables = (*variables, variable)
+            if len(body) == 1 and isinstance(body[0], ast.For):
+                inside = _fills_in_loops(body[0], name, stored, variables)
+                return None if inside is None else (ast.unparse(stop), *inside)
             for statement in body:
                 if mentions(statement, name):
-                    return ast.unparse(stop) if _assigns(statement, name, variable, body) else None
+                    is_filled = _assigns(statement, name, variables, body)
+                    return (ast.unparse(stop),) if is_filled else None
                 if any(isinstance(n, (ast.Break, ast.Continue)) for n in ast.walk(statement)):
                     return None
         case _:
@@ -98,15 +108,17 @@ def _fills_in_loop(node: ast.stmt, name: str, stored: frozenset[str]) -> str | N
     return None
 
 
-def _assigns(node: ast.stmt, name: str, variable: str, body: Sequence[ast.stmt]) -> bool:
+def _assigns(
+    node: ast.stmt, name: str, variables: tuple[str, ...], body: Sequence[ast.stmt]
+) -> bool:
+    here = f"{name}[{', '.join(variables)}]"
     match node:
-        case ast.Assign([ast.Subscript(ast.Name(base), ast.Name(place))], value):
-            if base != name or place != variable or mentions(value, name):
+        case ast.Assign([ast.Subscript() as target], value):
+            if ast.unparse(target) != here or mentions(value, name):
                 return False
         case _:
             return False
     # Later reads in the same round may only be of what this round has assigned.
-    here = f"{name}[{variable}]"
     return not any(isinstance(part, ast.Break) for item in body for part in ast.walk(item)) and all(
         ast.unparse(part) == here
         for statement in body

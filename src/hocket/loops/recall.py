@@ -46,7 +46,7 @@ def content(readings: Iterable[Reading], values: Mapping[str, Any]) -> dict[str,
         texts |= {atom.name for a in reading.body.accesses for s in a.subs
                   if s.index is not None for atom, _ in s.index.terms}  # fmt: skip
         texts |= {text for each in reading.segments for text in (each.start, each.stop)}
-        texts |= {covers.stop for covers in reading.private.values() if covers is not None}
+        texts |= {stop for covers in reading.private.values() if covers for stop in covers.stops}
         texts |= set(reading.nonempty)
     used = {
         node.id

@@ -98,6 +98,47 @@ def scratch(A, tmp, out):
         out[r] = s
 
 
+@loop("independent", whole(M, K), np.zeros((K, K), np.int64), np.zeros(M, np.int64))
+def scratch_of_two_dimensions(A, tmp, out):
+    for r in range(len(A)):
+        for k in range(len(tmp)):
+            for m in range(len(tmp)):
+                tmp[k, m] = A[r, k] * A[r, m]
+        s = 0
+        for k in range(len(tmp)):
+            s += tmp[k, 0] - tmp[0, k] + tmp[k, k]
+        out[r] = s
+
+
+@loop("independent", whole(M, K), np.zeros((K, K), np.int64), np.zeros(M, np.int64))
+def scratch_of_two_dimensions_zeroed(A, tmp, out):
+    for r in range(len(A)):
+        tmp[:, :] = 0
+        for k in range(A.shape[1]):
+            tmp[k, 0] += A[r, k]
+        out[r] = tmp[1, 0] + tmp[2, 1]
+
+
+@loop("serial", whole(M, K), np.zeros((K, K), np.int64), np.zeros(M, np.int64))
+def scratch_filled_in_a_triangle(A, tmp, out):
+    for r in range(len(A)):
+        for k in range(len(tmp)):
+            for m in range(k):
+                tmp[k, m] = A[r, k] * A[r, m]
+        tmp[0, 0] += 1
+        out[r] = tmp[0, 0] + tmp[2, 1]
+
+
+@loop("serial", whole(M, K), np.zeros((K, K), np.int64), np.zeros(M, np.int64))
+def scratch_with_a_column_left(A, tmp, out):
+    for r in range(len(A)):
+        for k in range(len(tmp)):
+            for m in range(len(tmp) - 1):
+                tmp[k, m] = A[r, k] * A[r, m]
+        tmp[1, len(tmp) - 1] += tmp[0, 0]
+        out[r] = tmp[1, len(tmp) - 1]
+
+
 @loop("serial", whole(M, K), np.zeros(K, np.int64), np.zeros(M, np.int64))
 def scratch_partly_filled(A, tmp, out):
     for r in range(len(A)):
