@@ -271,7 +271,9 @@ def test_an_attempt_that_its_agent_lost_is_lost(net):
     agent = net.join("a")
     net.start(*python(WAITS))
     net.wait_for(RUNNING)
-    net.executor.sync("a", agent._identity, "10.0.0.9", [["v100-0", "v100"]], [])
+    for _ in range(2):
+        orders = net.executor.sync("a", agent._identity, "10.0.0.9", [["v100-0", "v100"]], [])
+        assert orders["starts"] == [], "an attempt begins at most once"
     assert net.status().phase == LOST
 
 

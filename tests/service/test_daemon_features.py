@@ -8,6 +8,7 @@ import pytest
 from hocket.base.errors import UsageError
 from hocket.service.daemon import commands, decision_log
 from hocket.service.executors.executor import AttemptName
+from hocket.service.metrics import FleetMetrics
 from hocket.service.server_config import ServerConfig, TeamConfig, UserLimits
 from hocket.service.spec import parse_after
 
@@ -171,3 +172,20 @@ def test_a_job_that_has_timed_out_has_failed_for_those_after_it(rig, engine):
     assert rig.status(rig.submit("repair", after=("1:failed",))) != "blocked"
     with pytest.raises(UsageError, match=r"job 1 has ended \(timed out\)"):
         rig.submit("next", after=("1",))
+
+
+def test_device_time_counts_from_the_start_of_the_process_that_measures(rig, engine):
+    rig.submit("long")
+    rig.look(2)
+    rig.later(100.0)
+    metrics = FleetMetrics(lambda: rig.service_state, rig.time)
+    rig.later(7.0)
+    found = {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
+    assert found["hocket_device_seconds_total"] == 7.0
+
+
+def test_the_limit_of_a_job_counts_before_that_of_the_server(rig):
+    rig = rig.again(config=ServerConfig(time_limit_s=50.0))
+    rig.submit("own", time_limit_s=900.0)
+    rig.submit("default")
+    assert rig.service_state.state.jobs.rows["time_limit_s"].tolist() == [900.0, 50.0]
