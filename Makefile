@@ -8,12 +8,16 @@ INPUTS := pyproject.toml constraints.txt
 # Of tests; more than cores, because many wait for processes that they started.
 WORKERS ?= 4
 
-.PHONY: demo test test-all check kernels rewritten clean
+.PHONY: demo docs test test-all check kernels rewritten clean
 
 demo: $(VENV)/.kernels
 	$(BIN)/hocket plan gpt2 --batch 16 --seq 1024 --on mixed-desktop -o plan.json
 	@echo "look: open report.html in a browser, trace.json in https://ui.perfetto.dev"
 	@echo "next: $(BIN)/hocket explain plan.json, $(BIN)/hocket run plan.json --steps 3"
+
+# The docs site in site/, without requests to other machines; read it with python -m http.server -d site.
+docs: $(VENV)/.docs $(VENV)/.kernels
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python scripts/docs
 
 # Tests start over a hundred Pythons, which read bytecode instead of compiling their sources.
 # Kernels are compiled beside the installing and the lints, which need no compiled code.
@@ -64,5 +68,9 @@ $(VENV)/.dev: $(VENV)/.torch $(INPUTS)
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[torch,dev]'
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.torch $(INPUTS)
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[torch,docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) plan.json report.html trace.json
+	rm -rf $(VENV) site plan.json report.html trace.json

@@ -54,6 +54,7 @@ LONG = (
     "test_imports.py",
     "runtime/collectives/test_links.py",
     "runtime/test_memory_order.py",
+    "pages/test_site.py",
     "planners/test_hash_seeds.py",
     "fleet/test_planned_throughputs.py",
     "runtime/test_given_models.py",
@@ -84,6 +85,7 @@ WHOLE_PROGRAMS = (
     "service/test_slurm.py",
     "service/test_slurm_nodes.py",
     "tables/test_ray.py",
+    "test_notebook.py",
     "test_wheel.py",
     "view/test_report_in_browser.py",
 )

@@ -19,6 +19,7 @@ _EXTRAS = {
     "ray": ("ray",),
     "tables": ("pyzmq",),
     "classes": ("onnx", "onnxruntime", "safetensors", "torch-pruning"),
+    "docs": ("mkdocs-material", "mkdocstrings"),
 }
 """Packages of each extra of the distribution."""
 _ADDS = {
@@ -27,6 +28,7 @@ _ADDS = {
     "ray": "fleet jobs on a Ray cluster",
     "tables": "parameter tables with bounded staleness: hocket tables, hocket.tables",
     "classes": "classifiers split by class: hocket split, serve-classes",
+    "docs": "the docs site: make docs",
 }
 
 
