@@ -2,6 +2,8 @@
 
     python benchmarks/predict/thirdparty.py measure --out DIR --seconds 480   (on a GPU)
     python benchmarks/predict/thirdparty.py predict --out DIR --on 1xh200     (anywhere)
+    python benchmarks/predict/thirdparty.py measure --set drawn --seed 37 --count 12 --out DIR
+    python benchmarks/predict/thirdparty.py list --set drawn --seed 37 --count 12
 
 ``measure`` trains each model eagerly with fused AdamW and appends a row to ``DIR/rows.jsonl``: the
 median step, the peak of allocated bytes, and device time by op and shape. Rows that are there are
@@ -26,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from drawn import drawn, named, skipped
 from held_out import held_out
 from models import Batch, Model, models
 from torch import nn
@@ -40,24 +43,47 @@ Row = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("measure", "predict"))
+    parser.add_argument("what", choices=("measure", "predict", "list"))
     parser.add_argument("--out", type=Path, default=Path("thirdparty"))
     parser.add_argument("--seconds", type=float, default=480.0, help="no row starts after it")
     parser.add_argument("--on", default="1xh200")
     parser.add_argument("--only", default="", help="comma-separated names of models")
     parser.add_argument(
-        "--set", dest="models", choices=("all", "chosen", "held-out"), default="all"
+        "--set", dest="models", choices=("all", "chosen", "held-out", "drawn"), default="all"
     )
+    parser.add_argument("--seed", type=int, default=37, help="of --set drawn")
+    parser.add_argument("--count", type=int, default=12, help="models of --set drawn")
     parser.add_argument("--detail", default="", help="a row whose ops are compared")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     names = set(filter(None, arguments.only.split(",")))
-    every = {"all": [*held_out(), *models()], "chosen": models(), "held-out": held_out()}
-    chosen = [model for model in every[arguments.models] if not names or model.name in names]
-    if arguments.what == "measure":
+    every = {
+        "all": lambda: [*held_out(), *models()], "chosen": models, "held-out": held_out,
+        # Lists of transformers differ between versions: names that were drawn before are kept.
+        "drawn": lambda: (
+            named(arguments.only.split(",")) if names else drawn(arguments.seed, arguments.count)
+        ),
+    }  # fmt: skip
+    chosen = [model for model in every[arguments.models]() if not names or model.name in names]
+    if arguments.what == "list":
+        print("\n".join(f"{model.name} ({model.family})" for model in chosen))
+        print("\n".join(f"skipped {name}: {reason}" for name, reason in skipped.items()))
+    elif arguments.what == "measure":
+        print_host_speed()
         measure_all(chosen, arguments.out / "rows.jsonl", arguments.seconds)
     else:
         predict_all(chosen, arguments.out, arguments.on, arguments.detail)
+
+
+def print_host_speed() -> None:
+    """How fast this host dispatches, compared with the host whose steps costs were fitted to."""
+    from hocket.cost.dispatch import measure_dispatch_s
+    from hocket.cost.host import REFERENCE_DISPATCH_S
+
+    if torch.cuda.is_available():
+        found_s = [measure_dispatch_s(torch.device("cuda", 0)) for _ in range(3)]
+        told = ", ".join(f"{seconds * 1e6:.1f}" for seconds in found_s)
+        print(f"dispatch {told} us; reference {REFERENCE_DISPATCH_S * 1e6:.1f} us", flush=True)
 
 
 def cases(chosen: list[Model]) -> Iterator[tuple[Model, int, str]]:
@@ -197,6 +223,11 @@ def predict_all(chosen: list[Model], out: Path, on: str, detail: str) -> None:
         print(f"\nstep: mean {step_errors.mean():.1%}, worst {step_errors.max():.1%}; "
               f"peak: mean {peak_errors.mean():.1%}, worst {peak_errors.max():.1%}; "
               f"{len(errors)} rows")  # fmt: skip
+        from hocket.cost.ranges import DATASHEET
+
+        ratios = [1 / (1 + step) for step, _ in errors]
+        covered = np.mean([DATASHEET.low <= ratio <= DATASHEET.high for ratio in ratios])
+        print(f"80 % range {DATASHEET.low} to {DATASHEET.high} covers {covered:.0%}")
 
 
 def predicted(model: Model, size: int, precision: str, cluster: Any) -> Row:
