@@ -10,6 +10,7 @@ from hocket.base.errors import UsageError
 from hocket.capture import capture, capture_program, execute, named_tensors
 from hocket.capture.optimizer import OPTIMIZER_STATES, TORCH_OPTIMIZERS, optimizer_of_meta
 from hocket.cli.sources import _OPTIMIZERS
+from hocket.cost.families import family_of
 from hocket.graph import Phase, Role
 
 
@@ -112,3 +113,11 @@ def test_sparse_gradients_are_refused_with_what_to_change():
     assert "sparse=False" in caught.value.hint
     assert "SparseAdam" in caught.value.hint
     assert capture(model, torch.zeros(3, dtype=torch.long), optimizer=None).num_ops
+
+
+def test_muon_counts_the_products_of_its_iterations():
+    graph = capture(nn.Linear(64, 32, bias=False), torch.zeros(4, 64), optimizer="muon")
+    update = graph.op_phase == Phase.OPTIMIZER
+    assert graph.flops[update].tolist() == [5 * (4 * 32**2 * 64 + 2 * 32**3)]
+    assert family_of("optimizer.muon") == "matmul"
+    assert family_of("optimizer.rmsprop") == "optimizer"

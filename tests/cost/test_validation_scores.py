@@ -220,3 +220,9 @@ def test_command_names_the_tables_that_were_not_given():
     asked = CliRunner().invoke(command, ["fsdp-h100"])
     assert isinstance(asked.exception, InputFileError)
     assert "mosaicml_llmfoundry_fsdp.csv" in asked.exception.hint
+
+
+def test_releases_of_a_program_are_no_alternatives():
+    rows = [replace(TABLES["bloom"][0], release=name, step_s=10.0) for name in ("25.09", "25.11")]
+    assert ranking_score(rows, np.ones(2)) is None
+    assert ranking_score([replace(row, release="") for row in rows], np.ones(2)).groups == 1

@@ -39,6 +39,7 @@ DEFAULTS: Mapping[str, Mapping[str, float]] = {
 _OTHER_UPDATES = ("amsgrad", "maximize", "nesterov", "dampening", "decoupled_weight_decay")
 """Settings that make another update of one that capture knows."""
 _USUAL_STATES = ("state_1", "state_2")
+_MUON = "muon"
 TORCH_OPTIMIZERS: Mapping[str, str] = {
     name.lower(): name
     for name in (
@@ -76,6 +77,16 @@ class Optimizer:
     def moved_bytes(self, parameter_bytes: int) -> int:
         """Bytes that an update of one parameter reads and writes: all but the gradient twice."""
         return parameter_bytes * (2 * (2 + len(self.state_names)) - 1)
+
+    def update_flops(self, shape: tuple[int, ...]) -> float:
+        """Operations of matrix products in an update: Muon's five Newton-Schulz iterations.
+
+        Each forms ``X @ X.T``, its square and their product with ``X``, in bfloat16.
+        """
+        if self.name != _MUON or len(shape) != 2:
+            return 0.0
+        short, long = sorted(shape)
+        return 5.0 * (4 * short**2 * long + 2 * short**3)
 
     def to_meta(self) -> dict[str, Any]:
         """What a graph notes, so that the step can be captured again."""
@@ -256,7 +267,9 @@ def _append_update(recording: Recording, optimizer: Optimizer, parameter: Source
     read = (parameter.value, gradient, *states)
     touched = optimizer.moved_bytes(layout.size_bytes)
     kind = f"optimizer.{optimizer.name}"
-    cost = Cost(kind, f"{kind}({layout_text(layout)})", dtype_index(layout.dtype), 0.0, touched)
+    flops = optimizer.update_flops(tuple(layout.shape))
+    dtype = torch.bfloat16 if flops else layout.dtype
+    cost = Cost(kind, f"{kind}({layout_text(layout)})", dtype_index(dtype), flops, touched)
     call = RawCall(
         function=kind,
         args=tuple(Ref(number) for number in read),

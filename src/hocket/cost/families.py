@@ -162,7 +162,8 @@ def family_of(kind: str) -> str:
     named = re.sub(r"^<built-in function (\w+)>$", r"\1", kind.strip())
     parts = [part for part in re.split(r"[.:/ (\[]+", named) if part]
     if parts and parts[0].lower() in ("optimizer", "optim"):
-        return "optimizer"
+        # Muon multiplies matrices; other updates read and write.
+        return "matmul" if parts[-1].lower() == "muon" else "optimizer"
     while len(parts) > 1 and parts[0].lower() in _NAMESPACES:
         parts = parts[1:]
     name = parts[0] if parts else ""

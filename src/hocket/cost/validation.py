@@ -100,9 +100,7 @@ def ranking_score(rows: Sequence[Measured], predicted_s: FloatArray) -> RankingS
         division = row.division
         key = (row.model, division.num_devices, division.global_batch, row.cluster, row.release)
         groups[key].append(index)
-    several = [
-        np.array(group) for group in groups.values() if len({rows[i].division for i in group}) > 1
-    ]
+    several = [np.array(group) for group in groups.values() if len(group) > 1]
     if not several:
         return None
     regrets = [_regret(measured_s[group], predicted_s[group]) for group in several]
@@ -218,8 +216,14 @@ _SHOWN = replace(_ZERO_SHOT, zero_shot_mean=None)
 _FSDP = Tolerance(zero_shot_mean=0.12)
 _FLOAT8 = replace(_UNRANKED, zero_shot_mean=0.20)
 _TOLERANCES = {
-    # Hosts of its jobs differ by a tenth: steps of small models contradict their neighbours.
-    "vtrain-single": Tolerance(calibrated_mean=0.07, calibrated_p95=0.20),
+    # Two choices take 22 % longer than the best: t=4 p=12 and t=8 p=6 are predicted within 0.3 %
+    # of each other, and t=8 p=6 with 4 sequences is rated too fast.
+    "bloom": Tolerance(mean_regret=0.04, max_regret=0.23),
+    # Hosts of its jobs differ by a tenth: steps of small models contradict their neighbours. Tensor
+    # parallelism of a width of 2048 is rated too slow: t=4 took a fifth less than t=2 p=2.
+    "vtrain-single": Tolerance(
+        calibrated_mean=0.07, calibrated_p95=0.20, mean_regret=0.03, max_regret=0.27
+    ),
     # Nine runs took 12 to 35 % longer than anything modelled. The size of its GPUs' memory is not
     # stated.
     "vtrain-multi": Tolerance(calibrated_mean=0.07, calibrated_p95=0.18, runs_per_false_alarm=None),
