@@ -98,9 +98,15 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'hocket' has no attribute {name!r}")
+    import random
     from importlib import import_module
 
-    return getattr(import_module(_HOME[name]), name)
+    # Importing rich draws from Python's generator, which a script may have seeded already.
+    state = random.getstate()
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    finally:
+        random.setstate(state)
 
 
 def __dir__() -> list[str]:

@@ -157,6 +157,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self.recording.sources.append(Source(name, role, self._new_value(known, layout, -1)))
 
+    def take_unknown(self, tensor: torch.Tensor) -> None:
+        """Refuse a fake tensor that is no source and that no recorded op made."""
+        raise HocketError("an op reads a tensor that no recorded op made")
+
     def value_of(self, tensor: torch.Tensor) -> int | None:
         """The number of the value that a tensor holds; None where it was never seen."""
         storage = self.storage_of(tensor)
@@ -228,7 +232,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = self.storage_of(leaf)
         if storage is None:
             if isinstance(leaf, FakeTensor):
-                raise HocketError("an op reads a tensor that no recorded op made")
+                self.take_unknown(leaf)
+                return self._argument(leaf, reads)
             if self._watched and leaf.is_meta:
                 raise NotRepeatable("an op may read a tensor of a block that is left out")
             self._require_constant(leaf)

@@ -104,6 +104,11 @@ class RawCall(NamedTuple):
     is_view: bool
     cost: Cost
 
+    @property
+    def made(self) -> tuple[int, ...]:
+        """Values that it makes or changes."""
+        return (*(number for number in self.outputs if number is not None), *self.writes)
+
 
 class Source(NamedTuple):
     """A value that exists before the step."""

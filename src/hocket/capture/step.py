@@ -38,13 +38,13 @@ from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording, Ref, Returned
 from hocket.capture.recurrent import accept_weights_apart, stand_in_recurrence
 from hocket.capture.standin import put_stand_ins
-from hocket.capture.swap import swapped_tensors
+from hocket.capture.swap import PythonState, swapped_tensors
 from hocket.capture.unseen import (
+    SecondRun,
     held_tensors,
-    left_tensors,
     note_hooked,
+    note_python_state,
     note_replaced,
-    note_state,
     note_written,
     noting_seeds,
 )
@@ -150,37 +150,54 @@ def _record(
     put_stand_ins(model, recorder, runs)
     for name, role, tensor in sources:
         recorder.add_source(name, role, tensor)
-    held, left = held_tensors(model), left_tensors(model)
-    single = torch.autograd.set_multithreading_enabled(False)
-    with _module_hooks(recorder), noting_seeds(recorder), single, recorder:
-        with nullcontext() if training else torch.no_grad():
-            output = (forward or apply_model)(model, batch)
-            kept = [loss(output)] if training else tensors_of(output)
-        if training:
-            saved = find_saved(recorder, kept[0])
-            _run_backward(recorder, kept[0])
+    held, state = held_tensors(model), PythonState(model, forward, loss)
+    with _module_hooks(recorder), noting_seeds(recorder), recorder:
+        output, kept, saved = _run_step(recorder, model, batch, loss, training, forward)
     if training:
         note_held(recorder, saved)
         if runs and recorder.recording.held:
             raise NotRepeatable("autograd holds more than backward passes read")
         _collect_gradients(recorder, sources)
-        note_replaced(recorder, model, held)
         note_written(recorder)
-        if not runs:
-            second = Recorder(names, originals=originals)
-            for name, role, tensor in sources:
-                second.add_source(name, role, tensor)
-
-            def run_again(watching: Recorder) -> None:
-                with watching:
-                    loss((forward or apply_model)(model, batch))
-
-            note_state(recorder, left, model, run_again, second)
+    note_replaced(recorder, model, held)
+    if state.has_drawn():
+        recorder.recording.unseen = "it draws from Python's or numpy's generator"
+    elif not runs and originals is not None and state.is_changed():
+        second, between = SecondRun(names, recorder), PythonState(model, forward, loss)
+        for name, role, tensor in sources:
+            second.add_source(name, role, tensor)
+            tensor.grad = None
+        with second:
+            _run_step(second, model, batch, loss, training, forward)
+        after = PythonState(model, forward, loss)
+        note_python_state(
+            recorder, second, state.numbers != between.numbers, between.numbers != after.numbers
+        )
     if not runs:
         recorder.recording.returned = _returned(recorder, output)
     kept_values = [recorder.value_of(tensor) for tensor in kept]
     recorder.recording.outputs = list(dict.fromkeys(v for v in kept_values if v is not None))
     return recorder.recording
+
+
+def _run_step(
+    recorder: Recorder,
+    model: nn.Module,
+    batch: Any,
+    loss: Loss,
+    training: bool,
+    forward: Forward | None,
+) -> tuple[Any, list[torch.Tensor], Any]:
+    """Output, what is kept of it, and what autograd has saved."""
+    with torch.autograd.set_multithreading_enabled(False):
+        with nullcontext() if training else torch.no_grad():
+            output = (forward or apply_model)(model, batch)
+            kept = [loss(output)] if training else tensors_of(output)
+        if not training:
+            return output, kept, None
+        saved = find_saved(recorder, kept[0])
+        _run_backward(recorder, kept[0])
+        return output, kept, saved
 
 
 def _returned(recorder: Recorder, output: Any) -> Returned:

@@ -17,7 +17,7 @@ import random
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -68,6 +68,29 @@ def swapped_tensors(model: nn.Module, twins: Twins, *functions: Any) -> Iterator
             state.restore()
 
 
+class PythonState:
+    """What a model and the functions given with it hold beside tensors, at one time."""
+
+    def __init__(self, *roots: Any) -> None:
+        self._state = _ReachableState(roots)
+        self._draws = _python_draws()
+        self.numbers = self._state.numbers()
+        """Numbers, strings, flags and lengths of containers, in the order of a walk."""
+
+    def has_drawn(self) -> bool:
+        """True if Python's or numpy's generator has moved since."""
+        return self._draws != _python_draws()
+
+    def is_changed(self) -> bool:
+        """True if any object that was held is another one now."""
+        return self._state.is_changed()
+
+
+def _python_draws() -> tuple[Any, ...]:
+    drawn = np.random.get_state(legacy=False)
+    return random.getstate(), repr(drawn["state"]["pos"]), drawn["state"]["key"].tobytes()
+
+
 class _ReachableState:
     """Contents of every mutable object that can be reached from some roots."""
 
@@ -85,6 +108,7 @@ class _ReachableState:
         """Containers that such names hold, with a copy of each."""
         self._caches: list[Any] = []
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self._kept: list[Any] = []
         """Keeps ids of looked-at objects from being given to others."""
         self._pending: list[Any] = list(roots)
@@ -124,6 +148,8 @@ class _ReachableState:
                 self._pending += (item.func, item.args, item.keywords)
         elif isinstance(item, _LRU):
             self._caches.append(item)
+        elif isinstance(item, torch.Generator):
+            self._generators.append((item, item.get_state()))
         else:
             self._look_at_object(item)
 
@@ -235,21 +261,49 @@ class _ReachableState:
                     object.__delattr__(item, name)
                 else:
                     object.__setattr__(item, name, value)
+        for generator, state in self._generators:
+            generator.set_state(state)
         self._restore_names()
+
+    # ── compare ──────────────────────────────────────────────────────────────────────────────
+
+    def numbers(self) -> list[Any]:
+        """Numbers, strings, flags and lengths that were found, in the order of the walk."""
+        found: list[Any] = []
+        for _, saved in self._dicts:
+            found += (len(saved), *_numbers_in(saved.values()))
+        for _, before in self._lists:
+            found += (len(before), *_numbers_in(before))
+        found += (len(saved) for _, saved in self._sets)
+        found += _numbers_in(value for _, value in self._cells)
+        found += _numbers_in(value for _, _, value in (*self._slots, *self._named))
+        for _, shared in self._shared:
+            found += (len(shared), *_numbers_in(_items(shared)))
+        return found
+
+    def is_changed(self) -> bool:
+        """True if a container, attribute, cell or name holds another object than before."""
+        return (
+            any(not _are_same_items(found, saved) for found, saved in self._dicts)
+            or any(not _are_same(items, before) for items, before in self._lists)
+            or any(some != earlier for some, earlier in self._sets)
+            or any(_content(cell) is not value for cell, value in self._cells)
+            or any(getattr(i, name, _MISSING) is not value for i, name, value in self._slots)
+            or any(_named_value(owner, name) is not value for owner, name, value in self._named)
+            or any(not _are_same(_items(now), _items(saved)) for now, saved in self._shared)
+        )
 
     def _restore_names(self) -> None:
         """Restore what outlives the model and may be others': only where tensors were left."""
         for owner, name, value in self._named:
-            now = owner.get(name) if isinstance(owner, dict) else vars(owner).get(name)
+            now = _named_value(owner, name)
             if now is not value and _holds(torch.Tensor, now):
                 if isinstance(owner, dict):
                     owner[name] = value
                 else:
                     setattr(owner, name, value)
         for container, saved in self._shared:
-            items = container.values() if isinstance(container, dict) else container
-            earlier = saved.values() if isinstance(saved, dict) else saved
-            if not _are_same(items, list(earlier)) and _holds(torch.Tensor, container):
+            if not _are_same(_items(container), _items(saved)) and _holds(torch.Tensor, container):
                 container.clear()
                 getattr(container, "extend" if hasattr(container, "extend") else "update")(saved)
         for cache in self._caches:
@@ -263,6 +317,18 @@ _ATOMS = (
     torch.utils.data.DataLoader, torch.utils.data.Dataset, type(...),
 )  # fmt: skip
 """Objects that are not looked into: they hold nothing of a model, or are not the model's."""
+
+
+def _named_value(owner: Any, name: str) -> Any:
+    return owner.get(name) if isinstance(owner, dict) else vars(owner).get(name)
+
+
+def _items(container: Any) -> list[Any]:
+    return list(container.values() if isinstance(container, dict) else container)
+
+
+def _numbers_in(values: Iterable[Any]) -> Iterator[Any]:
+    return (value for value in values if isinstance(value, int | float | str))
 
 
 def _is_closed(module: str | None) -> bool:

@@ -7,7 +7,7 @@ with other draws where `torch.utils.checkpoint` draws the same again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,12 +16,11 @@ from torch import nn
 
 from hocket.capture.fake import NamedTensor
 from hocket.capture.record import Recorder
-from hocket.capture.recording import Recording
-from hocket.graph import Role
+from hocket.capture.recording import Recording, Ref, map_tree
+from hocket.graph import Phase, Role
 
 HeldByName = dict[tuple[str, str], torch.Tensor]
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_OWN_FIELDS = frozenset(vars(nn.Module()))
 _SETTERS = ("set_rng_state", "manual_seed")
 
 
@@ -54,47 +53,53 @@ def note_replaced(recorder: Recorder, model: nn.Module, before: HeldByName) -> N
             )
 
 
-def left_tensors(model: nn.Module) -> dict[int, tuple[str, torch.Tensor]]:
-    """Tensors in plain attributes and in lists and dicts that are such, by id, with their place."""
-    found: dict[int, tuple[str, torch.Tensor]] = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name in _OWN_FIELDS:
-                continue
-            inner = value.values() if isinstance(value, dict) else value
-            items = inner if isinstance(value, dict | list | tuple) else (value,)
-            place = f"{path}.{name}" if path else name
-            found |= {id(each): (place, each) for each in items if isinstance(each, torch.Tensor)}
-    return found
+class SecondRun(Recorder):  # type: ignore[no-untyped-call]
+    """Records a step once more, after a first run has changed what the model holds."""
+
+    def __init__(self, module_names: dict[int, str], first: Recorder) -> None:
+        super().__init__(module_names)
+        self._first = first
+        self._tainted = _dependent_storages(first.recording)
+        self.has_read_state = False
+        """True once an op has read what the first run has computed from batch, parameters or
+        draws, as a recurrent state is; what depends on none of them is a cache."""
+
+    def take_unknown(self, tensor: torch.Tensor) -> None:
+        """Take a tensor of the first run as a source."""
+        self.has_read_state |= self._first.storage_of(tensor) in self._tainted
+        self.add_source("left", Role.BUFFER, tensor)
 
 
-def note_state(
-    recorder: Recorder,
-    before: Container[int],
-    model: nn.Module,
-    run_again: Callable[[Recorder], object],
-    second: Recorder,
+def note_python_state(
+    first: Recorder, second: SecondRun, changed_by_first: bool, changed_by_second: bool
 ) -> None:
-    """Note a tensor that the step has left and a next step reads, as a recurrent state.
+    """Note Python state that makes steps differ from the traced one.
 
-    One that depends on neither batch, parameters nor draws is a cache, and the same in every step.
+    Numbers that the first run has changed may stay: a size that is set once, a cache that is
+    filled. Then the second run must make the same calls, or the traced step would be the first
+    one for ever.
     """
-    tainted = _dependent_storages(recorder.recording)
-    left = {
-        place: tensor
-        for number, (place, tensor) in left_tensors(model).items()
-        if number not in before and recorder.storage_of(tensor) in tainted
-    }
-    if not left:
-        return
-    for place, tensor in left.items():
-        second.add_source(place, Role.BUFFER, tensor)
-    storages = {second.storage_of(tensor): place for place, tensor in left.items()}
-    run_again(second)
-    values = second.recording.values
-    for number in (n for call in second.recording.calls for n in call.reads):
-        if (where := storages.get(values[number].storage)) is not None:
-            recorder.recording.unseen = f"a step reads {where!r}, which the step before has left"
+    if second.has_read_state:
+        first.recording.unseen = "a step reads a tensor that the step before has left"
+    elif changed_by_second:
+        first.recording.unseen = "it changes numbers or lists of its own in each step"
+    elif changed_by_first and _dependent_calls(first) != _dependent_calls(second):
+        first.recording.unseen = "its first step computes something else than the following ones"
+
+
+def _dependent_calls(recorder: Recorder) -> list[str]:
+    """Forward calls whose results depend on batch, parameters or draws, with their arguments."""
+    recording = recorder.recording
+    tainted = _dependent_storages(recording)
+    layout = lambda leaf: (  # noqa: E731
+        recording.values[leaf.number].layout if isinstance(leaf, Ref) else leaf
+    )
+    return [
+        f"{call.function} {map_tree((call.args, call.kwargs), layout)}"
+        for call in recording.calls
+        if call.phase == Phase.FORWARD
+        and any(recording.values[n].storage in tainted for n in (*call.reads, *call.made))
+    ]
 
 
 def _dependent_storages(recording: Recording) -> set[int | None]:
@@ -107,8 +112,7 @@ def _dependent_storages(recording: Recording) -> set[int | None]:
     }
     for call in recording.calls:
         if call.draws or any(values[number].storage in found for number in call.reads):
-            made = (*(n for n in call.outputs if n is not None), *call.writes)
-            found |= {values[number].storage for number in made}
+            found |= {values[number].storage for number in call.made}
     return found
 
 

@@ -163,7 +163,7 @@ class Recipe:
                 model, batch, loss=self.loss, optimizer=update, repeat=not is_run,
                 device=self.device, forward=forward, name=self.name, in_one_piece=is_run,
             )  # fmt: skip
-        if is_run and kind == "train" and program.unseen:
+        if is_run and program.unseen:
             raise UntraceableError(f"a recorded step does not show all: {program.unseen}")
         if self.again is None or kind != "train":
             return graph, program
