@@ -29,14 +29,16 @@ from fuzz_modules import ALL, WIDTH
 from torch import nn
 
 import hocket
-from hocket.base.errors import HocketError
+from hocket.base.errors import HocketError, NoFeasiblePlanError
+from hocket.base.units import parse_bytes
 
 TOLERANCE = 1e-6
 NUM_STEPS = 6
 MODES = (
     "step", "accumulate", "clip", "own loop", "own loop, clip", "outputs", "evaluate", "checkpoint",
-    "memory", "memory 75 %", "memory 50 %", "memory, own loop", "memory, accumulate", "memory, clip",
-    "memory, outputs", "memory, evaluate", "memory, checkpoint", "memory 50 %, async",
+    "memory", "least memory", "half memory", "memory, own loop", "least memory, own loop",
+    "half memory, accumulate", "half memory, clip", "least memory, outputs", "half memory, evaluate",
+    "half memory, checkpoint", "least memory, async",
 )  # fmt: skip
 
 
@@ -160,7 +162,8 @@ def case_of(seed: int) -> Case:
 
 def modes_of(seed: int, number: int) -> list[str]:
     """Modes that a seed is trained in: some of all, in turn."""
-    return [MODES[(seed * number + k) % len(MODES)] for k in range(number)]
+    first = seed * number + seed // len(MODES)
+    return list(dict.fromkeys(MODES[(first + 5 * k) % len(MODES)] for k in range(number)))
 
 
 def seed_all() -> None:
@@ -249,19 +252,31 @@ def prepared(case: Case, mode: str) -> tuple[Model, torch.optim.Optimizer, Any]:
         options["async_update"] = True
     loss = (lambda returned: returned[0]) if case.returns == "tuple" else None
     if "memory" in mode:
-        train = hocket.prepare(model, optimizer, case.batches[0], memory="1GiB", loss=loss, **options)
-        percent = next((int(p) for p in mode.replace(",", "").split() if p.isdigit()), 0)
-        peak = train.memory.peak_bytes if train.memory is not None else None
-        if not percent or peak is None:
-            return model, optimizer, train
-        model, optimizer = case.build()
-        options["memory"] = peak * percent // 100
+        options["memory"] = budget_of(case, mode, options, loss)
     before = generators()
     train = hocket.prepare(model, optimizer, case.batches[0], loss=loss, **options)
     after = generators()
     if not torch.equal(before[0], after[0]) or before[1:] != after[1:]:
         raise AssertionError("prepare moved a generator")
     return model, optimizer, train
+
+
+def budget_of(case: Case, mode: str, options: dict[str, Any], loss: Any) -> int | str:
+    """The least budget that is possible, or the middle between it and the plain step's memory."""
+    if not mode.startswith(("least", "half")):
+        return "1GiB"
+    model, optimizer = case.build()
+    options = {**options, "loss": loss}
+    try:
+        hocket.prepare(model, optimizer, case.batches[0], memory=1, **options)
+    except NoFeasiblePlanError as error:
+        least = parse_bytes(str(error.hint).partition('"')[2].partition('"')[0])
+        if mode.startswith("least"):
+            return least
+        model, optimizer = case.build()
+        train = hocket.prepare(model, optimizer, case.batches[0], memory="1GiB", **options)
+        return (least + train.memory.peak_bytes) // 2
+    return "1GiB"
 
 
 def ours(case: Case, mode: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from hocket.runtime.memory.updates import (
     group_of,
     has_fused_kernels,
     part_of,
+    updates_in_parts,
 )
 
 
@@ -78,6 +79,12 @@ class PartSteps:
         if not (self._is_rehearsal and is_fused):
             self._step(part)
 
+    def step_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer itself; a dry run has gradients on the device only."""
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        if not self._is_rehearsal or any(p.grad is not None for p in trained):
+            self._step(optimizer)
+
     def _step(self, part: torch.optim.Optimizer) -> None:
         # Counters of steps are read by the host, so that they are real in a rehearsal, too.
         with unset_fake_temporarily() if self._is_rehearsal else nullcontext():
@@ -85,12 +92,23 @@ class PartSteps:
 
     def make_states(self, optimizer: torch.optim.Optimizer, blocks: Sequence[Block]) -> None:
         """Have the states that come to or stay on the device, as after a first step."""
+        if not updates_in_parts(optimizer):
+            self._make_whole_state(optimizer, [b for b in blocks if b.home is None])
+            return
         self._make_states(optimizer, {p: p for b in blocks if b.home is None for p in b.parameters})
         with on_host():
             visiting = [block.twins for block in blocks if block.is_updated_here]
             self._make_states(
                 optimizer, {p: twin for twins in visiting for p, twin in twins.items()}
             )
+
+    def _make_whole_state(self, optimizer: torch.optim.Optimizer, blocks: Sequence[Block]) -> None:
+        trained = [p for block in blocks for p in block.parameters if p.requires_grad]
+        for parameter in trained:
+            parameter.grad = torch.zeros_like(parameter)
+        self.step_whole(optimizer)
+        for parameter in trained:
+            parameter.grad = None
 
     def _make_states(
         self, optimizer: torch.optim.Optimizer, parameters: Mapping[nn.Parameter, nn.Parameter]

@@ -18,7 +18,7 @@ import queue
 import sys
 import threading
 import weakref
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -37,6 +37,8 @@ from hocket.runtime.threads import torch_threads
 _CORES_FOR_OTHERS = 1
 """That of the thread which keeps the device busy; a GPT on an H200 with 16 cores trains 5 % slower
 with 14 threads for updates than with 15, and no faster with 16."""
+_UPDATE_IN_PARTS = ("torch", "transformers", "bitsandbytes")
+"""Packages whose optimizers update every parameter by itself."""
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 
@@ -54,12 +56,28 @@ def counters_beside(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Pa
                 states[key] = value.to(parameter.device)
 
 
+def updates_in_parts(optimizer: torch.optim.Optimizer) -> bool:
+    """True if the update of a parameter looks at that parameter alone, and nothing looks on.
+
+    Optimizers of unknown packages may take norms over all parameters; a hook of an optimizer, or a
+    function in the place of its ``step``, runs once per step and sees all gradients.
+    """
+    step = vars(optimizer).get("step")
+    is_plain = step is None or hasattr(step, "_wrapped_by_lr_sched")
+    is_hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    package = type(optimizer).step.__module__.partition(".")[0]
+    return is_plain and not is_hooked and package in _UPDATE_IN_PARTS
+
+
 def without_parameters(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer with the settings that it has now, and with no groups or states yet."""
     made: torch.optim.Optimizer = object.__new__(type(optimizer))
     made.__dict__.update(optimizer.__dict__)
     # A scheduler counts steps of the whole optimizer by a function that it puts here.
     made.__dict__.pop("step", None)
+    # Hooks are of the whole optimizer's step, too: see `updates_in_parts`.
+    made._optimizer_step_pre_hooks = OrderedDict()
+    made._optimizer_step_post_hooks = OrderedDict()
     made.param_groups, made.state = [], defaultdict(dict)
     own_optimizers.add(made)
     return made

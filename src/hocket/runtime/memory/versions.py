@@ -22,11 +22,12 @@ def versions_of(tensors: Iterable[torch.Tensor]) -> list[int]:
     return [_num_fused_steps, *(tensor._version for tensor in tensors)]
 
 
-def _count_fused(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def count_fused(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Count a step of somebody else's fused optimizer; a hook after every optimizer's step."""
     global _num_fused_steps
     is_fused = any(group.get("fused") for group in optimizer.param_groups)
     if is_fused and optimizer not in own_optimizers:
         _num_fused_steps += 1
 
 
-register_optimizer_step_post_hook(_count_fused)
+register_optimizer_step_post_hook(count_fused)

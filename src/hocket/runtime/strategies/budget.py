@@ -141,7 +141,7 @@ def _fastest_within(
     # The plain step may hold more than any device has: memory plans are for that.
     alone = on_one_device(problem)
     _require_room(problem, alone, budget_bytes)
-    is_update_alone = options.clip_norm is None and options.accumulate == 1
+    is_update_alone = rehearsals.updates_early and options.accumulate == 1
 
     @cache
     def frontier() -> Frontier:
@@ -151,8 +151,9 @@ def _fastest_within(
         doing.stage(f"simulate memory plans of {graph.num_ops:,} ops")
         is_replayed = not rehearsals.launches(budget_bytes).refusal and is_update_alone
         timed = make_problem(graph, rated, calibration=host)
+        in_chunks = not options.outputs and can_be_in_chunks(task.model, graph)
         return find_frontier(
-            timed, on_one_device(timed), in_chunks=can_be_in_chunks(task.model, graph),
+            timed, on_one_device(timed), in_chunks=in_chunks,
             replayed=launched(make_problem(graph, rated), "replayed") if is_replayed else None,
             async_update=options.async_update,
         )  # fmt: skip
@@ -231,4 +232,7 @@ def _least_memory(task: TrainingTask, budget_bytes: int, reason: str) -> Budgete
     )
     warn_user(lost, CaptureWarning)
     kept = KeptBudget(section, None)
-    return Budgeted(task.model, task.batch, task.recipe, kept, task.device, lost=lost)
+    return Budgeted(
+        task.model, task.batch, task.recipe, kept, task.device, lost=lost,
+        outputs=task.options.outputs,
+    )  # fmt: skip

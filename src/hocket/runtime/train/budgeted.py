@@ -37,11 +37,12 @@ from hocket.runtime.memory.part_steps import PartSteps
 from hocket.runtime.memory.parts import find_head, group_experts, model_blocks
 from hocket.runtime.memory.set_aside import SetAside
 from hocket.runtime.memory.slots import slots_of
-from hocket.runtime.memory.updates import HostUpdates
+from hocket.runtime.memory.updates import HostUpdates, updates_in_parts
 from hocket.runtime.memory.visiting import Visitors
 from hocket.runtime.memory.visits import Visits
 from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import on_device, signature_of, strayed, unforeseen
+from hocket.runtime.train.called import detached
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.forwards import (
     carried_later,
@@ -75,11 +76,13 @@ class Budgeted:
         graph: Graph | None = None,
         rounded: Mapping[str, torch.dtype] | None = None,
         is_rehearsal: bool = False,
+        outputs: bool = False,
         lost: str = "",
         called: str = AS_ASKED,
     ) -> None:
         """``rounded`` are parameters that every op reads in another type only, by name; ``called``
-        says why steps are not replayed as a whole, and is empty where they are.
+        says why steps are not replayed as a whole, and is empty where they are; with ``outputs``
+        all that the model returns is there after a step.
 
         In a rehearsal tensors are fake, and nothing is done on the host.
         """
@@ -88,7 +91,12 @@ class Budgeted:
         self.predicted_s, self.lost = kept.step_s, lost
         self._rehearsed = signature_of(batch)
         self._rounds_for = autocast_state() if rounded else ()
-        self._loss = ChosenLoss(recipe.loss)
+        self._loss, self._outputs = ChosenLoss(recipe.loss), outputs
+        if outputs and memory.loss_chunks > 1:
+            raise UsageError(
+                "outputs=True, but the memory plan computes logits and loss in chunks",
+                hint="leave outputs=True out, or plan with loss_chunks 1",
+            )
         is_real = device.type == "cuda" and not is_rehearsal
         self._engines = CopyEngines(device, is_real=is_real, is_idle=is_rehearsal)
         self.blocks = model_blocks(model, memory, graph)
@@ -130,7 +138,7 @@ class Budgeted:
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Blocks are updated as their gradients come."""
         self._steps.settle(optimizer, self.blocks)
-        self._optimizer = optimizer
+        self._optimizer = optimizer if optimizer and updates_in_parts(optimizer) else None
 
     @property
     def replays(self) -> str:
@@ -151,7 +159,7 @@ class Budgeted:
     def _passes(self, batch: Any, weight: Weight) -> StepOutput:
         loss, outputs = self._forward(batch)
         # Logits that nobody asks for again are not held through the backward pass.
-        outputs = tree_map(single_number, outputs)
+        outputs = detached(outputs) if self._outputs else tree_map(single_number, outputs)
         loss.backward(torch.ones_like(loss).mul_(weight))  # type: ignore[no-untyped-call]
         return StepOutput(loss.detach(), outputs)
 
@@ -189,7 +197,10 @@ class Budgeted:
         # Schedulers look whether it was called.
         optimizer._opt_called = True  # type: ignore[attr-defined]
         self._states.of(optimizer)
-        if self._optimizer is None:
+        if not updates_in_parts(optimizer):
+            self._settle()
+            self._steps.step_whole(optimizer)
+        elif self._optimizer is None:
             self._update_all(optimizer)
         if not self._memory.async_update:
             self._settle()

@@ -71,9 +71,10 @@ def known_plan(
         "optimizer": type(rehearsals.optimizer).__qualname__,
         "has_state": bool(rehearsals.optimizer.state),
         "async_update": options.async_update,
-        "clips": options.clip_norm is not None,
+        "clips": not rehearsals.updates_early,
         "accumulates": options.accumulate > 1,
         "replay": options.replay,
+        "outputs": options.outputs,
         "torch": torch.__version__,
         "hocket": disk_cache.source_digest(),
     }

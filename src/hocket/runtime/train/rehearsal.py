@@ -76,6 +76,7 @@ def rehearsed_peak(
     rounded: Mapping[str, torch.dtype] | None = None,
     clips: bool = False,
     accumulate: int = 1,
+    outputs: bool = False,
 ) -> RehearsedPeak:
     """The peak of steps of ``model`` under a memory plan; nothing that is given is changed."""
     named = all_tensors(model, batch)
@@ -107,6 +108,7 @@ def rehearsed_peak(
             graph=graph,
             rounded=rounded,
             is_rehearsal=True,
+            outputs=outputs,
         )
         ledger.hold(strategy.lasting)
         ledger.hold(twins[id(tensor)] for tensor in _there_besides(named, device))

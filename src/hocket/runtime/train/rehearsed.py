@@ -18,6 +18,7 @@ from hocket.plan.sections.memory import Memory
 from hocket.planners.memory.frontier import Frontier
 from hocket.runtime.memory.allocator import card_bytes
 from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.runtime.memory.updates import updates_in_parts
 from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget, fastest_that_keeps
@@ -55,7 +56,7 @@ class BudgetLaunches:
 
 def budget_launches(
     graph: Graph, program: Program, batch: Any, device: torch.device, budget_bytes: int, *,
-    replay: bool,
+    replay: bool, outputs: bool,
 ) -> BudgetLaunches:  # fmt: skip
     """How steps may be launched within a budget; ``replay`` says whether as a whole."""
     there = {id(t): t for _, t in batch_tensors(plain_batch(batch)) if t.device.type == "cuda"}
@@ -64,6 +65,8 @@ def budget_launches(
         refusal = AS_ASKED
     elif device.type != "cuda":
         refusal = NOT_CUDA
+    elif outputs:
+        refusal = "outputs=True holds what a replay would overwrite"
     elif program.unseen:
         refusal = f"a recorded step does not show all: {program.unseen}"
     elif copied_bytes > MOST_OF_BUDGET * budget_bytes:
@@ -118,15 +121,21 @@ class Rehearsals:
             self._peaks[key] = rehearsed_peak(
                 self.model, self.optimizer, self.batch, self.recipe, section, self.device,
                 graph=self.graph, rounded=self.rounded,
-                clips=self.options.clip_norm is not None, accumulate=self.options.accumulate,
+                clips=not self.updates_early, accumulate=self.options.accumulate,
+                outputs=self.options.outputs,
             )  # fmt: skip
         return self._peaks[key]
+
+    @property
+    def updates_early(self) -> bool:
+        """True if blocks are updated as their gradients come, before all are there."""
+        return self.options.clip_norm is None and updates_in_parts(self.optimizer)
 
     def launches(self, budget_bytes: int) -> BudgetLaunches:
         """How steps within a budget are launched."""
         return budget_launches(
             self.graph, self.program, self.batch, self.device, budget_bytes,
-            replay=self.options.replay,
+            replay=self.options.replay, outputs=self.options.outputs,
         )  # fmt: skip
 
     def fastest_that_keeps(self, budget_bytes: int, frontier: Frontier) -> KeptBudget:
@@ -140,7 +149,7 @@ class Rehearsals:
         launches = self.launches(kept.section.budget_bytes[0])
         return Budgeted(
             self.model if model is None else model, self.batch, self.recipe, kept, self.device,
-            graph=self.graph, rounded=self.rounded,
+            graph=self.graph, rounded=self.rounded, outputs=self.options.outputs,
             called=launches.refusal_of(kept.section),
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizers
 
+from hocket.runtime.memory.versions import count_fused
 from hocket.runtime.train.repeats import Repeats, called
 
 _KNOWN = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -65,17 +66,17 @@ def with_update(passes: str, update: object) -> str:
 def update_hindrance(optimizer: torch.optim.Optimizer, *, is_made_fused: bool = False) -> str:
     """Why an update has to be called: what it changes is on the host, or somebody looks on. With
     ``is_made_fused`` whoever calls it takes fused kernels, whatever the optimizer says."""
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        torch_optimizers._global_optimizer_pre_hooks,
-        torch_optimizers._global_optimizer_post_hooks,
-    )
+    hooks = {
+        *optimizer._optimizer_step_pre_hooks.values(),
+        *optimizer._optimizer_step_post_hooks.values(),
+        *torch_optimizers._global_optimizer_pre_hooks.values(),
+        *torch_optimizers._global_optimizer_post_hooks.values(),
+    } - {count_fused}
     if type(optimizer) not in _KNOWN:
         return f"{type(optimizer).__name__} may keep something on the host"
     if not is_made_fused and not all(group["fused"] for group in optimizer.param_groups):
         return "its optimizer was not made with fused=True"
-    return "hooks of its optimizer look on" if any(hooks) else ""
+    return "hooks of its optimizer look on" if hooks else ""
 
 
 def _origin(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
