@@ -391,7 +391,9 @@ def distance(wanted: Any, found: Any) -> float:
         return 0.0
     one, other = wanted.double(), found.double()
     both_nan = one.isnan() & other.isnan()
-    off = torch.where(both_nan, 0.0, (one - other).abs()).max() / (one.abs().nan_to_num().max() + 1e-12)
+    off = torch.where(both_nan, 0.0, (one - other).abs()).max() / (
+        one.abs().nan_to_num().max() + 1e-12
+    )
     return float("inf") if off.isnan() else max(float(off), 1e-300)
 
 
@@ -402,7 +404,9 @@ def known_rows(path: Path) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--seeds", default="0:20", help="first:last, last left out")
     parser.add_argument("--modes", type=int, default=3, help="modes per seed")
     parser.add_argument("--mode", choices=MODES, help="this mode only")

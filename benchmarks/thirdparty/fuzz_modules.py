@@ -46,7 +46,9 @@ class Partial(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
-        self.call = functools.partial(functional.linear, weight=self.layer.weight, bias=self.layer.bias)
+        self.call = functools.partial(
+            functional.linear, weight=self.layer.weight, bias=self.layer.bias
+        )
         self.method = self.layer.forward
 
     def forward(self, x):
@@ -502,7 +504,11 @@ class Indexing(nn.Module):
         y = y.index_add(0, torch.tensor([0, 0, 1][: len(x)]), x[:3])
         y = torch.where(order > 3, y, values) + torch.cumsum(x, 1)
         y = y.masked_fill(y > 2, 0.5).index_copy(1, torch.tensor([0]), x[:, :1])
-        return y + self.rows[torch.arange(x.shape[1]) % 5] + torch.einsum("btw,wv->btv", x, x[0].T @ x[0])
+        return (
+            y
+            + self.rows[torch.arange(x.shape[1]) % 5]
+            + torch.einsum("btw,wv->btv", x, x[0].T @ x[0])
+        )
 
 
 class Nonzero(nn.Module):
@@ -543,7 +549,10 @@ class Limited(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.weight = nn.Embedding(10, WIDTH, max_norm=1.0), nn.Parameter(torch.ones(WIDTH))
+        self.table, self.weight = (
+            nn.Embedding(10, WIDTH, max_norm=1.0),
+            nn.Parameter(torch.ones(WIDTH)),
+        )
 
     def forward(self, x):
         with torch.no_grad():
@@ -784,7 +793,10 @@ class Skips(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down, self.up = nn.ModuleList(Mlp() for _ in range(3)), nn.ModuleList(Mlp() for _ in range(3))
+        self.down, self.up = (
+            nn.ModuleList(Mlp() for _ in range(3)),
+            nn.ModuleList(Mlp() for _ in range(3)),
+        )
 
     def forward(self, x):
         kept = []

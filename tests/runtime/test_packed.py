@@ -39,3 +39,36 @@ def test_what_models_look_for_is_as_it_was_afterwards():
         assert masking_utils.find_packed_sequence_indices(PACKED) is not None
         assert masking_utils.find_packed_sequence_indices(PACKED[:, :4]) is None
     assert masking_utils.find_packed_sequence_indices is before
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_masks_of_ones_are_left_out_as_in_plain_steps_and_padding_is_noticed(name):
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 32,
+             "num_hidden_layers": 2, "max_position_embeddings": 16}  # fmt: skip
+    config = transformers.AutoConfig.for_model(name, **small)
+    kind = (
+        transformers.AutoModelForCausalLM if name == "llama" else transformers.AutoModelForMaskedLM
+    )
+    words = torch.randint(3, 30, (2, 8))
+    ones, padded = torch.ones_like(words), torch.ones_like(words)
+    padded[1, 5:] = 0
+    losses = []
+    for is_plain in (True, False):
+        torch.manual_seed(0)
+        model = kind.from_config(config).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [{"input_ids": words, "attention_mask": m, "labels": words}
+                   for m in (ones, padded, ones, padded)]  # fmt: skip
+        train = None if is_plain else hocket.prepare(model, optimizer, batches[0])
+        torch.manual_seed(1)
+        for batch in batches:
+            if train is not None:
+                losses.append(train.step(batch).item())
+                continue
+            optimizer.zero_grad()
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[:4] == losses[4:]

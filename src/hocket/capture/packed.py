@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.capture.fake import batch_tensors
 
-_POSITIONS = "position_ids"
+_POSITIONS, _PADDING = "position_ids", "attention_mask"
 
 
 @contextmanager
@@ -47,23 +47,36 @@ def masks_as_run(batch: Any) -> Iterator[None]:
 
     They skip a padding mask without padding, and the mask of packed sequences where nothing is
     packed, but read neither from fake tensors. Here the values of the real batch decide; without
-    values nothing is padded or packed, as in benchmarks. For costs: a trace that is executed must
-    hold for batches with padding, too.
+    values nothing is padded or packed, as in benchmarks. A trace that is executed holds for batches
+    with the same `mask_facts` only.
     """
     masking: Any = sys.modules.get("transformers.masking_utils")
     if masking is None:
         yield
         return
-    named = dict(batch_tensors(batch))
-    positions = [t for name, t in named.items() if _POSITIONS in name and t.dim() == 2]
-    padding = [t for name, t in named.items() if "attention_mask" in name and t.dim() == 2]
+    is_unpacked, is_unpadded = mask_facts(batch) or (True, True)
     with ExitStack() as patches:
-        if all(_counts_up(t) for t in positions):
+        if is_unpacked:
             _wrap(patches, masking, "find_packed_sequence_indices", _none_if_fake)
-        if all(_is_all_ones(t) for t in padding):
+        if is_unpadded:
             for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
                 _wrap(patches, masking, name, _without_fake_padding)
         yield
+
+
+def mask_facts(batch: Any) -> tuple[bool, ...]:
+    """Whether no row of a batch is packed and none is padded; empty where it has no masks."""
+    named = [
+        (name, t)
+        for name, t in batch_tensors(batch)
+        if t.dim() == 2 and name.endswith((_POSITIONS, _PADDING))
+    ]
+    if not named or "transformers.masking_utils" not in sys.modules:
+        return ()
+    return (
+        all(_counts_up(t) for name, t in named if name.endswith(_POSITIONS)),
+        all(_is_all_ones(t) for name, t in named if name.endswith(_PADDING)),
+    )
 
 
 def _wrap(patches: ExitStack, module: Any, name: str, wrapper: Any) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 from hocket.base.errors import RunError, UsageError
 from hocket.capture.fake import plain_batch
 from hocket.capture.model import CaptureWarning, UntraceableError
+from hocket.capture.packed import mask_facts
 from hocket.capture.program import Program
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -87,7 +88,7 @@ class Programs:
         kinds = problem.cluster.devices
         are_real = all(kinds[d].kind.is_cpu == (devices[d].type == "cpu") for d in used)
         self.predicted_s = self.first.predicted.makespan_s if are_real else None
-        self._recorded = {self._key("train", self._planned): self.first}
+        self._recorded = {self._key("train", self._planned, mask_facts(batch)): self.first}
         self._untraceable: dict[tuple[Any, ...], UntraceableError] = {}
         self._warned: set[str] = set()
         self._reducer: GradientReducer | None = None
@@ -372,7 +373,7 @@ class Programs:
             self._renew()
         batch = settled(batch)
         signature = signature_of(batch)
-        key = self._key(kind, signature)
+        key = self._key(kind, signature, mask_facts(batch))
         if key in self._untraceable:
             raise self._untraceable[key]
         if key not in self._recorded:
@@ -384,10 +385,11 @@ class Programs:
                 raise
         return self._recorded[key], batch
 
-    def _key(self, kind: Kind, signature: Signature) -> tuple[Any, ...]:
+    def _key(self, kind: Kind, signature: Signature, facts: tuple[bool, ...]) -> tuple[Any, ...]:
         modes = tuple(module.training for module in self._modules) if kind == "train" else ()
         frozen = tuple(parameter.requires_grad for parameter in self._parameters)
-        return kind, signature, modes, frozen, autocast_state(), setting_values(self._settings)
+        settings = setting_values(self._settings)
+        return kind, signature, modes, frozen, autocast_state(), facts, settings
 
     def _require_known(self, kind: Kind, signature: Signature) -> None:
         if kind != "predict":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from hocket.capture.fake import all_tensors, batch_tensors
 from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.model import UntraceableError, capture_program
 from hocket.capture.optimizer import Optimizer
-from hocket.capture.packed import rows_are_whole
+from hocket.capture.packed import masks_as_run, rows_are_whole
 from hocket.capture.program import Call, Program
 from hocket.capture.recording import Ref
 from hocket.capture.step import Forward, apply_model
@@ -157,7 +157,9 @@ class Recipe:
         forward, update = self.forward, self.update if kind == "train" else None
         if kind == "evaluate":
             forward = self._with_loss
-        as_called = nullcontext() if is_run or self.forward else rows_are_whole(batch)
+        as_called: AbstractContextManager[None] = nullcontext()
+        if self.forward is None:
+            as_called = masks_as_run(batch) if is_run else rows_are_whole(batch)
         with in_mode(model, is_training=None if kind == "train" else False), as_called:
             graph, program = capture_program(
                 model, batch, loss=self.loss, optimizer=update, repeat=not is_run,
