@@ -37,8 +37,8 @@ NUM_STEPS = 6
 MODES = (
     "step", "accumulate", "clip", "own loop", "own loop, clip", "outputs", "evaluate", "checkpoint",
     "memory", "least memory", "half memory", "memory, own loop", "least memory, own loop",
-    "half memory, accumulate", "half memory, clip", "least memory, outputs", "half memory, evaluate",
-    "half memory, checkpoint", "least memory, async",
+    "half memory, accumulate", "half memory, clip", "least memory, outputs",
+    "half memory, evaluate", "half memory, checkpoint", "least memory, async",
 )  # fmt: skip
 
 
@@ -326,7 +326,7 @@ def ours(case: Case, mode: str) -> dict[str, Any]:
 
 
 def how(train: Any) -> str:
-    name = type(train._carrier).__name__
+    name = type(train._strategy).__name__
     return {"Programs": "ops", "MovedModules": "modules", "Budgeted": "budget"}.get(name, name) + (
         "*" if train.lost else ""
     )

@@ -3,6 +3,8 @@
 Every class is one habit of real models that a tracer can get wrong.
 """
 
+# ruff: noqa: ANN201, ANN205 - the modules are written as users write them
+
 from __future__ import annotations
 
 import functools
@@ -809,10 +811,10 @@ class Skips(nn.Module):
 
 
 ALL = (
-    Mlp, Closure, Partial, ListedTwice, Unregistered, Views, InPlace, InPlaceOnInput, Frozen, Unused,
-    Statistics, ReplacedBuffer, TransposedBatchNorm, Hooked, BackwardHooked, Draws, PythonDraw,
-    NumpyDraw, OwnGenerator, ShapeCondition, DataCondition, Item, ToNumpy, Autocast, Reentrant,
-    NonReentrant, CheckpointedSequence, ManyOutputs, Tied, OwnFunctions, NoGrad, Normed,
+    Mlp, Closure, Partial, ListedTwice, Unregistered, Views, InPlace, InPlaceOnInput, Frozen,
+    Unused, Statistics, ReplacedBuffer, TransposedBatchNorm, Hooked, BackwardHooked, Draws,
+    PythonDraw, NumpyDraw, OwnGenerator, ShapeCondition, DataCondition, Item, ToNumpy, Autocast,
+    Reentrant, NonReentrant, CheckpointedSequence, ManyOutputs, Tied, OwnFunctions, NoGrad, Normed,
     Parametrized, Recurrent, Attention, Decoder, Fourier, Indexing, Nonzero, Convolution,
     Embeddings, Limited, Counter, CounterInList, CounterInClosure, State, StateInList, LazyCache,
     Globals, GradientInside, Transforms, ParameterContainers, Types, Repeated, Modes, Experts,

@@ -102,9 +102,8 @@ def hf_subject(task: str, name: str, settings: dict[str, Any]) -> Subject:
         for key, value in settings.items():
             key = getattr(part, "attribute_map", {}).get(key, key)
             now = vars(part).get(key, _MISSING)
-            if now is not _MISSING and isinstance(now, list) <= isinstance(value, list):
-                if not (isinstance(value, list) and not isinstance(now, list | tuple)):
-                    setattr(part, key, value)
+            if now is not _MISSING and isinstance(now, list | tuple) == isinstance(value, list):
+                setattr(part, key, value)
         if vars(part).get("layer_types"):
             part.layer_types = part.layer_types[: part.num_hidden_layers]
     auto = {
@@ -377,10 +376,12 @@ def run(name: str, make: Callable[[], Subject], *, budgets: bool = True) -> Row:
             *found, train, took = our_steps(subject)
             worst = distance(wanted, tuple(found))
             how = {"Programs": "ops", "MovedModules": "modules"}.get(
-                type(train._carrier).__name__, "eager"
+                type(train._strategy).__name__, "eager"
             )
-            row = row._replace(result=judged(worst).split()[0], worst=worst, how=how, what=train.lost[:200],
-                               prepare_s=round(took, 1))  # fmt: skip
+            row = row._replace(
+                result=judged(worst).split()[0], worst=worst, how=how, what=train.lost[:200],
+                prepare_s=round(took, 1),
+            )  # fmt: skip
             return within_budget(row, subject, wanted) if budgets else row
         except Exception as error:  # whatever hocket raises is a failure of it
             frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -417,7 +418,8 @@ def within_budget(row: Row, subject: Subject, wanted: Any) -> Row:
 
 def table(rows: list[Row]) -> str:
     lines = [
-        "| model | trained | traced | in half of the memory | kept | least, % of plain | own checkpointing, % | prepare s | with memory= s | note |",
+        "| model | trained | traced | in half of the memory | kept | least, % of plain "
+        "| own checkpointing, % | prepare s | with memory= s | note |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -426,7 +428,8 @@ def table(rows: list[Row]) -> str:
             row.name, row.result + worst, row.how, row.under_budget, row.kept,
             "" if row.least_percent is None else f"{row.least_percent:.0f}",
             "" if row.checkpointing_percent is None else f"{row.checkpointing_percent:.0f}",
-            row.prepare_s or "", row.budget_s or "", row.what.split("\n")[0][:120].replace("|", "/"),
+            row.prepare_s or "", row.budget_s or "",
+            row.what.split("\n")[0][:120].replace("|", "/"),
         )  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
