@@ -158,7 +158,7 @@ def test_state_that_a_step_leaves_to_the_next_is_followed(in_dict: bool) -> None
     model, batches = Stateful(in_dict=in_dict), [torch.randn(3, 4) for _ in range(4)]
     twin = copy.deepcopy(model)
     optimizer, plain = (torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, twin))
-    with pytest.warns(CaptureWarning, match="which the step before has left"):
+    with pytest.warns(CaptureWarning, match="that the step before has left"):
         train = hocket.prepare(model, optimizer, batches[0])
     for batch in batches:
         plain.zero_grad()

@@ -56,7 +56,7 @@ class BudgetLaunches:
 
 def budget_launches(
     graph: Graph, program: Program, batch: Any, device: torch.device, budget_bytes: int, *,
-    replay: bool, outputs: bool,
+    replay: bool, outputs: bool = False,
 ) -> BudgetLaunches:  # fmt: skip
     """How steps may be launched within a budget; ``replay`` says whether as a whole."""
     there = {id(t): t for _, t in batch_tensors(plain_batch(batch)) if t.device.type == "cuda"}
