@@ -33,7 +33,7 @@ that the kernel fills, and how many times as long it takes while an op of the ot
 TIMES_BESIDE = 1 / 0.83
 """Ops of two rows of a replayed graph whose kernels fit beside each other, their kernels as well as
 the way to the next. Pairs of short kernels on an H200 took 1.15 to 1.33 times
-(`docs/measurements/waves.md`), a softmax of few blocks 1.03 times (`docs/concepts/waves.md`)."""
+(`benchmarks/results`), a softmax of few blocks 1.03 times (`docs/concepts/waves.md`)."""
 _TILE_RESULTS_PER_LANE = 32
 """A tile of 64 x 64 results takes the 128 vector lanes of a multiprocessor."""
 _CLOCK_HZ = 1.8e9

@@ -5,7 +5,7 @@ longer way to the next than in a graph. So forward and backward pass run once as
 numbers made up, are captured on one stream and replayed: without the profiler for the step, and
 with it for each kernel. A second such graph, which shares nothing with the first and is replayed on
 a stream of its own, says how many times as long the step's own kernels take beside each other; no
-rule of what fits beside what told it within 10 % of all nets (`docs/measurements/waves.md`). All
+rule of what fits beside what told it within 10 % of all nets (`benchmarks/results`). All
 replays of a row are asked for while the device sleeps, so that the host is in none of the times.
 Ops that ask the host while they run cannot be captured, and a step needs as much memory as a
 training's.
