@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fleet.snapshots import random_snapshot
+from fleet.snapshots import make_snapshot, random_snapshot
 from fleet.test_claims import snapshot
 from scipy.optimize import linprog
 
@@ -88,3 +88,12 @@ def test_an_earliest_start_is_told_only_where_it_is_earlier() -> None:
     expected = first_start(state, 2)
     assert expected.start_of(2) == pytest.approx(50.0)
     assert _earliest_s(state, 2, expected) is None
+
+
+def test_in_a_strict_line_a_job_holds_up_only_those_who_want_the_same_devices() -> None:
+    fifo_strict = find_policy("fifo-strict")
+    rates = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    wide = make_snapshot(rates, [2, 1], gang=[2, 1, 1])
+    assert fifo_strict(wide, None).shares.tolist() == [[1, 0], [0, 0], [0, 1]]
+    either = replace(wide, gang=np.array([1, 2, 1]), steps_per_s=np.maximum(rates, [[0], [0], [1]]))
+    assert fifo_strict(either, None).shares.tolist() == [[1, 0], [0, 0], [0, 1]]

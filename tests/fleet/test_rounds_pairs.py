@@ -113,6 +113,10 @@ def test_reasons_name_the_partner_and_the_server() -> None:
     bound = job(2, gang=3, slow=0.0, spread_steps_per_s=(0.0, 0.0))
     state = submit(submit(fleet(6), job(0, slow=0.0)), job(1, gang=2, slow=0.0))
     assert "on 3 devices of one server (3 of 6 fast free)" in reason(submit(state, bound), 2)
+    held = job(0, gang=3, slow=0.0, preemptible=False)
+    state = submit(submit(fleet(6), held), job(1, gang=4, slow=0.0))
+    state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert "on 4 devices (3 of 6 fast free)" in reason(state, 1)
 
 
 def test_time_beside_another_teaches_nothing_of_time_alone() -> None:

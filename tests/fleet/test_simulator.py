@@ -206,6 +206,11 @@ def test_sharing_devices_is_faster_where_it_pays() -> None:
     assert 0 < spans.is_second.sum() < len(spans.device)
 
 
+def test_time_beside_another_counts_as_time_that_a_job_should_have() -> None:
+    run = simulate(one_job(8000.0, num=2), devices(1, ("fast",)), shares_devices=True)
+    assert run.target_s[0] == pytest.approx(run.end_s[0] - run.arrival_s[0])
+
+
 def test_spans_tile_the_time_that_devices_were_busy() -> None:
     run = simulate(small_work(3), devices(2, ("fast", "slow")), records_spans=True)
     assert run.spans is not None

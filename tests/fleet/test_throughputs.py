@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hocket.base.errors import InputFileError, UsageError
-from hocket.fleet.throughputs import JobProfile, read_throughputs
+from hocket.fleet.throughputs import JobProfile, read_throughputs, stacked
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
@@ -56,3 +57,14 @@ def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
 def test_bad_tables_are_refused(tmp_path: Path, content: object, message: str) -> None:
     with pytest.raises(InputFileError, match=message):
         read_throughputs(written(tmp_path, content))
+
+
+def test_tables_side_by_side_keep_their_pairs_apart(tmp_path: Path) -> None:
+    first = read_throughputs(written(tmp_path, GOOD))
+    renamed = tuple(JobProfile(f"other {one.job_type}", one.gang) for one in first.profiles)
+    table = stacked([first, replace(first, profiles=renamed)])
+    assert table.profiles == first.profiles + renamed
+    assert (table.beside[:2, :2] == first.beside).all()
+    assert (table.beside[2:, 2:] == first.beside).all()
+    assert not table.beside[:2, 2:].any()
+    assert not table.beside[2:, :2].any()

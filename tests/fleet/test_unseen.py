@@ -149,7 +149,11 @@ def test_the_conditional_row_is_the_regression_on_what_is_known() -> None:
     rows = level + random.normal(size=(4000, 2)) @ np.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.3]])
     known = rows[:, :2].mean(axis=0) + np.array([0.3, 1.4])
     unlike = [JobProfile(f"{'x' * at}", 1) for at in range(len(rows))]
-    row = conditional_row(expected_row(rows, unlike, NEW), np.array([*known, np.nan])).mean
+    found = conditional_row(expected_row(rows, unlike, NEW), np.array([*known, np.nan]))
+    assert found.mean[:2].tolist() == known.tolist()
+    assert not found.covariance[:2].any(), "to the last bit"
+    assert found.covariance[2, 2] > 0.0
+    row = found.mean
     slope = np.polyfit(rows[:, 1] - rows[:, 0], rows[:, 2] - rows[:, 0], 1)[0]
     moved = row[2] - rows[:, 2].mean() - 0.3
     assert moved == pytest.approx(slope * 1.1, rel=0.15)
