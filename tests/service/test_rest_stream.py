@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
@@ -206,6 +207,42 @@ def test_connections_that_keep_the_service_waiting_shut_nobody_out(served, monke
             assert len(connections) <= 3
     for one in lazy:
         one.close()
+
+
+def connections_of(served):
+    """The server's connections, none of which is open."""
+    for connection in served.connections:
+        connection.close()
+    connections = served.server.server_state.connections
+    wait_until(lambda: not connections)
+    return connections
+
+
+def test_the_oldest_idle_connection_is_closed_first(served, monkeypatch):
+    connections, address = connections_of(served), ("127.0.0.1", served.port)
+    monkeypatch.setattr(prompt, "MAX_CONNECTIONS", 2)
+    with socket.create_connection(address, 120) as old:
+        wait_until(lambda: len(connections) == 1)
+        with socket.create_connection(address, 120) as new:
+            wait_until(lambda: len(connections) == 2)
+            assert served.open("/healthz").status == 200
+            new.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert new.recv(100).startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(ConnectionResetError):
+            assert old.recv(100) == b"", "nothing more comes"
+
+
+def test_a_body_of_a_known_user_keeps_its_connection(served, monkeypatch):
+    connections, address = connections_of(served), ("127.0.0.1", served.port)
+    monkeypatch.setattr(prompt, "MAX_CONNECTIONS", 1)
+    with socket.create_connection(address, 120) as known:
+        known.sendall(
+            b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            + f"Authorization: Bearer {TOKEN}\r\nContent-Length: 900\r\n\r\n{{".encode()
+        )
+        wait_until(lambda: [one for one in connections if one.scope])
+        with socket.create_connection(address, 120) as more:
+            assert more.recv(100).startswith(b"HTTP/1.1 503")
 
 
 def test_requests_under_way_keep_their_connections(served, monkeypatch):

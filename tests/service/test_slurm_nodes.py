@@ -17,7 +17,7 @@ from hocket.service.executors.slurm_nodes import devices_per_node, parse_nodes
 GPU_NODE = (
     "NodeName=g1 Arch=x86_64 CoresPerSocket=16 CPUTot=64 AvailableFeatures=fast,ib "
     "ActiveFeatures=fast,ib Gres=gpu:a100:4(S:0-1),nvme:1 OS=Linux 6.1 #1 SMP State=MIXED "
-    "ThreadsPerCore=2 Reason=State=DOWN says someone [root@x]"
+    "ThreadsPerCore=2 Reason=State=DOWN says someone State=DOWN [root@x]"
 )
 CORE_NODE = "NodeName=c1 CPUTot=8 ActiveFeatures=ib,v100 Gres=(null) State=IDLE ThreadsPerCore=2"
 
