@@ -110,6 +110,8 @@ def test_recent_is_bounded():
         daemon.note(1e9, "started", number, attempt=1, devices=["v100-0"])
         daemon.note(1e9 + 1, "stopped", number, attempt=1, outcome="finished")
         daemon.note(1e9 + 1, "succeeded", number)
+    daemon.note(1e9, "started", 99_999, attempt=1, devices=["v100-1"])
     seen = Recent(daemon).look(state, 0.0)
     assert len(seen.attempts) <= MAX_ATTEMPTS
+    assert 99_999 in {record.job for record in seen.attempts}, "what runs is not left out"
     assert [record.number for record in seen.ended] == list(range(19_999, 19_999 - MAX_ENDED, -1))

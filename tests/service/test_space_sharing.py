@@ -14,6 +14,7 @@ from hocket.fleet.rounds import interference
 from hocket.fleet.rounds.state import Rules, new_state
 from hocket.fleet.throughputs.table import JobProfile, Throughputs
 from hocket.service.daemon import commands
+from hocket.service.daemon.service_state import violations
 from hocket.service.executors.executor import AttemptName
 
 V100 = {"v100": 4.0}
@@ -248,3 +249,13 @@ def test_jobs_of_different_gangs_do_not_share(rig, engine):
     part = rig.service_state.state.pair_estimates.part
     assert part[0, 1, 0] == part[1, 0, 0] == 0.0
     assert part[0, 0, 0] > 0.0
+
+
+def test_two_on_a_device_that_did_not_both_say_so_are_a_violation(rig):
+    pair(rig)
+    assert violations(rig.service_state) == []
+    jobs = dict(rig.service_state.jobs)
+    alone = jobs[2].spec.model_copy(update={"space_sharing": False})
+    jobs[2] = replace(jobs[2], spec=alone)
+    (found,) = violations(replace(rig.service_state, jobs=jobs))
+    assert found == "device 'v100-0' is given to 1-1 and to 2-1"
