@@ -189,3 +189,10 @@ def test_the_limit_of_a_job_counts_before_that_of_the_server(rig):
     rig.submit("own", time_limit_s=900.0)
     rig.submit("default")
     assert rig.service_state.state.jobs.rows["time_limit_s"].tolist() == [900.0, 50.0]
+
+
+def test_a_name_means_a_job_of_ones_own_before_those_of_others(rig):
+    for owner in ("ann", "bob"):
+        rig.submit(name="prep", owner=owner)
+    rig.submit(name="train", owner="ann", after=("prep",))
+    assert rig.service_state.state.dependencies[:, :2].tolist() == [[3, 1]]
