@@ -1,6 +1,6 @@
 """Sixty loops that no test has: sound, never slower than plain Python, near bounds-checked numba.
 
-python benchmarks/loops/kernels.py [--only NAME ...] [--workers 1] [--repeats 7]
+python benchmarks/loops/kernels.py [--fresh] [--only NAME ...] [--workers 1] [--repeats 7]
 
 Per loop: whether ``ordered=True`` has the bits of plain Python (or differs only where `explain`
 says so), the schedule, how often faster than plain Python when the loop is short (CPU time of one
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+from fresh_loops import FRESH
 from kernel_loops import KERNELS
 
 import hocket
@@ -82,7 +83,7 @@ def row(name: str, workers: int, repeats: int) -> dict[str, Any]:
     """Check and time one loop."""
     import numba
 
-    function, make, size = KERNELS[name]
+    function, make, size = {**KERNELS, **FRESH}[name]
     few = small(size, function, make)
     ordered = hocket.parallel_for(ordered=True, workers=2, backend="threads")(function)
     expected = outcome(function, few)
@@ -121,7 +122,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", default=list(KERNELS))
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--fresh", action="store_true", help="the second sixty")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
@@ -129,7 +131,7 @@ def main() -> None:
     rows = []
     head = f"{'loop':20} {'sound':6} {'/njit':>6} {'x plain':>8} {'first s':>8} {'ms':>8}  ordered"
     print(head)
-    for name in options.only:
+    for name in options.only or (FRESH if options.fresh else KERNELS):
         found = row(name, options.workers, options.repeats)
         rows.append(found)
         sound = ("yes" if not found["named"] else "named") if found["sound"] else "NO"
@@ -144,7 +146,8 @@ def main() -> None:
     print(f"CPU time over njit(boundscheck=True), geometric mean of {len(rows)}: "
           f"{mean([r['over_njit'] for r in rows]):.3f}")  # fmt: skip
     picked = [r["over_njit"] for r in rows if r["name"] in (*POLYBENCH_LIKE, *OTHERS)]
-    print(f"of the 20 PolyBench, sparse, graph and image loops: {mean(picked):.3f}")
+    if picked:
+        print(f"of the 20 PolyBench, sparse, graph and image loops: {mean(picked):.3f}")
 
 
 if __name__ == "__main__":
