@@ -27,8 +27,8 @@ from safetensors import safe_open
 
 from hocket.classes.artefact import Folder, read_folder
 from hocket.classes.exported import as_onnx
+from hocket.classes.serving.dry_run import forecast_of
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
-from hocket.classes.serving.rehearsal import outlook_of
 from hocket.classes.session import infer, open_session
 
 
@@ -97,7 +97,7 @@ def served(folder: Folder, image: np.ndarray, runs: int) -> dict[str, Any]:
     answers = {}
     for spin_s in (0.0, 0.02):
         with FrontEnd(folder, ServeOptions(spin_s=spin_s)) as front_end:
-            predicted_s = outlook_of(front_end).answer_s
+            predicted_s = forecast_of(front_end).answer_s
             took = [front_end.predict(image[0]).took_s for _ in range(runs + 20)][20:]
             inside = [each.compute.p50_s for each in front_end.metrics().workers]
         answers[str(spin_s)] = {

@@ -31,11 +31,11 @@ from serving_parts import SHAPE, Known, made_folder, quantiles, times_s
 
 from hocket.classes.artefact import Folder, read_folder
 from hocket.classes.exported import as_onnx
-from hocket.classes.outlook import FanOut, answer_s
+from hocket.classes.latency_forecast import FanOut, answer_s
 from hocket.classes.serving.client import ClassesClient
+from hocket.classes.serving.dry_run import forecast_of
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions, siblings_of
 from hocket.classes.serving.on_device import DeviceFrontEnd
-from hocket.classes.serving.rehearsal import outlook_of
 from hocket.classes.session import infer, latency_s, open_session
 
 SIZES = ("16x4", "32x6", "48x8", "64x10", "96x12")
@@ -83,7 +83,7 @@ def overhead() -> list[dict[str, Any]]:
                 metrics = front_end.metrics()
                 inside = max(worker.compute.p50_s or 0 for worker in metrics.workers)
                 apart = quantiles(times_s(front_end, 200, 0.001))
-                rounds = [front_end.rehearse(image[0]) for _ in range(300)]
+                rounds = [front_end.dry_run(image[0]) for _ in range(300)]
             over_us = [
                 1e6 * took_s - 1e-3 * max(each.spent_ns for each in made.values())
                 for took_s, made in rounds
@@ -104,7 +104,7 @@ def overhead() -> list[dict[str, Any]]:
 def predict(sizes: list[str]) -> list[dict[str, Any]]:
     """Predicted against measured, 20 nets and numbers of parts.
 
-    By a rehearsal of the workers (`serve-classes`), and by the time of a part alone (`split`).
+    By a dry run of the workers (`serve-classes`), and by the time of a part alone (`split`).
     """
     rows = []
     for width, depth in (map(int, size.split("x")) for size in sizes):
@@ -114,12 +114,12 @@ def predict(sizes: list[str]) -> list[dict[str, Any]]:
             alone_s = latency_s(open_session(folder.models[0]), np.zeros((1, *SHAPE), np.float32))
             planned_s = answer_s([alone_s] * count, len(os.sched_getaffinity(0)), FanOut())
             with FrontEnd(folder) as front_end:
-                outlook = outlook_of(front_end)
+                forecast = forecast_of(front_end)
                 measured_s = float(np.median(times_s(front_end, 200, 0.001, 2.0)))
             rows.append({"net": f"{width}x{depth}", "parts": count,
-                         "predicted_us": outlook.answer_s * 1e6, "measured_us": measured_s * 1e6,
+                         "predicted_us": forecast.answer_s * 1e6, "measured_us": measured_s * 1e6,
                          "planned_us": planned_s * 1e6,
-                         "error": outlook.answer_s / measured_s - 1,
+                         "error": forecast.answer_s / measured_s - 1,
                          "planned_error": planned_s / measured_s - 1})  # fmt: skip
             print(rows[-1], flush=True)
     for name in ("error", "planned_error"):

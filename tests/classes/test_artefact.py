@@ -6,7 +6,7 @@ from classes.small import small_folder
 
 from hocket.base.errors import InputFileError
 from hocket.classes.artefact import TABLE, read_folder
-from hocket.classes.serving.rehearsal import open_part
+from hocket.classes.serving.dry_run import open_part
 from hocket.classes.table import PartTable
 
 

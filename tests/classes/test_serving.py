@@ -14,6 +14,7 @@ from patience import wait_until
 import hocket.cli
 from hocket.base.errors import RunError, UsageError
 from hocket.classes.serving.app import answer_body, make_app, max_body_bytes
+from hocket.classes.serving.dry_run import forecast_by_dry_run, forecast_of
 from hocket.classes.serving.front_end import (
     FrontEnd,
     ServeOptions,
@@ -24,7 +25,6 @@ from hocket.classes.serving.front_end import (
     siblings_of,
 )
 from hocket.classes.serving.link import WorkerLink
-from hocket.classes.serving.rehearsal import outlook_of, rehearsed
 
 TOKEN = "a-token-of-many-characters"
 RAW = "application/octet-stream"
@@ -295,21 +295,21 @@ def test_only_the_token_on_a_loopback_name_opens_the_service(client, headers, st
 
 
 def test_the_prediction_names_its_pieces(folder):
-    outlook = rehearsed(folder, ServeOptions(quorum=2))
-    assert len(outlook.part_s) == 3
-    assert outlook.answer_s > max(outlook.part_s)
-    assert json.dumps(outlook.to_data())
+    forecast = forecast_by_dry_run(folder, ServeOptions(quorum=2))
+    assert len(forecast.part_s) == 3
+    assert forecast.answer_s > max(forecast.part_s)
+    assert json.dumps(forecast.to_data())
 
 
 def test_a_prediction_waits_for_nobody_whom_an_answer_does_without(folder):
     with FrontEnd(folder, ServeOptions(deadline_s=60, restarts=False)) as front_end:
         stopped = front_end.process_ids[1]
         os.kill(stopped, signal.SIGSTOP)
-        outlook = outlook_of(front_end)
+        forecast = forecast_of(front_end)
         os.kill(stopped, signal.SIGCONT)
         # It never answered in time, so that its part is as it was measured where it was made.
-        assert outlook.part_s[1] == folder.table.parts[1].latency_s
-        assert outlook.answer_s > min(outlook.part_s[0], outlook.part_s[2])
+        assert forecast.part_s[1] == folder.table.parts[1].latency_s
+        assert forecast.answer_s > min(forecast.part_s[0], forecast.part_s[2])
         front_end.predict(inputs(1)[0])
         assert front_end.metrics().answers.count == 1
         assert front_end.metrics().workers[1].late <= 1
@@ -335,9 +335,9 @@ def test_long_parts_go_to_the_least_loaded_cores(part_s, expected):
     assert cores_for(part_s, (3, 5)) == expected
 
 
-def test_a_rehearsal_is_not_counted(folder):
+def test_a_dry_run_is_not_counted(folder):
     with FrontEnd(folder) as front_end:
-        took_s, replies = front_end.rehearse(inputs(1)[0])
+        took_s, replies = front_end.dry_run(inputs(1)[0])
         assert all(0 < each.spent_ns < each.after_ns < took_s * 1e9 for each in replies.values())
         assert all(worker.answered == 0 for worker in front_end.metrics().workers)
 

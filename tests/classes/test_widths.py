@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hocket.classes import split
 from hocket.classes.combine import Combiner, OddsCalibration
 from hocket.classes.cut import PartCut
-from hocket.classes.outlook import FanOut, answer_s, finish_s, places_on, verdict
+from hocket.classes.latency_forecast import FanOut, answer_s, finish_s, places_on, verdict
 from hocket.classes.split import blame, larger_budgets
 from hocket.classes.widths import (
     ChannelStream,

@@ -50,7 +50,7 @@ def residual_blocks(
 
 
 def _only_adds(net: nn.Module, probe: torch.Tensor, name: str, silenced: Sequence[str]) -> bool:
-    """Whether a module hands its input on when the named layers in it say nothing."""
+    """True if a module hands its input on when the named layers in it say nothing."""
 
     def silence(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(output)
@@ -76,7 +76,7 @@ def _only_adds(net: nn.Module, probe: torch.Tensor, name: str, silenced: Sequenc
 def passing(
     net: nn.Module, names: Sequence[str]
 ) -> Iterator[list[tuple[str, torch.Tensor, torch.Tensor]]]:
-    """What goes into and comes out of modules of one tensor, in the order of their calls."""
+    """Inputs and outputs of modules of one tensor, in the order of their calls."""
     seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
 
     def look(name: str) -> Any:

@@ -88,7 +88,7 @@ def held_classes(
 
 @dataclass(frozen=True)
 class Losses:
-    """What becomes of the groups when some workers are lost."""
+    """State of the groups when some workers are lost."""
 
     lost: int
     patterns: int

@@ -22,7 +22,7 @@ from hocket.base.arrays import FloatArray, LongArray
 
 @dataclass(frozen=True)
 class OddsCalibration:
-    """How a part's log-odds are made comparable with those of other parts."""
+    """Scale and shift that make a part's log-odds comparable with those of other parts."""
 
     scale: float = 1.0
     shift: float = 0.0
@@ -42,7 +42,7 @@ class Combiner:
     """Of each part."""
     calibrations: tuple[OddsCalibration, ...]
     doubt: float = 0.0
-    """How much less a class counts for which fewer parts have answered than hold it."""
+    """Exponent by which a class counts less for which fewer parts have answered than hold it."""
 
     def scores(self, answers: Sequence[FloatArray | None]) -> FloatArray:
         """Scores of all classes from the raw outputs of parts; ``-inf`` where none answered.
@@ -72,7 +72,7 @@ class Combiner:
         return np.maximum(self.copies([True] * len(self.classes)), 1)
 
     def copies(self, has_answered: Sequence[bool]) -> FloatArray:
-        """How many answers each class has."""
+        """Number of answers for each class."""
         copies = np.zeros(self.num_classes)
         for index, came in zip(self._indices, has_answered, strict=True):
             if came:

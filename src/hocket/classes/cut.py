@@ -20,7 +20,7 @@ from hocket.classes.structure import Structure, dependency_graph, whole_group
 
 @dataclass(frozen=True)
 class PartCut:
-    """What a part keeps of the whole net."""
+    """Channels and blocks that a part keeps of the whole net."""
 
     classes: tuple[int, ...]
     kept: tuple[tuple[int, ...], ...]

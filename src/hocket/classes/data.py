@@ -33,7 +33,7 @@ class Splits:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """Number of classes."""
         return len(self.names)
 
     @property

@@ -19,8 +19,8 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_seconds
 from hocket.classes.cut import PartCut, best_units, build_part
 from hocket.classes.exported import as_onnx
+from hocket.classes.latency_forecast import FanOut
 from hocket.classes.material import Material, Tell
-from hocket.classes.outlook import FanOut
 from hocket.classes.session import latency_s, open_session, vector_lanes
 from hocket.classes.settings import HybridCriterion
 from hocket.classes.widths import Floors, chosen_widths, needed_macs
@@ -139,7 +139,7 @@ def pruned_overlap(material: Material, budget_macs: float) -> FloatArray:
 
 
 def part_latency_s(material: Material, cut: PartCut) -> float:
-    """How long a part will take; its weights do not matter, so it need not be trained."""
+    """Time that a part will take; its weights do not matter, so it need not be trained."""
     part = build_part(material.net, material.structure, material.example, cut)
     model = as_onnx(part, material.example)
     return latency_s(open_session(model), material.example.numpy())

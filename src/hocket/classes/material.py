@@ -1,4 +1,4 @@
-"""What a split starts from: the trained net, its data, its streams and what they are worth.
+"""Inputs of a split: the trained net, its data, its streams and what they are worth.
 
 Every process of a split makes it from the same request; what took long is taken from finished
 steps.
@@ -49,7 +49,7 @@ _BLOCK, _ZEROS, _RECTIFIED = "block ", "zeros ", "rectified "
 
 @dataclass(frozen=True, eq=False)
 class ClassScores:
-    """What one pass over the training images tells."""
+    """Results of one pass over the training images."""
 
     embeddings: FloatArray
     """``[class, feature]``"""
@@ -71,11 +71,11 @@ class ClassScores:
         ]
 
     def of_group(self, classes: tuple[int, ...]) -> list[FloatArray]:
-        """What each unit of each stream is worth to a group of classes."""
+        """Value of each unit of each stream to a group of classes."""
         return [values[list(classes)].mean(axis=0) for values in self.units]
 
     def influence(self, classes: tuple[int, ...]) -> FloatArray:
-        """What each block adds for a group of classes."""
+        """Influence of each block on a group of classes."""
         means: FloatArray = self.blocks[list(classes)].mean(axis=0)
         return means
 

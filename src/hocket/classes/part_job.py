@@ -87,7 +87,7 @@ def save_cut(steps: Steps, index: int, cut: PartCut) -> None:
 
 
 def load_cut(steps: Steps, index: int) -> PartCut:
-    """What `save_cut` described."""
+    """Read the cut that `save_cut` described."""
     saved = steps.get(f"cut-{index}", "")
     if saved is None:
         raise InputFileError(

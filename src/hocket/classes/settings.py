@@ -1,4 +1,4 @@
-"""What a split is asked for."""
+"""Settings of a split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USUAL_RATES = {"sgd": (0.05, 5e-4), "adamw": (1e-3, 0.05)}
 
 @dataclass(frozen=True, kw_only=True)
 class NetTraining:
-    """How the whole net and parts are trained."""
+    """Training options of the whole net and of parts."""
 
     steps: int = 200
     limit_s: float | None = None
@@ -74,14 +74,14 @@ class SplitRequest:
     accuracy_loss: float = 0.2
     """Points that may be lost on validation data."""
     unequal: bool = False
-    """Whether groups may have unequal numbers of classes."""
+    """True if groups may have unequal numbers of classes."""
     alike: bool = False
-    """Whether all parts have the widths that all classes together want: one form, other weights."""
+    """True if all parts have the widths that all classes together want: one form, other weights."""
     train_steps: int = 0
     """Steps that the net is trained first; 0 where it is trained already."""
     retraining: NetTraining = field(default_factory=NetTraining)
     rounds: int = 4
-    """How often channels are given back."""
+    """Most rounds in which channels are given back."""
     seed: int = 0
     device: str = "cpu"
 
@@ -123,7 +123,7 @@ class SplitRequest:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> SplitRequest:
-        """What `to_data` wrote."""
+        """Inverse of `to_data`."""
         hybrid = data.get("hybrid")
         return cls(
             **{

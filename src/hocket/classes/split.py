@@ -36,10 +36,10 @@ from hocket.classes.fit import (
     pruned_overlap,
     whole_times,
 )
+from hocket.classes.latency_forecast import FanOut, answer_s
 from hocket.classes.material import Material, Tell, prepared
-from hocket.classes.outlook import FanOut, answer_s
 from hocket.classes.part_job import REQUEST, part_key, save_cut, train_together, trained_part
-from hocket.classes.serving.rehearsal import rehearsed
+from hocket.classes.serving.dry_run import forecast_by_dry_run
 from hocket.classes.session import latency_s, open_session
 from hocket.classes.settings import ANY_NUMBER, SplitRequest
 from hocket.classes.steps import Steps
@@ -62,7 +62,7 @@ _STARTS = 10
 
 
 def even_sizes(num_classes: int, num_parts: int) -> tuple[int, ...]:
-    """How many classes each part gets where all get as equally many as possible."""
+    """Number of classes each part gets where all get as equally many as possible."""
     if not 1 <= num_parts <= num_classes:
         raise UsageError(
             f"{num_classes} classes cannot be put into {num_parts} parts",
@@ -293,7 +293,7 @@ _MORE = 1.4
 def blame(
     combiner: Combiner, scores: FloatArray, whole_scores: FloatArray, labels: LongArray
 ) -> FloatArray:
-    """How many newly wrong answers each part has a share in."""
+    """Number of newly wrong answers each part has a share in."""
     said = scores.argmax(axis=1)
     is_new = (said != labels) & (whole_scores.argmax(axis=1) == labels)
     counts = np.zeros(len(combiner.classes))
@@ -358,7 +358,7 @@ def split(
     """Carry out a request; ``cores`` are those of the machine that will serve (default: this).
 
     Parts are trained together in this process, unless ``train_apart`` does it. Where this machine
-    will serve, its workers rehearse at the end; of another one only the number of cores is known.
+    will serve, its workers make a dry run at the end; of another one only the cores are known.
     """
     is_here = cores is None
     cores = cores or len(os.sched_getaffinity(0))
@@ -382,7 +382,7 @@ def split(
     stages = [replace(stages[0], slowest_s=whole.latency_s), *stages[1:]]
     table, files = _table(material, whole.latency_s, whole.eager_s, groups, held, best, tell)
     predicted_s = (
-        rehearsed(Folder(folder, table, {}, best.models)).answer_s
+        forecast_by_dry_run(Folder(folder, table, {}, best.models)).answer_s
         if is_here
         else answer_s([part.latency_s for part in table.parts], cores, FanOut())
     )

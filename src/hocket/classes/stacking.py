@@ -29,11 +29,11 @@ class StackedNets(nn.Module):
 
     @property
     def count(self) -> int:
-        """How many nets they are."""
+        """Number of nets."""
         return len(self._nets)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What each of them says to the inputs."""
+        """Outputs of each net for the inputs."""
         given = torch.cat([inputs] * self.count, dim=1) if self._is_repeated else inputs
         said: torch.Tensor = self._form(given)
         return said.view(len(inputs), self.count, -1).transpose(0, 1)
@@ -49,7 +49,7 @@ class StackedNets(nn.Module):
 
 
 def shares_of(whole: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
-    """What belongs to each of so many nets; counts of batches are those of all."""
+    """State of each of so many nets; counts of batches are those of all."""
     return whole.chunk(count) if whole.ndim else [whole] * count
 
 

@@ -43,12 +43,12 @@ all scores of a query are far below 0 (pytorch issue 196678, cudnn-frontend 1072
 
 @dataclass(frozen=True, eq=False)
 class LabelledBatch:
-    """What nets learn from in one step; on a GPU the same memory in every step."""
+    """Batch of one training step; on a GPU the same memory in every step."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
     opinions: torch.Tensor | None
-    """What a teacher says to the inputs."""
+    """Outputs of a teacher for the inputs."""
 
     def fill(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Put the next inputs into this memory."""
@@ -199,7 +199,7 @@ class _CapturedWork:
             self._graph.replay()
 
     def finish(self) -> None:
-        """What is queued later waits for it."""
+        """Make work that is queued later wait for it."""
         torch.cuda.current_stream().wait_stream(self._stream)
 
 

@@ -42,7 +42,7 @@ def check_recurrent(net: nn.Module) -> None:
 
 
 class UnitsOfLSTM(BasePruningFunc):  # type: ignore[misc]
-    """How the dependency graph cuts an LSTM of one layer."""
+    """Pruner with which the dependency graph cuts an LSTM of one layer."""
 
     def prune_out_channels(self, layer: nn.LSTM, idxs: list[int]) -> nn.LSTM:
         """Cut units."""
@@ -95,7 +95,7 @@ class Member:
 
 @dataclass(frozen=True)
 class StreamParts:
-    """What a stream is made of, beside its size."""
+    """Layers and channels that make a stream."""
 
     root: str
     producers: tuple[str, ...]
@@ -166,7 +166,7 @@ def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Str
 
 
 def dependency_graph(net: nn.Module, example: torch.Tensor) -> Any:
-    """What follows what in a net; says what it cannot follow."""
+    """Dependency graph of a net; raises where it cannot follow one."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -215,7 +215,7 @@ def _stream(
 
 
 def _is_attention(producers: list[str]) -> bool:
-    """Whether the layers stand in one module, as queries, keys and values do."""
+    """True if the layers stand in one module, as queries, keys and values do."""
     return len({name.rpartition(".")[0] for name in producers}) == 1
 
 

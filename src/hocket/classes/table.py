@@ -1,4 +1,4 @@
-"""What a folder of parts says about itself: classes, groups, copies, calibration, measurements.
+"""Description of a folder of parts: classes, groups, copies, calibration, measurements.
 
 A plain value, read from JSON with every field checked: nothing in it names code.
 """
@@ -66,7 +66,7 @@ class PartTable:
     """SHA-256 of every file beside the table."""
 
     def combiner(self) -> Combiner:
-        """What makes one answer of those of the parts."""
+        """Combiner that makes one answer of those of the parts."""
         return Combiner(
             len(self.class_names),
             tuple(part.classes for part in self.parts),
@@ -114,7 +114,7 @@ class PartTable:
 
     @classmethod
     def from_data(cls, data: object) -> PartTable:
-        """What a file says, checked."""
+        """Read and check the contents of a file."""
         keys = ("schema", "class_names", "input", "groups", "held", "redundancy", "parts", "whole",
                 "hashes")  # fmt: skip
         table = fields.record(data, "table", required=keys, optional=("doubt",))
@@ -194,7 +194,7 @@ def _lists(value: object, path: str, limit: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _check(table: PartTable) -> None:
-    """What fields alone do not show: every class is held, by parts that say so."""
+    """Check across fields: every class is held, by parts that say so."""
     num_classes = len(table.class_names)
     if not 2 <= num_classes <= _MAX_CLASSES:
         raise InputFileError(f"class_names has {num_classes} entries", hint="two classes at least")

@@ -329,7 +329,7 @@ def _check_finite(net: nn.Module) -> None:
 
 @torch.no_grad()
 def outputs_of(net: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """What a net says to inputs, in evaluation mode; computed where the inputs are."""
+    """Outputs of a net for inputs, in evaluation mode; computed where the inputs are."""
     before, device = next(net.parameters()).device, inputs.device
     net.to(device).eval()
     parts = [

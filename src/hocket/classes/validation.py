@@ -1,4 +1,4 @@
-"""What a split holds: accuracy of every stage, of lost workers, confusion between groups, times.
+"""Validation of a split: accuracy of every stage, of lost workers, confusion between groups, times.
 
 Decisions were made on the validation split; the test split is looked at here, once, at the end.
 """
@@ -17,8 +17,8 @@ from torch import nn
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.classes.codes import Losses, pattern_table
 from hocket.classes.combine import Combiner, accuracy
+from hocket.classes.latency_forecast import SplitVerdict, verdict
 from hocket.classes.material import Material
-from hocket.classes.outlook import SplitVerdict, verdict
 from hocket.classes.table import PartTable
 from hocket.classes.training import outputs_of
 
@@ -74,7 +74,7 @@ class Validation:
 
     @property
     def holds(self) -> bool:
-        """Whether no more accuracy was lost than allowed."""
+        """True if no more accuracy was lost than allowed."""
         return self.accuracy_loss <= self.allowed_loss + 1e-9
 
     def to_data(self) -> dict[str, Any]:

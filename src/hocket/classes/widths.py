@@ -1,4 +1,4 @@
-"""How many channels each layer of a part keeps: the least harm for each multiplication saved.
+"""Widths of the layers of a part: the least harm for each multiplication saved.
 
 A stream is a set of channels that are cut together (a layer's outputs, or all that a residual sum
 ties). Starting from the whole net, the least valuable channels are taken from the stream whose
@@ -37,7 +37,7 @@ class ChannelStream:
     name: str
     """Of the layer whose outputs they are, the first of them."""
     units: int
-    """How many can be cut one by one; of attention the channels of a head, in all heads at once."""
+    """Number that can be cut one by one; of attention channels of a head, in all heads at once."""
     consumers: int
     """Layers that read it: each loses what is cut."""
     producers: int = 1
@@ -65,7 +65,7 @@ class WidthLayer:
 
     @property
     def time_per_mac(self) -> float:
-        """How long a multiplication takes here, in those of a layer that needs no weights."""
+        """Time that a multiplication takes here, in those of a layer that needs no weights."""
         return 1.0 + READING_MACS * self.weights / max(self.macs, 1e-30)
 
 
@@ -103,7 +103,7 @@ def _layer_macs(layer: WidthLayer, kept: FloatArray) -> float:
 
 @dataclass(frozen=True)
 class Floors:
-    """How far streams may be cut."""
+    """Least widths of streams."""
 
     least_units: int = 2
     least_share: float = 0.05
@@ -128,7 +128,7 @@ class Floors:
 
 @dataclass(frozen=True)
 class ChosenWidths:
-    """What is left of a net."""
+    """Widths and blocks left of a net."""
 
     units: tuple[int, ...]
     """Of each stream; none where its block is left out."""
@@ -143,7 +143,7 @@ def chosen_widths(
     floors: Floors,
     influence: Sequence[float] | FloatArray = (),
 ) -> ChosenWidths:
-    """What to keep within a budget.
+    """Choose the widths within a budget.
 
     ``values`` has one number per unit of every stream, ``influence`` the share of each block in
     the stream that it adds to; without it all blocks stay.

@@ -12,8 +12,8 @@ from hocket.cli.output import emit, json_option, say
 
 if TYPE_CHECKING:
     from hocket.classes.artefact import Folder
+    from hocket.classes.serving.dry_run import LatencyForecast
     from hocket.classes.serving.front_end import ServeOptions
-    from hocket.classes.serving.rehearsal import LatencyOutlook
 
 _DEADLINE, _SPIN = "1s", "0s"
 
@@ -114,24 +114,24 @@ def command(
     for package in ("onnxruntime", "fastapi", "uvicorn"):
         require(package, "hocket serve-classes")
     from hocket.classes.artefact import read_folder
-    from hocket.classes.serving.rehearsal import rehearsed
+    from hocket.classes.serving.dry_run import forecast_by_dry_run
 
     _require_one_way(device, deadline, spin, quorum, only_predict=only_predict)
     options, opened = _options(deadline, spin, quorum), read_folder(folder)
     _require_workers(opened, options)
     prediction: dict[str, Any] | None = None
 
-    def foretell(outlook: LatencyOutlook) -> None:
+    def report(forecast: LatencyForecast) -> None:
         nonlocal prediction
-        prediction = outlook.to_data()
+        prediction = forecast.to_data()
         say(
-            f"an answer will take about {format_seconds(outlook.answer_s)} on {outlook.cores} "
-            f"cores: {format_seconds(max(outlook.part_s))} for the slowest part, "
-            f"{format_seconds(outlook.overhead_s)} to reach {len(outlook.part_s)} workers"
+            f"an answer will take about {format_seconds(forecast.answer_s)} on {forecast.cores} "
+            f"cores: {format_seconds(max(forecast.part_s))} for the slowest part, "
+            f"{format_seconds(forecast.overhead_s)} to reach {len(forecast.part_s)} workers"
         )
 
     if only_predict:
-        foretell(rehearsed(opened, options))
+        report(forecast_by_dry_run(opened, options))
         if as_json and prediction is not None:
             emit(prediction)
         return
@@ -147,4 +147,4 @@ def command(
             say(f"token: {token_file or token}; POST {url}/v1/predict; Ctrl-C ends it")
 
     serve(opened, options, host=host, port=port, token=token, on_ready=tell,
-          on_outlook=foretell, device=device)  # fmt: skip
+          on_forecast=report, device=device)  # fmt: skip

@@ -165,7 +165,7 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
 
 
 def _train_apart(asked: dict[str, Any]) -> Callable[[Path, Any, Any], None] | None:
-    """What trains parts outside of this process, if that was asked for."""
+    """Function that trains parts outside of this process, if requested."""
     from hocket.base.errors import UsageError
     from hocket.classes.on_fleet import train_on_fleet
     from hocket.classes.side_by_side import train_side_by_side

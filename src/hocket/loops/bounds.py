@@ -1,4 +1,4 @@
-"""Whether every subscript of a loop is inside its array, so that the kernel need not look.
+"""True if every subscript of a loop is inside its array, so that the kernel need not look.
 
 Intervals: each index form is bounded over all iterations from the loops' ranges and the keys'
 values. What cannot be bounded keeps the checks of the compiled code. O(iterations).
@@ -20,7 +20,7 @@ Interval = tuple[int, int]
 
 
 def all_inside(space: Space) -> bool:
-    """Whether no access can leave its array."""
+    """True if no access can leave its array."""
     if space.reading.body.has_local_arrays or not space.num_iterations:
         return False
     return next(may_leave(space), None) is None

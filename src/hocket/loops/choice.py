@@ -224,7 +224,7 @@ def _called(call: ast.Call) -> str:
 
 
 def _is_vector(turn: str, body: Sequence[ast.stmt]) -> bool:
-    """Whether turns of a loop over ``turn`` are arithmetic on neighbours, nothing carried along."""
+    """True if turns of a loop over ``turn`` are arithmetic on neighbours, nothing carried along."""
     written: dict[str, str] = {}
     names: set[str] = set()
     for statement in body:
@@ -253,7 +253,7 @@ def _is_vector(turn: str, body: Sequence[ast.stmt]) -> bool:
 
 
 def _is_next_to(cell: ast.Subscript, turn: str, assigned: set[str]) -> bool:
-    """Whether cells of one turn and the next are neighbours, or the same."""
+    """True if cells of one turn and the next are neighbours, or the same."""
     subs = cell.slice.elts if isinstance(cell.slice, ast.Tuple) else [cell.slice]
     used = [{part.id for part in ast.walk(sub) if isinstance(part, ast.Name)} for sub in subs]
     if any(each & assigned for each in used) or any(turn in each for each in used[:-1]):

@@ -21,10 +21,10 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How a kernel is compiled."""
+    """Compile options of a kernel."""
 
     fastmath: bool = False
-    """Whether sums may be reassociated: faster, and other bits than plain Python."""
+    """True if sums may be reassociated: faster, and other bits than plain Python."""
     boundscheck: bool = True
 
 

@@ -36,12 +36,12 @@ from hocket.loops.verdict import LoopVerdict, judge
 LEAST_SPEED_UP = 1.0
 """Predicted over one core, below which a loop runs on one."""
 _CHILD_S = 200e-6
-"""What reaching a loop from Python costs."""
+"""Seconds that entering a loop from Python costs."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided for a loop: the chosen candidate, or why it runs serially."""
+    """Decision for a loop: the chosen candidate, or why it runs serially."""
 
     site: LoopSite
     verdict: LoopVerdict

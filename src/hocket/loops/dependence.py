@@ -138,7 +138,7 @@ def _segments(first: Access, second: Access, dims: Sequence[str]) -> frozenset[S
 
 
 def _equation(one: Sub, other: Sub, bounds: _Bounds) -> tuple[Atom, int] | None:
-    """What ``one`` = ``other`` says about the distance between the two iterations."""
+    """Distance that ``one`` = ``other`` implies between the two iterations."""
     left, right = one.index, other.index
     if left is None or right is None or left.has("inner") or right.has("inner"):
         return None
@@ -194,7 +194,7 @@ class _Bounds:
         return -1 if below is not None and below.is_const and below.const <= 1 else 0
 
     def skips(self, atom: Atom, distance: int) -> bool:
-        """Whether no two values of a strided loop differ by this much."""
+        """True if no two values of a strided loop differ by this much."""
         if atom.kind != "dim":
             return False
         start, _, step = self.ranges[atom.name]
@@ -205,7 +205,7 @@ class _Bounds:
         return distance % step.linear.const != 0
 
     def apart(self, left: Linear, right: Linear) -> bool:
-        """Whether the two forms never meet, whatever the two iterations are."""
+        """True if the two forms never meet, whatever the two iterations are."""
         for one, other in ((left, right), (right, left)):
             low, high = self.extreme(one, -1), self.extreme(other, +1)
             if low is not None and high is not None:

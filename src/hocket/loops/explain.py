@@ -1,4 +1,4 @@
-"""What is said about a function's loops: vectors, schedule, bytes, speed-up, refusals."""
+"""Description of a function's loops: vectors, schedule, bytes, speed-up, refusals."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def _told(source: LoopSource, decisions: Iterable[Decision]) -> FunctionExplanat
 
 
 def _set_before(source: LoopSource, site: LoopSite, known: Mapping[str, Any]) -> dict[str, Any]:
-    """What plain lines before the loop set: shapes, lengths, numbers. Calls are not made."""
+    """Values set by plain lines before the loop: shapes, lengths, numbers. Calls are not made."""
     found: dict[str, Any] = {}
     for statement in source.node.body:
         if statement is site.nest.node:

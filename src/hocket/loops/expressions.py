@@ -64,7 +64,7 @@ class Expressions(ABC):
     # ── values ──────────────────────────────────────────────────────────────────────────────────
 
     def value(self, node: ast.expr, environment: Environment) -> Value:
-        """What an expression is."""
+        """Evaluate an expression symbolically."""
         match node:
             case ast.Constant(bool()):
                 return Scalar(None, None, "bool")
@@ -100,7 +100,7 @@ class Expressions(ABC):
                 raise not_understood(node)
 
     def lookup(self, name: str, environment: Environment, node: ast.AST) -> Value:
-        """What a name is."""
+        """Symbolic value of a name."""
         if name in environment:
             return environment[name]
         line = getattr(node, "lineno", 0)
@@ -326,7 +326,7 @@ def _narrowed(sub: Sub, index: Index) -> Sub:
 
 
 def _is_row(value: Value) -> bool:
-    """Whether a value is a view of rank one."""
+    """True if a value is a view of rank one."""
     return isinstance(value, Array) and all(
         view.base and not view.is_opaque and sum(sub.is_slice for sub in view.subs) == 1
         for view in value.views

@@ -22,7 +22,7 @@ from hocket.loops.names import Names
 from hocket.loops.promotion import Arr, KindReader, Kinds, Num, Other
 
 _NATIVE = frozenset({"int64", "float64", "complex128"})
-"""What compiled code computes in by itself."""
+"""Types that compiled code computes in by itself."""
 _SAME_UFUNCS = frozenset({
     "add", "subtract", "multiply", "divide", "true_divide", "floor_divide", "remainder", "mod",
     "negative", "positive", "absolute", "abs", "fabs", "sqrt", "square", "reciprocal", "sign",
@@ -187,14 +187,14 @@ class Faithful:
     values: Mapping[str, Any]
     names: Names
     is_exact: bool = True
-    """Whether ``x ** 2`` is numpy's power, not ``x * x``, which may differ in the last bit."""
+    """True if ``x ** 2`` is numpy's power, not ``x * x``, which may differ in the last bit."""
     pieces: dict[str, str] = field(default_factory=dict)
     helpers: dict[str, ast.FunctionDef] = field(default_factory=dict)
     deviations: list[Deviation] = field(default_factory=list)
     needs_zero: bool = False
-    """Whether ``unknown_zero_`` is used, a zero that the compiler cannot see through."""
+    """True if ``unknown_zero_`` is used, a zero that the compiler cannot see through."""
     assigned: dict[str, Kinds] = field(default_factory=dict)
-    """What the loop itself assigns to each name."""
+    """Values that the loop assigns to each name."""
 
     def rewrite(self, statements: Sequence[ast.stmt], known: Sequence[str] = ()) -> list[ast.stmt]:
         """The statements as the compiler gets them; ``known`` are lines that go before them."""

@@ -36,7 +36,7 @@ def loaded_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
 
 
 def mentions(node: ast.AST, name: str) -> bool:
-    """Whether a name is read or bound anywhere below a node."""
+    """True if a name is read or bound anywhere below a node."""
     return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
 
 

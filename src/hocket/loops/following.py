@@ -52,7 +52,7 @@ _KEYWORDS = frozenset({"dtype", "axis", "shape", "fill_value"})
 
 
 def pure_call(path: str, num_args: int, keywords: set[str]) -> tuple[Result, Kind] | None:
-    """What a library function gives, if it has no effect; None if that is not known."""
+    """Symbolic result of a library function, if it has no effect; None if that is not known."""
     module, _, name = path.partition(".")
     if not keywords <= _KEYWORDS:
         return None
@@ -82,7 +82,7 @@ def _numpy_call(name: str, num_args: int) -> tuple[Result, Kind] | None:
 
 
 def pure_method(name: str, num_args: int, keywords: set[str]) -> Result | None:
-    """What a method of an array gives, if it has no effect."""
+    """Symbolic result of an array's method, if it has no effect."""
     if name not in _ARRAY_METHODS or not keywords <= _KEYWORDS:
         return None
     result = _ARRAY_METHODS[name]

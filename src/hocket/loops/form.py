@@ -57,7 +57,7 @@ class Linear:
 
     @property
     def is_const(self) -> bool:
-        """Whether it is a number."""
+        """True if it is a number."""
         return not self.terms
 
     @property
@@ -72,7 +72,7 @@ class Linear:
         return Linear(kept, self.const)
 
     def has(self, kind: AtomKind) -> bool:
-        """Whether an atom of a kind occurs."""
+        """True if an atom of a kind occurs."""
         return any(atom.kind == kind for atom, _ in self.terms)
 
     def text(self) -> str:
@@ -109,13 +109,13 @@ class View:
     base: str
     subs: tuple[Sub, ...]
     is_opaque: bool = False
-    """Whether its shape is not the array's (transposed, reshaped): any cell may be meant."""
+    """True if its shape is not the array's (transposed, reshaped): any cell may be meant."""
     kind: Kind = "unknown"
     """Of fresh memory: what numbers it holds."""
 
     @property
     def keeps_dimensions(self) -> bool:
-        """Whether it is a view rather than one number."""
+        """True if it is a view rather than one number."""
         return self.is_opaque or any(sub.is_slice for sub in self.subs)
 
 
@@ -171,7 +171,7 @@ class Access:
 
     @property
     def writes(self) -> bool:
-        """Whether it may change the array."""
+        """True if it may change the array."""
         return self.mode != "read"
 
     @property
@@ -194,14 +194,14 @@ class Inner:
 
 @dataclass(frozen=True)
 class Body:
-    """What one iteration does to memory, for the iteration space of ``dims``."""
+    """Memory accesses of one iteration, for the iteration space of ``dims``."""
 
     dims: tuple[str, ...]
     accesses: tuple[Access, ...]
     inner: dict[str, Inner] = field(default_factory=dict)
     """Atom name of an inner loop's variable -> its range."""
     has_local_arrays: bool = False
-    """Whether memory that the body makes itself is subscripted."""
+    """True if memory that the body makes itself is subscripted."""
 
     @property
     def written(self) -> frozenset[str]:

@@ -90,12 +90,12 @@ class ParallelFunction(Generic[P, R]):
         return self if instance is None else MethodType(self, instance)
 
     def decisions(self) -> list[Decision]:
-        """What was decided in the last call, loop by loop."""
+        """Decisions of the last call, loop by loop."""
         found = [runner.last for runner in self.runners.values()]
         return [decision for decision in found if decision is not None]
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """How the loops run: for the given arguments, else as in the last call or from the source.
+        """Describe the loops: for the given arguments, else as in the last call or from the source.
 
         Nothing is executed; the loop's data are those that the arguments have before it.
         """

@@ -214,7 +214,7 @@ def _definition(
 def _statements(
     levels: Sequence[LoopLevel], faithful: Faithful, lowered: Lowered | None
 ) -> Sequence[Sequence[ast.stmt]]:
-    """What stands between the loops, then the body, as the compiler gets them."""
+    """Statements between the loops, then the body, as the compiler gets them."""
     parts: Sequence[Sequence[ast.stmt]]
     if lowered is not None:
         parts = lowered.parts

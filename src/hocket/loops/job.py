@@ -44,7 +44,7 @@ class LoopJob:
     rate: float = 0.1
     """Step size of arrays that are revised."""
     kept: dict[str, Any] = field(default_factory=dict)
-    """What tables know from one call to the next."""
+    """State of tables from one call to the next."""
     find_prefetch: Callable[[], Prefetch | None] = lambda: None
     """Makes what finds the rows of written arrays that a tile touches."""
 
@@ -55,7 +55,7 @@ class LoopJob:
 
     @property
     def needs_barriers(self) -> bool:
-        """Whether buffered arrays are exchanged between steps."""
+        """True if buffered arrays are exchanged between steps."""
         return bool(self.buffered)
 
     def kernel(self) -> Kernel:

@@ -22,7 +22,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Shape:
-    """How the iteration space is cut, before data are seen."""
+    """Cut of the iteration space, before data are seen."""
 
     kind: str
     """``independent``, ``1d``, ``rotation``, ``wavefront`` or ``skewed``."""
@@ -32,12 +32,12 @@ class Shape:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether dependent iterations run in the order of the loop itself."""
+        """True if dependent iterations run in the order of the loop itself."""
         return self.kind != "rotation"
 
     @property
     def is_listed(self) -> bool:
-        """Whether iterations are picked from a list rather than from ranges."""
+        """True if iterations are picked from a list rather than from ranges."""
         return any(atom is not None and atom.kind == "key" for atom in (self.space, self.time))
 
 

@@ -1,4 +1,4 @@
-"""What the arrays of a call share: names of one array, overlaps, cells that are seen twice."""
+"""Aliasing between arrays of a call: names of one array, overlaps, cells that are seen twice."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _share(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 
 def _sees_cells_twice(array: np.ndarray[Any, Any]) -> bool:
-    """Whether two indices may be one cell (broadcast or overlapping windows)."""
+    """True if two indices may be one cell (broadcast or overlapping windows)."""
     axes = sorted(
         (abs(stride), length)
         for stride, length in zip(array.strides, array.shape, strict=True)

@@ -1,4 +1,4 @@
-"""What the names outside a loop mean: numpy, math, plain helpers, constants.
+"""Meaning of names outside a loop: numpy, math, plain helpers, constants.
 
 Two sources with one face: a live function (its globals and closure) and a file that is only parsed,
 so that explaining a file runs no code of it.
@@ -52,7 +52,7 @@ class Names(ABC):
 
     @abstractmethod
     def meaning(self, name: str) -> Meaning:
-        """What ``name`` stands for; None for anything that is not understood."""
+        """Meaning of ``name``; None for anything that is not understood."""
 
     def fingerprint(self, called: frozenset[str]) -> Any:
         """Differs when a called name, or a number that it uses, is bound to something else."""
@@ -82,7 +82,7 @@ class LiveNames(Names):
     function: FunctionType
 
     def value(self, name: str) -> Any:
-        """What a name outside of the function is bound to now; None for nothing."""
+        """Present value of a name outside of the function; None for nothing."""
         free = self.function.__code__.co_freevars
         if name in free and self.function.__closure__ is not None:
             try:

@@ -49,7 +49,7 @@ def private_arrays(
 
 
 def _only_subscripted(statements: Sequence[ast.stmt], name: str) -> bool:
-    """Whether every mention is ``name[...]`` of a number, ``name[:] =``, ``len`` or ``fill``."""
+    """True if every mention is ``name[...]`` of a number, ``name[:] =``, ``len`` or ``fill``."""
     allowed: set[int] = set()
     for statement in statements:
         for node in ast.walk(statement):
@@ -133,7 +133,7 @@ MAX_DEPTH = 2
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known about a nest when its first ``depth`` loops are the iteration space."""
+    """Analysis of a nest when its first ``depth`` loops are the iteration space."""
 
     levels: tuple[LoopLevel, ...]
     statements: tuple[ast.stmt, ...]
@@ -294,7 +294,7 @@ def _is_names(target: ast.expr) -> bool:
 
 
 def _refuse_changed_heads(heads: Sequence[Access], body: Body) -> None:
-    """What stands between the loops runs once per inner iteration then: it must not change."""
+    """Statements between the loops run once per inner iteration then: they must not change."""
     for access in heads:
         if access.array in body.written:
             other = next(a for a in body.accesses if a.writes and a.array == access.array)

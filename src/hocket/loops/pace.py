@@ -20,7 +20,7 @@ from hocket.loops.recall import sign
 SHORT_S = 40e-6
 """Compiled calls that take less may be slower than plain Python: reaching them takes a few µs."""
 REACHING_S = 2e-6
-"""What the function spends around a compiled loop: its variables as a mapping, the results."""
+"""Seconds spent around a compiled loop: the variables as a mapping, the results."""
 _NUM_TIMED = 4
 SKIPPED = 31
 """Entries of a loop left to Python before it is looked at again."""

@@ -49,7 +49,7 @@ class Other:
 
 Kind = Num | Arr | Tup | Other
 Kinds = frozenset[Kind]
-"""What a value may be; empty where no value has been seen yet."""
+"""Types that a value may have; empty where no value has been seen yet."""
 
 UFUNCS: dict[type[ast.operator], np.ufunc] = {
     ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.true_divide,
@@ -202,7 +202,7 @@ class KindReader:
             self.of_expression(call)  # helpers are read with the arguments of every call
 
     def of_element(self, head: ast.expr) -> Kinds:
-        """What a loop's variable may be."""
+        """Types that a loop's variable may have."""
         if isinstance(head, ast.Call) and ast.unparse(head.func).endswith("range"):
             return _INT
         found = self.of_expression(head)
@@ -220,7 +220,7 @@ class KindReader:
                 self.bind(element, _items(found, place))
 
     def of_expression(self, node: ast.expr) -> Kinds:
-        """What an expression may be."""
+        """Types that an expression may have."""
         match node:
             case ast.Constant(value):
                 return frozenset({kind_of(value)})
@@ -348,7 +348,7 @@ class KindReader:
         return UNKNOWN
 
     def of_helper(self, name: str, helper: Helper, arguments: Sequence[Kinds]) -> Kinds:
-        """What a plain function returned so far, for all that it is called with."""
+        """Types that a plain function returned so far, for all that it is called with."""
         if name not in self.helpers:
             reader = KindReader(helper.names, {}, self.helpers, helper.node.body)
             self.helpers[name] = reader

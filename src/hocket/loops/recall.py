@@ -18,7 +18,7 @@ from hocket.loops.nest import Reading
 def signature(
     values: Mapping[str, Any], owners: Mapping[str, str], *, with_sizes: bool = True
 ) -> Any:
-    """What a call looks like from outside, as a key."""
+    """Key of a call by its arguments' types and layout."""
     parts: list[Any] = []
     for name in sorted(values):
         value = values[name]
@@ -66,7 +66,7 @@ def content(readings: Iterable[Reading], values: Mapping[str, Any]) -> dict[str,
 
 
 def same_content(known: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
-    """Whether everything that was kept of an earlier call is equal now."""
+    """True if everything that was kept of an earlier call is equal now."""
     return all(
         np.array_equal(value, values[name])
         if isinstance(value, np.ndarray)

@@ -46,7 +46,7 @@ class _Update(NamedTuple):
 
 
 def find_reduction(name: str, statements: Sequence[ast.stmt], names: Names) -> Reduction:
-    """How a carried name is accumulated; raises `Refusal` naming its lines if it is not."""
+    """Reduction that accumulates a carried name; raises `Refusal` naming its lines if it is not."""
     found: list[tuple[_Update, int]] = []
     for statement in _simple_statements(statements):
         if not mentions(statement, name):

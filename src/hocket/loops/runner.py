@@ -65,7 +65,7 @@ class SiteRunner:
         self._timed, self._plain_start = CallPace(), 0.0
         self._may_leave_unbound = isinstance(site.nest.node, ast.For) and bool(self.results)
         self.is_timing = False
-        """Whether the loop that Python runs now is timed, see `end_plain`."""
+        """True if the loop that Python runs now is timed, see `end_plain`."""
         self.num_to_skip = 0
         """Entries that the function should leave to Python before it asks again."""
         self.last: Decision | None = None
@@ -290,7 +290,7 @@ class SiteRunner:
         )  # fmt: skip
 
     def _prefetch(self, decision: Decision, owners: Mapping[str, str]) -> Prefetch | None:
-        """How workers of other machines find the rows that a tile touches."""
+        """Plan by which workers of other machines find the rows that a tile touches."""
         if decision.candidate is None or decision.source is None:
             return None
         option = decision.candidate.option
@@ -368,7 +368,7 @@ def _plain_is_faster(decision: Decision, pace: CallPace) -> Decision:
 
 
 def _takes_equal(reading: Reading, reduction: Reduction) -> bool:
-    """Whether the later of two equal numbers is kept, and they may differ: 0.0 and -0.0."""
+    """True if the later of two equal numbers is kept, and they may differ: 0.0 and -0.0."""
     kind = reading.reduction_kinds.get(reduction.name)
     return reduction.takes_equal and kind not in ("int", "bool")
 

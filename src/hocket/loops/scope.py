@@ -1,4 +1,4 @@
-"""What a loop sees from outside: arrays with their rank and kind, scalars, and library names."""
+"""Scope of a loop: arrays with their rank and kind, scalars, and library names."""
 
 from __future__ import annotations
 

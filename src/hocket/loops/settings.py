@@ -1,4 +1,4 @@
-"""How the loops of one function are run."""
+"""Settings of the loops of one function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Settings:
     num_workers: int
     backend: Callable[[LoopJob], list[tuple[Any, ...]]]
     ordered: bool = False
-    """Whether dependent iterations must run in the order of the loop."""
+    """True if dependent iterations must run in the order of the loop."""
     permit: tuple[str, ...] = ()
     """Arrays whose updates may be seen late by other workers."""
     through: Mapping[str, str] = field(default_factory=dict)

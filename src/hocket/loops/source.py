@@ -395,7 +395,7 @@ def _bind(
 
 
 def _num_loads(node: ast.AST) -> Counter[str]:
-    """How often each name is read below a node."""
+    """Number of reads of each name below a node."""
     return Counter(
         part.id
         for part in ast.walk(node)

@@ -21,7 +21,7 @@ from hocket.loops.form import Atom, Linear, Refusal
 from hocket.loops.nest import Reading
 
 MAX_ITERATIONS = 2**31
-"""What is shared out counts every iteration, in memory."""
+"""Most iterations that are listed one by one, in memory."""
 
 
 @dataclass(frozen=True)

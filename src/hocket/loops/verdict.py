@@ -33,13 +33,13 @@ class LoopOption:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the result is bit for bit that of the loop as written, in its own order."""
+        """True if the result is bit for bit that of the loop as written, in its own order."""
         floats = [name for name in self.summed if self.reading_kind(name) != "int"]
         sums = [r for r in self.reading.reductions if not _is_exact_sum(r.op, self.reading, r.name)]
         return self.shape.keeps_order and not floats and not sums and not self.buffered
 
     def reading_kind(self, array: str) -> str:
-        """What kind of numbers the updates of an array add."""
+        """Kind of numbers that the updates of an array add."""
         kinds = {a.kind for a in self.reading.body.accesses if a.array == array and a.writes}
         return kinds.pop() if len(kinds) == 1 else "unknown"
 
@@ -57,7 +57,7 @@ class LoopVerdict:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether there is any option but running it serially."""
+        """True if there is any option but running it serially."""
         return bool(self.options)
 
 

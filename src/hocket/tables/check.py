@@ -76,7 +76,7 @@ from hocket.tables.core.shard import (
 
 NUM_ROWS, NUM_CLOCKS, SLOTS, STEPS, MAX_ROUNDS = 2, 4, 48, 150, 400
 ROUND = (0, 0, 23, 11, 11, 11, 11, 21, 16, 16, 16, 16, 16, 16, 7, 7)
-"""What happens in turn at the end: work, ping, arrive above, push, arrive below, send."""
+"""Actions in turn at the end: work, ping, arrive above, push, arrive below, send."""
 OLD_MISSING, OWN_MISSING, NOT_ONCE, STUCK, LOST = range(1, 6)
 
 
@@ -91,7 +91,7 @@ class Mailboxes(NamedTuple):
 
 
 class CheckedWorld(NamedTuple):
-    """What the check knows and the protocol does not."""
+    """State of the check, which the protocol does not see."""
 
     made: NDArray[np.int64]
     """[row, worker, clock] changes that were made."""
@@ -190,7 +190,7 @@ def run_schedule(
     down: Mailboxes,
     world: CheckedWorld,
 ) -> int:
-    """What happens at random, and then everything in turn until all is done."""
+    """Run random actions, then all in turn until everything is done."""
     num_clients = len(up.first)
     num_random = STEPS * num_clients
     for step in range(num_random + MAX_ROUNDS * num_clients * len(ROUND)):

@@ -48,7 +48,7 @@ class InsidePort:
         self._something.set()
 
     def lose(self) -> None:
-        """What has not been received is gone, as when a process dies."""
+        """Drop what has not been received, as when a process dies."""
         self._inbox.clear()
 
     def close(self) -> None:

@@ -83,26 +83,26 @@ class ShardLink:
         self._is_hurried, self._needed = False, 0
         """The latest clock that a worker waits for in rows that the shard pushes."""
         self.is_flushing = False
-        """Whether all changes should go now, without regard to clocks."""
+        """True if all changes should go now, without regard to clocks."""
         self.shard_clock = 0
         self.slowest, self.slowest_silent_s = 0, 0.0
         """The client that holds the shard's clock back, and how long it has said nothing."""
 
     @property
     def is_connected(self) -> bool:
-        """Whether the shard has ever answered."""
+        """True if the shard has ever answered."""
         return bool(self.state.facts[MY_LIFE])
 
     @property
     def is_behind(self) -> bool:
-        """Whether more is under way than should be: `clock` waits then."""
+        """True if more is under way than should be: `clock` waits then."""
         facts = self.state.facts
         lines = facts[END] - batch_start(self.state, facts[DONE] + 1) if self.is_connected else 0
         return bool(4 * lines * self.state.pending.shape[1] > MAX_UNDER_WAY_BYTES)
 
     @property
     def has_unapplied(self) -> bool:
-        """Whether changes are not yet in the shard."""
+        """True if changes are not yet in the shard."""
         facts = self.state.facts
         is_told = facts[TOLD] >= facts[MY_CLOCK] and facts[NEXT] == facts[DONE] + 1
         return not is_told or bool(facts[NUM_UNSENT])
@@ -113,7 +113,7 @@ class ShardLink:
         return int(self.state.facts[NEXT]) - 1
 
     def is_kept(self, version: int) -> bool:
-        """Whether a change outlives the shard."""
+        """True if a change outlives the shard."""
         return bool(self.state.facts[KEPT] >= version)
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────

@@ -39,7 +39,7 @@ from hocket.tables.worker import Worker
 
 _PING_S = 0.25
 _ALIVE_S = 1.0
-"""How often a client that has nothing to say shows that it lives."""
+"""Seconds between signs of life of a client that has nothing to send."""
 DEFAULT_TIMEOUT_S = 60.0
 
 
@@ -75,7 +75,7 @@ class Node:
         self.workers = [Worker(self, number) for number in range(num_workers)]
         self.changed = threading.Condition()
         self.blocked_s = 0.0
-        """How long workers have waited in `get` and `clock`, summed."""
+        """Seconds that workers have waited in `get` and `clock`, summed."""
         self.num_refused = 0
         """Changes of rows that shards left out because they were not finite."""
         self._closing = False

@@ -27,7 +27,7 @@ _log = logging.getLogger("hocket.tables")
 
 
 class ShardActor:
-    """What runs in a Ray worker."""
+    """Shard that runs in a Ray worker."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()

@@ -34,7 +34,7 @@ from hocket.tables.transports.port import Port
 
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 2 * 1024, 64 * 1024
 _CHUNK_S = 0.03
-"""How long one message may keep a link busy: so long a more important one waits."""
+"""Seconds that one message may keep a link busy: so long a more important one waits."""
 _SAMPLE_S = 0.08
 _NUM_SAMPLES = 6
 
@@ -142,7 +142,7 @@ MAX_UNDER_WAY_BYTES = 64 * 2**20
 
 
 class Route:
-    """What goes to and comes from one peer."""
+    """Messages to and from one peer."""
 
     def __init__(self, port: Port, peer: int, tables: int) -> None:
         """``tables`` is the layout's digest."""
@@ -193,5 +193,5 @@ class Route:
 
     @property
     def is_clogged(self) -> bool:
-        """Whether the peer takes nothing: one that stands still must not fill our memory."""
+        """True if the peer takes nothing: one that stands still must not fill our memory."""
         return self.budget.under_way_bytes > MAX_UNDER_WAY_BYTES

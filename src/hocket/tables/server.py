@@ -299,7 +299,7 @@ class ShardServer:
         self._log_bytes += len(data) * has_changes
 
     def _serves(self, client: int, head: LongArray) -> bool:
-        """Whether a message is of a client of ours; who is none is told."""
+        """True if a message is of a client of ours; who is none is told."""
         if head[TABLES] != self._digest:
             self._refuse(client, head, OTHER_TABLES)
             return False

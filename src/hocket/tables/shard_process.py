@@ -36,7 +36,7 @@ def serve(parent: Parent) -> None:
 
 
 class _ToParent(logging.Handler):
-    """What a shard has to say, for the log of the process that started it."""
+    """Log lines of a shard, for the log of the process that started it."""
 
     def __init__(self, parent: Parent) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a table is, and how it is spread."""
+"""Specification of tables and their layout over shards."""
 
 from __future__ import annotations
 
@@ -82,17 +82,17 @@ class TableSpec:
 
     @property
     def rule(self) -> int:
-        """How changes enter rows."""
+        """Rule by which changes enter rows."""
         return REVISE if self.is_adaptive else ADD
 
     @property
     def pushes(self) -> bool:
-        """Whether shards send rows that nobody asks for again."""
+        """True if shards send rows that nobody asks for again."""
         return self.mode != "ssp"
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether nobody waits for anybody."""
+        """True if nobody waits for anybody."""
         return self.staleness == math.inf
 
     @property
@@ -144,7 +144,7 @@ class Layout:
 
     @property
     def idle_s(self) -> float:
-        """How long one may sleep whom nobody wakes; only a budget fills while nothing happens."""
+        """Longest sleep that nobody interrupts; managed tables look at the link more often."""
         return 0.005 if any(table.mode == "managed" for table in self.tables) else 0.05
 
     def digest(self, shard: int) -> int:
@@ -158,7 +158,7 @@ class Layout:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
     def memory_bytes(self, shard: int) -> int:
-        """What a shard holds: the rows, and what it knows of each row for each client."""
+        """Bytes of a shard: the rows, and what it knows of each row for each client."""
         return sum(
             self.rows_of(table, shard)
             * (4 * cell_width(table.rule, table.width) + 4 * table.width * table.is_adaptive
@@ -167,5 +167,5 @@ class Layout:
         )  # fmt: skip
 
     def rows_of(self, table: TableSpec, shard: int) -> int:
-        """How many rows of a table a shard holds: row r is row r // shards of shard r % shards."""
+        """Number of a table's rows on a shard: row r is row r // shards of shard r % shards."""
         return max(0, -(-(table.num_rows - shard) // self.num_shards))

@@ -1,4 +1,4 @@
-"""What one thread sees of the tables: it reads rows, changes them and says when a step ends."""
+"""Tables as one thread uses them: it reads rows, changes them and says when a step ends."""
 
 from __future__ import annotations
 

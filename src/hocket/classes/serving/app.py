@@ -87,7 +87,7 @@ class PredictBody(BaseModel):
 
 
 class ModelBody(BaseModel):
-    """What is served."""
+    """The model that is served."""
 
     classes: list[str]
     input_shape: list[int]
@@ -97,7 +97,7 @@ class ModelBody(BaseModel):
 
 
 class PartsHealth(BaseModel):
-    """Whether every part has a worker."""
+    """True if every part has a worker."""
 
     status: str
     workers: int
@@ -105,7 +105,7 @@ class PartsHealth(BaseModel):
 
 
 def max_body_bytes(table: PartTable) -> int:
-    """What one input may take as JSON or raw."""
+    """Most bytes of one input, as JSON or raw."""
     numbers = int(np.prod(table.input_shape))
     return max(_LEAST_BODY_BYTES, _JSON_BYTES_PER_NUMBER * numbers)
 
@@ -150,7 +150,7 @@ def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> F
 
     @app.get("/v1/model", responses=answers())
     async def model() -> ModelBody:
-        """What is served: classes, the form of an input, parts."""
+        """Description of the model served: classes, the form of an input, parts."""
         table = front_end.table
         parts = [[names[each] for each in part.classes] for part in table.parts]
         return ModelBody(classes=list(names), input_shape=list(table.input_shape), parts=parts,
@@ -163,7 +163,7 @@ def make_app(front_end: Answering, token: str, hosts: tuple[str, ...] = ()) -> F
 
     @app.get("/healthz", responses=answers())
     async def health() -> PartsHealth:
-        """Whether all parts can answer; open to all."""
+        """True if all parts can answer; open to all."""
         workers, alive = len(front_end.table.parts), front_end.num_alive
         status = "ok" if alive == workers else "degraded"
         return PartsHealth(status=status, workers=workers, alive=alive)

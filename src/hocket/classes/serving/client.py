@@ -28,7 +28,7 @@ class ClassesClient:
         self._dtype = ""
 
     def model(self) -> dict[str, Any]:
-        """What is served: classes, form of an input, parts."""
+        """Description of the model served: classes, form of an input, parts."""
         return self._call("GET", "/v1/model")
 
     def metrics(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from hocket.base.errors import RunError
 from hocket.base.units import format_seconds
 from hocket.classes.artefact import Folder
 from hocket.classes.combine import Combiner, probabilities
-from hocket.classes.outlook import places_on
+from hocket.classes.latency_forecast import places_on
 from hocket.classes.serving.link import WorkerLink, WorkerSpec, recent_times
 from hocket.classes.serving.metrics import Metrics, metrics_of
 from hocket.classes.serving.wire import SLOTS, InputLayout, set_finished
@@ -78,24 +78,24 @@ START_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """How parts are served."""
+    """Options of serving."""
 
     deadline_s: float = 1.0
     """After which an answer is given from what has come."""
     cores: tuple[int, ...] | None = None
     """That workers are pinned to; those of this process where None."""
     spin_s: float = 0.0
-    """How long an idle worker keeps its core busy to be there at once."""
+    """Time that an idle worker keeps its core busy to be there at once."""
     restarts: bool = True
     quorum: int | None = None
     """Answers per class that are waited for; all copies where None."""
     patience_s: float = 0.05
-    """How long a late worker is waited for when the others suffice to answer."""
+    """Time that a late worker is waited for when the others suffice to answer."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What the parts say to an input."""
+    """Answer of the parts to one input."""
 
     scores: FloatArray
     label: int
@@ -124,11 +124,11 @@ class WorkerReply:
 
 
 class Answering(Protocol):
-    """What answers requests: workers, or parts on a device."""
+    """Front end that answers requests: workers, or parts on a device."""
 
     @property
     def table(self) -> PartTable:
-        """What is served."""
+        """The model that is served."""
         ...
 
     @property
@@ -167,7 +167,7 @@ def answer_from(
 def is_enough(
     table: PartTable, quorum: int, answers: Sequence[FloatArray | None], asked: Collection[int]
 ) -> bool:
-    """Whether every group has its copies, or as many as can still come from ``asked`` parts."""
+    """True if every group has its copies, or as many as can still come from ``asked`` parts."""
     has, may = [0] * len(table.groups), [0] * len(table.groups)
     for index, groups in enumerate(table.held):
         came = answers[index] is not None
@@ -193,7 +193,7 @@ class FrontEnd:
         self._slots = self._layout.slots(self._memory)
         self._number = 0
         self._counted_from = 1
-        """Late answers to requests before it were rehearsed."""
+        """Late answers to requests before it were forecast_by_dry_run."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._events = select.epoll()
@@ -291,7 +291,7 @@ class FrontEnd:
         """An input as the parts take it; raises `UsageError` for anything else."""
         return self._layout.checked(inputs)
 
-    def rehearse(self, inputs: np.ndarray[Any, Any]) -> tuple[float, dict[int, WorkerReply]]:
+    def dry_run(self, inputs: np.ndarray[Any, Any]) -> tuple[float, dict[int, WorkerReply]]:
         """Seconds of an answer and the workers it waited for; not counted in `metrics`."""
         checked = self.checked(inputs)
         with self._lock:
@@ -368,7 +368,7 @@ class FrontEnd:
 
     @property
     def table(self) -> PartTable:
-        """What is served."""
+        """The model that is served."""
         return self._table
 
     @property

@@ -33,7 +33,7 @@ def recent_times() -> deque[int]:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """How a worker is started."""
+    """Start options of a worker."""
 
     index: int
     model: bytes
@@ -47,7 +47,7 @@ class WorkerSpec:
 
 @dataclass
 class Counts:
-    """What happened to a worker's requests."""
+    """Counters of a worker's requests."""
 
     answered: int = 0
     late: int = 0
@@ -110,7 +110,7 @@ class WorkerLink:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be sent requests."""
+        """True if it can be sent requests."""
         return self.is_ready and self.channel is not None
 
     def send(self, number: int, slot: int) -> bool:
@@ -129,7 +129,7 @@ class WorkerLink:
         return True
 
     def receive(self) -> tuple[int, int, FloatArray] | None:
-        """What has come: number, nanoseconds, outputs; None where it is dead or silent."""
+        """Next message: number, nanoseconds, outputs; None where it is dead or silent."""
         if self.channel is None:
             return None
         try:

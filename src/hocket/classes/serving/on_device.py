@@ -91,7 +91,7 @@ class DeviceFrontEnd:
 
     @property
     def table(self) -> PartTable:
-        """What is served."""
+        """The model that is served."""
         return self._table
 
     @property

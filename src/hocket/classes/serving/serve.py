@@ -12,8 +12,8 @@ from hocket.base.errors import UsageError
 from hocket.base.regular import read_regular
 from hocket.classes.artefact import Folder
 from hocket.classes.serving.app import make_app
+from hocket.classes.serving.dry_run import LatencyForecast, check_parts, forecast_of
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
-from hocket.classes.serving.rehearsal import LatencyOutlook, check_parts, outlook_of
 from hocket.service.serve import QuietServer, is_loopback, listening_socket, server_config
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ def serve(
     port: int,
     token: str,
     on_ready: Callable[[str], None],
-    on_outlook: Callable[[LatencyOutlook], None] = lambda outlook: None,
+    on_forecast: Callable[[LatencyForecast], None] = lambda forecast: None,
     device: str | None = None,
 ) -> None:
     """Serve a folder until SIGTERM or SIGINT; ``on_ready`` is told the address.
 
     Sub-models are served by worker processes, or all on one ``device`` such as ``cuda``.
-    ``on_outlook`` is told how long answers of worker processes will take, before they are asked.
+    ``on_forecast`` is told how long answers of worker processes will take, before they are asked.
     """
     if not is_loopback(host):
         raise UsageError(
@@ -54,7 +54,7 @@ def serve(
         address = listener.getsockname()
         shown = f"[{host}]" if ":" in host else host
         if isinstance(front_end, FrontEnd):
-            on_outlook(outlook_of(front_end))
+            on_forecast(forecast_of(front_end))
         app = make_app(front_end, token, (host,))
         server = QuietServer(server_config(app), lambda: on_ready(f"http://{shown}:{address[1]}"))
         server.serve_on(listener)
@@ -63,7 +63,7 @@ def serve(
 def front_end_of(
     folder: Folder, options: ServeOptions, device: str | None
 ) -> FrontEnd | DeviceFrontEnd:
-    """What answers: worker processes, or parts on a device, which need torch."""
+    """Choose the front end: worker processes, or parts on a device, which need torch."""
     if device is None:
         check_parts(folder)
         return FrontEnd(folder, options)

@@ -1,4 +1,4 @@
-"""What front end and workers share: slots for inputs in memory, and short messages over sockets.
+"""Slots for inputs in shared memory, and short messages over sockets, of front end and workers.
 
 An input is written once, into a slot that all workers map; a worker is woken by a few bytes over
 its own socket (whole messages, never parts) and answers over it. The head of the memory holds the

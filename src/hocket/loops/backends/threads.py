@@ -111,7 +111,7 @@ STALENESS = 1
 
 @dataclass(frozen=True)
 class KeptTable:
-    """What adaptive revision knows after a call, and the array as that call left it."""
+    """State of adaptive revision after a call, and the array as that call left it."""
 
     left: AnyArray
     cells: NDArray[np.float32]

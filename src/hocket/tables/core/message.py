@@ -55,7 +55,7 @@ SENT_BYTES = 13
 SENDER = 14
 """From a client: a number that its process drew. Two processes under one client's number differ."""
 TABLES = 15
-"""What the sender takes the tables and the shard for: `Layout.digest`."""
+"""Tables and shard that the sender assumes: `Layout.digest`."""
 SLOWEST = 16
 """PING of a shard: the client with the lowest clock, which all others may have to wait for."""
 SILENT_MS = 17

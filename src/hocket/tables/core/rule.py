@@ -1,4 +1,4 @@
-"""How a change enters a row: addition, or adaptive revision.
+"""Rules by which changes enter rows: addition, or adaptive revision.
 
 Adaptive revision (McMahan and Streeter, "Delay-tolerant algorithms for asynchronous distributed
 online learning", NIPS 2014) is AdaGrad that repairs what a gradient did not know. A row holds the
@@ -42,7 +42,7 @@ def starting_cells(rule: int, num_rows: int, width: int, curvature: float) -> Ce
 
 
 def starting_hidden(rule: int, num_rows: int, width: int, curvature: float) -> Cells:
-    """What a shard holds beside the rows: z."""
+    """State of a shard beyond the rows: z."""
     return np.full((num_rows, width if rule == REVISE else 0), curvature, np.float32)
 
 
@@ -71,7 +71,7 @@ def size_of(cells: Cells, line: int, width: int) -> float:
 
 @kernel
 def relative(change: float, size: float) -> float:
-    """How large a change is beside its row."""
+    """Size of a change relative to its row."""
     return change / size if size > 1e-30 else change
 
 
@@ -79,7 +79,7 @@ def relative(change: float, size: float) -> float:
 def is_bearable(
     rule: int, cells: Cells, hidden: Cells, row: int, changes: Cells, line: int
 ) -> bool:
-    """Whether the sums that a gradient enters, squares too, stay within a 32-bit float."""
+    """True if the sums that a gradient enters, squares too, stay within a 32-bit float."""
     if rule == ADD:
         return True
     width = hidden.shape[1]

@@ -195,7 +195,7 @@ def _advance(shard: ShardState, now: int) -> None:
 
 @kernel
 def can_send(shard: ShardState, client: int, row: int) -> bool:
-    """Whether a row may go to a client now: asked for and ready, or changed by others."""
+    """True if a row may go to a client now: asked for and ready, or changed by others."""
     asked = shard.asked[client, row]
     return bool(0 <= asked <= shard.facts[NOW] or shard.dirty[client, row])
 

@@ -1,1 +1,1 @@
-"""How messages travel: inside a process, through shared memory, over ZeroMQ."""
+"""Transports of messages: inside a process, through shared memory, over ZeroMQ."""

@@ -1,4 +1,4 @@
-"""What tables need of a transport.
+"""Interface of a transport of tables.
 
 A port belongs to one client or one shard and to one thread, but for `wake`. Messages to one peer
 arrive in order, each whole; when a connection breaks, those that were under way are lost, which

@@ -1,4 +1,4 @@
-"""How long an answer will take on this machine, rehearsed before anything is served.
+"""Time of an answer on this machine, measured before anything is served.
 
 The workers that will serve are asked again and again, after a short rest as between requests and
 in the very way of a request: answers are combined as soon as every group has the copies that it
@@ -31,7 +31,7 @@ _KINDS = {"float32": "tensor(float)", "int64": "tensor(int64)"}
 
 
 @dataclass(frozen=True)
-class LatencyOutlook:
+class LatencyForecast:
     """A prediction with its pieces."""
 
     part_s: tuple[float, ...]
@@ -45,25 +45,25 @@ class LatencyOutlook:
         return asdict(self)
 
 
-def rehearsed(folder: Folder, options: ServeOptions | None = None) -> LatencyOutlook:
+def forecast_by_dry_run(folder: Folder, options: ServeOptions | None = None) -> LatencyForecast:
     """The median time of an answer, by workers that are started for it."""
     check_parts(folder)
     with FrontEnd(folder, replace(options or ServeOptions(), restarts=False)) as front_end:
-        return outlook_of(front_end)
+        return forecast_of(front_end)
 
 
-def outlook_of(front_end: FrontEnd) -> LatencyOutlook:
+def forecast_of(front_end: FrontEnd) -> LatencyForecast:
     """The median time of an answer of workers that were started."""
     table, options = front_end.table, front_end.options
     example = np.zeros(table.input_shape, dtype=table.input_dtype)
     for _ in range(_WARM_UPS):
-        front_end.rehearse(example)
+        front_end.dry_run(example)
     took_s: list[float] = []
     spent_ns: list[list[int]] = [[] for _ in table.parts]
     until_s = time.monotonic() + _SPELL_S
     while len(took_s) < _RUNS or time.monotonic() < until_s:
         time.sleep(_REST_S)
-        each_s, replies = front_end.rehearse(example)
+        each_s, replies = front_end.dry_run(example)
         took_s.append(each_s)
         for index, reply in replies.items():
             spent_ns[index].append(reply.spent_ns)
@@ -74,7 +74,7 @@ def outlook_of(front_end: FrontEnd) -> LatencyOutlook:
     )
     answer_s = float(np.median(took_s))
     cores = len(options.cores or os.sched_getaffinity(0))
-    return LatencyOutlook(part_s, max(answer_s - max(part_s), 0.0), cores, answer_s)
+    return LatencyForecast(part_s, max(answer_s - max(part_s), 0.0), cores, answer_s)
 
 
 def check_parts(folder: Folder) -> None:

@@ -1,4 +1,4 @@
-"""How long an answer will take, before anything is served, from the measured times of parts.
+"""Forecast of the time of an answer, before anything is served, from the measured times of parts.
 
 With a core for each worker and one for the front end, all parts compute at the same time: an answer
 takes the slowest part and the fan-out. With fewer cores parts wait for each other: they are put on
@@ -18,7 +18,7 @@ _LEAST_S = 1e-9
 
 @dataclass(frozen=True)
 class FanOut:
-    """What sending an input to workers and collecting their answers costs, beside computing."""
+    """Cost of sending an input to workers and collecting their answers, without computing."""
 
     fixed_s: float = 60e-6
     per_worker_s: float = 30e-6
@@ -60,7 +60,7 @@ def finish_s(part_s: Sequence[float], cores: int) -> float:
 
 @dataclass(frozen=True)
 class SplitVerdict:
-    """Whether a split pays, in one sentence, and what it costs."""
+    """True if a split pays, in one sentence, and what it costs."""
 
     pays: bool
     total_work: float
