@@ -196,3 +196,8 @@ def test_a_name_means_a_job_of_ones_own_before_those_of_others(rig):
         rig.submit(name="prep", owner=owner)
     rig.submit(name="train", owner="ann", after=("prep",))
     assert rig.service_state.state.dependencies[:, :2].tolist() == [[3, 1]]
+
+
+def test_a_number_that_no_job_can_have_is_refused(rig):
+    with pytest.raises(UsageError, match="there is no job '9999"):
+        rig.submit("late", after=("9" * 30,))
