@@ -143,3 +143,23 @@ def chip_of(kind: str, libraries: Libraries = "current") -> Chip:
     """The architecture of a kind of device."""
     found = next((chip for start, chip in CHIPS.items() if kind.startswith(start)), UNKNOWN)
     return HOPPER_2023 if found is HOPPER and libraries == "2023" else found
+
+
+MULTIPROCESSORS: Mapping[str, int] = MappingProxyType(
+    {
+        "h200": 132, "h100-pcie": 114, "h100": 132, "gb200": 148, "b200": 148,
+        "v100": 80, "p100": 56, "k80": 13, "t4": 40, "l40s": 142, "l4": 58, "a6000": 84,
+        "a40": 84, "a10g": 80, "titanx": 24, "rtx2080": 46, "rtx3060": 28, "rtx3070": 46,
+        "rtx3080": 68, "rtx3090": 82, "rtx4060": 24, "rtx4070": 46, "rtx4080": 76, "rtx4090": 128,
+        "rtx5070": 48, "rtx5080": 84, "rtx5090": 170,
+    }
+)  # fmt: skip
+"""Multiprocessors by the start of a device type's name, of the documents that its preset names.
+
+A100 is left out: `AMPERE` was fitted to its tables with the wave of an H200."""
+
+
+def num_multiprocessors(kind: str) -> int:
+    """Multiprocessors of a device type; those of an H200 where nothing is known."""
+    found = (count for start, count in MULTIPROCESSORS.items() if kind.startswith(start))
+    return next(found, MULTIPROCESSORS["h200"])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.errors import InputFileError
-from hocket.cost.chips import chip_of
+from hocket.cost.chips import chip_of, num_multiprocessors
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, refine
 from hocket.cost.host import HostOverhead
 from hocket.cost.matrix_kernels import HALF, attention_rates, matrix_losses, power_limit
@@ -334,7 +334,9 @@ class OpWork:
         ]
         is_native = convolves & np.isin(self.dtype, native)
         flops, touched, kernels, fill = shaped_work(self.signature, self.signatures)
-        flops = flops * matrix_losses(self.signature, self.signatures, chip_of(kind.name))
+        flops = flops * matrix_losses(
+            self.signature, self.signatures, chip_of(kind.name), num_multiprocessors(kind.name)
+        )
         return ShapedWork(
             np.where(is_native & (flops >= CONVOLUTION), flops / CONVOLUTION, flops),
             np.where(is_native, 1.0, touched),

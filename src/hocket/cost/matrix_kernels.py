@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
-from hocket.cost.chips import AttentionRates, Chip
+from hocket.cost.chips import MULTIPROCESSORS, AttentionRates, Chip
 from hocket.graph.signatures import tensor_shapes
 
 MATRIX_WAVE = 3.5e6
-"""Elements of a result that keep all multiprocessors busy once."""
+"""Elements of a result that keep all multiprocessors of an H200 busy once."""
 MATRIX_TAIL = 0.14
 """Of a wave, lost per product."""
 SPLIT_DEPTH = 8192.0
@@ -44,13 +44,15 @@ _DROPS = re.compile(r", 0\.(?=[0-9]*[1-9])[0-9]+, (?:True|False|\[)")
 _ATTENTION = re.compile(r"^aten\._scaled_dot_product_\w*?attention(_backward)?\.")
 
 
-def product_loss(elements: Any, depth: Any, matrix_depth: Any, shape: Any = 1.0) -> Any:
+def product_loss(
+    elements: Any, depth: Any, matrix_depth: Any, shape: Any = 1.0, wave: float = MATRIX_WAVE
+) -> Any:
     """Time of a product over that of a very large one.
 
-    ``elements`` of the result, ``depth`` that is summed, ``matrix_depth`` of the chip; ``shape``
-    scales both losses, as a calibration finds them.
+    ``elements`` of the result, ``depth`` that is summed, ``matrix_depth`` of the chip, elements of
+    its ``wave``; ``shape`` scales both losses, as a calibration finds them.
     """
-    waves = elements * np.maximum(1.0, depth / SPLIT_DEPTH) / MATRIX_WAVE
+    waves = elements * np.maximum(1.0, depth / SPLIT_DEPTH) / wave
     return (1 + shape * matrix_depth / depth) * (1 + shape * MATRIX_TAIL / waves)
 
 
@@ -74,14 +76,17 @@ class MatrixShape(NamedTuple):
     drops: float = 0.0
 
 
-def matrix_losses(signature: IntArray, signatures: Sequence[str], chip: Chip) -> FloatArray:
+def matrix_losses(
+    signature: IntArray, signatures: Sequence[str], chip: Chip, num_multiprocessors: int
+) -> FloatArray:
     """Time of each op over its arithmetic at the chip's usual rate; 1 for all other ops."""
+    wave = MATRIX_WAVE * num_multiprocessors / MULTIPROCESSORS["h200"]
     shapes = np.array([*map(matrix_shape, signatures), MatrixShape()], dtype=np.float64)
     elements, depth, width, sequence, is_backward, is_half, drops = shapes[signature].T
     loss = np.ones(len(signature))
     is_product, attends = depth > 0, width > 0
     half_depth = np.where(is_half > 0, chip.matrix_depth, FLOAT32_DEPTH)[is_product]
-    loss[is_product] = product_loss(elements[is_product], depth[is_product], half_depth)
+    loss[is_product] = product_loss(elements[is_product], depth[is_product], half_depth, wave=wave)
     rates = chip.attention[FUSED]
     for phase, half in ((0.0, rates.forward_half), (1.0, rates.backward_half)):
         part = attends & (is_backward == phase)
