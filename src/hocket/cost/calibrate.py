@@ -55,7 +55,7 @@ class Calibration:
 
     kinds: Mapping[str, KindFit]
     source: str = ""
-    """What it was fitted from."""
+    """Source of the fit."""
     steps: Mapping[str, StepRange] = field(default_factory=dict)
     """Correction and range of whole steps by device type, from runs of users."""
 
@@ -67,7 +67,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class FamilyError:
-    """How well a fit explains the measured time of one family."""
+    """Measured and fitted time of one family."""
 
     family: str
     measured_s: float

@@ -1,4 +1,4 @@
-"""What kinds of chips reach of their peaks: one set of constants per architecture, with its source.
+"""Shares of their peaks that chips reach: one set of constants per architecture, with its source.
 
 A data sheet states what a chip could do; kernels reach a share of it that differs between
 architectures. Shares of Hopper were measured (``benchmarks/cost/predict_kernels.py``), those of
@@ -50,7 +50,7 @@ class Chip:
     attention: Mapping[str, AttentionRates] = field(hash=False)
     """By kernel: ``flash`` (FlashAttention 1), ``flash2``, ``fused`` (cuDNN, FlashAttention 3)."""
     uncertainty: float
-    """How far a step may be from its prediction where nothing was measured, relative."""
+    """Relative error of a predicted step where nothing was measured."""
     source: str
 
 

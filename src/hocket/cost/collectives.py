@@ -1,4 +1,4 @@
-"""How long a ring all-reduce takes on given links, by the usual formula in latency and bandwidth.
+"""Time of a ring all-reduce on given links, by the usual formula in latency and bandwidth.
 
 Bytes that each rank holds, the number of ranks n, latency α and bandwidth β (bytes per second, one
 direction) of the path between neighbours may be arrays of shapes that broadcast. One rank alone

@@ -49,7 +49,7 @@ class Costs:
     tensor_s: FloatArray | None = None
     """Seconds per link for each tensor, where the file of the graph states them."""
     settings: Mapping[str, Any]
-    """What the numbers were made from (profile, calibration), enough to make them again."""
+    """Profile and calibration of the costs, enough to compute them again."""
     demand: FloatArray | None = None
     """[share, kind, op]: what each op asks of device and host; see `hocket.cost.demand`. None: two
     lanes do not notice each other."""
@@ -80,7 +80,7 @@ class Costs:
         return self.routes.channel_bandwidth_bps
 
     def sources(self) -> dict[str, int]:
-        """How many op times came from where, over all kinds."""
+        """Number of op times by source, over all device types."""
         counts = np.bincount(self.op_source.ravel(), minlength=len(TimeSource))
         return {source.name.lower(): int(counts[source]) for source in TimeSource if counts[source]}
 

@@ -42,7 +42,7 @@ from hocket.hardware.cluster import DeviceKind
 TILE_COLUMNS, TILE_DEPTH = 64, 32
 """Channels of the result, and of what is summed, that kernels compute at once."""
 CONVOLUTION = 1.5
-"""What tiles that channels leave partly empty take over the usual share of the peak."""
+"""Time of tiles that channels leave partly empty, over that at the usual share of the peak."""
 POINT_COPIED = 2.0
 """As `COPIED`, of windows of one pixel in float32, which some kernels read as they are."""
 DEPTH_ELEMENT, DEPTH_TAP = 1333.0, 73.0
@@ -61,7 +61,7 @@ norms and norms over groups and batches reach a quarter to a third of the bandwi
 IMAGE_CHANNELS, IMAGE_DEPTH = 4, 16
 """Images have at most so many channels, and kernels of their own, which sum fewer empty ones."""
 WEIGHT_GRADIENT = 1.5
-"""What gradients of weights take over a forward pass: their sums are over all pixels."""
+"""Time of gradients of weights over a forward pass: their sums are over all pixels."""
 COPIED = 3.0
 """Bytes that a convolution moves over those that it reads and writes, with both copies."""
 KERNELS, BACKWARD_KERNELS = 4.0, 10.0
@@ -89,7 +89,7 @@ class ShapedWork(NamedTuple):
 
 
 class Shaped(NamedTuple):
-    """What an op asks of an accelerator over what its sizes say."""
+    """Work of an op on an accelerator, relative to what its sizes say."""
 
     flops: float = 1.0
     bytes: float = 1.0
@@ -180,7 +180,7 @@ def _padded(number: int, tile: int) -> float:
 
 
 def _idle(signature: str) -> float:
-    """How much longer a norm over batches takes for its few channels."""
+    """Factor by which few channels slow a norm over batches."""
     shapes = tensor_shapes(signature)
     if not shapes or len(shapes[0]) < 2 or not shapes[0][1]:
         return 1.0
@@ -254,7 +254,7 @@ _PEAK_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class KindFit:
-    """What is known about one kind of device beyond its data sheet."""
+    """Measured figures of one device type, beyond its data sheet."""
 
     efficiency: Mapping[str, Efficiency] = field(default_factory=dict)
     """``family`` or ``family/dtype`` to what was attained; the longer key wins."""
@@ -305,7 +305,7 @@ def default_efficiency(family: str, dtype: str, kind: DeviceKind) -> Efficiency:
 
 @dataclass(frozen=True, eq=False)
 class OpWork:
-    """What ops ask of a device, one entry per op."""
+    """Work of ops on a device, one entry per op."""
 
     family: IntArray
     """Index into `FAMILIES`."""
@@ -318,7 +318,7 @@ class OpWork:
     signatures: Sequence[str]
 
     def shaped_on(self, kind: DeviceKind) -> ShapedWork:
-        """What shapes make of the work on a kind of device.
+        """Work on a device type after corrections for shapes.
 
         Processors ask for no tiles. Without matrix units for its numbers a convolution reads
         channels first, as they are, and comes nearer to the peak.
@@ -346,7 +346,7 @@ class OpWork:
 
 
 def work_of(graph: Graph) -> OpWork:
-    """What the ops of a graph ask of a device."""
+    """Work of the ops of a graph."""
     family = refine(family_index(graph.kinds)[graph.op_kind], graph.op_signature, graph.signatures)
     return OpWork(
         family,
@@ -406,7 +406,7 @@ def roofline_s(work: OpWork, kind: DeviceKind, fit: KindFit | None = None) -> Fl
 
 
 def _power_limits(seconds: FloatArray, work: OpWork, kind: DeviceKind, fit: KindFit) -> FloatArray:
-    """What 16-bit products take longer where they fill most of a step; 1 for all other ops, and
+    """Slowdown of 16-bit products where they fill most of a step; 1 for all other ops, and
     where a rate was measured."""
     halves = [DTYPES.index(dtype) for dtype in HALF]
     is_product = (work.family == FAMILIES.index("matmul")) & np.isin(work.dtype, halves)

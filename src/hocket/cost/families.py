@@ -204,7 +204,7 @@ def refine(family: IntArray, signature: IntArray, signatures: Sequence[str]) -> 
 
 
 def _is_unaligned(signature: str) -> bool:
-    """Whether 16-byte loads do not divide the rows of a 16-bit matrix as they lie in memory.
+    """True if 16-byte loads do not divide the rows of a 16-bit matrix as they lie in memory.
 
     Libraries load along the contiguous side; how many rows there are does not matter. The result of
     a product lies along the columns of its second matrix.

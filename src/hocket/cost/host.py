@@ -1,4 +1,4 @@
-"""What the host adds to op times: the time to dispatch each op, and who waits for whom.
+"""Host time in op times: the time to dispatch each op, and which side waits for the other.
 
 A device with a queue (CUDA) runs behind the host: an op starts when the one before it has ended and
 the host has launched it, and in a loop of steps the launches of one step follow those of the last.
@@ -28,7 +28,7 @@ class HostOverhead:
     backward_s: float = 0.0
     optimizer_s: float = 0.0
     overlaps: bool = False
-    """Whether the device works while the host goes on (a CUDA stream), or the host does the work
+    """True if the device works while the host goes on (a CUDA stream); else the host does the work
     itself (a processor)."""
 
     @property
@@ -70,7 +70,7 @@ ISSUE: Mapping[str, tuple[float, float]] = MappingProxyType(
         "copy": (1.4, 1.4),
     }
 )
-"""What an op of a family takes the host, forward and backward, over the mean op of a transformer's
+"""Host time of an op of a family, forward and backward, over the mean op of a transformer's
 step; others take 1.25 times that. One H200's host: chains of one op
 (``benchmarks/cost/predict_small.py``: a view takes 2 us forward and 12 backward, an addition 11 and
 24, a layer norm 16 and 35, a linear layer 38 and 70 with four and nine ops, a convolution 30 and
@@ -84,7 +84,7 @@ _SPATIAL_NORM = re.compile(r"(batch|group|instance)_?norm")
 
 
 COMPUTED_AGAIN, MOVED, AT_HOME = 0.75, 4.7, 2.0
-"""What keeping a budget takes of the host beside the ops of a step, over the mean op of a forward
+"""Host time that a memory budget adds to the ops of a step, over the mean op of a forward
 pass: for each tensor of a backward pass that is computed again, for each storage that goes to the
 host and comes back, for each parameter that the host updates or that comes from it. Processor time
 of small steps (``benchmarks/memory/host_time.py``): 12 us; 49 us, and 25 more that CUDA may take;

@@ -38,7 +38,7 @@ POWER_SAVED, POWER_LIMITED = 0.5, 0.9
 """Share of a step's time in 16-bit products below which power does not limit their rate, and above
 which it does as if there was nothing else."""
 DROPOUT = 1.6
-"""What drawing numbers adds to fused attention."""
+"""Slowdown of fused attention by drawing random numbers."""
 _PRODUCT = re.compile(r"^aten\.(?:mm|bmm|addmm|baddbmm|addbmm)\.")
 _DROPS = re.compile(r", 0\.(?=[0-9]*[1-9])[0-9]+, (?:True|False|\[)")
 _ATTENTION = re.compile(r"^aten\._scaled_dot_product_\w*?attention(_backward)?\.")
@@ -63,7 +63,7 @@ def attention_loss(width: Any, sequence: Any, width_half: Any, sequence_half: An
 
 
 class MatrixShape(NamedTuple):
-    """What the time of a product, or of 16-bit attention, depends on; zeros for other ops."""
+    """Sizes that the time of a product or of 16-bit attention depends on; zeros for other ops."""
 
     elements: float = 0.0
     """Of a product's result."""

@@ -108,7 +108,7 @@ MAX_FUSED = 32
 """Parameters of one fused optimizer call."""
 MAX_FUSED_BYTES = 4 * 2**30
 SHARES = 4
-"""How many times its share of the time that is left one signature may take."""
+"""Multiple of its share of the remaining time that one signature may take."""
 OUT_OF_TIME = "not measured: the time budget was used up"
 OUT_OF_MEMORY = "not measured: too little memory"
 REPLAYED_STEP = "the step as one CUDA graph"
@@ -190,7 +190,7 @@ def _with_replayed(
 
 
 def _is_of(profile: Profile, kind: DeviceKind, device: str, versions: dict[str, str]) -> bool:
-    """Whether times of a profile would be measured here again."""
+    """True if a profile's times would be measured here again."""
     here = (kind.name, device, versions)
     return (profile.device_kind, profile.device, dict(profile.versions)) == here
 
@@ -199,7 +199,7 @@ def _measure_all(
     graph: Graph, program: Program, kind: DeviceKind, device: torch.device, deadline: float,
     known: dict[str, ProfileEntry], others: Neighbours, on_op: Callable[[int, int], None],
 ) -> tuple[list[ProfileEntry], dict[str, str]]:  # fmt: skip
-    """What could be timed before the deadline, and why the rest could not."""
+    """Times that were measured before the deadline, and reasons for the missing ones."""
     entries: list[ProfileEntry] = []
     missing: dict[str, str] = {}
     first_op, count = _by_signature(graph, kind)

@@ -46,7 +46,7 @@ class ProfileEntry:
     flops: float
     bytes_touched: int
     count: int
-    """How many ops of the profiled step have this signature."""
+    """Number of ops of the profiled step with this signature."""
     seconds: float
     """Median device time of one call."""
     workspace_bytes: int = 0
@@ -78,7 +78,7 @@ class Profile:
         return {entry.signature: entry for entry in self.entries}
 
     def work(self) -> OpWork:
-        """What the entries ask of a device, in their order."""
+        """Work of the entries on a device, in their order."""
         every = np.arange(len(self.entries), dtype=np.int32)
         signatures = [entry.signature for entry in self.entries]
         return OpWork(

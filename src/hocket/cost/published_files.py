@@ -157,7 +157,7 @@ def titan_float8(record: Record) -> list[Measured]:
 
 
 _GIB = 2**30
-"""What the driver's tool calls a gigabyte."""
+"""Bytes of a gigabyte as nvidia-smi prints it."""
 
 
 def read_public(data_dir: Path) -> dict[str, list[Measured]]:

@@ -23,7 +23,7 @@ from hocket.transformer.files import find_model
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a run took, or that it ran out of memory."""
+    """A measured run: its step and memory, or that it ran out of memory."""
 
     table: str
     row: str
@@ -37,7 +37,7 @@ class Measured:
     memory_bytes: float | None = None
     """Peak of the fullest device, as its driver shows it."""
     is_oom: bool = False
-    """Whether the run ended because memory was too small."""
+    """True if the run ended because memory was too small."""
     release: str = ""
     """Release of the program, where a table has several; predictions do not depend on it."""
 

@@ -1,4 +1,4 @@
-"""How far measured steps lie from predicted ones: an 80 % range for each source of costs.
+"""Distance of measured steps from predicted ones: an 80 % range for each source of costs.
 
 Ends are the 10 % and 90 % quantiles of measured over predicted step times over all rows of the
 tables that each source names (``benchmarks/predict/ranges.py`` computes them). All rows are eager

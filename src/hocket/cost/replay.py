@@ -46,7 +46,7 @@ _SMALL = 0.05
 
 
 class ReplayedCalls(NamedTuple):
-    """What forward and backward calls take in a replayed step."""
+    """Times of forward and backward calls in a replayed step."""
 
     in_place: dict[str, InPlace]
     """By signature."""
@@ -88,7 +88,7 @@ class CapturedPasses:
             counts.append(num_captured(own))
             passes.run(lambda: counts.append(num_captured(own)))
         self.nodes = [after - before for before, after in pairwise(counts)]
-        """How many each call has."""
+        """Number of kernels of each call."""
         self._read = passes
 
     def replay(self) -> None:

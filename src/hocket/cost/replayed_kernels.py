@@ -1,4 +1,4 @@
-"""What a profiled replay of a captured step tells of each of its calls.
+"""Kernels of each call in a profiled replay of a captured step.
 
 The calls of a graph that was captured on one stream run one after the other, so the kernels of a
 trace in order of time are those of its calls in order. A call takes as long as its kernels run in
@@ -28,7 +28,7 @@ for itself."""
 
 
 class BlockRoom(NamedTuple):
-    """What a device has room for."""
+    """Capacity of a device."""
 
     multiprocessors: int
     threads: int
@@ -70,7 +70,7 @@ class InPlace(NamedTuple):
 
 
 def kernels_of(trace: Mapping[str, Any]) -> list[KernelRun]:
-    """What ran on the device, by start; ``trace`` is as PyTorch's profiler exports it."""
+    """Kernels on the device, by start; ``trace`` is as PyTorch's profiler exports it."""
     found = []
     for event in trace["traceEvents"]:
         if event.get("ph") == "X" and event.get("cat") in _DEVICE_EVENTS:

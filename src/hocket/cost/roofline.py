@@ -204,7 +204,7 @@ def _read_settings(settings: Mapping[str, Any]) -> _Settings:
 
 
 class KindWork(NamedTuple):
-    """What ops ask of one kind of device and of its host, apart."""
+    """Times of ops on one device type and on its host, separately."""
 
     device_s: FloatArray
     """Seconds of arithmetic or memory traffic, without launches: what was measured less them, or
@@ -213,7 +213,7 @@ class KindWork(NamedTuple):
     """Seconds in which the host issues each op; 0 where it does the work itself, and where a graph
     is replayed: the time from one kernel to the next is then the device's own, in each lane."""
     fill: FloatArray
-    """What the kernels of each op fill of the device, where that was measured in a replayed step;
+    """Part of the device that the kernels of each op fill, where measured in a replayed step;
     NaN elsewhere."""
     beside: FloatArray
     """How many times as long each op takes beside another row of the same step; NaN likewise."""
@@ -256,7 +256,7 @@ def _launches_s(graph: Graph, kind: DeviceKind, fit: KindFit) -> FloatArray:
 
 
 def _as_replayed(graph: Graph, kind: DeviceKind, fit: KindFit, seconds: FloatArray) -> FloatArray:
-    """What ops of a replayed graph take that were timed on a stream: the way to the next kernel is
+    """Time in a replayed graph of ops that were timed on a stream: the way to the next kernel is
     shorter there, once for each kernel. Updates share kernels."""
     on_stream_s = _launches_s(graph, kind, fit)
     in_graph_s = np.minimum(

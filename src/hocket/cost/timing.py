@@ -1,4 +1,4 @@
-"""How long one call takes on a device: the median of repeated samples of several calls each.
+"""Time of one call on a device: the median of repeated samples of several calls each.
 
 On a processor the calls are timed by a clock of the host. On CUDA the stream is first kept busy by
 a sleeping kernel while the host enqueues the calls, so that the events around them see device time

@@ -52,11 +52,11 @@ class ErrorScore:
 
 @dataclass(frozen=True, kw_only=True)
 class RankingScore:
-    """What a choice by prediction loses inside groups of measured alternatives."""
+    """Loss of choices by prediction inside groups of measured alternatives."""
 
     groups: int
     mean_regret: float
-    """How much longer the chosen run is than the best one."""
+    """Relative excess of the chosen run over the best one."""
     max_regret: float
     kendall_tau: float
     """Agreement of the two orders: 1 the same, 0 unrelated, -1 reversed."""
@@ -124,7 +124,7 @@ def kendall_tau(first: FloatArray, second: FloatArray) -> float:
 def out_of_memory_score(
     rows: Sequence[Measured], predicted_bytes: FloatArray, capacity_bytes: FloatArray
 ) -> OutOfMemoryScore | None:
-    """Whether runs that ran out of memory are told from those that did not."""
+    """Count predicted and measured runs out of memory."""
     if not rows:
         return None
     ran_out = np.array([row.is_oom for row in rows], dtype=bool)
@@ -164,7 +164,7 @@ class Tolerance:
     state what memory depends on."""
 
     def violations(self, part: TableScores, is_calibrated: bool) -> list[str]:
-        """What of the scores is outside, in sentences."""
+        """Scores outside of tolerance, in sentences."""
         checks = self._calibrated(part) if is_calibrated else self._zero_shot(part)
         found = [
             f"{what} is {value:.1%}, allowed {limit:.1%}"
@@ -435,12 +435,12 @@ class TableResult:
     calibrated: TableScores
     tolerance: Tolerance
     violations: tuple[str, ...]
-    """What is outside of tolerance, in sentences."""
+    """Scores outside of tolerance, in sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibratedSite:
-    """What was fitted for one site, and from which runs."""
+    """Fitted coefficients of one site, and the runs behind them."""
 
     coefficients: Coefficients
     overheads: MemoryOverheads | None
@@ -493,7 +493,7 @@ def _site_names(tables: Mapping[str, Sequence[Measured]]) -> list[str]:
 
 
 def calibrated_site(site: str, tables: Mapping[str, Sequence[Measured]]) -> CalibratedSite:
-    """What the chosen runs of a site tell about it."""
+    """Fit a site's coefficients and overheads to its chosen runs."""
     rows = [row for table in tables.values() for row in table if row.cluster == site]
     timed = _chosen([row for row in rows if row.step_s is not None])
     timed = timed if len(timed) >= MIN_RUNS else []

@@ -1,4 +1,4 @@
-"""How PyTorch's allocator gives out memory of a GPU: in whole units."""
+"""Rounding of PyTorch's GPU allocator: memory comes in whole units."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TypeVar
 from hocket.base.arrays import LongArray
 
 ALIGNMENT_BYTES = 512
-"""What sizes are rounded up to; tensors side by side in one buffer begin at its multiples, too."""
+"""Unit of sizes; tensors side by side in one buffer begin at its multiples, too."""
 Sizes = TypeVar("Sizes", int, LongArray)
 
 
 def aligned(num_bytes: Sizes) -> Sizes:
-    """What tensors of such sizes take."""
+    """Allocated bytes of tensors of such sizes."""
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

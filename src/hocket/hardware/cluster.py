@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Duplex = Literal["full", "half", "one-way"]
 
 UNSTATED_HOST_UPDATE_BPS = 80e9
-"""What 16 cores beside an H200 did in PyTorch's fused AdamW; 136e9 on a second such machine."""
+"""Rate of 16 cores of an H200's host in PyTorch's fused AdamW; 136e9 on a second such machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What tensors may fill: all but the headroom of the kind."""
+        """Bytes that tensors may fill: all but the headroom of the device type."""
         return max(0, self.memory_bytes - self.kind.headroom_bytes)
 
 
@@ -80,7 +80,7 @@ class Link:
 
     @property
     def is_bus(self) -> bool:
-        """Whether all ends share one channel."""
+        """True if all ends share one channel."""
         return len(self.ends) > 2
 
 
@@ -97,7 +97,7 @@ class Cluster:
     """Bytes that the processors of a host together read and write per second in an optimizer's
     update of parameters that are at home there."""
     uses_stated_times: bool = False
-    """Whether transfer times are those that the graph's file states, not those of the links."""
+    """True if transfer times are those of the graph's file, not those of the links."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Free notes, which change nothing."""
 
@@ -137,7 +137,7 @@ class Cluster:
 
     @cached_property
     def network(self) -> Network:
-        """What each device gets inside its host and between hosts, for clusters of any size."""
+        """Bandwidth of each device inside its host and between hosts, for clusters of any size."""
         from hocket.hardware.network import find_network
 
         return find_network(self)

@@ -46,7 +46,7 @@ _DEVICE = ("kind", "name", "count", "host", "memory")
 
 @dataclass(frozen=True)
 class MachineNetwork:
-    """How a machine is joined to others: one link from each place in ``at`` to the network."""
+    """Links of a machine to others: one from each place in ``at`` to the network."""
 
     at: tuple[str, ...]
     link: HostJoint

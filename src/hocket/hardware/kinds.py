@@ -30,7 +30,7 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class HostJoint:
-    """How a device that no link mentions is joined to its host."""
+    """Link to its host of a device that no link mentions."""
 
     bandwidth_bps: float
     latency_s: float

@@ -1,4 +1,4 @@
-"""What a cluster's links give to parallel training: inside a host, and between hosts.
+"""Bandwidth of a cluster's links in parallel training: inside a host, and between hosts.
 
 Parallel groups are many and alike, so two figures stand for all pairs of devices: what each device
 gets while all devices of a host send around a ring inside it, and while all send to another host.
@@ -23,7 +23,7 @@ Channel = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """How fast the devices of a cluster reach each other when all of them talk."""
+    """Bandwidths between the devices of a cluster when all of them send."""
 
     num_devices: int
     devices_per_host: int
@@ -44,7 +44,7 @@ class _Path:
 
 @dataclass(frozen=True)
 class _SharedRates:
-    """What each of several transfers at once gets."""
+    """Bandwidth of each of several concurrent transfers."""
 
     bandwidth_bps: float
     latency_s: float

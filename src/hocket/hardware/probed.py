@@ -34,7 +34,7 @@ _ONE_WAY = 0.6
 
 @dataclass(frozen=True, eq=False)
 class Rates:
-    """What was measured, in bytes per second; [src, dst], 0 where nothing came through."""
+    """Measured bytes per second; [src, dst], 0 where nothing came through."""
 
     alone_bps: FloatArray
     together_bps: FloatArray
@@ -47,7 +47,7 @@ class Rates:
 
     @property
     def is_connected(self) -> bool:
-        """Whether every rank reaches every other over pairs that something came through."""
+        """True if every rank reaches every other over pairs that something came through."""
         return _connected(np.maximum(self.alone_bps, self.together_bps) > 0)
 
     def cut_from(self, rank: int) -> list[int]:
@@ -96,7 +96,7 @@ def cluster_of(rates: Rates) -> Cluster:
 def after_failure(
     cluster: Cluster, cut: Collection[tuple[int, int]], slow: tuple[int, int], got_bps: FloatArray
 ) -> Cluster | None:
-    """What is left when pairs of ranks are ``cut`` and one was measured again: [src, dst].
+    """Bandwidths left when pairs of ranks are ``cut`` and one was measured again: [src, dst].
 
     The cluster itself where that pair is as fast as it was; None where all links must be measured
     to know: a way that is shared has failed, or ranks are apart.
@@ -143,7 +143,7 @@ def _slowed(
 
 
 def _reaches_all(cluster: Cluster) -> bool:
-    """Whether every device reaches every other."""
+    """True if every device reaches every other."""
     places = sorted({end for link in cluster.links for end in link.ends} | {*cluster.device_names})
     joins = np.zeros((len(places), len(places)), dtype=np.bool_)
     for link in cluster.links:
@@ -154,7 +154,7 @@ def _reaches_all(cluster: Cluster) -> bool:
 
 
 def _connected(own: BoolArray) -> bool:
-    """Whether every place reaches every other over these pairs."""
+    """True if every place reaches every other over these pairs."""
     from scipy.sparse.csgraph import connected_components
 
     return bool(connected_components(own, connection="strong")[0] == 1)

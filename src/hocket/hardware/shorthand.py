@@ -42,7 +42,7 @@ _PCIE_BPS = 12e9
 
 
 def is_machine_file(text: str) -> bool:
-    """Whether a name is that of a file, by its ending."""
+    """True if a name is that of a file, by its ending."""
     return text.partition("#")[0].endswith(SUFFIXES)
 
 
@@ -186,7 +186,7 @@ def machine_names() -> tuple[str, ...]:
 
 
 def joining_note(text: str) -> str | None:
-    """What joins the devices of shorthand such as ``8xh100``, where machines join them faster.
+    """Note on links of shorthand such as ``8xh100``, where machines have faster ones.
 
     Kinds are joined by PCIe; whoever has the machine that is usual for a kind should name it.
     """

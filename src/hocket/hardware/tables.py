@@ -24,7 +24,7 @@ _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.:/+@#-]{{0,{MAX_NAME - 1}}}\Z")
 
 @dataclass(frozen=True)
 class Quantity:
-    """How a quantity is written, and which values are believable."""
+    """Notation of a quantity, and the values that are accepted."""
 
     parse: Callable[[str], float]
     least: float

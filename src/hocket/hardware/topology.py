@@ -15,7 +15,7 @@ from typing import Any
 PCIE_LATENCY_S = 2.5e-6
 NVLINK_LATENCY_S = 2e-6
 BETWEEN_SOCKETS_BPS = 10e9
-"""What NCCL grants GPU traffic between sockets of Skylake processors: a cautious middle."""
+"""Bandwidth that NCCL assumes between sockets of Skylake CPUs: a cautious middle."""
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _NVLINKS = re.compile(r"NV([0-9]{1,3})")
@@ -25,7 +25,7 @@ _BELOW_NODE = frozenset({"PIX", "PXB", "PHB", "NODE"})
 
 @dataclass(frozen=True)
 class Topology:
-    """How the GPUs see each other."""
+    """Connections between GPUs."""
 
     relation: tuple[tuple[str, ...], ...]
     """[gpu][gpu]: such as ``NV2``, ``PIX`` or ``SYS``."""
@@ -48,7 +48,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class DevicePort:
-    """What a GPU can be plugged into."""
+    """Ports of a GPU."""
 
     pcie_bps: float
     nvlink_bps: float
@@ -135,7 +135,7 @@ def _add_pcie(
 
 
 def _share_node(topology: Topology, a: int, b: int) -> bool:
-    """Whether two GPUs hang on one NUMA node; NVLink hides what PCIe lies between them."""
+    """True if two GPUs share a NUMA node; NVLink hides the PCIe between them."""
     relation, near = topology.relation[a][b], topology.affinity
     known_near = near[a] == near[b] and (near[a] != "" or relation != "SYS")
     return relation in _BELOW_NODE or known_near
