@@ -88,7 +88,7 @@ class CapturedPasses:
             counts.append(num_captured(own))
             passes.run(lambda: counts.append(num_captured(own)))
         self.nodes = [after - before for before, after in pairwise(counts)]
-        """Number of kernels of each call."""
+        """Number of graph nodes of each call."""
         self._read = passes
 
     def replay(self) -> None:
