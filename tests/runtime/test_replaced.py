@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from runtime.budget_loops import loop_of
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import hocket
 from hocket.base.errors import UsageError
+from hocket.runtime.memory.uniform import uniform
 
 WIDTH = 6
 
@@ -162,3 +164,67 @@ def test_a_buffer_that_an_untraced_batch_replaces_is_read_by_a_traced_one() -> N
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert train.step(batch).item() == loss.item()
+
+
+class Keeping(nn.Module):
+    """Counts calls in a list and in a closure, and reads both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls, number = nn.Linear(WIDTH, WIDTH), [0], 0
+
+        def count() -> int:
+            nonlocal number
+            number += 1
+            return number
+
+        self.count = count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[0] += 1
+        return torch.tanh(self.layer(x)) * (self.calls[0] + self.count())
+
+
+@pytest.mark.parametrize("kind", [Keeping, nn.Linear])
+def test_python_state_moves_once_where_blocks_are_recomputed(kind: Any) -> None:
+    losses: list[list[float]] = []
+    for is_plain in (True, False):
+        torch.manual_seed(0)
+        make = Keeping if kind is Keeping else lambda: nn.Linear(WIDTH, WIDTH)
+        model = nn.Sequential(*(make() for _ in range(3)))
+        batch, optimizer = torch.randn(64, WIDTH), torch.optim.SGD(model.parameters(), 0.01)
+        train = None
+        if not is_plain:
+            section = uniform(model, 0, activations="recomputed")
+            train = loop_of(model, optimizer, section, batch, lambda m, x: m(x).square().mean())
+        losses.append([])
+        for _ in range(3):
+            if train is not None:
+                losses[-1].append(train.step(batch).item())
+                continue
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == losses[1]
+
+
+def test_a_parameter_that_a_streamed_block_writes_is_refused() -> None:
+    class Clamped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.weight.clamp_(0.0, 0.5)
+            return x * self.weight
+
+    model, batch = nn.Sequential(Clamped(), Clamped()), torch.randn(4, WIDTH)
+    section = uniform(model, 0, parameters="streamed", update="host")
+    train = loop_of(
+        model, torch.optim.SGD(model.parameters(), 0.1), section, batch, lambda m, x: m(x).mean()
+    )
+    with pytest.raises(UsageError, match="writes into its parameters"):
+        train.step(batch)

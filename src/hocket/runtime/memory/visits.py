@@ -21,6 +21,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
+from hocket.base.errors import UsageError
 from hocket.runtime.memory.again import Hooks, KeptAsIs, computed_again, kept_as_is
 from hocket.runtime.memory.blocks import Block
 from hocket.runtime.memory.copies import CopyEngines, HostPool
@@ -132,6 +133,12 @@ class Visits:
                 )  # fmt: skip
             else:
                 result = forward(*args, **kwargs)
+        if block.home is not None and block.is_changed:
+            raise UsageError(
+                f"the forward pass of {next(iter(block.modules))!r} writes into its parameters, "
+                "whose master copy is on the host under this budget",
+                hint="write to them between steps, or train with more memory or without memory=",
+            )
         self._end(visit, result)
         return result
 
