@@ -1,6 +1,6 @@
 """Train public models at toy size with hocket.prepare beside plain PyTorch, one row per model.
 
-    python benchmarks/thirdparty/models.py --rows models.jsonl [--only timm] [--path FOLDER ...]
+    python benchmarks/thirdparty/public_models.py --rows models.jsonl [--only timm] [--path FOLDER ...]
 
 The models are those of manifest.toml; packages that are missing are skipped with their reason. Rows
 that are in ``--rows`` are not run again; the table is printed at the end.
@@ -106,6 +106,8 @@ def hf_subject(task: str, name: str, settings: dict[str, Any]) -> Subject:
                 setattr(part, key, value)
         if vars(part).get("layer_types"):
             part.layer_types = part.layer_types[: part.num_hidden_layers]
+    if task == "seq2seq":
+        config.decoder_start_token_id = settings["decoder_start_token_id"]
     auto = {
         "causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM",
         "seq2seq": "AutoModelForSeq2SeqLM", "image": "AutoModelForImageClassification",
