@@ -1,6 +1,6 @@
 """Train public models at toy size with hocket.prepare beside plain PyTorch, one row per model.
 
-    python benchmarks/thirdparty/public_models.py --rows models.jsonl [--only timm] [--path FOLDER ...]
+    python benchmarks/thirdparty/public_models.py --rows models.jsonl [--only timm] [--path DIR]
 
 The models are those of manifest.toml; packages that are missing are skipped with their reason. Rows
 that are in ``--rows`` are not run again; the table is printed at the end.

@@ -1,4 +1,4 @@
-"""Public models at toy size train as in plain PyTorch; benchmarks/thirdparty/public_models.py has all."""
+"""Public models at toy size train as in plain PyTorch; see benchmarks/thirdparty."""
 
 from __future__ import annotations
 
