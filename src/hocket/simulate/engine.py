@@ -24,6 +24,7 @@ from hocket.simulate.rewriting.step import carried_out
 from hocket.simulate.shares import Unfolded, unfold
 from hocket.simulate.shares.lanes import circle
 from hocket.simulate.state import EngineState, MemoryState
+from hocket.simulate.symmetry import for_all
 from hocket.simulate.timeline import Timeline, step_timeline
 
 
@@ -72,6 +73,8 @@ def simulate_shares(
             "stages of the pipeline wait for each other in a circle",
             hint="cut the model at other ops, where nothing goes back to an earlier stage",
         )
+    if unfolded.stands_for is not None:
+        timeline = for_all(timeline, unfolded.stands_for.tolist())
     return unfolded, timeline
 
 

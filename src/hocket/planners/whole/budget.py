@@ -14,6 +14,7 @@ from hocket.plan.sections import Communication, Parallel
 from hocket.plan.words import in_words
 from hocket.planners.candidates import Candidate, empty_plan
 from hocket.simulate.engine import simulate_shares
+from hocket.simulate.symmetry import is_symmetric
 
 WHOLE = "whole"
 _SIMULATED_OPS = 2_000_000
@@ -40,8 +41,11 @@ class Budget:
         known = self.seen.get((shares, planned))
         if known is None:
             known = self.seen[shares, planned] = simulated(self.problem, shares, planned)
-            passes = sum(len(replica.microbatches) for replica in shares.replicas)
-            self.spent_ops += passes * shares.tensor * self.problem.graph.num_ops
+            is_one = is_symmetric(self.problem, shares)
+            replicas = shares.replicas[:1] if is_one else shares.replicas
+            passes = sum(len(replica.microbatches) for replica in replicas)
+            ranks = 1 if is_one else shares.tensor
+            self.spent_ops += passes * ranks * self.problem.graph.num_ops
             self.num_simulated += 1
         return known
 

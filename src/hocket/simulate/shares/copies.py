@@ -37,6 +37,11 @@ class ReplicaCopy:
     finals: IntArray
     """Ops of the graph that make a gradient out of the sums of its parts, once."""
     label: str
+    peers: list[IntArray]
+    """``device_of`` of every replica that reduces gradients with this one, its own included; those
+    that do the same at the same time may stand for each other (see `hocket.simulate.symmetry`)."""
+    parts_peers: list[IntArray]
+    """Likewise, of every tensor-parallel rank of the replica."""
     sums: IntArray
     """Per tensor of the graph: the one that holds the sum so far; -1 where nothing is added."""
     num_shards: int = 1

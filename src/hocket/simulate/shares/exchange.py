@@ -35,9 +35,9 @@ def exchange_alike(
 ) -> dict[int, IntArray]:
     """As `exchange`, between those that have the same part of every matrix."""
     done: dict[int, IntArray] = {}
-    for part in range(degree):
+    for part in range(min(degree, len(copies))):
         alike = range(part, len(copies), degree)
-        if len(alike) > 1:
+        if len(copies[part].peers) > 1:
             found = exchange(
                 problem, [copies[i] for i in alike], planned, sheet, is_between=degree > 1
             )
@@ -59,13 +59,16 @@ def exchange(
     """
     graph, gradients = problem.graph, gradients_of(problem.graph)
     maker = graph.tensor_producer[gradients]
-    homes = np.stack([own.device_of[maker] for own in copies])
+    homes = np.stack([device_of[maker] for device_of in copies[0].peers])
     done = {i: np.full(graph.num_tensors, -1, dtype=np.int32) for i in range(len(copies))}
     filled = list(buckets(graph.tensor_bytes[gradients], homes))
     if not filled:
         return done
     sizes = [int(graph.tensor_bytes[gradients[members]].sum()) for members in filled]
-    devices = np.stack([homes[:, members[0]] for members in filled])
+    rings = np.stack([homes[:, members[0]] for members in filled])
+    devices = np.stack(
+        [[own.device_of[maker[members[0]]] for own in copies] for members in filled]
+    ).astype(np.int32)
     when = np.repeat(2.0 * np.arange(len(filled))[:, None], len(copies), axis=1)
     if is_between:
         last = [[float(own.passes[-1].priority[maker[members]].max()) for own in copies]
@@ -77,9 +80,9 @@ def exchange(
         devices=devices,
         seconds=np.array([
             exchange_s(problem, tuple(row), size, planned)
-            for row, size in zip(devices.tolist(), sizes, strict=True)
+            for row, size in zip(rings.tolist(), sizes, strict=True)
         ]),
-        sent_bytes=all_reduced_bytes(np.array(sizes), len(copies)),
+        sent_bytes=all_reduced_bytes(np.array(sizes), len(homes)),
         ready_priority=when,
         priority=when + (0.1 if is_between else 1),
     )  # fmt: skip

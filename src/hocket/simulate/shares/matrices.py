@@ -27,6 +27,8 @@ from hocket.transformer.families import named_family, without_rule
 
 _HEADS_FIRST = ("aten.transpose", "aten.permute")
 _PRODUCTS = ("aten.mm", "aten.addmm")
+_CASTS = ("aten._to_copy", "aten.to")
+"""Autocast reads low-precision copies of weights, and makes their gradients in that precision."""
 _LAYER = re.compile(r"((?:.*?\.)?[0-9]+)\.(.+)")
 _Flags = BoolArray
 
@@ -127,6 +129,7 @@ def _walk(
     row_ops: list[int] = []
     column_ops: list[int] = []
     is_lasting = graph.tensor_producer[graph.root_of] < 0
+    columns, rows = set(columns), set(rows)
     for op in np.flatnonzero(graph.op_phase == Phase.FORWARD).tolist():
         reads = graph.reads_of(op)
         made = graph.made_by(op)
@@ -134,6 +137,12 @@ def _walk(
         is_fed = bool((is_part[reads] & ~is_lasting[reads]).any())
         if not graph.works[op] and not is_fed:
             continue  # a view of a weight
+        if graph.kind_of(op) in _CASTS and roots & (columns | rows):
+            copies = set(graph.root_of[made.start : made.stop].tolist())
+            (columns if roots & columns else rows).update(copies)
+            is_divided[op] = True
+            is_part[made.start : made.stop] = is_lasting[made.start : made.stop] = True
+            continue
         if roots & rows and is_fed:
             row_ops.append(op)
             is_divided[op] = True
@@ -169,6 +178,10 @@ def _backward(
     is_weight_gradient = np.zeros(graph.num_tensors, dtype=np.bool_)
     gradients = np.flatnonzero(graph.tensor_role == Role.GRADIENT)
     is_weight_gradient[graph.root_of[gradients]] = True
+    for op in np.flatnonzero(is_backward)[::-1].tolist():
+        roots = graph.root_of[list(graph.made_by(op))]
+        if graph.kind_of(op) in _CASTS and is_weight_gradient[roots].any():
+            is_weight_gradient[graph.root_of[graph.reads_of(op)]] = True
     is_column = np.isin(partner, column_ops) & of_region
     makers: list[int] = []
     for op in np.flatnonzero(of_region).tolist():

@@ -203,7 +203,7 @@ def _scatter(
     ops = together(problem, copies, sheet, label, size, priority, waits)
     made = sheet.add_tensors(
         [f"{label}{own.label}" for own in copies],
-        bytes=-(-size // len(copies)), role=Role.GRADIENT, producer=ops,
+        bytes=-(-size // copies[0].num_shards), role=Role.GRADIENT, producer=ops,
         alias=-1 if shards is None else shards,
     )  # fmt: skip
     if shards is not None:
@@ -227,14 +227,15 @@ def together(
     They are the two halves of an all-reduce.
     """
     devices = np.array([int(own.device_of[0]) for own in copies])
-    ring = best_ring(problem, tuple(devices.tolist()))
-    whole_s = ring_all_reduce_s(size, len(copies), ring.latency_s, ring.bandwidth_bps)
+    peers = tuple(int(device_of[0]) for device_of in copies[0].peers)
+    ring = best_ring(problem, peers)
+    whole_s = ring_all_reduce_s(size, len(peers), ring.latency_s, ring.bandwidth_bps)
     exchange = Exchanges(
         names=(label,),
         labels=tuple(own.label for own in copies),
         devices=devices[None, :],
         seconds=np.array([float(whole_s) / 2]),
-        sent_bytes=all_reduced_bytes(np.array([size]), len(copies)) // 2,
+        sent_bytes=all_reduced_bytes(np.array([size]), len(peers)) // 2,
         ready_priority=np.full((1, len(copies)), priority),
         priority=np.full((1, len(copies)), priority + _NEXT),
     )

@@ -58,6 +58,7 @@ from hocket.simulate.shares.together import (
     all_reduced_bytes,
     exchange_all,
 )
+from hocket.simulate.symmetry import is_symmetric, shared_bandwidth_bps, stage_devices
 
 # Parts of divided matrices while they are unfolded: what they make is summed where it leaves them.
 #
@@ -78,7 +79,7 @@ def join_parts(
 ) -> None:
     """Add the sums over the parts of every replica; copies stand replica by replica."""
     for start in range(0, len(copies), degree):
-        group = copies[start : start + degree]
+        group = copies[start : start + degree]  # fewer where one stands for all
         for number in range(len(group[0].replica.microbatches)):
             for runs in (_first_runs(group, number), _second_runs(group, number)):
                 _sum_all(problem, regions, group, number, runs, sheet)
@@ -126,10 +127,11 @@ def _sum_all(
     sums = [each for each, is_here in zip(regions.sums, runs_here, strict=True) if is_here]
     if not sums:
         return
-    makers, num_parts = makers[runs_here], len(group)
+    makers, num_parts = makers[runs_here], len(group[0].parts_peers)
     sized = priced_at(problem, group[0].replica.microbatches[number]).graph
     devices = np.stack([own.device_of[makers] for own in group], axis=1)
-    rings = [best_ring(problem, tuple(row)) for row in devices.tolist()]
+    peers = np.stack([device_of[makers] for device_of in group[0].parts_peers], axis=1)
+    rings = [best_ring(problem, tuple(row)) for row in peers.tolist()]
     when = np.stack([priority[makers] for priority in runs.priority], axis=1) + runs.close
     sizes = sized.tensor_bytes[[each.tensor for each in sums]]
     exchanges = Exchanges(
@@ -220,6 +222,8 @@ class Unfolded:
     wait for sums take no other microbatch, and a block must not run again before its time."""
     passes: tuple[IntArray, ...]
     """Per replica [microbatch, op of the given graph]: its number here; -1 where not repeated."""
+    stands_for: IntArray | None = None
+    """[rank, stage]: devices for which those of the first row were simulated; None for none."""
 
 
 def unfold(
@@ -235,15 +239,22 @@ def unfold(
     ``planned`` says how replicas exchange gradients where it is about their very devices; with
     ``lanes`` microbatches run in turns in two lanes.
     """
+    stands_for = None
+    if lanes is None and is_symmetric(problem, shares):
+        stands_for = stage_devices(problem, shares)
     regions, degree = None, 1
     if shares.tensor > 1:
         regions, degree = regions_of(problem.graph), shares.tensor
         problem, shares = one_part(problem, degree), shares.part_by_part()
     graph = problem.graph
     sheet = Sheet(kinds=list(graph.kinds), modules=graph.modules, is_named=is_named)
-    copies = [
-        _replicate(problem, shares, index, lanes, sheet) for index in range(len(shares.replicas))
-    ]
+    homes = _homes(problem, shares)
+    kept = shares.replicas if stands_for is None else shares.replicas[:1]
+    copies = []
+    for index in range(len(kept)):
+        first = index // degree * degree
+        peers, parts_peers = homes[index % degree :: degree], homes[first : first + degree]
+        copies.append(_replicate(problem, shares, index, peers, parts_peers, lanes, sheet))
     done: dict[int, IntArray] = {}
     if regions is not None:
         join_parts(problem, regions, copies, degree, sheet)
@@ -266,6 +277,9 @@ def unfold(
         raise circle() from None  # nothing but waits of lanes leads back
     demand = None if lanes is None else sheet.demand()
     costs = _costs(problem.costs, sheet.op_s(), demand, unfolded)
+    if stands_for is not None and stands_for.shape[1] > 1:
+        shared_bps = shared_bandwidth_bps(problem, stands_for)
+        costs = replace(costs, routes=replace(costs.routes, channel_bandwidth_bps=shared_bps))
     is_ordered = lanes is not None or regions is not None
     is_strict = is_ordered or any(len(r.devices) > 1 or r.recomputed for r in shares.replicas)
     return Unfolded(
@@ -274,7 +288,19 @@ def unfold(
         priority=sheet.column("priority").astype(np.float64),
         is_strict=is_strict,
         passes=tuple(np.stack([sheet.placed(p.op) for p in own.passes]) for own in copies),
+        stands_for=stands_for,
     )
+
+
+def _homes(problem: Problem, shares: Parallel) -> list[IntArray]:
+    """Per replica and op of the graph: the device of its stage."""
+    number = {name: i for i, name in enumerate(problem.cluster.device_names)}
+    return [
+        np.array([number[name] for name in replica.devices], dtype=np.int32)[
+            stages_of(problem.graph, replica.cuts)
+        ]
+        for replica in shares.replicas
+    ]
 
 
 def _host(problem: Problem, device: str) -> str:
@@ -292,18 +318,24 @@ def _costs(costs: Costs, op_s: FloatArray, demand: FloatArray | None, graph: Gra
 
 
 def _replicate(
-    problem: Problem, shares: Parallel, index: int, lanes: Lanes | None, sheet: Sheet
+    problem: Problem,
+    shares: Parallel,
+    index: int,
+    peers: list[IntArray],
+    parts_peers: list[IntArray],
+    lanes: Lanes | None,
+    sheet: Sheet,
 ) -> ReplicaCopy:
     """Parameters of a replica once, its forward and backward ops once per microbatch."""
     graph, replica = problem.graph, shares.replicas[index]
-    number = {name: i for i, name in enumerate(problem.cluster.device_names)}
-    devices = np.array([number[name] for name in replica.devices], dtype=np.int32)
     stage = stages_of(graph, replica.cuts)
     label = f"@{replica.devices[0]}" if len(shares.replicas) > 1 else ""
     parts, finals = added_parts(graph, replica.cuts)
     own = ReplicaCopy(
         replica=replica,
-        device_of=devices[stage],
+        device_of=parts_peers[index % len(parts_peers)],
+        peers=peers,
+        parts_peers=parts_peers,
         tensor=np.full(graph.num_tensors, -1, dtype=np.int32),
         parts=parts,
         finals=finals,
