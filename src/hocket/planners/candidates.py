@@ -58,6 +58,14 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class SimulatedCandidate(Candidate):
+    """A candidate that has a plan, with its timeline."""
+
+    plan: Plan
+    timeline: Timeline
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
     """Candidates in the order in which they were tried, and the one that was chosen."""
 
@@ -142,7 +150,7 @@ def judge(problem: Problem, name: str, plan: Plan, plan_seconds: float) -> Candi
     load_s = None
     if problem.objective == "throughput" and plan.device_of is not None:
         load_s = max_load_s(problem, plan.device_of)
-    return Candidate(
+    return SimulatedCandidate(
         planner=name, plan=plan, timeline=timeline, max_load_s=load_s, feasible=not found,
         reason="; ".join(v.message for v in found[:2]), plan_seconds=plan_seconds,
     )  # fmt: skip

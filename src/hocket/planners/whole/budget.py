@@ -12,7 +12,7 @@ from hocket.base.units import format_bytes
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Parallel
 from hocket.plan.words import in_words
-from hocket.planners.candidates import Candidate, empty_plan
+from hocket.planners.candidates import Candidate, SimulatedCandidate, empty_plan
 from hocket.simulate.engine import simulate_shares
 from hocket.simulate.symmetry import is_symmetric
 
@@ -72,7 +72,7 @@ def simulated(
         f"of {format_bytes(int(problem.memory_bytes[d]))}"
         for d in over[:2]
     )
-    return Candidate(
+    return SimulatedCandidate(
         planner=name, plan=plan, timeline=timeline, feasible=not len(over), reason=reason,
         plan_seconds=time.perf_counter() - started,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +18,20 @@ from hocket.base.errors import UsageError
 from hocket.base.units import format_percent, format_seconds
 from hocket.cost.ranges import ratio_range
 from hocket.graph.graph import Stream
+from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Memory, Parallel, Priority, Replica
+from hocket.plan.sections.memory import Update
 from hocket.plan.words import in_words
 from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
-from hocket.planners.candidates import Candidate, Comparison, empty_plan, propose
+from hocket.planners.candidates import (
+    Candidate,
+    Comparison,
+    SimulatedCandidate,
+    empty_plan,
+    propose,
+)
 from hocket.planners.goal import TIED, Goal, merit_told, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
 from hocket.planners.memory.budget import BudgetFit
@@ -56,6 +64,7 @@ UNSPLIT = {
     "device-map-auto": 'device_map="auto" (baseline)',
 }
 """Planners of the full batch among the baselines."""
+_SHARDED_BASELINES: dict[str, Update] = {FSDP: "device", DEEPSPEED: "host"}
 _GPIPE_MICROBATCHES = 4
 """Microbatches per stage: what GPipe's authors found enough to hide the bubble."""
 
@@ -136,7 +145,7 @@ def streamed(problem: Problem) -> Candidate | None:
     fit = BudgetFit(frontier, int(problem.memory_bytes[device]))
     if fit.chosen is None:
         return None
-    return Candidate(
+    return SimulatedCandidate(
         planner=STREAMED, plan=fit.plan(), timeline=fit.chosen.timeline, feasible=True, reason="",
         plan_seconds=time.perf_counter() - started,
     )  # fmt: skip
@@ -151,6 +160,8 @@ _FEW_OPS = 2_000
 """Up to this many ops placements are searched wherever a bound allows them to win."""
 _HOPELESS = 1.5
 """A search is not begun where quick placements are so many times as long as the best way."""
+_FEW_DEVICES = 16
+"""Beyond so many devices ParDNN is not asked for a placement of the full batch."""
 _QUICK = ("m-etf", "m-sct", "pardnn")
 """What places ops before a search, or instead of it; a second or two for 200,000 ops."""
 
@@ -172,59 +183,87 @@ def compare_whole(
     """
     problem = must.on(problem)
     tables, devices = tables_of(problem), workers(problem).tolist()
-    budget = Budget(problem)
-    named: list[tuple[str, Candidate]] = list(unsplit_baselines(problem))
+    full_batch = [titled(name, candidate) for name, candidate in unsplit_baselines(problem)]
     if len(devices) == 1 and goal != "memory":
-        only = _limited(problem, titled(*named[0]), must)
-        if only.feasible:
+        only = _limited(problem, full_batch[0], must)
+        if only.feasible and isinstance(only, SimulatedCandidate):
             return _alone(problem, only, tables)
+    budget = Budget(problem)
+    split = list(_split_baselines(tables, devices, budget))
+    unequal_shards(tables, devices, budget)
+    found = shared_ways(problem, budget, goal, must)
+    candidates = full_batch + [titled(name, candidate) for name, candidate in split]
+    by_name = {id(candidate.plan) for _, candidate in split}
+    candidates += [
+        titled(name, candidate)
+        for name, candidate in _families(problem, found, goal)
+        if id(candidate.plan) not in by_name
+    ]
+    candidates += in_lanes(problem, candidates)
+    candidates += [titled(each.planner, each) for each in by_priority(problem, candidates)]
+    candidates += _unsplit(problem, candidates)
+    return _ranked(tables, candidates, found, budget, goal, must, num_degrees)
+
+
+def _split_baselines(
+    tables: Tables, devices: list[int], budget: Budget
+) -> Iterator[tuple[str, Candidate]]:
+    """Baselines that split the batch."""
     plain, staged = ddp(tables, devices), gpipe(tables, devices)
     if plain is not None:
-        named.append((DDP, checkpointed(tables, budget.simulated(plain), budget)))
-    named += [] if staged is None else [(GPIPE, budget.simulated(staged))]
-    shards = ((FSDP, equal_shards(tables, devices, budget)),
-              (DEEPSPEED, equal_shards(tables, devices, budget, "host")))  # fmt: skip
-    named += [(name, checkpointed(tables, found, budget)) for name, found in shards if found]
-    unequal_shards(tables, devices, budget)
-    ways = shared_ways(problem, budget, goal, must)
-    tried = [titled(name, candidate) for name, candidate in named]
-    by_name = {id(candidate.plan) for _, candidate in named}
-    tried += [
-        titled(name, way)
-        for name, way in _families(problem, ways, goal)
-        if id(way.plan) not in by_name
-    ]
-    tried += in_lanes(problem, tried)
-    tried += [titled(way.planner, way) for way in by_priority(problem, tried)]
-    best_s = min((c.step_s for c in tried if c.step_s is not None), default=float("inf"))
-    tried.append(_placed(problem, best_s))
-    if all(candidate.step_s is None for candidate in tried):
-        tried += [found] if (found := streamed(problem)) is not None else []
-    fitting = [c for c in (*tried, *budget.seen.values()) if c.step_s is not None]
-    tried = [_limited(problem, candidate, must) for candidate in tried]
-    order = rank(problem, tried, goal, ratio_range(problem.costs.settings))
-    bound = shares_bound(tables, devices)
+        yield DDP, checkpointed(tables, budget.simulated(plain), budget)
+    if staged is not None:
+        yield GPIPE, budget.simulated(staged)
+    for name, update in _SHARDED_BASELINES.items():
+        sharded = equal_shards(tables, devices, budget, update)
+        if sharded is not None:
+            yield name, checkpointed(tables, sharded, budget)
+
+
+def _unsplit(problem: Problem, candidates: list[Candidate]) -> list[Candidate]:
+    """Op placement of the full batch; parameters from the host where nothing else fits."""
+    best_s = min((c.step_s for c in candidates if c.step_s is not None), default=math.inf)
+    found = [_placed(problem, best_s)]
+    if best_s == math.inf and found[0].step_s is None:
+        offloaded = streamed(problem)
+        found += [] if offloaded is None else [offloaded]
+    return found
+
+
+def _ranked(
+    tables: Tables,
+    candidates: list[Candidate],
+    found: list[SimulatedCandidate],
+    budget: Budget,
+    goal: Goal,
+    must: Must,
+    num_degrees: int,
+) -> Comparison:
+    """The comparison of candidates with the best by the goal chosen, and why."""
+    problem = tables.problem
+    fitting = [c for c in (*candidates, *budget.seen.values()) if c.step_s is not None]
+    candidates = [_limited(problem, candidate, must) for candidate in candidates]
+    order = rank(problem, candidates, goal, ratio_range(problem.costs.settings))
+    bound = shares_bound(tables, workers(problem).tolist())
     counts = {"ways": len(budget.seen), "simulated": budget.num_simulated}
     if not order:
         return Comparison(
-            problem=problem, candidates=tuple(tried), chosen=None, bound=bound, counts=counts,
-            why=must.missed_by(problem, fitting) if fitting else _shortage(tables, tried),
+            problem=problem, candidates=tuple(candidates), chosen=None, bound=bound, counts=counts,
+            why=must.missed_by(problem, fitting) if fitting else _shortage(problem, candidates),
         )  # fmt: skip
-    best = tried[order[0]]
-    why = explained(problem, best, [tried[i] for i in order[1:]], ways, goal)
-    thrift = thrift_told(tried, order[0])
+    best = candidates[order[0]]
+    why = explained(problem, best, [candidates[i] for i in order[1:]], found, goal)
+    thrift = thrift_told(candidates, order[0])
     why += f"; {thrift}" if thrift else ""
-    tried += _by_degrees(ways, num_degrees)
-    told = [with_reason(c, best) if c is not best else c for c in tried]
+    rows = [*candidates, *_by_degrees(found, num_degrees)]
     return Comparison(
-        problem=problem, candidates=tuple(told), chosen=order[0], why=why, bound=bound,
-        counts=counts,
+        problem=problem, chosen=order[0], why=why, bound=bound, counts=counts,
+        candidates=tuple(with_reason(c, best) if c is not best else c for c in rows),
     )  # fmt: skip
 
 
-def _alone(problem: Problem, only: Candidate, tables: Tables) -> Comparison:
+def _alone(problem: Problem, only: SimulatedCandidate, tables: Tables) -> Comparison:
     """One device that holds the whole batch: there is nothing to share and nothing to compare."""
-    assert only.timeline is not None
     limit = _placed_limit(problem, only.timeline)
     why = f"there is one device, and it holds the whole batch; {limit}"
     return Comparison(
@@ -257,36 +296,33 @@ def degrees_name(shares: Parallel) -> str:
     return f"{name}, sharded" if shares.sharded else name
 
 
-def _by_degrees(ways: list[Candidate], most: int) -> list[Candidate]:
+def _by_degrees(found: list[SimulatedCandidate], most: int) -> list[Candidate]:
     """The best candidate of each combination of degrees, the shortest step first."""
     best: dict[str, Candidate] = {}
-    for way in ways:
-        assert way.plan is not None
-        best.setdefault(degrees_name(way.plan[Parallel]), way)
-    return [titled(name, way) for name, way in list(best.items())[:most]]
+    for candidate in found:
+        best.setdefault(degrees_name(candidate.plan[Parallel]), candidate)
+    return [titled(name, candidate) for name, candidate in list(best.items())[:most]]
 
 
 def _families(
-    problem: Problem, ways: list[Candidate], goal: Goal
-) -> Iterable[tuple[str, Candidate]]:
-    """The wanted way of each family, in the order of their quickest."""
-    by_family: dict[str, list[Candidate]] = {}
-    for way in ways:
-        assert way.plan is not None
-        by_family.setdefault(family_of(way.plan[Parallel]), []).append(way)
+    problem: Problem, found: list[SimulatedCandidate], goal: Goal
+) -> Iterator[tuple[str, Candidate]]:
+    """The best candidate of each family by the goal, in the order of their quickest."""
+    by_family: dict[str, list[SimulatedCandidate]] = {}
+    for candidate in found:
+        by_family.setdefault(family_of(candidate.plan[Parallel]), []).append(candidate)
     for name, members in by_family.items():
         if goal == "time":
-            yield name, min(members, key=_plainness)
+            yield name, min(members, key=_simplicity)
         else:
             yield name, members[rank(problem, members, goal)[0]]
 
 
-def _plainness(way: Candidate) -> tuple[int, int, float]:
-    """Of ways that differ by less than a thousandth, the one with the fewest microbatches."""
-    assert way.plan is not None
-    assert way.step_s is not None
-    num_passes = sum(len(replica.microbatches) for replica in way.plan[Parallel].replicas)
-    return round(math.log(way.step_s) * 1000), num_passes, way.step_s
+def _simplicity(candidate: SimulatedCandidate) -> tuple[int, int, float]:
+    """Of steps that differ by less than a thousandth, the fewest microbatches come first."""
+    step_s = candidate.step_s or math.inf
+    num_passes = sum(len(replica.microbatches) for replica in candidate.plan[Parallel].replicas)
+    return round(math.log(step_s) * 1000), num_passes, step_s
 
 
 def titled(name: str, candidate: Candidate) -> Candidate:
@@ -312,7 +348,9 @@ def _placed(problem: Problem, best_s: float) -> Candidate:
         )  # fmt: skip
     num_ops, quick = problem.graph.num_ops, list[Candidate]()
     if num_ops > min(_FEW_OPS, _MOST_PLACED_OPS):
-        quick = [propose(problem, name, BASE[name]) for name in _QUICK]
+        # ParDNN emulates hundreds of placements, each over all pairs of devices.
+        names = _QUICK if len(workers(problem)) <= _FEW_DEVICES else _QUICK[:2]
+        quick = [propose(problem, name, BASE[name]) for name in names]
         nearest_s = min((_length_s(candidate) for candidate in quick), default=math.inf)
         if num_ops > _MOST_PLACED_OPS or nearest_s > _HOPELESS * best_s:
             order = rank(problem, quick, "time")
@@ -345,24 +383,26 @@ def with_reason(candidate: Candidate, best: Candidate) -> Candidate:
 
 
 def explained(
-    problem: Problem, best: Candidate, others: list[Candidate], ways: list[Candidate], goal: Goal
+    problem: Problem,
+    best: Candidate,
+    others: list[Candidate],
+    found: list[SimulatedCandidate],
+    goal: Goal,
 ) -> str:
     """Why the best won, what its parts contribute and what limits it."""
-    assert best.plan is not None
-    assert best.timeline is not None
-    assert best.step_s is not None
-    parts, tied_part = [], ratio_range(problem.costs.settings)
     rest = [c for c in others if c.step_s is not None and c.planner != best.planner]
+    tied_part = ratio_range(problem.costs.settings)
+    parts = []
     if rest:
         parts.append(f"chosen because {merit_told(problem, best, rest, goal, tied_part)}")
-    shares = best.plan.get(Parallel)
-    if shares is None:
-        is_rewritten = best.plan.get(Memory) is not None
-        limit = _limit if is_rewritten else _placed_limit
-        return "; ".join([*parts, limit(problem, best.timeline)])
-    parts += contributions(best, ways)
-    parts.append(_limit(problem, best.timeline))
-    return "; ".join(parts)
+    if best.plan is None or best.timeline is None:
+        return "; ".join(parts)
+    is_split = best.plan.get(Parallel) is not None
+    if is_split:
+        parts += contributions(best.plan, best.step_s or 0.0, found)
+    is_rewritten = best.plan.get(Memory) is not None
+    limit = _limit if is_split or is_rewritten else _placed_limit
+    return "; ".join([*parts, limit(problem, best.timeline)])
 
 
 def _placed_limit(problem: Problem, timeline: Timeline) -> str:
@@ -379,103 +419,52 @@ def _limit(problem: Problem, timeline: Timeline) -> str:
     return f"limited by compute on {problem.cluster.device_names[device]} ({share} busy)"
 
 
-def contributions(best: Candidate, ways: list[Candidate]) -> list[str]:
-    """What the step would be with one part of the winner switched off, for each part."""
-    told = []
+def contributions(best: Plan, step_s: float, found: list[SimulatedCandidate]) -> list[str]:
+    """The step with one feature of the best plan switched off, for each feature."""
+    steps = []
     for name, has in FEATURES.items():
         if not has(best):
             continue
-        without = [way.step_s for way in ways if way.step_s is not None and not has(way)]
-        if without and min(without) >= (best.step_s or 0.0):
-            told.append(f"no {name} {format_seconds(min(without))}")
+        without = [c.step_s for c in found if c.step_s is not None and not has(c.plan)]
+        if without and min(without) >= step_s:
+            steps.append(f"no {name} {format_seconds(min(without))}")
         elif not without and name in EASING:
-            told.append(f"no {name}: out of memory")
-    return [f"ablation: {', '.join(told)}"] if told else []
+            steps.append(f"no {name}: out of memory")
+    return [f"ablation: {', '.join(steps)}"] if steps else []
 
 
-def _is_many(way: Candidate) -> bool:
-    assert way.plan is not None
-    return len(way.plan[Parallel].replicas) > 1
-
-
-def _is_unequal(way: Candidate) -> bool:
-    assert way.plan is not None
-    numbers = [replica.num_samples for replica in way.plan[Parallel].replicas]
+def _is_unequal(plan: Plan) -> bool:
+    numbers = [replica.num_samples for replica in plan[Parallel].replicas]
     return max(numbers) - min(numbers) > 1
 
 
-def _is_sharded(way: Candidate) -> bool:
-    assert way.plan is not None
-    return way.plan[Parallel].sharded
-
-
-def _is_staged(way: Candidate) -> bool:
-    assert way.plan is not None
-    return way.plan[Parallel].is_staged
-
-
-def _is_put_off(way: Candidate) -> bool:
-    assert way.plan is not None
-    return way.plan[Parallel].schedule in SPLIT
-
-
-def _is_divided(way: Candidate) -> bool:
-    assert way.plan is not None
-    return way.plan[Parallel].tensor > 1
-
-
-def _is_split(way: Candidate) -> bool:
-    assert way.plan is not None
-    return any(len(replica.microbatches) > 1 for replica in way.plan[Parallel].replicas)
-
-
-def _is_planned(way: Candidate) -> bool:
-    assert way.plan is not None
-    return way.plan.get(Communication) is not None
-
-
-def _is_prioritised(way: Candidate) -> bool:
-    assert way.plan is not None
-    return way.plan.get(Priority) is not None
-
-
-def _is_recomputed(way: Candidate) -> bool:
-    assert way.plan is not None
-    return any(replica.recomputed for replica in way.plan[Parallel].replicas)
-
-
-def _is_hosted(way: Candidate) -> bool:
-    assert way.plan is not None
-    return any(replica.update == "host" for replica in way.plan[Parallel].replicas)
-
-
-FEATURES = {
-    "data parallel": _is_many,
+FEATURES: dict[str, Callable[[Plan], bool]] = {
+    "data parallel": lambda plan: len(plan[Parallel].replicas) > 1,
     "unequal batches": _is_unequal,
-    "sharding": _is_sharded,
-    "pipeline": _is_staged,
-    "zero-bubble schedule": _is_put_off,
-    "tensor parallelism": _is_divided,
-    "microbatches": _is_split,
-    "activation checkpointing": _is_recomputed,
-    "optimizer on the host": _is_hosted,
-    "planned all-reduce trees": _is_planned,
-    "gradient priority": _is_prioritised,
+    "sharding": lambda plan: plan[Parallel].sharded,
+    "pipeline": lambda plan: plan[Parallel].is_staged,
+    "zero-bubble schedule": lambda plan: plan[Parallel].schedule in SPLIT,
+    "tensor parallelism": lambda plan: plan[Parallel].tensor > 1,
+    "microbatches": lambda plan: any(len(r.microbatches) > 1 for r in plan[Parallel].replicas),
+    "activation checkpointing": lambda plan: any(r.recomputed for r in plan[Parallel].replicas),
+    "optimizer on the host": lambda plan: any(
+        replica.update == "host" for replica in plan[Parallel].replicas
+    ),
+    "planned all-reduce trees": lambda plan: plan.get(Communication) is not None,
+    "gradient priority": lambda plan: plan.get(Priority) is not None,
 }
-"""Parts of a way that can be switched off, and how it is told that a way has them."""
+"""Features that can be switched off, and whether a plan has them."""
 EASING = ("sharding", "microbatches", "activation checkpointing", "optimizer on the host")
-"""Those that make ways fit."""
+"""Those that save memory."""
 
 
-def _shortage(tables: Tables, tried: list[Candidate]) -> str:
+def _shortage(problem: Problem, candidates: list[Candidate]) -> str:
     """What is missing where nothing fits."""
-    lacking = [c for c in tried if c.timeline is not None]
+    lacking = [c for c in candidates if isinstance(c, SimulatedCandidate)]
     if not lacking:
         return "not even one sample fits on any device"
-    problem = tables.problem
 
-    def over(candidate: Candidate) -> int:
-        assert candidate.timeline is not None
+    def over(candidate: SimulatedCandidate) -> int:
         return int((candidate.timeline.peak_bytes - problem.memory_bytes).clip(min=0).sum())
 
     nearest = min(lacking, key=lambda c: (over(c), num_devices(c)))

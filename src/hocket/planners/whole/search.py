@@ -26,7 +26,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Parallel, Replica
 from hocket.plan.sections.parallel import GRAPH_SCHEDULES
 from hocket.plan.words import in_words
-from hocket.planners.candidates import Candidate
+from hocket.planners.candidates import Candidate, SimulatedCandidate
 from hocket.planners.communication.collective import plan_collective
 from hocket.planners.goal import Goal
 from hocket.planners.placement.devices import workers
@@ -262,7 +262,7 @@ class Estimate:
 
 def shared_ways(
     problem: Problem, budget: Budget, goal: Goal = "time", must: Must = ANYTHING
-) -> list[Candidate]:
+) -> list[SimulatedCandidate]:
     """Ways of sharing the batch that were simulated, the quickest first, that keep the limits."""
     tables, devices = tables_of(problem), workers(problem).tolist()
     found = _estimates(tables, devices, takes_all=must.num_replicas is not None)
@@ -288,7 +288,7 @@ def shared_ways(
         _improve(tables, start, budget)
     for start in _starts(budget, must):
         turned = _turned_round(tables, start, budget)
-        if turned is not None and turned.step_s is not None:
+        if isinstance(turned, SimulatedCandidate) and turned.feasible:
             _improve(tables, turned, budget)
     return _fitting(budget, must)
 
@@ -302,12 +302,11 @@ def _families_first(estimates: list[Estimate]) -> list[Estimate]:
     return [*first.values(), *(e for e in estimates if id(e) not in chosen)]
 
 
-def _starts(budget: Budget, must: Must) -> list[Candidate]:
+def _starts(budget: Budget, must: Must) -> list[SimulatedCandidate]:
     """The quickest way of each structure, of the structures that small moves could make win."""
-    first: dict[object, Candidate] = {}
+    first: dict[object, SimulatedCandidate] = {}
     fitting = _fitting(budget, must)
     for way in fitting:
-        assert way.plan is not None
         shares = way.plan[Parallel]
         devices = frozenset(replica.devices for replica in shares.replicas)
         if (way.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
@@ -315,12 +314,11 @@ def _starts(budget: Budget, must: Must) -> list[Candidate]:
     return list(first.values())[:_STARTS]
 
 
-def _turned_round(tables: Tables, start: Candidate, budget: Budget) -> Candidate | None:
+def _turned_round(tables: Tables, start: SimulatedCandidate, budget: Budget) -> Candidate | None:
     """The same pipelines with their devices in the other order: closed forms hardly tell which.
 
     None where devices are alike, or where that does not fit.
     """
-    assert start.plan is not None
     shares = start.plan[Parallel]
     if not shares.is_staged or shares.tensor > 1 or not budget.is_left:
         return None
@@ -337,9 +335,8 @@ def _turned_round(tables: Tables, start: Candidate, budget: Budget) -> Candidate
     return fitted(tables, replace(shares, replicas=tuple(turned)), budget)
 
 
-def _shard(start: Candidate, budget: Budget) -> None:
+def _shard(start: SimulatedCandidate, budget: Budget) -> None:
     """The same way with parameters and state in parts, where all take part in every gather."""
-    assert start.plan is not None
     shares = start.plan[Parallel]
     counts = {len(replica.microbatches) for replica in shares.replicas}
     is_flat = all(len(replica.devices) == 1 for replica in shares.replicas)
@@ -348,9 +345,8 @@ def _shard(start: Candidate, budget: Budget) -> None:
         budget.simulated(replace(shares, replicas=tuple(plain), zero=3))
 
 
-def _plan_exchange(tables: Tables, start: Candidate, budget: Budget) -> None:
+def _plan_exchange(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
     """The same way with its exchange planned for the very links."""
-    assert start.plan is not None
     shares, problem = start.plan[Parallel], tables.problem
     if shares.sharded or shares.tensor > 1:
         return  # gathers and scatters are not planned, nor exchanges between parts
@@ -364,11 +360,13 @@ def _plan_exchange(tables: Tables, start: Candidate, budget: Budget) -> None:
     budget.simulated(shares, found.chosen.section)
 
 
-def _fitting(budget: Budget, must: Must) -> list[Candidate]:
+def _fitting(budget: Budget, must: Must) -> list[SimulatedCandidate]:
     fitting = [
         candidate
         for candidate in budget.seen.values()
-        if candidate.step_s is not None and not must.broken_by(budget.problem, candidate)
+        if isinstance(candidate, SimulatedCandidate)
+        and candidate.feasible
+        and not must.broken_by(budget.problem, candidate)
     ]
     return sorted(fitting, key=lambda c: (c.step_s or 0.0, c.planner))
 
@@ -437,9 +435,8 @@ def _exposed_s(
 # ── small moves ──────────────────────────────────────────────────────────────────────────────────
 
 
-def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
+def _improve(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
     """Go to the first better neighbour until there is none, or no simulations are left."""
-    assert start.plan is not None
     best, tables = start, tables_for(tables, start.plan[Parallel])
     moves: tuple[Callable[[Tables, Parallel], Iterator[Parallel]], ...] = (
         _other_schedules, _moved_samples, _moved_cuts, _other_microbatches, _less_relief,
@@ -448,7 +445,6 @@ def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
     while improves:
         improves = False
         for move in moves:
-            assert best.plan is not None
             planned = best.plan.get(Communication)
             for neighbour in move(tables, best.plan[Parallel]):
                 if not budget.is_left:
@@ -456,7 +452,9 @@ def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
                 if least_s(tables, neighbour) >= (best.step_s or 0.0):
                     continue
                 found = fitted(tables, neighbour, budget, planned, below_s=best.step_s or 0.0)
-                if found.step_s is not None and found.step_s < (best.step_s or 0.0) * (1 - 1e-6):
+                if not isinstance(found, SimulatedCandidate) or found.step_s is None:
+                    continue
+                if found.step_s < (best.step_s or 0.0) * (1 - 1e-6):
                     best, improves = found, True
                     break
 
