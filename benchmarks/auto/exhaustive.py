@@ -25,12 +25,12 @@ from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
+from hocket.planners.parallel.closed_form import Tables, block_edges, tables_of
+from hocket.planners.parallel.compare import compare_whole
+from hocket.planners.parallel.device_groups import even_sizes
+from hocket.planners.parallel.search import least_s, structures
+from hocket.planners.parallel.simulated import simulated
 from hocket.planners.placement.devices import workers
-from hocket.planners.whole.budget import simulated
-from hocket.planners.whole.compare import compare_whole
-from hocket.planners.whole.groups import even_sizes
-from hocket.planners.whole.search import least_s, structures
-from hocket.planners.whole.tables import Tables, block_edges, tables_of
 
 BATCH = 8
 COUNTS = (1, 2, 4, 8)

@@ -25,7 +25,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.planners.bounds import lower_bound
-from hocket.planners.whole.compare import (
+from hocket.planners.parallel.compare import (
     DDP,
     FSDP,
     GPIPE,

@@ -48,7 +48,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.plan.words import in_words
-from hocket.planners.whole.compare import compare_whole
+from hocket.planners.parallel.compare import compare_whole
 from hocket.runtime.train.divided import staged
 from hocket.runtime.train.divided.piece import Piece
 from hocket.runtime.train.divided.staged import Pipeline

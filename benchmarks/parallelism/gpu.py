@@ -26,7 +26,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallelism.schedules import make_schedule
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.runtime.options import RunOptions
 from hocket.runtime.session import run_plan
 from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hocket.planners.parallelism.partition import LayerCosts, partition_layers
+from hocket.planners.parallel.partition import LayerCosts, partition_layers
 
 GIB = 2.0**30
 _T = TypeVar("_T")

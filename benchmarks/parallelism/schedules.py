@@ -15,7 +15,7 @@ import numpy as np
 
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.cost.parallel.costs import StageCosts
-from hocket.planners.parallelism.schedules import (
+from hocket.planners.parallel.schedules import (
     known_schedules,
     make_schedule,
     synthesise,

@@ -17,9 +17,9 @@ from hocket.hardware import cluster_from_text
 from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
-from hocket.planners.parallelism.outlook import outlook_of
-from hocket.planners.parallelism.recheck import RecheckEffort, recheck
-from hocket.planners.parallelism.search import ROUNDS, compare_divisions, described, scan
+from hocket.planners.parallel.forecast import outlook_of
+from hocket.planners.parallel.recheck import RecheckEffort, recheck
+from hocket.planners.parallel.transformer_search import ROUNDS, compare_divisions, described, scan
 from hocket.transformer.files import find_model
 
 CASES = (

@@ -27,7 +27,7 @@ from hocket.planners.waves import way as ways
 from hocket.planners.waves.search import LEAN, WaveFit
 from hocket.planners.waves.way import WaveWay, best_within, handed_over
 from hocket.runtime.train.waves import WaveWarning
-from hocket.simulate.shares import priced_at
+from hocket.simulate.parallel import priced_at
 
 _ASKED = ("ResNet-56, CIFAR, 32", "ResNet-56, CIFAR, 256")
 

@@ -23,7 +23,7 @@ from hocket.cost.parallel.software import Software
 from hocket.cost.published_tables import gpt, load_tables
 from hocket.cost.validation import fitted_overheads, predict_memory
 from hocket.plan.sections.schedule import StageWork
-from hocket.planners.parallelism.schedules import make_schedule
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import RECOMPUTES, SCHEDULES, Experts, ParallelConfig, ParallelConfigs
 from hocket.transformer.counts import parameter_counts

@@ -15,7 +15,7 @@ from hocket.cost.parallel.costs import StageCosts as PlannedCosts
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.stages import stage_costs
 from hocket.cost.parallel.step import predict
-from hocket.planners.parallelism.schedules import make_schedule
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import ParallelConfig, ParallelConfigs
 

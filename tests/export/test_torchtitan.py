@@ -9,7 +9,7 @@ from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
 
 from hocket.base.errors import UsageError
 from hocket.export import export_plan
-from hocket.planners.parallelism.schedules import from_torch_csv
+from hocket.planners.parallel.schedules import from_torch_csv
 
 FIELDS = [
     "data_parallel_replicate_degree",

@@ -10,7 +10,7 @@ from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.files import read_plan
 from hocket.plan.sections import Parallel
-from hocket.planners.whole import compare
+from hocket.planners.parallel import compare
 from hocket.simulate import simulate
 
 

@@ -1,6 +1,6 @@
 """All divisions of a training at once, for tests that look at each of them."""
 
-from hocket.planners.parallelism.enumerate import division_blocks, joined
+from hocket.planners.parallel.space import division_blocks, joined
 from hocket.transformer import ParallelConfigs
 
 

@@ -6,10 +6,10 @@ from hocket.cost.parallel.softwares import find_software
 from hocket.hardware import cluster_from_text
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
-from hocket.planners.parallelism.limits import fixed_limits
-from hocket.planners.parallelism.outlook import outlook_of
-from hocket.planners.parallelism.recheck import RecheckEffort
-from hocket.planners.parallelism.search import default_limits
+from hocket.planners.parallel.fixed_degrees import fixed_limits
+from hocket.planners.parallel.forecast import outlook_of
+from hocket.planners.parallel.recheck import RecheckEffort
+from hocket.planners.parallel.transformer_search import default_limits
 from hocket.transformer import Transformer
 from hocket.transformer.files import find_model
 

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise, permutations, product
 import numpy as np
 from hypothesis import strategies as st
 
-from hocket.planners.parallelism.partition import LayerCosts
+from hocket.planners.parallel.partition import LayerCosts
 
 
 @st.composite

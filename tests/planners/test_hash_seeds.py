@@ -16,7 +16,7 @@ from hocket.plan.files import plan_to_data
 from hocket.plan.plan import Plan
 from hocket.planners.auto import auto
 from hocket.planners.memory.budget import keep_budget
-from hocket.planners.whole.compare import compare_whole
+from hocket.planners.parallel.compare import compare_whole
 
 
 def tell(problem, plan):

@@ -15,13 +15,13 @@ from hocket.base.errors import UsageError
 from hocket.hardware import cluster_from_text
 from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
-from hocket.planners.parallelism.enumerate import (
+from hocket.planners.parallel.fixed_degrees import fixed_limits
+from hocket.planners.parallel.pools import Pool, pool_clusters, pools_of, rank_devices
+from hocket.planners.parallel.space import (
     FEW_DEVICES,
     division_blocks,
     tensor_degrees,
 )
-from hocket.planners.parallelism.limits import fixed_limits
-from hocket.planners.parallelism.pools import Pool, pool_clusters, pools_of, rank_devices
 from hocket.transformer import RECOMPUTES, SCHEDULES, Experts, ParallelConfig, Transformer
 from hocket.transformer.rules import broken_rules
 

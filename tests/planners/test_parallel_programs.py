@@ -12,10 +12,10 @@ from hocket.cost.parallel.memory import stage_memory
 from hocket.cost.parallel.softwares import find_software
 from hocket.plan.limits import Limits
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallelism.limits import fixed_limits
-from hocket.planners.parallelism.pools import pools_of
-from hocket.planners.parallelism.programs import program_limits
-from hocket.planners.parallelism.search import compare_divisions, default_limits, plan_of
+from hocket.planners.parallel.abilities import program_limits
+from hocket.planners.parallel.fixed_degrees import fixed_limits
+from hocket.planners.parallel.pools import pools_of
+from hocket.planners.parallel.transformer_search import compare_divisions, default_limits, plan_of
 from hocket.transformer import ParallelConfig
 from hocket.transformer.files import find_model
 from hocket.transformer.rules import broken_rules

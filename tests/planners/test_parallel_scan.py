@@ -9,9 +9,9 @@ from planners.parallel_trainings import training
 
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
-from hocket.planners.parallelism import enumerate as enumeration
-from hocket.planners.parallelism.pools import pools_of
-from hocket.planners.parallelism.search import default_limits, scan
+from hocket.planners.parallel import enumerate as enumeration
+from hocket.planners.parallel.pools import pools_of
+from hocket.planners.parallel.transformer_search import default_limits, scan
 from hocket.transformer import RECOMPUTES
 
 

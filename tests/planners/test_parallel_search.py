@@ -17,10 +17,15 @@ from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners import find_planner
-from hocket.planners.parallelism.limits import fixed_limits
-from hocket.planners.parallelism.outlook import most_in_the_middle
-from hocket.planners.parallelism.recheck import AS_SHORT, RecheckEffort
-from hocket.planners.parallelism.search import compare_divisions, default_limits, plan_of, scan
+from hocket.planners.parallel.fixed_degrees import fixed_limits
+from hocket.planners.parallel.forecast import most_in_the_middle
+from hocket.planners.parallel.recheck import AS_SHORT, RecheckEffort
+from hocket.planners.parallel.transformer_search import (
+    compare_divisions,
+    default_limits,
+    plan_of,
+    scan,
+)
 from hocket.simulate.verify import violations
 from hocket.view.parallel_report import parallel_report_html
 

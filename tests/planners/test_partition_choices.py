@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.planners.parallelism.partition.choice_kernels import choose
-from hocket.planners.parallelism.partition.choices import new_choices
+from hocket.planners.parallel.partition.choice_kernels import choose
+from hocket.planners.parallel.partition.choices import new_choices
 
 OPTION = st.tuples(st.integers(0, 20), st.integers(0, 12))
 LAYERS = st.lists(st.lists(OPTION, min_size=1, max_size=3), min_size=1, max_size=7)

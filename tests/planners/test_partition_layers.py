@@ -10,12 +10,12 @@ from planners.partition_cases import brute_force, layer_costs
 
 from hocket.base.errors import HocketError, NoFeasiblePlanError, UsageError
 from hocket.cost.parallel.costs import StageCosts
-from hocket.planners.parallelism.partition import (
+from hocket.planners.parallel.partition import (
     LayerCosts,
     in_flight_counts,
     partition_layers,
 )
-from hocket.planners.parallelism.schedules import make_schedule
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 
 

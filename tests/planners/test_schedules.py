@@ -9,8 +9,8 @@ from simulate.pipelines import CASES, even_costs, needs_of, schedules, stage_cos
 
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.sections.schedule import StageWork
-from hocket.planners.parallelism.schedules import make_schedule, verify_schedule
-from hocket.planners.parallelism.schedules.make import microbatch_groups
+from hocket.planners.parallel.schedules import make_schedule, verify_schedule
+from hocket.planners.parallel.schedules.make import microbatch_groups
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import SCHEDULES
 

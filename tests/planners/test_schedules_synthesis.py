@@ -9,15 +9,15 @@ from simulate.pipelines import even_costs, stage_costs
 
 from hocket.base.errors import CheckError, NoFeasiblePlanError, UsageError
 from hocket.plan.sections.schedule import Schedule, StageWork
-from hocket.planners.parallelism.schedules import (
+from hocket.planners.parallel.schedules import (
     known_schedules,
     make_schedule,
     synthesise,
     verify_schedule,
 )
-from hocket.planners.parallelism.schedules.greedy_tables import pipeline_table
-from hocket.planners.parallelism.schedules.rows import folded, looped
-from hocket.planners.parallelism.schedules.synthesis import joined, lower_bound_s
+from hocket.planners.parallel.schedules.greedy_tables import pipeline_table
+from hocket.planners.parallel.schedules.rows import folded, looped
+from hocket.planners.parallel.schedules.synthesis import joined, lower_bound_s
 from hocket.simulate.pipeline import simulate_pipeline
 
 LONG = st.sampled_from([0.5, 1.0, 1.1, 1.5, 2.0])

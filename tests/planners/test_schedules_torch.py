@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulate.pipelines import CASES, even_costs, schedules, stage_costs
 
 from hocket.base.errors import CheckError, InputFileError
-from hocket.planners.parallelism.schedules import (
+from hocket.planners.parallel.schedules import (
     from_torch_csv,
     make_schedule,
     synthesise,

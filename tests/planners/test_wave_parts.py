@@ -34,8 +34,8 @@ from hocket.planners.waves.way import (
 from hocket.planners.waves.why import reasons
 from hocket.runtime.train.waves import wave_order
 from hocket.simulate import simulate
-from hocket.simulate.shares.lane_blocks import LaneBlocks, lane_blocks
-from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.parallel.lane_blocks import LaneBlocks, lane_blocks
+from hocket.simulate.parallel.lanes import pass_order
 from hocket.simulate.verify import violations
 
 # ── graphs of any shape ──────────────────────────────────────────────────────────────────────────

@@ -18,15 +18,15 @@ from hocket.cost.profile import Profile, ProfileEntry
 from hocket.cost.roofline import estimate_costs
 from hocket.graph.graph import Phase
 from hocket.plan.sections import Lanes
+from hocket.planners.parallel.simulated import simulated as judged
 from hocket.planners.waves.candidate import in_lanes
 from hocket.planners.waves.search import CLOSE, fit_waves
 from hocket.planners.waves.waits_for_room import held_bytes, room_waits
 from hocket.planners.waves.way import own_slabs, placed, plan_of, slab_of
 from hocket.planners.waves.why import reasons
-from hocket.planners.whole.budget import simulated as judged
 from hocket.simulate import simulate
-from hocket.simulate.shares import priced_at
-from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.parallel import priced_at
+from hocket.simulate.parallel.lanes import pass_order
 from hocket.simulate.verify import violations
 
 

@@ -30,7 +30,7 @@ from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan, write_plan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Communication, Lanes, Parallel, Priority, Replica
-from hocket.planners.whole.tables import block_edges
+from hocket.planners.parallel.closed_form import block_edges
 from hocket.runtime.train.update import planned_update
 from hocket.transformer import ParallelConfig
 

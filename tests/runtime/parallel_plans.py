@@ -10,7 +10,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallelism.schedules import make_schedule, synthesise
+from hocket.planners.parallel.schedules import make_schedule, synthesise
 from hocket.transformer import ParallelConfig, Transformer
 
 GPT = Transformer(

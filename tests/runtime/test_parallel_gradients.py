@@ -12,7 +12,7 @@ from forked_worker_group import forked_worker_groups
 from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 
 from hocket.base.errors import CheckError, UsageError
-from hocket.planners.parallelism.schedules import make_schedule
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.runtime.options import RunOptions
 from hocket.runtime.parallel import check as check_module
 from hocket.runtime.parallel.check import (

@@ -15,11 +15,11 @@ from hocket.capture.sizes import capture_sizes
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Placement, Replica
-from hocket.planners.whole.tables import block_edges
+from hocket.planners.parallel.closed_form import block_edges
 from hocket.runtime.train.on_host import HostUpdate
 from hocket.runtime.train.repeated import run_again
 from hocket.simulate import simulate
-from hocket.simulate.shares.memory import blocks_of
+from hocket.simulate.parallel.recompute_and_host import blocks_of
 from hocket.training import prepare
 
 

@@ -25,7 +25,7 @@ from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import ModelSource
 from hocket.runtime.streams import DeviceStream
 from hocket.runtime.train.waves import WaveWarning, wave_order
-from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.parallel.lanes import pass_order
 from hocket.view.measured import shares_run_table
 from hocket.view.table import plain
 

@@ -15,8 +15,8 @@ from hocket.planners.waves.way import hand_overs, parted, places_of
 from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
-from hocket.simulate.shares import priced_at
-from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.parallel import priced_at
+from hocket.simulate.parallel.lanes import pass_order
 
 
 @pytest.mark.gpu

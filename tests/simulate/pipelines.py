@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hocket.cost.parallel.costs import StageCosts
 from hocket.plan.sections.schedule import Schedule, StageWork
-from hocket.planners.parallelism.schedules import make_schedule
+from hocket.planners.parallel.schedules import make_schedule
 
 CASES = [
     ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("looped-bfs", 2),

@@ -25,8 +25,8 @@ from hocket.plan.sections import Lanes, LaneWait, Parallel, Replica
 from hocket.planners.candidates import empty_plan
 from hocket.simulate import simulate
 from hocket.simulate.engine import simulate_placement, simulate_shares
-from hocket.simulate.shares import unfold
-from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.parallel import unfold
+from hocket.simulate.parallel.lanes import pass_order
 from hocket.simulate.verify import violations
 
 # ── two rows of ops, against a walk from op to op ────────────────────────────────────────────────

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from simulate.pipelines import CASES, even_costs, schedules, stage_costs, twin, with_row
 
 from hocket.base.errors import CheckError, UsageError
-from hocket.planners.parallelism.schedules import make_schedule
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.simulate.engine import simulate
 from hocket.simulate.pipeline import after_s, simulate_pipeline
 from hocket.simulate.pipeline_graph import pipeline_problem

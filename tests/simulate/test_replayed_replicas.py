@@ -9,7 +9,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
 from hocket.simulate import simulate
-from hocket.simulate.shares.replayed import replayed_step_s
+from hocket.simulate.parallel.replayed import replayed_step_s
 
 
 @pytest.fixture(scope="module")

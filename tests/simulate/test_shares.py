@@ -20,12 +20,12 @@ from hocket.plan.files import plan_from_data, plan_to_data
 from hocket.plan.sections import Parallel, Placement, Replica
 from hocket.plan.verify import structure_violations
 from hocket.planners.candidates import empty_plan
-from hocket.planners.whole.tables import block_edges, tables_of
+from hocket.planners.parallel.closed_form import block_edges, tables_of
 from hocket.simulate import simulate
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.shares import priced_at, unfold
-from hocket.simulate.shares.order import slots
-from hocket.simulate.shares.prices import accumulate_s, gradients_of
+from hocket.simulate.parallel import priced_at, unfold
+from hocket.simulate.parallel.batch_costs import accumulate_s, gradients_of
+from hocket.simulate.parallel.stage_order import slots
 from hocket.simulate.verify import violations
 
 NAMES = ("a", "b", "c")

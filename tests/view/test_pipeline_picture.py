@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from simulate.pipelines import CASES, even_costs
 
-from hocket.planners.parallelism.schedules import make_schedule
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.view.parallel_report import pipeline_svg, pipeline_text
 

@@ -21,11 +21,11 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallelism.configuration import read_configuration
-from hocket.planners.parallelism.limits import fixed_limits
-from hocket.planners.parallelism.outlook import SPARE, outlook_of
-from hocket.planners.parallelism.programs import PROGRAMS, Abilities, asked_limits
-from hocket.planners.parallelism.search import default_limits, plan_of, single
+from hocket.planners.parallel.abilities import PROGRAMS, Abilities, asked_limits
+from hocket.planners.parallel.config_file import read_configuration
+from hocket.planners.parallel.fixed_degrees import fixed_limits
+from hocket.planners.parallel.forecast import SPARE, outlook_of
+from hocket.planners.parallel.transformer_search import default_limits, plan_of, single
 from hocket.transformer import SCHEDULES, Transformer
 from hocket.transformer.files import find_model
 

@@ -12,10 +12,10 @@ from hocket.planners import PLANNERS, find_planner
 from hocket.planners.candidates import Comparison
 from hocket.planners.compare import compare
 from hocket.planners.goal import GOALS, Goal
+from hocket.planners.parallel.compare import can_share, compare_whole
+from hocket.planners.parallel.constraints import ANYTHING, Must, parse_dollars, parse_must
+from hocket.planners.parallel.scenarios import ChangedCluster, best_first, what_if, within
 from hocket.planners.registry import FURTHER
-from hocket.planners.whole.compare import can_share, compare_whole
-from hocket.planners.whole.must import ANYTHING, Must, parse_dollars, parse_must
-from hocket.planners.whole.variants import ChangedCluster, best_first, what_if, within
 
 __all__ = [
     "FURTHER",
@@ -47,7 +47,7 @@ def compare_ways(
     A training is divided. The ops of a graph are placed, or its batch is shared where it can be.
     """
     if isinstance(problem.work, TransformerTraining) and not planners:
-        from hocket.planners.parallelism.search import compare_divisions
+        from hocket.planners.parallel.transformer_search import compare_divisions
 
         return compare_divisions(problem)
     if not planners and can_share(problem):

@@ -16,7 +16,7 @@ from hocket.graph.graph import Graph
 from hocket.plan.files import SavedPlan
 from hocket.plan.make import make_problem
 from hocket.plan.sections import Parallel
-from hocket.planners.whole.compare import can_share, compare_whole
+from hocket.planners.parallel.compare import can_share, compare_whole
 from hocket.runtime.train.predicted import claimed_step_s
 from hocket.view.shared import how_of
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
     from hocket.planners.communication.priority import PropagationChoice
     from hocket.planners.goal import Goal
-    from hocket.planners.whole.variants import ChangedCluster
+    from hocket.planners.parallel.scenarios import ChangedCluster
 
 LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""

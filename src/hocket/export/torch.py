@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from hocket.export.common import launch, plain, refuse_dtype
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
+from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
 from hocket.runtime.parallel.refusals import data_program, refuse_plan
 from hocket.transformer.stages import stage_layers
 

@@ -17,7 +17,7 @@ from hocket.export.common import (
     shard_ranks,
 )
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
+from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
 from hocket.runtime.parallel.refusals import refuse
 from hocket.transformer.stages import stage_layers
 

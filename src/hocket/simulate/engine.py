@@ -19,10 +19,10 @@ from hocket.plan.transformer_plan import plan_stage_costs
 from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.instructions import Instructions
 from hocket.simulate.lowering import order_priority, trimmed
+from hocket.simulate.parallel import Unfolded, unfold
+from hocket.simulate.parallel.lanes import circle
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.rewriting.step import carried_out
-from hocket.simulate.shares import Unfolded, unfold
-from hocket.simulate.shares.lanes import circle
 from hocket.simulate.state import EngineState, MemoryState
 from hocket.simulate.symmetry import for_all
 from hocket.simulate.timeline import Timeline, step_timeline

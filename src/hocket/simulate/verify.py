@@ -26,11 +26,11 @@ from hocket.plan.verify import (
 from hocket.plan.violation import Violation
 from hocket.simulate.engine import simulate
 from hocket.simulate.lowering import home_devices
+from hocket.simulate.parallel import unfold
+from hocket.simulate.parallel.lane_blocks import LaneBlocks, lane_blocks
 from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import has_logits
 from hocket.simulate.rewriting.step import carried_out
-from hocket.simulate.shares import unfold
-from hocket.simulate.shares.lane_blocks import LaneBlocks, lane_blocks
 from hocket.simulate.timeline import Timeline
 
 _ABOUT = 1.02

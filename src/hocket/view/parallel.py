@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_percent, format_seconds
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallelism.outlook import ConfigForecast, outlook_of
-from hocket.planners.parallelism.pools import pools_of
+from hocket.planners.parallel.forecast import ConfigForecast, outlook_of
+from hocket.planners.parallel.pools import pools_of
 from hocket.simulate.timeline import Timeline
 from hocket.transformer import ParallelConfig
 from hocket.view.names import inert
@@ -75,7 +75,7 @@ MARK = "*"
 
 def only_here(candidate: ConfigForecast) -> bool:
     """Whether ``hocket run`` alone carries the candidate's schedule out."""
-    from hocket.planners.parallelism.programs import is_hocket_only
+    from hocket.planners.parallel.abilities import is_hocket_only
 
     program = candidate.problem.training.software.name
     return candidate.division.pipeline > 1 and is_hocket_only(program, candidate.schedule_name)

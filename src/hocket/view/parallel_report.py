@@ -16,8 +16,8 @@ from hocket import __version__
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.planners.parallelism.outlook import label
-from hocket.planners.parallelism.why import PARTS_IN_WORDS
+from hocket.planners.parallel.forecast import label
+from hocket.planners.parallel.transformer_why import PARTS_IN_WORDS
 from hocket.simulate.pipeline import after_s, simulate_pipeline
 from hocket.simulate.timeline import Timeline
 from hocket.view.drawing import (
@@ -56,7 +56,7 @@ from hocket.view.wording import of_capacity, sentence
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
-    from hocket.planners.parallelism.outlook import ConfigForecast
+    from hocket.planners.parallel.forecast import ConfigForecast
 
 
 # A pipeline's schedule as the well-known picture: devices over time, and gaps are the bubble.

@@ -28,7 +28,7 @@ from hocket.view.wording import count_of, of_capacity
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
-    from hocket.planners.parallelism.outlook import ConfigForecast
+    from hocket.planners.parallel.forecast import ConfigForecast
 
 MAX_REASONS = 3
 """Candidates that lost, and candidates that do not fit, whose reason is told."""
@@ -187,7 +187,7 @@ def _rank_table(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
 
 def parallel_explanation(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
     """What ``hocket explain`` prints of a parallel plan: where the step's time goes."""
-    from hocket.planners.parallelism.why import PARTS_IN_WORDS
+    from hocket.planners.parallel.transformer_why import PARTS_IN_WORDS
 
     step_s = timeline.makespan_s or 1.0
     rows = [

@@ -20,7 +20,7 @@ from hocket.plan.words import in_words
 from hocket.planners.goal import dollars_per_million, samples_per_s
 from hocket.planners.memory.blocks import layer_label
 from hocket.simulate.analysis import used_devices
-from hocket.simulate.shares import unfold
+from hocket.simulate.parallel import unfold
 from hocket.simulate.timeline import Timeline
 from hocket.simulate.verify import violations
 from hocket.view import placed

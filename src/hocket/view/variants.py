@@ -16,7 +16,7 @@ from hocket.view.table import Column, FittedTable
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
-    from hocket.planners.whole.variants import ChangedCluster
+    from hocket.planners.parallel.scenarios import ChangedCluster
 
 _HELP: dict[Goal, str] = {
     "time": "makes a step shorter",

@@ -16,7 +16,7 @@ from hocket.planners.waves.round_robin import PartitionFit, PartitionWay
 from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay
 from hocket.planners.waves.why import reasons
-from hocket.simulate.shares.lane_blocks import LaneBlocks
+from hocket.simulate.parallel.lane_blocks import LaneBlocks
 from hocket.view.drawing import memory_card
 from hocket.view.facts import facts_of
 from hocket.view.names import inert

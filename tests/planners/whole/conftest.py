@@ -7,8 +7,8 @@ import torch
 from planners.whole.whole_nets import Stack, Text, problem_on
 
 from hocket.capture.sizes import capture_sizes
-from hocket.planners.whole import compare
-from hocket.planners.whole.compare import compare_whole
+from hocket.planners.parallel import compare
+from hocket.planners.parallel.compare import compare_whole
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from planners.whole.whole_nets import Text, problem_on
 
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.sections import Parallel, Replica
-from hocket.planners.whole.tables import block_edges, tables_of
+from hocket.planners.parallel.closed_form import block_edges, tables_of
 from hocket.simulate import symmetry
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.shares.matrices import degrees_of, regions_of
+from hocket.simulate.parallel.tensor_parallel import degrees_of, regions_of
 
 
 def sections(problem):

@@ -19,14 +19,14 @@ from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
 from hocket.planners.goal import num_devices
 from hocket.planners.memory.frontier import leanest_bytes
+from hocket.planners.parallel.batch_bound import shares_bound
+from hocket.planners.parallel.closed_form import tables_of
+from hocket.planners.parallel.compare import DDP, FSDP, GPIPE, PLACEMENT, UNSPLIT, compare_whole
+from hocket.planners.parallel.constraints import parse_must
+from hocket.planners.parallel.device_groups import best_cut, even_sizes, group_of, shared_out
+from hocket.planners.parallel.search import shared_ways, structures
+from hocket.planners.parallel.simulated import Budget, simulated
 from hocket.planners.placement.devices import workers
-from hocket.planners.whole.bound import shares_bound
-from hocket.planners.whole.budget import Budget, simulated
-from hocket.planners.whole.compare import DDP, FSDP, GPIPE, PLACEMENT, UNSPLIT, compare_whole
-from hocket.planners.whole.groups import best_cut, even_sizes, group_of, shared_out
-from hocket.planners.whole.must import parse_must
-from hocket.planners.whole.search import shared_ways, structures
-from hocket.planners.whole.tables import tables_of
 
 
 def test_the_winner_is_the_simplest_within_the_error_range_and_not_below_the_bound(comparison):

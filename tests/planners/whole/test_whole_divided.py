@@ -13,12 +13,12 @@ from hocket.plan.sections import Parallel, Priority, Replica
 from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
 from hocket.planners.communication.priority import with_priority
-from hocket.planners.whole.budget import simulated
-from hocket.planners.whole.compare import compare_whole
-from hocket.planners.whole.must import parse_must
-from hocket.planners.whole.tables import block_edges, tables_of
-from hocket.planners.whole.travelling import BY_PRIORITY
-from hocket.simulate.shares.matrices import degrees_of, one_part, regions_of
+from hocket.planners.parallel.closed_form import block_edges, tables_of
+from hocket.planners.parallel.compare import compare_whole
+from hocket.planners.parallel.constraints import parse_must
+from hocket.planners.parallel.gradient_priority import BY_PRIORITY
+from hocket.planners.parallel.simulated import simulated
+from hocket.simulate.parallel.tensor_parallel import degrees_of, one_part, regions_of
 from hocket.simulate.verify import violations
 
 

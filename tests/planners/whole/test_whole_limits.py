@@ -9,8 +9,8 @@ from hocket.base.errors import UsageError
 from hocket.base.units import parse_seconds
 from hocket.hardware.changed import changed_cluster
 from hocket.planners.goal import goal_values, num_devices
-from hocket.planners.whole.compare import compare_whole
-from hocket.planners.whole.must import Must, parse_must
+from hocket.planners.parallel.compare import compare_whole
+from hocket.planners.parallel.constraints import Must, parse_must
 from hocket.view.shared import whole_table
 from hocket.view.table import plain
 from hocket.view.variants import variants_table

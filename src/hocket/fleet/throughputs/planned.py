@@ -1,7 +1,7 @@
 """Throughputs of jobs that get the best plan for whatever devices they have.
 
 The batch of a step stays the same on every gang, so a step counts once however many devices do it.
-For each kind and size of gang the whole question is answered (`hocket.planners.whole`): a gang
+For each kind and size of gang the whole question is answered (`hocket.planners.parallel`): a gang
 shares the batch, pipelines, recomputes or keeps state on the host as is best there, and a model
 that fits no single device of a kind may still fit two of them. 0 where nothing fits. Gangs are on
 as few servers as possible. O(kinds x gangs) searches.
@@ -25,7 +25,7 @@ from hocket.hardware.kinds import preset_kinds
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Comparison
-from hocket.planners.whole.compare import can_share, compare_whole
+from hocket.planners.parallel.compare import can_share, compare_whole
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

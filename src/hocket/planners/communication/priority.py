@@ -30,7 +30,7 @@ from hocket.simulate.gradients import (
     lower_bound_s,
     step_s,
 )
-from hocket.simulate.shares.prices import gradients_of
+from hocket.simulate.parallel.batch_costs import gradients_of
 
 SLICES_BYTES = (40_000, 160_000, 640_000, 2_560_000)
 _MOST_SLICES = 20_000

@@ -29,8 +29,8 @@ from hocket.planners.memory.blocks import cut_step
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.way import PLANNER
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.shares import priced_at
-from hocket.simulate.shares.order import places_of, stages_of
+from hocket.simulate.parallel import priced_at
+from hocket.simulate.parallel.stage_order import places_of, stages_of
 from hocket.simulate.timeline import Timeline
 
 SWITCHING = 0.04

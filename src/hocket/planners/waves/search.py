@@ -38,9 +38,9 @@ from hocket.planners.waves.way import (
     simulated,
     with_waits,
 )
-from hocket.simulate.shares import priced_at
-from hocket.simulate.shares.lane_blocks import LaneBlocks
-from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.parallel import priced_at
+from hocket.simulate.parallel.lane_blocks import LaneBlocks
+from hocket.simulate.parallel.lanes import pass_order
 
 _FIRST_TRIES = 17
 """Starts over the whole of the first wave, its two ends among them."""

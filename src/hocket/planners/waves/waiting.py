@@ -18,7 +18,7 @@ from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Lanes, LaneWait
 from hocket.plan.sections.lanes import NUM_LANES
-from hocket.simulate.shares.lanes import lane_waits
+from hocket.simulate.parallel.lanes import lane_waits
 from hocket.simulate.timeline import Timeline
 
 

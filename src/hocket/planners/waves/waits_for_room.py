@@ -16,7 +16,7 @@ import numpy as np
 from hocket.base.arrays import BoolArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import LaneWait
-from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.parallel.lanes import pass_order
 
 
 class WaveLives(NamedTuple):

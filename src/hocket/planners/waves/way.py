@@ -29,9 +29,9 @@ from hocket.planners.memory.packing import Intervals, pack
 from hocket.planners.waves.waiting import num_waits
 from hocket.planners.waves.waits_for_room import WaveLives, held_bytes, wave_lives
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.shares import Unfolded, priced_at
-from hocket.simulate.shares.lane_blocks import LaneBlocks, lane_blocks
-from hocket.simulate.shares.lanes import pass_order
+from hocket.simulate.parallel import Unfolded, priced_at
+from hocket.simulate.parallel.lane_blocks import LaneBlocks, lane_blocks
+from hocket.simulate.parallel.lanes import pass_order
 from hocket.simulate.timeline import Timeline
 
 # Memory that one lane hands to the other in few large parts, each of them as a whole.

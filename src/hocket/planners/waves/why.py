@@ -10,8 +10,8 @@ from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay
-from hocket.simulate.shares import priced_at
-from hocket.simulate.shares.lanes import in_lane, pass_order
+from hocket.simulate.parallel import priced_at
+from hocket.simulate.parallel.lanes import in_lane, pass_order
 
 FULL = 0.8
 """What asks for this share of a wave's time leaves too little to the other one."""

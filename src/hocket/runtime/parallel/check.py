@@ -93,7 +93,7 @@ def _shorter(division: ParallelConfig, small: ParallelConfig, schedule: Schedule
 
     One that folds its stages and splits nothing becomes a looped one.
     """
-    from hocket.planners.parallelism.schedules import make_schedule
+    from hocket.planners.parallel.schedules import make_schedule
 
     names = ("1f1b" if small.pipeline == 1 else division.schedule, "interleaved", "zb-h1")
     made = [make_schedule(n, small.pipeline, 2 * small.pipeline, small.chunks) for n in names]

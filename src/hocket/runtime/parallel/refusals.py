@@ -113,7 +113,7 @@ def refuse(model: Transformer, division: ParallelConfig, *, splits_backward: boo
 
 def refuse_plan(plan: TransformerPlan) -> None:
     """`refuse` the division of a plan, and a schedule whose actions wait for each other."""
-    from hocket.planners.parallelism.schedules import verify_schedule
+    from hocket.planners.parallel.schedules import verify_schedule
 
     refuse(plan.model, plan.division, splits_backward=plan.schedule.splits_backward)
     verify_schedule(plan.schedule)

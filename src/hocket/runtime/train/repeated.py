@@ -23,7 +23,7 @@ from hocket.capture.perform import generator_of
 from hocket.capture.program import Call, Program, TensorSpec
 from hocket.capture.recording import Cost, Ref, Returned, map_tree
 from hocket.graph.graph import Graph, Phase, Role
-from hocket.simulate.shares.memory import SecondRun, second_run_of
+from hocket.simulate.parallel.recompute_and_host import SecondRun, second_run_of
 
 BlockOf = Callable[[Graph, Program], IntArray]
 """The block of each forward op of a recorded step that is to run again; -1 for none."""

@@ -31,7 +31,7 @@ from hocket.runtime.train.recorded import RecordedStep
 from hocket.runtime.train.repeats import called, never_replayed
 from hocket.runtime.train.weight import Weight
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.shares.lanes import lane_waits, pass_order
+from hocket.simulate.parallel.lanes import lane_waits, pass_order
 
 # Ops of a wave that count where a recording is matched with the graph of a plan.
 #

@@ -18,7 +18,7 @@ from hocket.graph.graph import Graph, Phase
 from hocket.runtime.train.divided.stack import find_stack, layer_of
 from hocket.runtime.train.like import placed_like
 from hocket.runtime.train.repeated import BlockOf
-from hocket.simulate.shares.memory import second_run
+from hocket.simulate.parallel.recompute_and_host import second_run
 
 
 def blocks_like(planned: Graph, blocks: Sequence[tuple[int, int]]) -> BlockOf:

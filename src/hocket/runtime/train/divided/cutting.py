@@ -19,7 +19,7 @@ from hocket.plan.sections import Schedule
 from hocket.runtime.train.divided.stack import find_stack, layer_of, stage_layers
 from hocket.runtime.train.divided.stages import makers_of
 from hocket.runtime.train.like import placed_like
-from hocket.simulate.shares.order import stages_of
+from hocket.simulate.parallel.stage_order import stages_of
 from hocket.transformer import ParallelConfig
 
 _BEFORE = -2

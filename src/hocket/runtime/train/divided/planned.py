@@ -12,7 +12,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Lanes, Parallel, Replica, Schedule
 from hocket.plan.training import TransformerTraining
-from hocket.planners.parallelism.schedules import make_schedule
+from hocket.planners.parallel.schedules import make_schedule
 from hocket.runtime.strategy import Strategy
 from hocket.runtime.train.divided.again import blocks_like, covered_modules
 from hocket.runtime.train.divided.build import (
@@ -32,7 +32,7 @@ from hocket.runtime.train.divided.turns import Turns
 from hocket.runtime.train.on_host import HostUpdate
 from hocket.runtime.train.predicted import predicted_s
 from hocket.runtime.train.waves import wave_order
-from hocket.simulate.shares.replayed import replayed_step_s
+from hocket.simulate.parallel.replayed import replayed_step_s
 from hocket.transformer import ParallelConfig
 
 # Shares of a batch, as `hocket plan` makes them, carried in a person's loop.

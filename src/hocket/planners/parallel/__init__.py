@@ -1,0 +1,1 @@
+"""Joint search over data, tensor and pipeline parallelism, for graphs and transformer shapes."""

@@ -1,0 +1,54 @@
+"""What no way of sharing a batch over these devices can beat: a bound by prices of device time.
+
+For any prices of the devices' seconds that add up to one, a step is at least as long as all its ops
+cost where each is cheapest (duality of the assignment of work to unequal devices). Passes count
+with the least time per sample over all sizes, updates once; waiting and transfers count nothing.
+The prices are improved by subgradient steps. O(steps x kinds x ops).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray
+from hocket.graph.graph import Phase
+from hocket.planners.bounds import LowerBound
+from hocket.planners.parallel.closed_form import Tables
+from hocket.simulate.parallel.batch_costs import priced_at
+
+SHARED = "the work of all samples, each op where it is done best"
+_STEPS = 60
+
+
+def shares_bound(tables: Tables, devices: list[int]) -> LowerBound:
+    """A number of seconds that no shares, pipelines or placements of the batch beat."""
+    cheapest = _cheapest_s(tables)
+    rows = sorted({tables.row(device) for device in devices})
+    counts = np.array([sum(tables.row(d) == row for d in devices) for row in rows])
+    seconds = cheapest[rows]
+    speed = 1 / np.maximum(seconds.sum(axis=1), 1e-30)
+    price = speed / (speed @ counts)
+    best = 0.0
+    for step in range(_STEPS):
+        cost = price[:, None] * seconds
+        choice = cost.argmin(axis=0)
+        value = float(cost.min(axis=0).sum())
+        best = max(best, value)
+        # Seconds that each kind would work per device: dearer where it is more than the rest.
+        load = np.array([seconds[row, choice == row].sum() for row in range(len(rows))]) / counts
+        mean = max(float(load @ (counts * price)), 1e-30)
+        price = np.maximum(price * (1 + (load / mean - 1) * 0.3 / (1 + step / 8)), 1e-12)
+        price /= price @ counts
+    return LowerBound(best * (1 - 1e-9), SHARED, {SHARED: best})
+
+
+def _cheapest_s(tables: Tables) -> FloatArray:
+    """[kind, op]: seconds that all samples take at least, at the best of all sizes."""
+    problem = tables.problem
+    is_update = problem.graph.op_phase == Phase.OPTIMIZER
+    least = np.full(problem.costs.op_s.shape, np.inf)
+    for size in tables.sizes.tolist():
+        per_sample = priced_at(problem, size).costs.op_s / size
+        least = np.minimum(least, per_sample)
+    found: FloatArray = np.where(is_update, problem.costs.op_s, least * tables.num_samples)
+    return np.where(np.isfinite(found), found, 1e9)

@@ -1,0 +1,471 @@
+"""The whole question answered: the best way of each family, what people do by hand, and why.
+
+Families are what a person would name: one device, data parallel, a pipeline, both, op placement of
+the unsplit batch. The best of each stands in the comparison, the winner says what its parts
+contribute, and the bound says what it bounds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from hocket.base.errors import UsageError
+from hocket.base.units import format_percent, format_seconds
+from hocket.cost.ranges import ratio_range
+from hocket.graph.graph import Stream
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication, Memory, Parallel, Priority, Replica
+from hocket.plan.sections.memory import Update
+from hocket.plan.words import in_words
+from hocket.planners.auto import portfolio
+from hocket.planners.bounds import lower_bound
+from hocket.planners.candidates import (
+    Candidate,
+    Comparison,
+    SimulatedCandidate,
+    empty_plan,
+    propose,
+)
+from hocket.planners.goal import TIED, Goal, merit_told, num_devices, thrift_told
+from hocket.planners.goal import ranked as rank
+from hocket.planners.memory.budget import BudgetFit
+from hocket.planners.memory.frontier import find_frontier
+from hocket.planners.parallel.batch_bound import shares_bound
+from hocket.planners.parallel.closed_form import Tables, largest_size, tables_of
+from hocket.planners.parallel.constraints import ANYTHING, Must
+from hocket.planners.parallel.device_groups import even_sizes
+from hocket.planners.parallel.gradient_priority import by_priority
+from hocket.planners.parallel.search import shared_ways
+from hocket.planners.parallel.sharded import checkpointed, equal_shards, unequal_shards
+from hocket.planners.parallel.simulated import Budget
+from hocket.planners.placement.devices import workers
+from hocket.planners.placement.layer_blocks import layer_of
+from hocket.planners.registry import BASE
+from hocket.planners.waves.candidate import in_lanes
+from hocket.simulate.analysis import bottleneck
+from hocket.simulate.timeline import Timeline
+from hocket.transformer.parallel_config import SPLIT
+
+# Baselines: strategies that take no planner. A baseline that the search cannot better stays the
+# only row of its family.
+
+DDP = "DDP (baseline)"
+FSDP = "FSDP (baseline)"
+DEEPSPEED = "DeepSpeed offload (baseline)"
+GPIPE = "GPipe (baseline)"
+UNSPLIT = {
+    "one-device": "1 GPU, full batch (baseline)",
+    "device-map-auto": 'device_map="auto" (baseline)',
+}
+"""Planners of the full batch among the baselines."""
+_SHARDED_BASELINES: dict[str, Update] = {FSDP: "device", DEEPSPEED: "host"}
+_GPIPE_MICROBATCHES = 4
+"""Microbatches per stage: what GPipe's authors found enough to hide the bubble."""
+
+
+def unsplit_baselines(problem: Problem) -> Iterator[tuple[str, Candidate]]:
+    """Placements of the unsplit batch that take no planning."""
+    for name, title in UNSPLIT.items():
+        yield title, propose(problem, name, BASE[name])
+
+
+def ddp(tables: Tables, devices: list[int]) -> Parallel | None:
+    """Equal shares of the batch on all devices, in as few microbatches as the smallest allows."""
+    ranks = devices[: tables.num_samples]
+    if len(ranks) < 2:
+        return None
+    spare = tables.largest_bucket_bytes
+    sizes = [largest_size(tables, d, is_repeated=False, spare_bytes=spare) for d in ranks]
+    share = -(-tables.num_samples // len(ranks))
+    size = min(sizes)
+    if size < share:
+        size = min(largest_size(tables, d, is_repeated=True, spare_bytes=spare) for d in ranks)
+    names = tables.problem.cluster.device_names
+    counts = even_sizes(tables.num_samples, share)
+    replicas = tuple(
+        Replica(devices=(names[device],), microbatches=even_sizes(count, max(size, 1)))
+        for device, count in zip(ranks, counts, strict=False)
+    )
+    return Parallel(replicas=replicas)
+
+
+def gpipe(tables: Tables, devices: list[int]) -> Parallel | None:
+    """Stages of equally many layers on all devices in their order, all forward passes first."""
+    graph, count = tables.problem.graph, len(devices)
+    layer = layer_of(graph)
+    num_layers = int(layer.max(initial=0)) + 1
+    if count < 2 or num_layers < count:
+        return None
+    first = [stage * num_layers // count for stage in range(1, count)]
+    cuts = tuple(int(np.flatnonzero(layer >= number)[0]) for number in first)
+    if len(set(cuts)) < len(cuts) or min(cuts) < 1:
+        return None
+    number = min(tables.num_samples, _GPIPE_MICROBATCHES * count)
+    names = tables.problem.cluster.device_names
+    replica = Replica(
+        devices=tuple(names[device] for device in devices),
+        microbatches=even_sizes(tables.num_samples, -(-tables.num_samples // number)),
+        cuts=cuts,
+    )
+    return Parallel(replicas=(replica,), schedule="gpipe")
+
+
+# Where no way of sharing fits: one device that fetches its parameters from the host as it goes.
+#
+# The memory planner's plans for the whole batch on the roomiest device (`hocket.planners.memory`):
+# parameters at home on the host, streamed block by block, activations offloaded or recomputed, the
+# loss in chunks. It takes longer than all the rest and is asked only where nothing else is left.
+
+STREAMED = "1 GPU, parameter offload"
+_LEVELS = 8
+"""Budgets between the plain step and the leanest for which a plan is made."""
+_MOST_OPS = 20_000
+
+
+def streamed(problem: Problem) -> Candidate | None:
+    """The best plan of the whole batch on the roomiest device; None where even that needs more."""
+    if problem.graph.num_ops > _MOST_OPS:
+        return None
+    started = time.perf_counter()
+    devices = workers(problem)
+    device = int(devices[np.argmax(problem.memory_bytes[devices])])
+    place = np.full(problem.graph.num_ops, device, dtype=np.int32)
+    try:
+        frontier = find_frontier(
+            problem, empty_plan(problem, "memory").placing(place), num_levels=_LEVELS
+        )
+    except UsageError:
+        return None  # no training step
+    fit = BudgetFit(frontier, int(problem.memory_bytes[device]))
+    if fit.chosen is None:
+        return None
+    return SimulatedCandidate(
+        planner=STREAMED, plan=fit.plan(), timeline=fit.chosen.timeline, feasible=True, reason="",
+        plan_seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+PLACEMENT = "op placement"
+HOW = "how"
+"""The note of a plan that says in words what it does."""
+_MOST_PLACED_OPS = 20_000
+"""Above this many ops placements are not searched, which would take longer than all the rest."""
+_FEW_OPS = 2_000
+"""Up to this many ops placements are searched wherever a bound allows them to win."""
+_HOPELESS = 1.5
+"""A search is not begun where quick placements are so many times as long as the best way."""
+_FEW_DEVICES = 16
+"""Beyond so many devices ParDNN is not asked for a placement of the full batch."""
+_QUICK = ("m-etf", "m-sct", "pardnn")
+"""What places ops before a search, or instead of it; a second or two for 200,000 ops."""
+
+
+def can_share(problem: Problem) -> bool:
+    """Whether the samples of the problem's batch can be shared out at all."""
+    other = problem.graph.other_batch
+    is_asked = problem.objective == "latency" and not problem.contiguous
+    return is_asked and other is not None and other.num_samples > 1 and problem.graph.stated is None
+
+
+def compare_whole(
+    problem: Problem, goal: Goal = "time", must: Must = ANYTHING, num_degrees: int = 0
+) -> Comparison:
+    """Best candidate of each parallelism family, compared with common baselines.
+
+    Up to ``num_degrees`` further rows name the best candidate of each combination of degrees; they
+    do not change which candidate is chosen.
+    """
+    problem = must.on(problem)
+    tables, devices = tables_of(problem), workers(problem).tolist()
+    full_batch = [titled(name, candidate) for name, candidate in unsplit_baselines(problem)]
+    if len(devices) == 1 and goal != "memory":
+        only = _limited(problem, full_batch[0], must)
+        if only.feasible and isinstance(only, SimulatedCandidate):
+            return _alone(problem, only, tables)
+    budget = Budget(problem)
+    split = list(_split_baselines(tables, devices, budget))
+    unequal_shards(tables, devices, budget)
+    found = shared_ways(problem, budget, goal, must)
+    candidates = full_batch + [titled(name, candidate) for name, candidate in split]
+    by_name = {id(candidate.plan) for _, candidate in split}
+    candidates += [
+        titled(name, candidate)
+        for name, candidate in _families(problem, found, goal)
+        if id(candidate.plan) not in by_name
+    ]
+    candidates += in_lanes(problem, candidates)
+    candidates += [titled(each.planner, each) for each in by_priority(problem, candidates)]
+    candidates += _unsplit(problem, candidates)
+    return _ranked(tables, candidates, found, budget, goal, must, num_degrees)
+
+
+def _split_baselines(
+    tables: Tables, devices: list[int], budget: Budget
+) -> Iterator[tuple[str, Candidate]]:
+    """Baselines that split the batch."""
+    plain, staged = ddp(tables, devices), gpipe(tables, devices)
+    if plain is not None:
+        yield DDP, checkpointed(tables, budget.simulated(plain), budget)
+    if staged is not None:
+        yield GPIPE, budget.simulated(staged)
+    for name, update in _SHARDED_BASELINES.items():
+        sharded = equal_shards(tables, devices, budget, update)
+        if sharded is not None:
+            yield name, checkpointed(tables, sharded, budget)
+
+
+def _unsplit(problem: Problem, candidates: list[Candidate]) -> list[Candidate]:
+    """Op placement of the full batch; parameters from the host where nothing else fits."""
+    best_s = min((c.step_s for c in candidates if c.step_s is not None), default=math.inf)
+    found = [_placed(problem, best_s)]
+    if best_s == math.inf and found[0].step_s is None:
+        offloaded = streamed(problem)
+        found += [] if offloaded is None else [offloaded]
+    return found
+
+
+def _ranked(
+    tables: Tables,
+    candidates: list[Candidate],
+    found: list[SimulatedCandidate],
+    budget: Budget,
+    goal: Goal,
+    must: Must,
+    num_degrees: int,
+) -> Comparison:
+    """The comparison of candidates with the best by the goal chosen, and why."""
+    problem = tables.problem
+    fitting = [c for c in (*candidates, *budget.seen.values()) if c.step_s is not None]
+    candidates = [_limited(problem, candidate, must) for candidate in candidates]
+    order = rank(problem, candidates, goal, ratio_range(problem.costs.settings))
+    bound = shares_bound(tables, workers(problem).tolist())
+    counts = {"ways": len(budget.seen), "simulated": budget.num_simulated}
+    if not order:
+        return Comparison(
+            problem=problem, candidates=tuple(candidates), chosen=None, bound=bound, counts=counts,
+            why=must.missed_by(problem, fitting) if fitting else _shortage(problem, candidates),
+        )  # fmt: skip
+    best = candidates[order[0]]
+    why = explained(problem, best, [candidates[i] for i in order[1:]], found, goal)
+    thrift = thrift_told(candidates, order[0])
+    why += f"; {thrift}" if thrift else ""
+    rows = [*candidates, *_by_degrees(found, num_degrees)]
+    return Comparison(
+        problem=problem, chosen=order[0], why=why, bound=bound, counts=counts,
+        candidates=tuple(with_reason(c, best) if c is not best else c for c in rows),
+    )  # fmt: skip
+
+
+def _alone(problem: Problem, only: SimulatedCandidate, tables: Tables) -> Comparison:
+    """One device that holds the whole batch: there is nothing to share and nothing to compare."""
+    limit = _placed_limit(problem, only.timeline)
+    why = f"there is one device, and it holds the whole batch; {limit}"
+    return Comparison(
+        problem=problem, candidates=(only,), chosen=0, why=why, counts={"ways": 1, "simulated": 1},
+        bound=shares_bound(tables, workers(problem).tolist()),
+    )  # fmt: skip
+
+
+def family_of(shares: Parallel) -> str:
+    """Common name of a parallel strategy: ``DDP x pipeline``."""
+    if shares.sharded:
+        return "FSDP"
+    degrees = (
+        ("DDP", len(shares.replicas) > 1),
+        ("tensor", shares.tensor > 1),
+        ("pipeline", shares.is_staged),
+    )
+    used = [name for name, is_used in degrees if is_used]
+    if not used:
+        return "1 GPU, accumulation"
+    return "tensor parallel" if used == ["tensor"] else " x ".join(used)
+
+
+def degrees_name(shares: Parallel) -> str:
+    """Degrees of parallelism as text: ``data 2 x pipeline 1``."""
+    stages = sorted({shares.num_stages(replica) for replica in shares.replicas})
+    deep = " and ".join(map(str, stages))
+    name = f"data {len(shares.replicas)} x pipeline {deep}"
+    name += f" x tensor {shares.tensor}" if shares.tensor > 1 else ""
+    return f"{name}, sharded" if shares.sharded else name
+
+
+def _by_degrees(found: list[SimulatedCandidate], most: int) -> list[Candidate]:
+    """The best candidate of each combination of degrees, the shortest step first."""
+    best: dict[str, Candidate] = {}
+    for candidate in found:
+        best.setdefault(degrees_name(candidate.plan[Parallel]), candidate)
+    return [titled(name, candidate) for name, candidate in list(best.items())[:most]]
+
+
+def _families(
+    problem: Problem, found: list[SimulatedCandidate], goal: Goal
+) -> Iterator[tuple[str, Candidate]]:
+    """The best candidate of each family by the goal, in the order of their quickest."""
+    by_family: dict[str, list[SimulatedCandidate]] = {}
+    for candidate in found:
+        by_family.setdefault(family_of(candidate.plan[Parallel]), []).append(candidate)
+    for name, members in by_family.items():
+        if goal == "time":
+            yield name, min(members, key=_simplicity)
+        else:
+            yield name, members[rank(problem, members, goal)[0]]
+
+
+def _simplicity(candidate: SimulatedCandidate) -> tuple[int, int, float]:
+    """Of steps that differ by less than a thousandth, the fewest microbatches come first."""
+    step_s = candidate.step_s or math.inf
+    num_passes = sum(len(replica.microbatches) for replica in candidate.plan[Parallel].replicas)
+    return round(math.log(step_s) * 1000), num_passes, step_s
+
+
+def titled(name: str, candidate: Candidate) -> Candidate:
+    """The candidate under a family's name, with its own words in its plan."""
+    plan = candidate.plan
+    if plan is not None and plan.get(Parallel) is not None:
+        planned = ", all-reduce over planned trees" if plan.get(Communication) is not None else ""
+        order = ", gradients by priority" if plan.get(Priority) is not None else ""
+        plan = replace(plan, notes={**plan.notes, HOW: in_words(plan[Parallel]) + planned + order})
+    return replace(candidate, planner=name, plan=plan)
+
+
+def _placed(problem: Problem, best_s: float) -> Candidate:
+    """The best placement of the unsplit batch, searched only where it could win."""
+    bound = lower_bound(problem)
+    if bound.seconds >= best_s:
+        told = (
+            f"not searched: its lower bound with the full batch is {format_seconds(bound.seconds)}"
+        )
+        return Candidate(
+            planner=PLACEMENT, plan=None, timeline=None, feasible=False, plan_seconds=0.0,
+            reason=told,
+        )  # fmt: skip
+    num_ops, quick = problem.graph.num_ops, list[Candidate]()
+    if num_ops > min(_FEW_OPS, _MOST_PLACED_OPS):
+        # ParDNN emulates hundreds of placements, each over all pairs of devices.
+        names = _QUICK if len(workers(problem)) <= _FEW_DEVICES else _QUICK[:2]
+        quick = [propose(problem, name, BASE[name]) for name in names]
+        nearest_s = min((_length_s(candidate) for candidate in quick), default=math.inf)
+        if num_ops > _MOST_PLACED_OPS or nearest_s > _HOPELESS * best_s:
+            order = rank(problem, quick, "time")
+            return replace(quick[order[0] if order else 0], planner=PLACEMENT)
+    return replace(portfolio(problem, quick)[-1], planner=PLACEMENT)
+
+
+def _length_s(candidate: Candidate) -> float:
+    """What a step takes, also where it does not fit."""
+    return math.inf if candidate.timeline is None else candidate.timeline.makespan_s
+
+
+def _limited(problem: Problem, candidate: Candidate, must: Must) -> Candidate:
+    broken = must.broken_by(problem, candidate)
+    return replace(candidate, feasible=False, reason=broken) if broken else candidate
+
+
+# ── why ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_reason(candidate: Candidate, best: Candidate) -> Candidate:
+    """A loser with by how much it is longer than the best."""
+    if candidate.step_s is None or not best.step_s:
+        return candidate
+    longer = candidate.step_s / best.step_s - 1
+    told = f"{format_percent(longer)} longer" if longer > 0 else "no shorter"
+    if longer < -TIED:
+        told = f"{format_percent(-longer)} shorter, less than the error range; less simple"
+    return replace(candidate, reason=told)
+
+
+def explained(
+    problem: Problem,
+    best: Candidate,
+    others: list[Candidate],
+    found: list[SimulatedCandidate],
+    goal: Goal,
+) -> str:
+    """Why the best won, what its parts contribute and what limits it."""
+    rest = [c for c in others if c.step_s is not None and c.planner != best.planner]
+    tied_part = ratio_range(problem.costs.settings)
+    parts = []
+    if rest:
+        parts.append(f"chosen because {merit_told(problem, best, rest, goal, tied_part)}")
+    if best.plan is None or best.timeline is None:
+        return "; ".join(parts)
+    is_split = best.plan.get(Parallel) is not None
+    if is_split:
+        parts += contributions(best.plan, best.step_s or 0.0, found)
+    is_rewritten = best.plan.get(Memory) is not None
+    limit = _limit if is_split or is_rewritten else _placed_limit
+    return "; ".join([*parts, limit(problem, best.timeline)])
+
+
+def _placed_limit(problem: Problem, timeline: Timeline) -> str:
+    return bottleneck(timeline, problem)
+
+
+def _limit(problem: Problem, timeline: Timeline) -> str:
+    """The device that computes longest, and for how much of the step."""
+    works = timeline.stream[: timeline.num_works] == Stream.COMPUTE
+    seconds = (timeline.op_end_s - timeline.op_start_s)[works]
+    busy_s = np.bincount(timeline.op_device[works], seconds, timeline.num_devices)
+    device = int(busy_s.argmax())
+    share = format_percent(float(busy_s[device]) / timeline.makespan_s)
+    return f"limited by compute on {problem.cluster.device_names[device]} ({share} busy)"
+
+
+def contributions(best: Plan, step_s: float, found: list[SimulatedCandidate]) -> list[str]:
+    """The step with one feature of the best plan switched off, for each feature."""
+    steps = []
+    for name, has in FEATURES.items():
+        if not has(best):
+            continue
+        without = [c.step_s for c in found if c.step_s is not None and not has(c.plan)]
+        if without and min(without) >= step_s:
+            steps.append(f"no {name} {format_seconds(min(without))}")
+        elif not without and name in EASING:
+            steps.append(f"no {name}: out of memory")
+    return [f"ablation: {', '.join(steps)}"] if steps else []
+
+
+def _is_unequal(plan: Plan) -> bool:
+    numbers = [replica.num_samples for replica in plan[Parallel].replicas]
+    return max(numbers) - min(numbers) > 1
+
+
+FEATURES: dict[str, Callable[[Plan], bool]] = {
+    "data parallel": lambda plan: len(plan[Parallel].replicas) > 1,
+    "unequal batches": _is_unequal,
+    "sharding": lambda plan: plan[Parallel].sharded,
+    "pipeline": lambda plan: plan[Parallel].is_staged,
+    "zero-bubble schedule": lambda plan: plan[Parallel].schedule in SPLIT,
+    "tensor parallelism": lambda plan: plan[Parallel].tensor > 1,
+    "microbatches": lambda plan: any(len(r.microbatches) > 1 for r in plan[Parallel].replicas),
+    "activation checkpointing": lambda plan: any(r.recomputed for r in plan[Parallel].replicas),
+    "optimizer on the host": lambda plan: any(
+        replica.update == "host" for replica in plan[Parallel].replicas
+    ),
+    "planned all-reduce trees": lambda plan: plan.get(Communication) is not None,
+    "gradient priority": lambda plan: plan.get(Priority) is not None,
+}
+"""Features that can be switched off, and whether a plan has them."""
+EASING = ("sharding", "microbatches", "activation checkpointing", "optimizer on the host")
+"""Those that save memory."""
+
+
+def _shortage(problem: Problem, candidates: list[Candidate]) -> str:
+    """What is missing where nothing fits."""
+    lacking = [c for c in candidates if isinstance(c, SimulatedCandidate)]
+    if not lacking:
+        return "not even one sample fits on any device"
+
+    def over(candidate: SimulatedCandidate) -> int:
+        return int((candidate.timeline.peak_bytes - problem.memory_bytes).clip(min=0).sum())
+
+    nearest = min(lacking, key=lambda c: (over(c), num_devices(c)))
+    return f"{nearest.planner} comes nearest: {nearest.reason or 'it does not fit'}"

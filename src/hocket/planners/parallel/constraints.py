@@ -1,0 +1,180 @@
+"""Limits that an answer must keep: ``fit 8GiB``, ``devices 2``, ``step 500ms``, ``cost $3``.
+
+``fit`` is what any device may hold, ``devices`` how many compute, ``step`` how long a step takes at
+most, ``cost`` what a million samples may cost; ``data 2``, ``pipeline 4`` and ``tensor 2`` say how
+many replicas there are, how many stages each has and into how many parts matrices are divided. A
+way that breaks one is no answer, and says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hocket.base.errors import UsageError, did_you_mean
+from hocket.base.units import format_seconds, parse_bytes, parse_seconds
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Parallel
+from hocket.planners.candidates import Candidate
+from hocket.planners.goal import dollars_per_million, num_devices
+from hocket.planners.placement.devices import workers
+from hocket.simulate.parallel.tensor_parallel import degrees_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Must:
+    """What an answer must keep; infinite where nothing is asked."""
+
+    device_bytes: float = float("inf")
+    num_devices: float = float("inf")
+    step_s: float = float("inf")
+    dollars_per_million: float = float("inf")
+    num_replicas: int | None = None
+    num_stages: int | None = None
+    num_parts: int | None = None
+
+    def allows(self, shares: Parallel) -> bool:
+        """Whether so many devices may share the batch in this way."""
+        if self.num_replicas not in (None, len(shares.replicas)):
+            return False
+        if self.num_parts not in (None, shares.tensor):
+            return False
+        stages = {shares.num_stages(replica) for replica in shares.replicas}
+        return self.num_stages is None or stages == {self.num_stages}
+
+    def on(self, problem: Problem) -> Problem:
+        """The problem on devices that have no more memory than may be used."""
+        if self.device_bytes == float("inf"):
+            return problem
+        most = int(self.device_bytes)
+        devices = tuple(
+            replace(d, memory_bytes=min(d.memory_bytes, most + d.kind.headroom_bytes))
+            for d in problem.cluster.devices
+        )
+        return replace(problem, cluster=replace(problem.cluster, devices=devices))
+
+    def broken_by(self, problem: Problem, candidate: Candidate) -> str:
+        """Which limit a way that fits breaks; empty for none."""
+        step_s = candidate.step_s
+        if step_s is None:
+            return ""
+        if step_s > self.step_s:
+            return f"longer than {format_seconds(self.step_s)}"
+        if num_devices(candidate) > self.num_devices:
+            return f"more than {self.num_devices:.0f} devices"
+        shares = None if candidate.plan is None else candidate.plan.get(Parallel)
+        if shares is None and (self.num_replicas or self.num_stages or self.num_parts):
+            return "it does not share the batch"
+        if shares is not None and not self.allows(shares):
+            return "other replicas, stages or parts are asked for"
+        if self.dollars_per_million == float("inf"):
+            return ""
+        cost = dollars_per_million(problem, candidate)
+        if cost is None:
+            return "its price is not known"
+        return "" if cost <= self.dollars_per_million else "it costs more than it may"
+
+    def missed_by(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
+        """Why none of those that fit keeps all limits, and how near they come."""
+        quickest = min(fitting, key=lambda c: c.step_s or 0.0)
+        told = [f"the shortest step that was found is {format_seconds(quickest.step_s or 0.0)}"]
+        costs = [dollars_per_million(problem, candidate) for candidate in fitting]
+        known = [cost for cost in costs if cost is not None]
+        if known and self.dollars_per_million < float("inf"):
+            told.append(f"the least cost is ${min(known):.2g} per million samples")
+        near = f"of ways that fit, {', '.join(told)}"
+        return "; ".join(part for part in (self.unshareable(problem, fitting), near) if part)
+
+    def unshareable(self, problem: Problem, fitting: Sequence[Candidate]) -> str:
+        """Why nothing has the replicas, stages and parts that are asked for; empty if some do."""
+        asked = {"data": self.num_replicas, "pipeline": self.num_stages, "tensor": self.num_parts}
+        named = " x ".join(f"{name} {count}" for name, count in asked.items() if count is not None)
+        plans = [candidate.plan for candidate in fitting if candidate.plan is not None]
+        shares = [plan[Parallel] for plan in plans if plan.get(Parallel) is not None]
+        few = [each for each in shares if len(each.devices) <= self.num_devices]
+        if not named or any(self.allows(each) for each in few):
+            return ""
+        cause = self._too_much(problem) or self._indivisible(problem)
+        return f"no plan has {named}: {cause or 'of those that were tried none fits'}"
+
+    def _too_much(self, problem: Problem) -> str:
+        """Devices or samples that are not there."""
+        num_replicas = self.num_replicas or 1
+        wanted = num_replicas * (self.num_stages or 1) * (self.num_parts or 1)
+        usable = min(len(workers(problem)), self.num_devices)
+        if wanted > usable:
+            return f"that takes {wanted} devices and {usable:.0f} may be used"
+        batch = problem.graph.other_batch
+        if batch is not None and num_replicas > batch.num_samples:
+            return f"every replica takes a sample and the batch has {batch.num_samples}"
+        return ""
+
+    def _indivisible(self, problem: Problem) -> str:
+        """Why matrices cannot be divided into so many parts; empty where they can."""
+        num_parts = self.num_parts or 1
+        degrees = degrees_of(problem.graph)
+        if num_parts == 1:
+            return ""
+        if not degrees:
+            return "the model has no layers whose matrices can be divided, as transformers have"
+        if num_parts not in degrees:
+            counts = " or ".join(map(str, degrees))
+            return f"heads and widths of its layers divide into {counts} parts"
+        kinds = problem.costs.device_row[workers(problem)]
+        sizes = problem.memory_bytes[workers(problem)]
+        alike = Counter(zip(kinds.tolist(), sizes.tolist(), strict=True))
+        if max(alike.values()) < num_parts:
+            return f"there are no {num_parts} devices of one kind and memory to divide matrices"
+        return ""
+
+
+ANYTHING = Must()
+
+
+def parse_must(texts: str | Sequence[str]) -> Must:
+    """Limits as people write them, one or several; raises `UsageError` for what is none."""
+    found: dict[str, Any] = {}
+    for text in (texts,) if isinstance(texts, str) else texts:
+        word, _, value = text.strip().partition(" ")
+        if word not in _WORDS:
+            hint = did_you_mean(word[:100], _WORDS)
+            raise UsageError(f"unknown limit {text[:100]!r}", hint=hint)
+        name, read = _WORDS[word]
+        try:
+            found[name] = read(value.strip())
+        except ValueError as error:
+            raise UsageError(
+                f"cannot read the limit {text[:100]!r}: {error}",
+                hint="write it like 'fit 8GiB', 'devices 2', 'step 500ms' or 'cost $3'",
+            ) from None
+    return Must(**found)
+
+
+def parse_dollars(text: str) -> float:
+    """``$5``, ``5.50`` or ``$5/h`` in dollars; raises `ValueError`."""
+    plain = text.strip().removesuffix("/h").removesuffix("/hour").removeprefix("$")
+    amount = float(plain)
+    if not 0 < amount < float("inf"):
+        raise ValueError(f"{text[:50]!r} is no sum of money")
+    return amount
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ValueError("expected 1 or more")
+    return count
+
+
+_WORDS: dict[str, tuple[str, Callable[[str], float]]] = {
+    "fit": ("device_bytes", parse_bytes),
+    "devices": ("num_devices", _count),
+    "step": ("step_s", parse_seconds),
+    "cost": ("dollars_per_million", parse_dollars),
+    "data": ("num_replicas", _count),
+    "pipeline": ("num_stages", _count),
+    "tensor": ("num_parts", _count),
+}
+"""Of each limit: what of `Must` it says, and how its value is read."""

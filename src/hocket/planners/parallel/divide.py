@@ -1,0 +1,16 @@
+"""The joint search over transformer shapes as a planner: imported when used, not before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+
+
+def divide(problem: Problem, plan: Plan) -> Plan:
+    """Data x tensor x pipeline: every division by a closed form, the best few hundred simulated."""
+    from hocket.planners.parallel.transformer_search import compare_divisions, plan_of
+
+    found = plan_of(compare_divisions(problem))
+    return replace(plan, sections=found.sections, claims=found.claims, notes=found.notes)

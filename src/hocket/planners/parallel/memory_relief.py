@@ -1,0 +1,109 @@
+"""Ways of sharing that do not fit, made to fit: fewest blocks recomputed, else updates on the host.
+
+What a block gives back when it is recomputed is what it keeps for the backward pass less its input,
+once for every microbatch in flight. Blocks go from the first on, since the first ones hold longest,
+until what the simulator saw too much is given back; where all blocks do not suffice, the
+optimizer's state goes to the host as well. The simulator has the last word: what still does not fit
+is eased once more. O(blocks) per device that overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from hocket.base.arrays import LongArray
+from hocket.plan.sections import Communication, Parallel, Replica
+from hocket.planners.candidates import Candidate
+from hocket.planners.parallel.closed_form import Tables, at_size, block_edges
+from hocket.planners.parallel.simulated import Budget
+from hocket.transformer.parallel_config import SPLIT
+
+_TRIES = 4
+_MARGIN = 1.02
+"""More than what is missing is given back: what a block keeps is known, what passes is not."""
+
+
+def fitted(
+    tables: Tables,
+    shares: Parallel,
+    budget: Budget,
+    planned: Communication | None = None,
+    *,
+    below_s: float = float("inf"),
+) -> Candidate:
+    """The way simulated, with less in memory where it does not fit as it is.
+
+    That takes longer, so it is not tried where the step is not below ``below_s`` as it is.
+    """
+    found = budget.simulated(shares, planned)
+    for _ in range(_TRIES):
+        if found.feasible or found.timeline is None or not budget.is_left:
+            break
+        if found.timeline.makespan_s >= below_s:
+            break
+        missing = found.timeline.peak_bytes - tables.problem.memory_bytes
+        eased = ease(tables, shares, missing)
+        if eased is None:
+            break
+        shares = eased
+        found = budget.simulated(shares, planned)
+    return found
+
+
+def ease(tables: Tables, shares: Parallel, missing_bytes: LongArray) -> Parallel | None:
+    """The way with so many bytes less per device; None where nothing more can be done."""
+    number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
+    replicas = []
+    for replica in shares.replicas:
+        each = missing_bytes[[number[name] for name in replica.devices]]
+        missing = each.reshape(-1, shares.tensor).max(axis=1).tolist()  # of a stage's parts
+        eased = _ease(tables, replica, missing)
+        if eased is None:
+            return None
+        replicas.append(eased)
+    if shares.sharded:
+        most = max((replica.recomputed for replica in replicas), key=len)
+        replicas = [replace(replica, recomputed=most) for replica in replicas]
+    if any(replica.recomputed for replica in replicas) and shares.schedule in SPLIT:
+        return None
+    found = replace(shares, replicas=tuple(replicas))
+    return None if found == shares else found
+
+
+def _ease(tables: Tables, replica: Replica, missing: Sequence[int]) -> Replica | None:
+    """One replica with so many bytes less on the devices of each stage."""
+    bounds = (0, *replica.cuts, tables.problem.graph.num_ops)
+    count, recomputed = len(replica.microbatches), set(replica.recomputed)
+    wants_host = False
+    for stage, wanted in enumerate(missing):
+        if wanted <= 0:
+            continue
+        in_flight = min(len(missing) - stage, count)
+        given = 0.0
+        for block, num_bytes in _offers(tables, replica, bounds[stage], bounds[stage + 1]):
+            if block not in recomputed and given < wanted * _MARGIN:
+                recomputed.add(block)
+                given += num_bytes * in_flight
+        wants_host |= given < wanted
+    if wants_host and replica.update == "host" and recomputed == set(replica.recomputed):
+        return None
+    update = "host" if wants_host else replica.update
+    return replace(replica, recomputed=tuple(sorted(recomputed)), update=update)
+
+
+def _offers(
+    tables: Tables, replica: Replica, first: int, stop: int
+) -> list[tuple[tuple[int, int], float]]:
+    """Blocks inside a stage, and what each gives back per microbatch when it is recomputed."""
+    size = max(replica.microbatches)
+    saved = at_size(tables, tables.saved_bytes, size)
+    crossing = at_size(tables, tables.crossing_bytes, size)
+    edges = block_edges(tables.problem.graph)
+    blocks = [
+        (start, end) for start, end in pairwise(edges)
+        if first <= start and end <= stop
+    ]  # fmt: skip
+    offers = [(b, float(saved[b[1]] - saved[b[0]] - crossing[b[0]])) for b in blocks]
+    return [(block, num_bytes) for block, num_bytes in offers if num_bytes > 0]

@@ -1,0 +1,319 @@
+"""Candidates of the closed form, checked in the event simulator.
+
+A candidate's stages get their own costs (embedding, output layer and uneven shares included), its
+schedule is carried out action by action, and step time, waiting and memory are those of the
+simulation. Where the layers do not divide, or the ends of the pipeline are heavier, shares of
+layers come from the exact partitioner and are kept where the simulator agrees. O(actions) each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.cost.parallel.costs import StageCosts
+from hocket.cost.parallel.stages import stage_costs
+from hocket.plan.sections.schedule import Schedule
+from hocket.planners.parallel.forecast import (
+    SYNTHESISED,
+    ConfigForecast,
+    PoolStages,
+    most_in_the_middle,
+)
+from hocket.planners.parallel.partition import (
+    LayerCosts,
+    LayerPartition,
+    has_few_orders,
+    in_flight_counts,
+    partition_layers,
+)
+from hocket.planners.parallel.schedules import make_schedule, synthesise
+from hocket.simulate.pipeline import simulate_pipeline
+from hocket.transformer import ParallelConfig
+from hocket.transformer.parallel_config import FOLDED
+
+# Layers of a division's stages where equal shares do not exist or are not best.
+#
+# What a layer costs on each device kind follows from the costs of stages with one layer and with
+# none: their difference is a layer, and stages without layers show the embedding before the first
+# and the output layer after the last. The exact partitioner then divides layers under the memory of
+# every rank and with the microbatches that the schedule keeps in flight.
+
+
+def best_layers(candidate: ConfigForecast) -> tuple[int, ...]:
+    """Layers of each virtual stage with the shortest step on the candidate's devices.
+
+    Raises `NoFeasiblePlanError` where no shares fit.
+    """
+    return _partition(candidate, reorder=False).layers
+
+
+def best_order(candidate: ConfigForecast) -> tuple[PoolStages, tuple[int, ...]]:
+    """The order of the candidate's unequal ranks, and their layers, with the shortest step.
+
+    Ranks have one stage each. Where there are too many orders, that of the candidate stays. Raises
+    `NoFeasiblePlanError` where no order and no shares fit.
+    """
+    ranks = candidate.stages.pool_of_rank
+    found = _partition(candidate, reorder=has_few_orders(ranks))
+    # Pools are of one kind each, in the order in which the ranks first name them.
+    pools = list(dict.fromkeys(ranks))
+    return PoolStages.of_ranks([pools[kind] for kind in found.kinds]), found.layers
+
+
+def _partition(candidate: ConfigForecast, *, reorder: bool) -> LayerPartition:
+    division, kinds = candidate.division, candidate.kinds
+    schedule = make_schedule(
+        division.schedule, division.pipeline, division.num_microbatches, division.chunks
+    )
+    names = list(dict.fromkeys(kinds))
+    memory = dict(zip(kinds, candidate.limit_bytes, strict=True))
+    costs, fixed_bytes = layer_costs(candidate, names, schedule.device_of_stage)
+    return partition_layers(
+        costs,
+        kinds=[names.index(kind) for kind in kinds],
+        memory_bytes=[max(memory[kind] - fixed_bytes, 0) for kind in names],
+        in_flight=in_flight_counts(schedule).tolist(),
+        num_microbatches=division.num_microbatches,
+        rank_of_stage=schedule.device_of_stage.tolist(),
+        reorder=reorder,
+    )
+
+
+def layer_costs(
+    candidate: ConfigForecast, kinds: Sequence[str], rank_of_stage: IntArray
+) -> tuple[LayerCosts, int]:
+    """The embedding, the layers and the output layer on each kind, and what all ranks hold."""
+    num_layers, division = candidate.problem.training.model.layers, candidate.division
+    forward, backward = np.zeros((2, num_layers + 2, len(kinds)))
+    for column, kind in enumerate(kinds):
+        none, one = (_alike(candidate, kind, count) for count in (0, 1))
+        forward[:, column] = _spread(num_layers, none.forward_s, one.forward_s)
+        backward[:, column] = _spread(num_layers, _backward_s(none), _backward_s(one))
+    activation = _spread(num_layers, none.activation_bytes, one.activation_bytes)
+    state, fixed_bytes = _state_bytes(num_layers, division.chunks, none, one, rank_of_stage)
+    costs = LayerCosts(
+        forward_s=forward,
+        backward_s=backward[None],
+        activation_bytes=np.rint(activation).astype(np.int64)[None],
+        state_bytes=np.rint(state).astype(np.int64),
+        send_s=np.full(num_layers + 2, max(one.send_s, default=0.0)),
+        counts=np.array([False, *[True] * num_layers, False]),
+    )
+    return costs, fixed_bytes
+
+
+def _alike(candidate: ConfigForecast, kind: str, count: int) -> StageCosts:
+    """Costs of stages that all have ``count`` layers, on ranks of one kind."""
+    training, division = candidate.problem.training, candidate.division
+    return stage_costs(
+        training.model,
+        replace(division, layers=(count,) * division.num_stages),
+        candidate.cluster,
+        training.software,
+        training.coefficients,
+        kinds=(kind,) * division.pipeline,
+    )
+
+
+def _backward_s(costs: StageCosts) -> list[float]:
+    pairs = zip(costs.input_gradient_s, costs.weight_gradient_s, strict=True)
+    return [input_s + weight_s for input_s, weight_s in pairs]
+
+
+def _spread(num_layers: int, none: Sequence[float], one: Sequence[float]) -> FloatArray:
+    """Embedding, layers, output layer: from stages without layers and with one."""
+    layer, least = _layer(none, one), min(none)
+    return np.array([none[0] - least, *[layer] * num_layers, none[-1] - least])
+
+
+def _layer(none: Sequence[float], one: Sequence[float]) -> float:
+    """A layer; where some have experts and some not, what most stages have."""
+    return float(np.median(np.subtract(one, none)))
+
+
+def _state_bytes(
+    num_layers: int, chunks: int, none: StageCosts, one: StageCosts, rank_of_stage: IntArray
+) -> tuple[FloatArray, int]:
+    """State of embedding, layers and output layer, and what every rank holds besides."""
+    share, least = _layer(none.state_bytes, one.state_bytes), min(none.state_bytes)
+    extra = [size - least for size in none.state_bytes]
+    first, last = int(rank_of_stage[0]), int(rank_of_stage[-1])
+    # In a V both ends of the model are on one rank: its extras are counted at one of them.
+    ends = (extra[first], extra[last] if last != first else 0)
+    return np.array([ends[0], *[share / chunks] * num_layers, ends[1]]), least
+
+
+AS_SHORT = 0.001
+"""Steps that differ by less are equally long: no prediction is that good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecheckEffort:
+    """How much is simulated; counts, so that the answer does not hang on the machine."""
+
+    num_simulated: int = 200
+    num_balanced: int = 24
+    """Of the best with one stage per rank, how many have their layers divided anew."""
+    num_balanced_chunks: int = 4
+    """The same for those with several stages per rank, which take longer to divide."""
+
+
+def recheck(
+    candidates: Sequence[ConfigForecast], effort: RecheckEffort, num_synthesised: int = 0
+) -> list[ConfigForecast]:
+    """The candidates as the simulator sees them: fitting ones by step time, then the others.
+
+    The best ``num_synthesised`` pipelines get a schedule made for them, which takes seconds each.
+    """
+    seen = ranked([simulated(candidate) for candidate in candidates[: effort.num_simulated]])
+    chosen = _to_balance(seen, effort)
+    better = ranked([balanced(c) if i in chosen else c for i, c in enumerate(seen)])
+    pipelines = [i for i, c in enumerate(better) if c.division.pipeline > 1 and c.feasible]
+    for index in pipelines[:num_synthesised]:
+        better[index] = synthesised(better[index])
+    return ranked([*better, *candidates[effort.num_simulated :]])
+
+
+def _to_balance(candidates: Sequence[ConfigForecast], effort: RecheckEffort) -> set[int]:
+    """Positions of the best candidates with one stage and with several stages per rank."""
+    plain = [i for i, c in enumerate(candidates) if c.division.chunks == 1]
+    others = [i for i, c in enumerate(candidates) if c.division.chunks > 1]
+    return {*plain[: effort.num_balanced], *others[: effort.num_balanced_chunks]}
+
+
+def ranked(candidates: Sequence[ConfigForecast]) -> list[ConfigForecast]:
+    """Fitting ones by step time, then the others by what they lack; equals keep their order.
+
+    Of those that are as short as the shortest, the plainest comes first.
+    """
+    order = sorted(candidates, key=lambda c: (not c.feasible, c.lacking_bytes, c.step_s))
+    if not order or not order[0].feasible:
+        return order
+    longest_s = order[0].step_s * (1 + AS_SHORT)
+    equals = [c for c in order if c.feasible and c.step_s <= longest_s]
+    first = min(equals, key=lambda c: _fuss(c.division))
+    return [first, *(candidate for candidate in order if candidate is not first)]
+
+
+def _fuss(division: ParallelConfig) -> tuple[int, ...]:
+    """What a division asks of a program, the least usual first."""
+    return (
+        division.context,
+        division.schedule not in ("1f1b", "interleaved"),
+        division.zero if division.zero > 1 else 0,
+        division.pipeline,
+        division.tensor,
+        division.chunks,
+        division.zero,
+        division.sequence_parallel,
+    )
+
+
+def simulated(candidate: ConfigForecast) -> ConfigForecast:
+    """The candidate with even shares of layers or, on unequal devices, with the best ones."""
+    division, model = candidate.division, candidate.problem.training.model
+    if len(candidate.stages.pools) > 1:
+        return _with_best_layers(candidate)
+    if division.layers is None and model.layers % division.num_stages:
+        division = replace(division, layers=most_in_the_middle(model.layers, division.num_stages))
+    return run(candidate, division)
+
+
+def balanced(candidate: ConfigForecast) -> ConfigForecast:
+    """The candidate with other shares of layers where these are shorter and fit; on unequal
+    devices, which have the best ones, with these in another order."""
+    is_mixed = len(candidate.stages.pools) > 1
+    if candidate.division.num_stages == 1 or not (candidate.simulated or is_mixed):
+        return candidate
+    other = _in_best_order(candidate) if is_mixed else _with_best_layers(candidate)
+    if not other.feasible or (candidate.feasible and other.step_s >= candidate.step_s):
+        return candidate
+    return other
+
+
+def synthesised(candidate: ConfigForecast) -> ConfigForecast:
+    """The candidate with a schedule made for its stages, where that is shorter.
+
+    ZeRO 2 and 3 drop gathered weights after use, so that their backwards are not split.
+    """
+    assert candidate.schedule is not None
+    assert candidate.costs is not None
+    schedule = synthesise(
+        candidate.costs,
+        candidate.division.num_microbatches,
+        candidate.limit_bytes,
+        is_folded=candidate.division.schedule in FOLDED,
+        split_backward=candidate.division.zero < 2,
+    )
+    other = _seen(candidate, candidate.division, schedule, candidate.costs)
+    # Where a known schedule is best, its own candidate has it.
+    is_own = other.schedule_name == SYNTHESISED and other.feasible
+    return other if is_own and other.step_s < candidate.step_s * (1 - AS_SHORT) else candidate
+
+
+def _with_best_layers(candidate: ConfigForecast) -> ConfigForecast:
+    try:
+        layers = best_layers(candidate)
+    except NoFeasiblePlanError as error:
+        return replace(candidate, feasible=False, reason=error.message)
+    return run(candidate, replace(candidate.division, layers=_or_none(layers)))
+
+
+def _in_best_order(candidate: ConfigForecast) -> ConfigForecast:
+    if candidate.division.chunks > 1:
+        return candidate
+    try:
+        stages, layers = best_order(candidate)
+    except NoFeasiblePlanError:
+        return candidate
+    division = replace(candidate.division, layers=_or_none(layers))
+    return run(replace(candidate, stages=stages), division)
+
+
+def _or_none(layers: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if len(set(layers)) == 1 else layers
+
+
+def run(candidate: ConfigForecast, division: ParallelConfig) -> ConfigForecast:
+    """The candidate with this division, carried out in the simulator."""
+    training = candidate.problem.training
+    costs = stage_costs(
+        training.model, division, candidate.cluster, training.software, training.coefficients,
+        kinds=candidate.kinds,
+    )  # fmt: skip
+    schedule = make_schedule(
+        division.schedule, division.pipeline, division.num_microbatches, division.chunks
+    )
+    return _seen(candidate, division, schedule, costs)
+
+
+def _seen(
+    candidate: ConfigForecast, division: ParallelConfig, schedule: Schedule, costs: StageCosts
+) -> ConfigForecast:
+    """The candidate as the simulator sees this schedule with these costs."""
+    timeline = simulate_pipeline(schedule, costs)
+    seen = replace(
+        candidate,
+        division=division,
+        step_s=timeline.makespan_s,
+        bubble=timeline.idle_share,
+        parts_s=_shared_out(candidate.parts_s, timeline.makespan_s, timeline.idle_share),
+        peak_bytes=tuple(timeline.peak_bytes.tolist()),
+        simulated=True,
+        schedule=schedule,
+        costs=costs,
+    )
+    return replace(seen, feasible=seen.lacking_bytes == 0, reason="")
+
+
+def _shared_out(parts_s: Mapping[str, float], step_s: float, bubble: float) -> dict[str, float]:
+    """Parts that add up to the step: the waiting that was seen, all else in proportion."""
+    waiting_s = bubble * step_s
+    others_s = {name: value for name, value in parts_s.items() if name != "bubble"}
+    scale = (step_s - waiting_s) / sum(others_s.values())
+    return {name: waiting_s if name == "bubble" else scale * parts_s[name] for name in parts_s}

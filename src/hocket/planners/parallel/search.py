@@ -1,0 +1,542 @@
+"""One search over the ways of sharing the samples of a step between devices and in time.
+
+Every structure (who holds the model, alone or in stages) gets samples, microbatches and cuts by
+closed forms; the best are simulated, as long as their closed form could still win; the winners are
+improved by moving single samples, cuts and microbatches. What people do by hand stands beside them
+under its name, and op placement of the unsplit batch is searched only where its bound allows it to
+win. Deterministic; the effort is counted in simulated ops. O(structures) closed forms and
+simulations of the best.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.parts import even_parts
+from hocket.cost.collectives import ring_all_reduce_s
+from hocket.plan.gradient_buckets import BUCKET_BYTES
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication, Parallel, Replica
+from hocket.plan.sections.parallel import GRAPH_SCHEDULES
+from hocket.plan.words import in_words
+from hocket.planners.candidates import Candidate, SimulatedCandidate
+from hocket.planners.communication.collective import plan_collective
+from hocket.planners.goal import Goal
+from hocket.planners.parallel.closed_form import Tables, tables_of
+from hocket.planners.parallel.constraints import ANYTHING, Must
+from hocket.planners.parallel.device_groups import DeviceGroup, even_sizes, group_of, shared_out
+from hocket.planners.parallel.memory_relief import fitted
+from hocket.planners.parallel.simulated import Budget
+from hocket.planners.placement.devices import workers
+from hocket.simulate.parallel.batch_costs import best_ring, priced_at
+from hocket.simulate.parallel.stage_order import places_of
+from hocket.simulate.parallel.tensor_parallel import degrees_of, one_part, regions_of
+
+# Tensor parallelism: devices of one kind that divide every matrix count as one quicker device.
+#
+# For each degree that heads and widths allow, devices of a kind that are next to each other in the
+# cluster are taken together, and what one of them does is a problem of its own: the same graph with
+# a part of every matrix. Replicas and pipelines of such groups are then found by the same closed
+# forms as those of single devices, with the sums over parts added where they are made: nothing
+# hides them (Megatron-LM, Shoeybi et al. 2019; with pipelines, Narayanan et al. 2021). O(degrees x
+# structures).
+
+
+@dataclass(frozen=True, eq=False)
+class DividedDevices:
+    """Groups of devices that divide matrices, each known by its first one."""
+
+    degree: int
+    tables: Tables
+    """Of what one part does, with the sums over parts."""
+    groups: dict[int, tuple[int, ...]]
+    """All devices of a group, by the first."""
+
+    def widened(self, shares: Parallel) -> Parallel:
+        """Shares of the first devices as those of whole groups."""
+        names = self.tables.problem.cluster.device_names
+        of_name = {names[first]: tuple(names[d] for d in g) for first, g in self.groups.items()}
+        replicas = (
+            replace(r, devices=tuple(name for first in r.devices for name in of_name[first]))
+            for r in shares.replicas
+        )
+        return replace(shares, replicas=tuple(replicas), tensor=self.degree)
+
+
+def divided_devices(tables: Tables, devices: Sequence[int]) -> Iterator[DividedDevices]:
+    """Every degree, with the groups that devices of one kind and memory make."""
+    for degree in degrees_of(tables.problem.graph):
+        groups = [
+            tuple(alike[i : i + degree])
+            for alike in _alike(tables, devices)
+            for i in range(0, len(alike) - degree + 1, degree)
+        ]
+        if groups:
+            part = tables_of(one_part(tables.problem, degree))
+            summed = replace(part, passes_s=part.passes_s + _sums_s(part, groups))
+            yield DividedDevices(degree, summed, {group[0]: group for group in groups})
+
+
+def tables_for(tables: Tables, shares: Parallel) -> Tables:
+    """The closed forms of what one device does under shares: of all, or of one part."""
+    return tables if shares.tensor == 1 else _part_tables(tables, shares.tensor)
+
+
+@lru_cache(maxsize=16)
+def _part_tables(tables: Tables, degree: int) -> Tables:
+    return tables_of(one_part(tables.problem, degree))
+
+
+def _alike(tables: Tables, devices: Sequence[int]) -> list[list[int]]:
+    """Devices of one kind and memory, in the order of the cluster."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for device in devices:
+        found[tables.row(device), int(tables.problem.memory_bytes[device])].append(device)
+    return list(found.values())
+
+
+def _sums_s(part: Tables, groups: Sequence[tuple[int, ...]]) -> FloatArray:
+    """[kind, size, place]: seconds of the sums before a place, in the first group of a kind."""
+    graph = part.problem.graph
+    regions = regions_of(graph)
+    assert regions is not None
+    place = places_of(graph)[[each.maker for each in regions.sums]]
+    tensors = [each.tensor for each in regions.sums]
+    found = np.zeros_like(part.passes_s)
+    for group in reversed(groups):
+        ring = best_ring(part.problem, group)
+        for index, size in enumerate(part.sizes.tolist()):
+            sizes = priced_at(part.problem, size).graph.tensor_bytes[tensors]
+            sums_s = ring_all_reduce_s(sizes, len(group), ring.latency_s, ring.bandwidth_bps)
+            at = np.bincount(place + 1, sums_s, graph.num_ops + 1)
+            found[part.row(group[0]), index] = np.cumsum(at)
+    return found
+
+
+# Which devices hold the model together: all ways for few devices, the sensible ones for many.
+#
+# A structure is a set of groups of devices; each group holds the model once, its devices in the
+# order of their stages. Devices of one kind with the same links are exchangeable, so of ways that
+# differ only by them the first is kept.
+
+Structure = tuple[tuple[int, ...], ...]
+FEW_DEVICES = 4
+"""Up to so many devices every set of groups in every order is considered."""
+_MOST_STAGES = 8
+
+
+def structures(tables: Tables, devices: list[int]) -> list[Structure]:
+    """Sets of groups, each once up to exchangeable devices, small ones first."""
+    found = _all_sets(devices) if len(devices) <= FEW_DEVICES else _sensible(tables, devices)
+    alike = {device: _class_of(tables, device) for device in devices}
+    seen: dict[object, Structure] = {}
+    for structure in found:
+        if structure:
+            key = tuple(sorted(tuple(alike[d] for d in group) for group in structure))
+            seen.setdefault(key, structure)
+    return sorted(seen.values(), key=lambda s: (sum(map(len, s)), len(s), s))
+
+
+def _class_of(tables: Tables, device: int) -> tuple[object, ...]:
+    problem = tables.problem
+    bandwidth = sorted(problem.costs.routes.bandwidth_bps[device].tolist())
+    return tables.row(device), int(problem.memory_bytes[device]), tuple(bandwidth)
+
+
+def _all_sets(devices: list[int]) -> Iterator[Structure]:
+    """Every set of ordered groups of some of the devices."""
+    if not devices:
+        yield ()
+        return
+    last = devices[-1]
+    for rest in _all_sets(devices[:-1]):
+        yield rest
+        yield (*rest, (last,))
+        for index, group in enumerate(rest):
+            for at in range(len(group) + 1):
+                grown = (*group[:at], last, *group[at:])
+                yield (*rest[:index], grown, *rest[index + 1 :])
+
+
+def _sensible(tables: Tables, devices: list[int]) -> Iterator[Structure]:
+    """The quickest devices as replicas, as one pipeline, or as replicas of pipelines."""
+    quickest = sorted(devices, key=lambda d: (tables.passes_s[tables.row(d), -1, -1], d))
+    roomy = sorted(devices, key=lambda d: (-int(tables.problem.memory_bytes[d]), d))
+    for order in (quickest, devices, roomy):
+        for count in sensible_counts(len(devices)):
+            some = order[:count]
+            yield tuple((device,) for device in some)
+            if 1 < count <= _MOST_STAGES:
+                yield (tuple(some),)
+                yield (tuple(reversed(some)),)
+            for stages in range(2, min(count // 2, _MOST_STAGES) + 1):
+                if count % stages == 0:
+                    yield _chunks(some, stages)
+                    yield tuple(tuple(some[i :: count // stages]) for i in range(count // stages))
+
+
+def _chunks(devices: list[int], stages: int) -> Structure:
+    return tuple(tuple(devices[i : i + stages]) for i in range(0, len(devices), stages))
+
+
+def sensible_counts(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, …, and all."""
+    found, power = {1, 3, most}, 2
+    while power <= most:
+        found |= {power, power * 3 // 2}
+        power *= 2
+    return sorted(count for count in found if count <= most)
+
+
+# What a way of sharing takes at least: what its busiest device computes, before and after others.
+#
+# A device computes one op after the other, so no step is shorter than all that one device does. The
+# first microbatch must have passed the stages before a stage, and its last one must pass them on
+# the way back. Exchanges, copies and waiting count nothing. O(replicas x stages) differences of
+# sums.
+
+_SLACK = 0.995
+"""Sizes between those that were priced are interpolated."""
+
+
+def least_s(tables: Tables, shares: Parallel) -> float:
+    """Seconds that the way takes at least."""
+    num_shards = len(shares.replicas) if shares.sharded else 1
+    stages = shares.part_by_part().replicas  # one device of each, whose tables are those of a part
+    return _SLACK * max(_replica_s(tables, replica, num_shards) for replica in stages)
+
+
+def _replica_s(tables: Tables, replica: Replica, num_shards: int) -> float:
+    number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
+    bounds = (0, *replica.cuts, tables.problem.graph.num_ops)
+    sizes = Counter(replica.microbatches)
+    longest_s = before_s = 0.0
+    for stage, name in enumerate(replica.devices):
+        device, first, stop = number[name], bounds[stage], bounds[stage + 1]
+        passes_s = sum(
+            count * _stage_s(tables, device, size, first, stop) for size, count in sizes.items()
+        )
+        update_s = tables.update_s[tables.row(device)]
+        updates_s = float(update_s[stop] - update_s[first]) / num_shards
+        longest_s = max(longest_s, passes_s + max(before_s, updates_s))
+        before_s += _stage_s(tables, device, min(sizes), first, stop)
+    return longest_s
+
+
+def _stage_s(tables: Tables, device: int, size: int, first: int, stop: int) -> float:
+    """Forward and backward of one microbatch."""
+    along_s = tables.stage_s(device, size)
+    return float(along_s[stop] - along_s[first])
+
+
+_STARTS = 4
+"""Ways that are improved by small moves, each with other devices or stages."""
+_WITHIN_REACH = 1.15
+"""Ways that are longer than the best by more than this are not improved."""
+_MOST_RANKS = 8
+"""Replicas whose exchange is planned for their links."""
+_HOPE = 0.97
+"""A closed form may be too long by this much and its way is simulated still."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A way of sharing and what the closed forms say of it."""
+
+    shares: Parallel
+    seconds: float
+    """Compute of the slowest group and what of the exchange it cannot hide."""
+
+    @property
+    def family(self) -> tuple[bool, bool, bool]:
+        """Whether there are replicas, stages, and parts of matrices."""
+        return len(self.shares.replicas) > 1, self.shares.is_staged, self.shares.tensor > 1
+
+
+def shared_ways(
+    problem: Problem, budget: Budget, goal: Goal = "time", must: Must = ANYTHING
+) -> list[SimulatedCandidate]:
+    """Ways of sharing the batch that were simulated, the quickest first, that keep the limits."""
+    tables, devices = tables_of(problem), workers(problem).tolist()
+    found = _estimates(tables, devices, takes_all=must.num_replicas is not None)
+    estimates = sorted(found, key=lambda e: (e.seconds, in_words(e.shares)))
+    asked = [
+        e for e in estimates
+        if len(e.shares.devices) <= must.num_devices and must.allows(e.shares)
+    ]  # fmt: skip
+    best_s, families = np.inf, set[tuple[bool, bool, bool]]()
+    for estimate in _families_first(asked):
+        shares, family = estimate.shares, estimate.family
+        is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
+        # The best of each family stands in the table, also where it cannot win.
+        if budget.is_left and (is_hopeful or family not in families):
+            below_s = float(best_s) if goal == "time" and family in families else np.inf
+            seen = fitted(tables_for(tables, shares), shares, budget, below_s=below_s)
+            best_s = min(best_s, seen.step_s or np.inf)
+            families |= {family} if seen.feasible else set()
+    for start in _starts(budget, must):
+        _shard(start, budget)
+        _plan_exchange(tables, start, budget)
+    for start in _starts(budget, must):
+        _improve(tables, start, budget)
+    for start in _starts(budget, must):
+        turned = _turned_round(tables, start, budget)
+        if isinstance(turned, SimulatedCandidate) and turned.feasible:
+            _improve(tables, turned, budget)
+    return _fitting(budget, must)
+
+
+def _families_first(estimates: list[Estimate]) -> list[Estimate]:
+    """The quickest of each family before all others, so that none is left when effort runs out."""
+    first: dict[tuple[bool, bool, bool], Estimate] = {}
+    for estimate in estimates:
+        first.setdefault(estimate.family, estimate)
+    chosen = {id(estimate) for estimate in first.values()}
+    return [*first.values(), *(e for e in estimates if id(e) not in chosen)]
+
+
+def _starts(budget: Budget, must: Must) -> list[SimulatedCandidate]:
+    """The quickest way of each structure, of the structures that small moves could make win."""
+    first: dict[object, SimulatedCandidate] = {}
+    fitting = _fitting(budget, must)
+    for way in fitting:
+        shares = way.plan[Parallel]
+        devices = frozenset(replica.devices for replica in shares.replicas)
+        if (way.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
+            first.setdefault((devices, shares.sharded, shares.tensor), way)
+    return list(first.values())[:_STARTS]
+
+
+def _turned_round(tables: Tables, start: SimulatedCandidate, budget: Budget) -> Candidate | None:
+    """The same pipelines with their devices in the other order: closed forms hardly tell which.
+
+    None where devices are alike, or where that does not fit.
+    """
+    shares = start.plan[Parallel]
+    if not shares.is_staged or shares.tensor > 1 or not budget.is_left:
+        return None
+    number = {name: i for i, name in enumerate(tables.problem.cluster.device_names)}
+    if len({tables.row(number[name]) for name in shares.devices}) == 1:
+        return None
+    turned = []
+    for replica in shares.replicas:
+        devices = tuple(number[name] for name in reversed(replica.devices))
+        group = group_of(tables, devices, len(shares.replicas) > 1)
+        if not np.isfinite(group.time_s[replica.num_samples]):
+            return None
+        turned.append(group.replica(tables, replica.num_samples))
+    return fitted(tables, replace(shares, replicas=tuple(turned)), budget)
+
+
+def _shard(start: SimulatedCandidate, budget: Budget) -> None:
+    """The same way with parameters and state in parts, where all take part in every gather."""
+    shares = start.plan[Parallel]
+    counts = {len(replica.microbatches) for replica in shares.replicas}
+    is_flat = all(len(replica.devices) == 1 for replica in shares.replicas)
+    if len(shares.replicas) > 1 and is_flat and len(counts) == 1 and budget.is_left:
+        plain = (replace(r, recomputed=(), update="device") for r in shares.replicas)
+        budget.simulated(replace(shares, replicas=tuple(plain), zero=3))
+
+
+def _plan_exchange(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
+    """The same way with its exchange planned for the very links."""
+    shares, problem = start.plan[Parallel], tables.problem
+    if shares.sharded or shares.tensor > 1:
+        return  # gathers and scatters are not planned, nor exchanges between parts
+    ranks = tuple(replica.devices[0] for replica in shares.replicas)
+    if len(ranks) < 2 or len(ranks) > _MOST_RANKS or not budget.is_left:
+        return
+    try:
+        found = plan_collective(problem.cluster, "allreduce", ranks, size_bytes=BUCKET_BYTES)
+    except NoFeasiblePlanError:
+        return
+    budget.simulated(shares, found.chosen.section)
+
+
+def _fitting(budget: Budget, must: Must) -> list[SimulatedCandidate]:
+    fitting = [
+        candidate
+        for candidate in budget.seen.values()
+        if isinstance(candidate, SimulatedCandidate)
+        and candidate.feasible
+        and not must.broken_by(budget.problem, candidate)
+    ]
+    return sorted(fitting, key=lambda c: (c.step_s or 0.0, c.planner))
+
+
+# ── closed forms ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _estimates(tables: Tables, devices: list[int], *, takes_all: bool) -> Iterator[Estimate]:
+    for structure in structures(tables, devices):
+        found = estimated(tables, structure, takes_all=takes_all)
+        if found is not None:
+            yield found
+    for divided in divided_devices(tables, devices):
+        for structure in structures(divided.tables, list(divided.groups)):
+            found = estimated(divided.tables, structure, takes_all=takes_all)
+            if found is not None:
+                yield Estimate(divided.widened(found.shares), found.seconds)
+
+
+def estimated(tables: Tables, structure: Structure, *, takes_all: bool = False) -> Estimate | None:
+    """The structure with its best shares; None where they do not fit, or some group gets none.
+
+    With ``takes_all`` every group gets a sample, also where the step is longer by that.
+    """
+    exchanges = len(structure) > 1
+    groups = tuple(group_of(tables, devices, exchanges) for devices in structure)
+    taken = shared_out(groups, tables.num_samples)
+    if taken is not None and takes_all and len(groups) <= tables.num_samples:
+        taken = _one_each(taken)
+    if taken is None or not all(taken):
+        return None
+    replicas = tuple(
+        group.replica(tables, count) for group, count in zip(groups, taken, strict=True)
+    )
+    longest_s = max(float(g.time_s[n]) for g, n in zip(groups, taken, strict=True))
+    return Estimate(Parallel(replicas=replicas), longest_s + _exposed_s(tables, groups, replicas))
+
+
+def _one_each(taken: tuple[int, ...]) -> tuple[int, ...]:
+    """The same number of samples, at least one of them with each."""
+    found = list(taken)
+    while 0 in found:
+        found[found.index(max(found))] -= 1
+        found[found.index(0)] += 1
+    return tuple(found)
+
+
+def _exposed_s(
+    tables: Tables, groups: tuple[DeviceGroup, ...], replicas: tuple[Replica, ...]
+) -> float:
+    """Seconds of the exchange that no backward pass hides, about."""
+    if len(groups) == 1:
+        return 0.0
+    ring = best_ring(tables.problem, tuple(group.devices[0] for group in groups))
+    count = len(groups)
+    per_byte_s = 2 * (count - 1) / count / ring.bandwidth_bps
+    whole_s = tables.gradient_bytes * per_byte_s / min(len(g.devices) for g in groups)
+    last_s = tables.largest_bucket_bytes * per_byte_s
+    hidden_s = min(
+        float(group.time_s[replica.microbatches[-1]]) * 2 / 3
+        for group, replica in zip(groups, replicas, strict=True)
+    )
+    return max(min(last_s, whole_s) / 2, whole_s - hidden_s)
+
+
+# ── small moves ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _improve(tables: Tables, start: SimulatedCandidate, budget: Budget) -> None:
+    """Go to the first better neighbour until there is none, or no simulations are left."""
+    best, tables = start, tables_for(tables, start.plan[Parallel])
+    moves: tuple[Callable[[Tables, Parallel], Iterator[Parallel]], ...] = (
+        _other_schedules, _moved_samples, _moved_cuts, _other_microbatches, _less_relief,
+    )  # fmt: skip
+    improves = True
+    while improves:
+        improves = False
+        for move in moves:
+            planned = best.plan.get(Communication)
+            for neighbour in move(tables, best.plan[Parallel]):
+                if not budget.is_left:
+                    return
+                if least_s(tables, neighbour) >= (best.step_s or 0.0):
+                    continue
+                found = fitted(tables, neighbour, budget, planned, below_s=best.step_s or 0.0)
+                if not isinstance(found, SimulatedCandidate) or found.step_s is None:
+                    continue
+                if found.step_s < (best.step_s or 0.0) * (1 - 1e-6):
+                    best, improves = found, True
+                    break
+
+
+def _moved_samples(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
+    """One sample from a replica to another."""
+    replicas = shares.replicas
+    for giver, taker in ((i, j) for i in range(len(replicas)) for j in range(len(replicas))):
+        least = len(replicas[giver].microbatches) if shares.sharded else 1
+        if giver == taker or replicas[giver].num_samples <= least:
+            continue
+        if len(replicas) > 4 and abs(giver - taker) > 1:
+            continue
+        changed = list(replicas)
+        changed[giver] = _resized(replicas[giver], -1)
+        changed[taker] = _resized(replicas[taker], 1)
+        yield replace(shares, replicas=tuple(changed))
+
+
+def _resized(replica: Replica, change: int) -> Replica:
+    """The replica with more or fewer samples in as many microbatches."""
+    number = replica.num_samples + change
+    count = min(len(replica.microbatches), number)
+    return replace(replica, microbatches=even_parts(number, count))
+
+
+def _other_schedules(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
+    """Gradients of weights put off, where a pipeline would wait at its end."""
+    if shares.is_staged and not any(replica.recomputed for replica in shares.replicas):
+        for name in GRAPH_SCHEDULES:
+            if name not in (shares.schedule, "gpipe"):
+                yield replace(shares, schedule=name)
+
+
+def _moved_cuts(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
+    """One cut of one pipeline a few places forward or back."""
+    places = tables.cuts
+    for index, replica in enumerate(shares.replicas):
+        for cut, op in enumerate(replica.cuts):
+            at = int(np.searchsorted(places, op))
+            for step in (-1, 1, -4, 4):
+                if not 0 < at + step < len(places) - 1:
+                    continue
+                cuts = [*replica.cuts]
+                cuts[cut] = int(places[at + step])
+                if sorted(set(cuts)) != cuts:
+                    continue
+                changed = replace(replica, cuts=tuple(cuts))
+                yield _with(shares, index, changed)
+
+
+def _other_microbatches(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
+    """One more, one fewer, or twice as many microbatches of one replica."""
+    if shares.sharded:
+        return  # all have equally many
+    for index, replica in enumerate(shares.replicas):
+        count, number = len(replica.microbatches), replica.num_samples
+        for tried in (count - 1, count + 1, 2 * count):
+            if 1 <= tried <= number:
+                sizes = even_sizes(number, -(-number // tried))
+                if sizes != replica.microbatches:
+                    yield _with(shares, index, replace(replica, microbatches=sizes))
+
+
+def _less_relief(tables: Tables, shares: Parallel) -> Iterator[Parallel]:
+    """Fewer blocks recomputed, or none in smaller microbatches, or updates on the device."""
+    kept = [replica.recomputed for replica in shares.replicas]
+    if shares.sharded and any(kept):
+        for fewer in (kept[0][: len(kept[0]) // 2], kept[0][:-1]):
+            replicas = (replace(replica, recomputed=fewer) for replica in shares.replicas)
+            yield replace(shares, replicas=tuple(replicas))
+    for index, replica in enumerate(shares.replicas):
+        if replica.update == "host":
+            yield _with(shares, index, replace(replica, update="device"))
+        if kept[index] and not shares.sharded:
+            for fewer in (kept[index][: len(kept[index]) // 2], kept[index][:-1]):
+                yield _with(shares, index, replace(replica, recomputed=fewer))
+            for count in (len(replica.microbatches) + 1, 2 * len(replica.microbatches)):
+                sizes = even_sizes(replica.num_samples, -(-replica.num_samples // count))
+                yield _with(shares, index, replace(replica, microbatches=sizes, recomputed=()))
+
+
+def _with(shares: Parallel, index: int, replica: Replica) -> Parallel:
+    replicas = (*shares.replicas[:index], replica, *shares.replicas[index + 1 :])
+    return replace(shares, replicas=replicas)

@@ -1,0 +1,98 @@
+"""Sharded data parallel: replicas keep parts of parameters and state, and take unequal shares.
+
+All replicas take part in every gather, so they have equally many microbatches; the fewest that fit
+are taken, since every further one gathers all parameters again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from hocket.base.parts import even_parts
+from hocket.plan.sections import Parallel, Replica
+from hocket.plan.sections.memory import Update
+from hocket.planners.candidates import Candidate
+from hocket.planners.parallel.closed_form import Tables, block_edges
+from hocket.planners.parallel.device_groups import even_sizes, group_of, shared_out
+from hocket.planners.parallel.memory_relief import fitted
+from hocket.planners.parallel.simulated import Budget
+
+_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Microbatches that are tried, until they fit."""
+
+
+def equal_shards(
+    tables: Tables, devices: Sequence[int], budget: Budget, update: Update = "device"
+) -> Candidate | None:
+    """Equal shares on all devices, as FSDP gives them, or with host updates as DeepSpeed does."""
+    ranks = list(devices)[: tables.num_samples]
+    samples = even_sizes(tables.num_samples, -(-tables.num_samples // len(ranks)))
+    return _fewest(tables, ranks[: len(samples)], samples, budget, update)
+
+
+def unequal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Candidate | None:
+    """Shares by the speed of each device, whatever it could hold alone."""
+    seconds = [tables.pass_s(device) for device in devices]
+    groups = tuple(group_of(tables, (device,), True) for device in devices)
+    free = tuple(
+        type(group)(group.devices, time_s, group.size, {})
+        for group, time_s in zip(groups, seconds, strict=True)
+    )
+    samples = shared_out(free, tables.num_samples)
+    if samples is None or 0 in samples:
+        return None
+    found = _fewest(tables, list(devices), samples, budget)
+    if found is None or found.feasible or found.plan is None:
+        return found
+    return fitted(tables, found.plan[Parallel], budget)
+
+
+def checkpointed(tables: Tables, plain: Candidate, budget: Budget) -> Candidate:
+    """A baseline with activation checkpointing of all blocks where that fits and is faster.
+
+    Tried where the plain one does not fit or accumulates gradients, as users do: all blocks, in the
+    fewest microbatches that fit.
+    """
+    shares = None if plain.plan is None else plain.plan.get(Parallel)
+    if shares is None or (
+        plain.feasible and all(len(replica.microbatches) == 1 for replica in shares.replicas)
+    ):
+        return plain
+    blocks = tuple(pairwise(block_edges(tables.problem.graph)))
+    for count in _COUNTS:
+        if count > min(replica.num_samples for replica in shares.replicas) or not budget.is_left:
+            break
+        replicas = tuple(
+            replace(r, microbatches=even_parts(r.num_samples, count), recomputed=blocks)
+            for r in shares.replicas
+        )
+        found = budget.simulated(replace(shares, replicas=replicas))
+        if found.step_s is not None:
+            return found if plain.step_s is None or found.step_s < plain.step_s else plain
+    return plain
+
+
+def _fewest(
+    tables: Tables,
+    devices: Sequence[int],
+    samples: Sequence[int],
+    budget: Budget,
+    update: Update = "device",
+) -> Candidate | None:
+    """The way with the fewest microbatches that fits, or the last that was tried."""
+    if len(devices) < 2:
+        return None
+    names, found = tables.problem.cluster.device_names, None
+    for count in _COUNTS:
+        if count > min(samples) or not budget.is_left:
+            break
+        replicas = tuple(
+            Replica(devices=(names[device],), microbatches=even_parts(number, count), update=update)
+            for device, number in zip(devices, samples, strict=True)
+        )
+        found = budget.simulated(Parallel(replicas=replicas, zero=3))
+        if found.feasible:
+            break
+    return found

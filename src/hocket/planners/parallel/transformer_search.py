@@ -1,0 +1,494 @@
+"""Choose how a transformer's training is divided: scan all divisions, simulate the best.
+
+This is PTD-P (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
+Using Megatron-LM", SC 2021) made automatic: instead of rules for tensor, pipeline and data degrees,
+all of them go through a closed form of memory and step time, and the best few hundred through the
+event simulator, which decides. Unequal device kinds are joined as stages of one pipeline.
+O(divisions) array work, then O(actions) per simulated candidate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import BoolArray, FloatArray
+from hocket.base.errors import InputFileError, NoFeasiblePlanError
+from hocket.cost.parallel.memory import memory
+from hocket.cost.parallel.step import predict
+from hocket.hardware.cluster import Cluster
+from hocket.plan.limits import Limits
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.planners.candidates import Comparison
+from hocket.planners.parallel.abilities import asked_limits
+from hocket.planners.parallel.config_file import (
+    Configuration,
+    check_configuration,
+    filled,
+)
+from hocket.planners.parallel.forecast import ConfigForecast, PoolStages
+from hocket.planners.parallel.pools import Pool, pool_clusters, pools_of
+from hocket.planners.parallel.recheck import RecheckEffort, ranked, recheck, run, simulated
+from hocket.planners.parallel.space import (
+    SHAPE,
+    ConfigBlock,
+    division_blocks,
+    divisors,
+    joined,
+    microbatches,
+    shape_blocks,
+    tensor_degrees,
+)
+from hocket.planners.parallel.transformer_why import Told, explain, explain_one, shortage
+from hocket.transformer import SCHEDULES, ParallelConfig, ParallelConfigs
+
+# Every division through the closed forms of memory and time, the best of each shape kept.
+#
+# Blocks of divisions are judged as arrays: first what they hold, then, for those that fit, how long
+# they take. Of one shape (degrees, microbatch, schedule) only the best way to spend memory is kept,
+# so that what goes to the simulator differs in what the simulator sees; and where a shape fits with
+# less recomputation, more of it is not asked for, since it only costs time. O(divisions), some
+# dozens of array passes.
+
+NEARLY = 1.25
+"""How much more than there is a division may hold to be shown among those that do not fit."""
+NUM_NEARLY = 5
+SPARE = 10
+"""How many times as many divisions are kept until those too much alike are left out."""
+MOST_ALIKE = 3
+"""ParallelConfigs that differ in their number of chunks alone."""
+ALIKE = ("tensor", "pipeline", "data", "context", "expert", "microbatch", "schedule")
+"""What divisions that are alike share."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scan:
+    """What is left of all divisions."""
+
+    fitting: ParallelConfigs
+    """The best that fit, shortest step first, one per shape."""
+    nearly: ParallelConfigs
+    """Of their shapes, the shortest steps that lack a little memory."""
+    smallest: ParallelConfigs
+    """The one that holds least; empty where there is none."""
+    num_divisions: int
+    num_fitting: int
+
+
+def scan(problem: Problem, pool: int, limits: Limits, num_kept: int) -> Scan:
+    """The best ``num_kept`` divisions over the devices of one pool."""
+    judge = _Judge(problem, pools_of(problem)[pool], pool_clusters(problem)[pool])
+    training = problem.training
+    blocks = division_blocks(training.model, judge.pool, training.global_batch, limits)
+    parts = [judge.part(block, SPARE * num_kept) for block in blocks]
+    fitting = _diverse(_scan_best(parts, "fitting", "fitting_s", SPARE * num_kept), num_kept)
+    return Scan(
+        fitting=fitting,
+        nearly=judge.nearly(fitting, limits),
+        smallest=_scan_best(parts, "smallest", "smallest_bytes", 1),
+        num_divisions=sum(part.num_divisions for part in parts),
+        num_fitting=sum(part.num_fitting for part in parts),
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Part:
+    """What is left of a block, with the numbers by which blocks are merged."""
+
+    fitting: ParallelConfigs
+    fitting_s: FloatArray
+    smallest: ParallelConfigs
+    smallest_bytes: FloatArray
+    num_divisions: int
+    num_fitting: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """The closed forms for one pool."""
+
+    problem: Problem
+    pool: Pool
+    cluster: Cluster
+
+    def part(self, block: ConfigBlock, num_kept: int) -> _Part:
+        divisions = block.divisions
+        held_bytes = self.held_bytes(divisions)
+        fits = held_bytes <= self.pool.limit_bytes
+        step_s = self.step_s(divisions, _least_recompute(fits, block))
+        best = _best_of_rows(step_s, block.num_variants, num_kept)
+        smallest = np.array([np.argmin(held_bytes)], dtype=np.intp)
+        return _Part(
+            fitting=divisions.take(best),
+            fitting_s=step_s[best],
+            smallest=divisions.take(smallest),
+            smallest_bytes=held_bytes[smallest],
+            num_divisions=len(divisions),
+            num_fitting=int(np.count_nonzero(fits)),
+        )
+
+    def nearly(self, fitting: ParallelConfigs, limits: Limits) -> ParallelConfigs:
+        """The shortest steps of some shapes that do not fit, but nearly do."""
+        shapes = np.stack([getattr(fitting, name).astype(np.int32) for name in SHAPE], axis=1)
+        found, found_s = [ParallelConfigs.of([])], [np.zeros(0)]
+        for block in shape_blocks(shapes, self.problem.training.global_batch, limits):
+            held = self.held_bytes(block.divisions)
+            lacks = (held > self.pool.limit_bytes) & (held <= NEARLY * self.pool.memory_bytes)
+            step_s = self.step_s(block.divisions, lacks)
+            best = _best_of_rows(step_s, block.num_variants, NUM_NEARLY)
+            found.append(block.divisions.take(best))
+            found_s.append(step_s[best])
+        order = np.argsort(np.concatenate(found_s), kind="stable")[:NUM_NEARLY]
+        return joined(found).take(order)
+
+    def held_bytes(self, divisions: ParallelConfigs) -> FloatArray:
+        training = self.problem.training
+        return memory(training.model, divisions, training.software).total_bytes
+
+    def step_s(self, divisions: ParallelConfigs, asked: BoolArray) -> FloatArray:
+        """Step times of those that are asked for; infinite for the others."""
+        times = np.full(len(divisions), np.inf)
+        which = np.flatnonzero(asked)
+        if len(which):
+            training = self.problem.training
+            times[which] = predict(
+                training.model, divisions.take(which), self.cluster, training.software,
+                training.coefficients,
+            ).step_s  # fmt: skip
+        return times
+
+
+def _scan_best(parts: list[_Part], name: str, by: str, count: int) -> ParallelConfigs:
+    """The smallest of all parts; of equals those that came first."""
+    if not parts:
+        return ParallelConfigs.of([])
+    order = np.argsort(np.concatenate([getattr(part, by) for part in parts]), kind="stable")
+    return joined([getattr(part, name) for part in parts]).take(order[:count])
+
+
+def _diverse(divisions: ParallelConfigs, count: int) -> ParallelConfigs:
+    """The first ``count`` with at most a few that are alike."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    kept = []
+    columns = [getattr(divisions, name).tolist() for name in ALIKE]
+    for index, key in enumerate(zip(*columns, strict=True)):
+        seen[key] += 1
+        if seen[key] <= MOST_ALIKE:
+            kept.append(index)
+    return divisions.take(np.array(kept[:count], dtype=np.intp))
+
+
+def _least_recompute(fits: BoolArray, block: ConfigBlock) -> BoolArray:
+    """Of what fits, what does not fit with less recomputation and else the same."""
+    rows = fits.reshape(-1, block.num_recomputes, block.num_variants // block.num_recomputes)
+    kept = rows.copy()
+    less = np.zeros_like(rows[:, 0])
+    for mode in range(block.num_recomputes):
+        kept[:, mode] &= ~less
+        less |= rows[:, mode]
+    return kept.reshape(-1)
+
+
+def _best_of_rows(values: FloatArray, width: int, count: int) -> NDArray[np.intp]:
+    """Positions of the smallest values with at most one per row, ascending; infinite ones never."""
+    rows = values.reshape(-1, width)
+    column = np.argmin(rows, axis=1)
+    best = rows[np.arange(len(rows)), column]
+    if len(best) > count:
+        kept = np.flatnonzero(best <= np.partition(best, count - 1)[count - 1])
+    else:
+        kept = np.arange(len(best))
+    kept = kept[np.isfinite(best[kept])]
+    kept = kept[np.argsort(best[kept], kind="stable")][:count]
+    return np.asarray(kept * width + column[kept], dtype=np.intp)
+
+
+# Pipelines over unequal device kinds: how many stages each kind gets, by a closed form.
+#
+# Each kind forms stages of its own, so that the replicas and tensor ranks of a stage are alike.
+# With layers shared out by speed, a pipeline of p stages takes the harmonic mean of the times that
+# the kinds would need alone, weighted by their stages; that ranks the choices, and the exact
+# partitioner and the simulator judge the best. O(choices of degrees x choices of stages per kind).
+
+MAX_STAGE_CHOICES = 8
+"""Up to this many stages of a kind every number is tried, beyond it none, half and all."""
+SCHEDULE = SCHEDULES.index("1f1b")
+"""One stage per rank: the exact partitioner is optimal for these."""
+WHOLE = ("context", "expert", "chunks")
+"""Degrees that are 1 in these pipelines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedConfig:
+    """A division, the kinds of its stages, and the step time by the closed form."""
+
+    division: ParallelConfig
+    stages: PoolStages
+    estimate_s: float
+
+
+def scan_mixed(problem: Problem, limits: Limits, num_kept: int) -> list[MixedConfig]:
+    """The best divisions over at least two kinds, shortest step first; none for one kind."""
+    is_asked = "1f1b" in limits.schedules and all(limits.allowed(name, [1]) for name in WHOLE)
+    if len(pools_of(problem)) < 2 or not is_asked:
+        return []
+    layouts, shapes = [], []
+    for stages, shape in _shapes(problem, limits):
+        layouts.append(stages)
+        shapes.append(shape)
+    if not shapes:
+        return []
+    rows = np.array(shapes, dtype=np.int32)
+    found: list[MixedConfig] = []
+    for block in shape_blocks(rows, problem.training.global_batch, limits):
+        own = [layouts[row] for row in block.shapes.tolist()]
+        found += _best(problem, block, own, num_kept)
+    return sorted(found, key=lambda pair: pair.estimate_s)[:num_kept]
+
+
+def _shapes(problem: Problem, limits: Limits) -> Iterator[tuple[PoolStages, tuple[int, ...]]]:
+    """Stages of each kind with the row of `SHAPE` that goes with them."""
+    model, batch = problem.training.model, problem.training.global_batch
+    degrees = limits.allowed("tensor", tensor_degrees(model, limits.max_tensor))
+    for tensor, data in product(degrees, limits.allowed("data", divisors(batch))):
+        for stages in _layouts(problem, tensor, data):
+            pipeline = sum(stages.ranks)
+            if pipeline > model.layers or not limits.allowed("pipeline", [pipeline]):
+                continue
+            for size in microbatches(batch // data, limits):
+                row = {
+                    "tensor": tensor, "pipeline": pipeline, "data": data, "microbatch": size,
+                    "schedule": SCHEDULE, **dict.fromkeys(WHOLE, 1),
+                }  # fmt: skip
+                yield stages, tuple(row[name] for name in SHAPE)
+
+
+def _layouts(problem: Problem, tensor: int, data: int) -> Iterator[PoolStages]:
+    """Numbers of stages on each kind; more memory comes first, where more is in flight."""
+    pools = pools_of(problem)
+    order = sorted(range(len(pools)), key=lambda i: (-pools[i].memory_bytes, i))
+    choices = [_numbers(pools[i].num_groups(tensor) // data) for i in order]
+    for ranks in product(*choices):
+        used = [(pool, count) for pool, count in zip(order, ranks, strict=True) if count]
+        if len(used) > 1:
+            yield PoolStages(pools=tuple(p for p, _ in used), ranks=tuple(n for _, n in used))
+
+
+def _numbers(most: int) -> list[int]:
+    return list(range(most + 1)) if most <= MAX_STAGE_CHOICES else [0, most // 2, most]
+
+
+def _best(
+    problem: Problem, block: ConfigBlock, layouts: list[PoolStages], num_kept: int
+) -> list[MixedConfig]:
+    divisions, width = block.divisions, block.num_variants
+    largest = [max(pools_of(problem)[p].limit_bytes for p in stages.pools) for stages in layouts]
+    # Layers are not shared out yet: what even shares hold need only fit the largest kind.
+    training = problem.training
+    held_bytes = memory(training.model, divisions, training.software).total_bytes
+    fits = held_bytes <= np.repeat(largest, width)
+    step_s = np.where(fits, _estimates(problem, block, layouts), np.inf)
+    order = np.argsort(step_s, kind="stable")[:num_kept]
+    return [
+        MixedConfig(division=divisions[i], stages=layouts[i // width], estimate_s=float(step_s[i]))
+        for i in order.tolist()
+        if np.isfinite(step_s[i])
+    ]
+
+
+def _estimates(problem: Problem, block: ConfigBlock, layouts: list[PoolStages]) -> FloatArray:
+    """The harmonic mean of the kinds' own step times, weighted by their stages."""
+    speed, training = np.zeros(len(block.divisions)), problem.training
+    for index, cluster in enumerate(pool_clusters(problem)):
+        share = [
+            sum(n for p, n in zip(s.pools, s.ranks, strict=True) if p == index) / sum(s.ranks)
+            for s in layouts
+        ]
+        alone_s = predict(
+            training.model, block.divisions, cluster, training.software, training.coefficients
+        ).step_s
+        speed += np.repeat(share, block.num_variants) / alone_s
+    return np.asarray(1 / speed)
+
+
+ROUNDS = 3
+"""How many times the best candidates are simulated, the next ones each time, until one fits."""
+
+
+def compare_divisions(problem: Problem, effort: RecheckEffort | None = None) -> Comparison:
+    """All divisions within the problem's limits, the best of them simulated, and the winner."""
+    effort = effort or RecheckEffort()
+    limits = problem.limits or asked_limits(default_limits(problem), problem.training.software.name)
+    scans = [
+        scan(problem, pool, limits, ROUNDS * effort.num_simulated)
+        for pool in range(len(pools_of(problem)))
+    ]
+    mixed = scan_mixed(problem, limits, effort.num_simulated)
+    fitting = [c for pool, s in enumerate(scans) for c in described(problem, pool, s.fitting)]
+    fitting += [judged(problem, pair.division, pair.stages, pair.estimate_s) for pair in mixed]
+    fitting.sort(key=lambda candidate: candidate.estimate_s)
+    nearly = [c for pool, s in enumerate(scans) for c in described(problem, pool, s.nearly)]
+    seen = _recheck_until_one_fits(fitting, effort, limits.num_synthesised)
+    return _compared(problem, limits, scans, [*seen, *ranked(nearly)], len(mixed))
+
+
+def _recheck_until_one_fits(
+    candidates: list[ConfigForecast], effort: RecheckEffort, num_synthesised: int
+) -> list[ConfigForecast]:
+    """The first candidates, simulated; further ones only where none of these fits after all."""
+    seen: list[ConfigForecast] = []
+    for start in range(0, ROUNDS * effort.num_simulated, effort.num_simulated):
+        following = candidates[start : start + effort.num_simulated]
+        seen = ranked([*seen, *recheck(following, effort, num_synthesised)])
+        if seen and seen[0].feasible:
+            break
+    return seen
+
+
+def default_limits(problem: Problem) -> Limits:
+    """Everything, with tensor-parallel groups that stay on one host."""
+    return Limits(max_tensor=max(pool.per_host for pool in pools_of(problem)))
+
+
+def _compared(
+    problem: Problem,
+    limits: Limits,
+    scans: list[Scan],
+    candidates: list[ConfigForecast],
+    num_mixed: int,
+) -> Comparison:
+    fits = bool(candidates) and candidates[0].feasible
+    if not fits:
+        smallest = [c for i, s in enumerate(scans) for c in described(problem, i, s.smallest)]
+        candidates = ranked([*candidates, *smallest])
+    told = explain(candidates) if fits else shortage(problem, candidates, limits)
+    return _comparison(
+        problem,
+        told,
+        fits=fits,
+        divisions=sum(s.num_divisions for s in scans) + num_mixed,
+        fitting=sum(s.num_fitting for s in scans) + _num_mixed(candidates),
+        simulated=sum(candidate.simulated for candidate in candidates),
+    )
+
+
+def _comparison(problem: Problem, told: Told, *, fits: bool, **counts: int) -> Comparison:
+    return Comparison(
+        problem=problem,
+        candidates=tuple(outlook.as_candidate(told.sentence) for outlook in told.outlooks),
+        chosen=0 if fits else None,
+        why=told.sentence,
+        counts=counts,
+    )
+
+
+def _num_mixed(candidates: list[ConfigForecast]) -> int:
+    """Candidates over several kinds of device that fit: the scans of single kinds miss them."""
+    return sum(c.feasible and len(c.stages.pools) > 1 for c in candidates)
+
+
+# ── candidates ───────────────────────────────────────────────────────────────────────────────────
+
+
+def described(problem: Problem, pool: int, divisions: ParallelConfigs) -> list[ConfigForecast]:
+    """ParallelConfigs over the devices of one pool, as the closed forms see them."""
+    if not len(divisions):
+        return []
+    own, cluster = pools_of(problem)[pool], pool_clusters(problem)[pool]
+    training = problem.training
+    held = memory(training.model, divisions, training.software).total_bytes
+    prediction = predict(
+        training.model, divisions, cluster, training.software, training.coefficients
+    )
+    parts = prediction.parts()
+    return [
+        ConfigForecast(
+            problem=problem,
+            division=divisions[i],
+            stages=PoolStages(pools=(pool,), ranks=(int(divisions.pipeline[i]),)),
+            estimate_s=float(prediction.step_s[i]),
+            parts_s={name: float(values[i]) for name, values in parts.items()},
+            step_s=float(prediction.step_s[i]),
+            bubble=float(prediction.bubble[i]),
+            peak_bytes=(int(held[i]),) * int(divisions.pipeline[i]),
+            simulated=False,
+            feasible=bool(held[i] <= own.limit_bytes),
+        )
+        for i in range(len(divisions))
+    ]
+
+
+def judged(
+    problem: Problem, division: ParallelConfig, stages: PoolStages, estimate_s: float
+) -> ConfigForecast:
+    """A division over several pools: parts and memory as the first of them sees it."""
+    (first,) = described(problem, stages.pools[0], ParallelConfigs.of([division]))
+    scale = estimate_s / first.estimate_s
+    return replace(
+        first,
+        stages=stages,
+        estimate_s=estimate_s,
+        step_s=estimate_s,
+        parts_s={name: scale * value for name, value in first.parts_s.items()},
+    )
+
+
+# ── one division ─────────────────────────────────────────────────────────────────────────────────
+
+
+def single(problem: Problem, asked: Configuration, where: str) -> Comparison:
+    """One division alone, simulated; ``where`` names its file in errors."""
+    stages, division = _seated(problem, asked, where)
+    check_configuration(problem.training.model, division, where)
+    (seen,) = described(problem, stages.pools[0], ParallelConfigs.of([division]))
+    seen = replace(seen, division=division, stages=stages)
+    seen = simulated(seen) if division.layers is None else run(seen, division)
+    told = explain_one(seen)
+    return _comparison(
+        problem, told, fits=seen.feasible, divisions=1, fitting=int(seen.feasible), simulated=1
+    )
+
+
+def _seated(
+    problem: Problem, asked: Configuration, where: str
+) -> tuple[PoolStages, ParallelConfig]:
+    """The pools of a division's ranks: one that holds all, else several, large memory first."""
+    pools, tensor = pools_of(problem), asked.division.tensor
+    groups = [pool.num_groups(tensor) for pool in pools]
+    division = filled(asked, groups)
+    per_rank = division.data * division.context
+    for index, count in enumerate(groups):
+        if count >= per_rank * division.pipeline:
+            return PoolStages(pools=(index,), ranks=(division.pipeline,)), division
+    left, used = division.pipeline, []
+    for index in sorted(range(len(pools)), key=lambda i: (-pools[i].memory_bytes, i)):
+        ranks = min(left, groups[index] // per_rank)
+        used += [(index, ranks)] if ranks else []
+        left -= ranks
+    if left:
+        raise InputFileError(
+            f"{division.num_devices} devices are needed in groups of {tensor}, "
+            f"but {problem.cluster.name} has {problem.cluster.num_devices}",
+            hint="lower a degree in [division], or name a larger cluster",
+            where=where,
+        )
+    return PoolStages(pools=tuple(p for p, _ in used), ranks=tuple(n for _, n in used)), division
+
+
+# ── the plan ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def plan_of(comparison: Comparison) -> Plan:
+    """The winner's plan; raises `NoFeasiblePlanError` where nothing fits."""
+    winner = comparison.winner
+    if winner is None or winner.plan is None:
+        raise NoFeasiblePlanError(
+            comparison.why, hint="more devices, a smaller model, or wider limits (--max-tensor)"
+        )
+    return winner.plan

@@ -1,0 +1,211 @@
+"""Why a division won, why the others lost, and what is missing where none fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hocket.base.units import format_bytes, format_percent, format_seconds
+from hocket.cost.parallel.memory import memory
+from hocket.plan.limits import Limits
+from hocket.plan.problem import Problem
+from hocket.planners.parallel.forecast import ConfigForecast, label
+from hocket.planners.parallel.pools import Pool, pools_of
+from hocket.planners.parallel.recheck import AS_SHORT
+from hocket.planners.parallel.space import division_blocks
+from hocket.transformer import ScheduleName
+from hocket.transformer.parallel_config import ParallelConfig
+from hocket.transformer.rules import broken_degrees
+
+# How many hosts would let a model fit that does not.
+#
+# Found by asking the closed form of memory again for more hosts of the same kind, by doubling and
+# then halving the step.
+
+MOST_TIMES = 64
+"""More hosts than so many times those that are there are no small change."""
+HOLD_LEAST: tuple[ScheduleName, ...] = ("1f1b", "v-half")
+"""Schedules of which one holds no more than any other."""
+
+
+def hosts_needed(problem: Problem, limits: Limits) -> list[str]:
+    """The fewest hosts that would do within the limits, in words; none where no few would."""
+    pool = max(pools_of(problem), key=lambda pool: pool.num_devices * pool.memory_bytes)
+    hosts = _fewest(problem, pool, _least(limits))
+    if hosts is None:
+        return []
+    return [f"{hosts} hosts of {pool.per_host} {pool.kind.name} instead of {len(pool.hosts)}"]
+
+
+def _fewest(problem: Problem, pool: Pool, limits: Limits) -> int | None:
+    """The fewest hosts on which some division fits; None where those that are there would do."""
+    low = len(pool.hosts)
+    if _fits(problem, pool, low, limits):
+        return None
+    high = 2 * low
+    while not _fits(problem, pool, high, limits):
+        low, high = high, 2 * high
+        if high > MOST_TIMES * len(pool.hosts):
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _fits(problem, pool, middle, limits) else (middle, high)
+    return high
+
+
+def _least(limits: Limits) -> Limits:
+    """Of what is tried, that which holds least."""
+    fixed = dict(limits.fixed)
+    small = tuple(name for name in HOLD_LEAST if name in limits.schedules)
+    return replace(
+        limits,
+        max_microbatch=fixed.get("microbatch", 1),
+        schedules=limits.schedules if "chunks" in fixed or not small else small,
+        recomputes=limits.recomputes[-1:],
+    )
+
+
+def _fits(problem: Problem, pool: Pool, num_hosts: int, limits: Limits) -> bool:
+    """Whether some division fits on so many hosts."""
+    more = Pool(pool.kind, (pool.hosts[0],) * num_hosts)
+    training = problem.training
+    for block in division_blocks(training.model, more, training.global_batch, limits):
+        held = memory(training.model, block.divisions, training.software).total_bytes
+        if np.any(held <= pool.limit_bytes):
+            return True
+    return False
+
+
+PARTS_IN_WORDS = {
+    "compute": "arithmetic",
+    "bubble": "waiting for other stages",
+    "tensor": "tensor-parallel communication",
+    "pipeline": "transfers between stages",
+    "data": "communication between replicas",
+    "other": "communication of context and expert parallelism",
+    "optimizer": "the optimizer",
+}
+"""What a step's time goes into, in words; names that are not here speak for themselves."""
+
+
+DEGREES = ("tensor", "context", "data", "pipeline")
+"""Fields of a division whose product is its number of devices."""
+A_LITTLE = 0.01
+"""Steps that are longer by less have no single cause worth a name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """ParallelConfigs with their reasons, and the sentence about the choice."""
+
+    outlooks: list[ConfigForecast]
+    sentence: str
+
+
+def _label(candidate: ConfigForecast) -> str:
+    program = candidate.problem.training.software.name
+    return label(candidate.division, candidate.schedule_name, program)
+
+
+def explain(candidates: list[ConfigForecast]) -> Told:
+    """Reasons of all candidates, of which the first has won."""
+    best = candidates[0]
+    others = [c for c in candidates[1:] if c.feasible]
+    won = replace(best, reason=_advantage(best, others))
+    told = [won, *(replace(c, reason=_why_lost(c, best)) for c in candidates[1:])]
+    return Told(told, f"{_label(won)}: chosen because {won.reason}; {limit_sentence(best)}")
+
+
+def limit_sentence(best: ConfigForecast) -> str:
+    """What takes the winner's time, largest first."""
+    parts = sorted(best.parts_s.items(), key=lambda part: -part[1])
+    shares = [(PARTS_IN_WORDS.get(name, name), value / best.step_s) for name, value in parts]
+    listed = ", ".join(f"{name} {format_percent(share)}" for name, share in shares[:3] if share > 0)
+    rank = best.fullest_rank
+    peak, capacity = best.peak_bytes[rank], best.capacity_bytes[rank]
+    return (
+        f"its time is {listed}; memory is {format_percent(peak / capacity)} full on pipeline rank "
+        f"{rank} ({format_bytes(peak)} of {format_bytes(capacity)})"
+    )
+
+
+def _advantage(best: ConfigForecast, others: list[ConfigForecast]) -> str:
+    if not others:
+        return "nothing else fits"
+    shorter = 1 - best.step_s / others[0].step_s
+    if shorter < AS_SHORT:
+        return f"no step is shorter and it is plainer than the next ({_label(others[0])})"
+    amount = f"{100 * shorter:.1f} %" if shorter < 0.02 else format_percent(shorter)
+    return f"its step is {amount} shorter than the next ({_label(others[0])})"
+
+
+def _why_lost(candidate: ConfigForecast, best: ConfigForecast) -> str:
+    if not candidate.feasible:
+        return lacking(candidate)
+    longer = candidate.step_s / best.step_s - 1
+    if longer < AS_SHORT:
+        return "no shorter, and less plain"
+    if longer < A_LITTLE:
+        return f"{100 * longer:.1f} % longer"
+    return f"{format_percent(longer)} longer: {_cause(candidate, best)}"
+
+
+def _cause(candidate: ConfigForecast, best: ConfigForecast) -> str:
+    """What takes more time than in the winner, the largest difference alone."""
+    theirs = best.parts_s
+    more_s = {name: value - theirs.get(name, 0.0) for name, value in candidate.parts_s.items()}
+    name = max(more_s, key=lambda name: more_s[name])
+    if name == "bubble":
+        bubble, instead = format_percent(candidate.bubble), format_percent(best.bubble)
+        return f"bubble {bubble} instead of {instead}"
+    return f"{PARTS_IN_WORDS.get(name, name)} takes {format_seconds(max(more_s[name], 0.0))} more"
+
+
+def lacking(candidate: ConfigForecast) -> str:
+    """What a candidate that does not fit lacks, and where."""
+    if not candidate.lacking_bytes:
+        return candidate.reason
+    spare = candidate.problem.spare
+    kept = f" ({format_percent(spare)} of memory stay free)" if spare else ""
+    return (
+        f"lacks {format_bytes(candidate.lacking_bytes)} on pipeline rank {candidate.fullest_rank}"
+        f"{kept}"
+    )
+
+
+def explain_one(candidate: ConfigForecast) -> Told:
+    """Whether a division that was asked for by itself fits, and what takes its time."""
+    if candidate.feasible:
+        return Told(
+            [replace(candidate, reason="it fits")],
+            f"{_label(candidate)}: it fits; {limit_sentence(candidate)}",
+        )
+    reason = lacking(candidate)
+    return Told([replace(candidate, reason=reason)], f"{_label(candidate)} {reason}")
+
+
+def _fixed_rule(problem: Problem, limits: Limits) -> str:
+    """The rule that the fixed degrees break by themselves; empty where they do not."""
+    fixed = dict(limits.fixed)
+    division = ParallelConfig(global_batch=problem.training.global_batch, **fixed)  # type: ignore[arg-type]
+    degrees = " x ".join(f"{name} {value}" for name, value in fixed.items() if name in DEGREES)
+    if problem.cluster.num_devices % division.num_devices:
+        return f"{degrees} does not divide {problem.cluster.num_devices} devices"
+    return next(broken_degrees(problem.training.model, division), "")
+
+
+def shortage(problem: Problem, candidates: list[ConfigForecast], limits: Limits) -> Told:
+    """What is missing where nothing fits: the division that lacks least, and what would do."""
+    told = [replace(c, reason=lacking(c)) for c in candidates]
+    if not told:
+        sentence = "no division exists within what is asked for"
+        reason = (
+            _fixed_rule(problem, limits) or "allow other degrees, another batch or more devices"
+        )
+        return Told([], f"{sentence}: {reason}")
+    least = told[0]
+    sentence = f"nothing fits: {_label(least)} {least.reason}, less than any other"
+    ways = [f"devices with {format_bytes(least.peak_bytes[least.fullest_rank])}"]
+    ways += hosts_needed(problem, limits)
+    return Told(told, f"{sentence}; it would fit on {' or '.join(ways)}")

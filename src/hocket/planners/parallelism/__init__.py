@@ -1,1 +1,0 @@
-"""Dividing the training of one model: degrees, layers of stages, and the order of a pipeline."""

@@ -1,0 +1,585 @@
+"""Shares of a batch as one graph: each replica's microbatches, sums, exchanges and updates as ops.
+
+Every forward and backward op stands once per microbatch, priced at that microbatch's size, on the
+device of its stage; parameters and their updates stand once per replica. From the second microbatch
+on, gradients are added to those before. Replicas exchange gradients in buckets, in the order in
+which these are ready and beside the backward pass, as PyTorch's DistributedDataParallel does: one
+op on the communication stream of each device, which begins when all replicas have the bucket and
+takes as long as a ring over their links. Then the simulator times the graph like any other.
+O(replicas x microbatches x (ops + tensors)), numpy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.errors import InputFileError
+from hocket.cost.collectives import ring_all_reduce_s
+from hocket.cost.costs import Costs
+from hocket.graph.graph import Graph, Phase, Role, Stream
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication, Lanes, Parallel
+from hocket.plan.sections.lanes import NUM_LANES
+from hocket.simulate.parallel.batch_costs import (
+    ACCUMULATE,
+    accumulate_demand,
+    accumulate_s,
+    best_ring,
+    gradients_of,
+    priced_at,
+)
+from hocket.simulate.parallel.exchanges import (
+    Exchanges,
+    JoinedNames,
+    all_reduced_bytes,
+    exchange_all,
+)
+from hocket.simulate.parallel.gradient_exchange import exchange_alike
+from hocket.simulate.parallel.graph_builder import CopiedNames, Sheet
+from hocket.simulate.parallel.lanes import circle, hold_back, in_lane, updated
+from hocket.simulate.parallel.recompute_and_host import (
+    copies_in,
+    copies_out,
+    host_update_s,
+    lasting_bytes,
+    made_again,
+    run_again,
+    second_run,
+)
+from hocket.simulate.parallel.replica_copy import Pass, ReplicaCopy
+from hocket.simulate.parallel.sharded import exchange_shards
+from hocket.simulate.parallel.stage_order import pass_kinds, slots, stages_of
+from hocket.simulate.parallel.tensor_parallel import Regions, one_part, regions_of
+from hocket.simulate.symmetry import is_symmetric, shared_bandwidth_bps, stage_devices
+
+# Parts of divided matrices while they are unfolded: what they make is summed where it leaves them.
+#
+# All devices of a stage have the same samples and a part of every divided op each; a sum begins
+# when all of them have what is added, and what reads it waits. Where a block runs again before its
+# backward pass, so do the sums inside it. O(sums x devices).
+
+_NEXT = 0.25
+"""After an op, before the one that follows it."""
+_CLOSE = 1e-6
+"""Likewise among second runs, which stand close together."""
+_BEGIN = 1e-5
+"""From when all are ready to the sum."""
+
+
+def join_parts(
+    problem: Problem, regions: Regions, copies: Sequence[ReplicaCopy], degree: int, sheet: Sheet
+) -> None:
+    """Add the sums over the parts of every replica; copies stand replica by replica."""
+    for start in range(0, len(copies), degree):
+        group = copies[start : start + degree]  # fewer where one stands for all
+        for number in range(len(group[0].replica.microbatches)):
+            for runs in (_first_runs(group, number), _second_runs(group, number)):
+                _sum_all(problem, regions, group, number, runs, sheet)
+
+
+class _MicrobatchRuns(NamedTuple):
+    """One run of a microbatch's ops on all parts."""
+
+    op: list[IntArray]
+    """Per part and op of the graph; -1 where it does not run."""
+    priority: list[FloatArray]
+    tensor: list[IntArray] | None
+    """Per part and tensor of the graph; None where only ops are known."""
+    close: float
+    label: str
+
+
+def _first_runs(group: Sequence[ReplicaCopy], number: int) -> _MicrobatchRuns:
+    passes = [own.passes[number] for own in group]
+    return _MicrobatchRuns(
+        [p.op for p in passes], [p.priority for p in passes], [p.tensor for p in passes], _NEXT,
+        f"#{number}",
+    )  # fmt: skip
+
+
+def _second_runs(group: Sequence[ReplicaCopy], number: int) -> _MicrobatchRuns:
+    passes = [own.passes[number] for own in group]
+    return _MicrobatchRuns(
+        [p.again for p in passes], [p.again_priority for p in passes], None, _CLOSE,
+        f"#{number}@again",
+    )  # fmt: skip
+
+
+def _sum_all(
+    problem: Problem,
+    regions: Regions,
+    group: Sequence[ReplicaCopy],
+    number: int,
+    runs: _MicrobatchRuns,
+    sheet: Sheet,
+) -> None:
+    """The sums of one run, all at once."""
+    makers = np.array([each.maker for each in regions.sums])
+    runs_here = runs.op[0][makers] >= 0
+    sums = [each for each, is_here in zip(regions.sums, runs_here, strict=True) if is_here]
+    if not sums:
+        return
+    makers, num_parts = makers[runs_here], len(group[0].parts_peers)
+    sized = priced_at(problem, group[0].replica.microbatches[number]).graph
+    devices = np.stack([own.device_of[makers] for own in group], axis=1)
+    peers = np.stack([device_of[makers] for device_of in group[0].parts_peers], axis=1)
+    rings = [best_ring(problem, tuple(row)) for row in peers.tolist()]
+    when = np.stack([priority[makers] for priority in runs.priority], axis=1) + runs.close
+    sizes = sized.tensor_bytes[[each.tensor for each in sums]]
+    exchanges = Exchanges(
+        names=tuple(f"sum.{maker}{runs.label}" for maker in makers.tolist()),
+        labels=tuple(own.label for own in group),
+        devices=devices,
+        ready_priority=when,
+        priority=when + _BEGIN,
+        seconds=ring_all_reduce_s(
+            sizes, num_parts,
+            [ring.latency_s for ring in rings], [ring.bandwidth_bps for ring in rings],
+        ),
+        sent_bytes=all_reduced_bytes(sizes, num_parts),
+    )  # fmt: skip
+    waiting = _waits(sized, makers, runs, sheet)
+    ops = exchange_all(sheet, "exchange", exchanges, waiting, len(problem.costs.kind_names))
+    names = JoinedNames(exchanges.names, exchanges.labels, "#done")
+    told = sheet.add_tensors(names, role=Role.CONTROL, producer=ops.ravel()).reshape(ops.shape)
+    for part, op_of in enumerate(runs.op):
+        readers = op_of[np.concatenate([each.readers for each in sums])]
+        done = np.repeat(told[:, part], [len(each.readers) for each in sums])
+        sheet.add_reads(readers[readers >= 0], done[readers >= 0])
+
+
+def _waits(
+    sized: Graph, makers: LongArray, runs: _MicrobatchRuns, sheet: Sheet
+) -> tuple[IntArray, LongArray]:
+    """What sums wait for, and the flat number of the sum and part that does."""
+    num_parts, number = len(runs.op), np.arange(len(makers))
+    if runs.tensor is None:
+        # Of second runs it is known when they end, and that is all a sum has to know.
+        found = [
+            sheet.add_tensors([""] * len(makers), role=Role.CONTROL, producer=op_of[makers])
+            for op_of in runs.op
+        ]
+        at = [number * num_parts + part for part in range(num_parts)]
+        return np.concatenate(found), np.concatenate(at)
+    made = [sized.made_by(int(maker)) for maker in makers]
+    flat = np.concatenate([np.array(some, dtype=np.int64) for some in made])
+    number = np.repeat(number, [len(some) for some in made])
+    return (
+        np.concatenate([tensor[flat] for tensor in runs.tensor]),
+        np.concatenate([number * num_parts + part for part in range(num_parts)]),
+    )
+
+
+# Which gradients microbatches add up, and what comes once after that.
+
+_SUM = "aten.add"
+
+
+@lru_cache(maxsize=64)
+def added_parts(graph: Graph, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray]:
+    """What is added up over microbatches, and the ops that come once after it.
+
+    Of a weight that two stages use, each adds up its own part of the gradient, and the parts meet
+    once per step: else a gradient would travel with every microbatch.
+    """
+    gradients, stage = gradients_of(graph), stages_of(graph, cuts)
+    maker = graph.tensor_producer[gradients]
+    parts: list[int] = []
+    finals: list[int] = []
+    for gradient, op in zip(gradients.tolist(), maker.tolist(), strict=True):
+        reads = graph.reads_of(op)
+        sources = graph.tensor_producer[reads]
+        is_sum = graph.kind_of(op) == _SUM and len(reads) > 1 and bool((sources >= 0).all())
+        if is_sum and bool((stage[sources] != stage[op]).any()):
+            parts += reads.tolist()
+            finals.append(op)
+        else:
+            parts.append(gradient)
+    return np.array(parts, dtype=np.int32), np.array(finals, dtype=np.int32)
+
+
+_LATE = 1e15
+"""A priority behind all passes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unfolded:
+    """A graph of its own with where and in which order its ops run."""
+
+    problem: Problem
+    device_of: IntArray
+    priority: FloatArray
+    is_strict: bool
+    """Whether devices run ops in exactly this order: stages of a pipeline do, lanes do, parts that
+    wait for sums take no other microbatch, and a block must not run again before its time."""
+    passes: tuple[IntArray, ...]
+    """Per replica [microbatch, op of the given graph]: its number here; -1 where not repeated."""
+    stands_for: IntArray | None = None
+    """[rank, stage]: devices for which those of the first row were simulated; None for none."""
+
+
+def unfold(
+    problem: Problem,
+    shares: Parallel,
+    planned: Communication | None = None,
+    lanes: Lanes | None = None,
+    *,
+    is_named: bool = True,
+) -> Unfolded:
+    """The graph of all that a step with these shares does.
+
+    ``planned`` says how replicas exchange gradients where it is about their very devices; with
+    ``lanes`` microbatches run in turns in two lanes.
+    """
+    stands_for = None
+    if lanes is None and is_symmetric(problem, shares):
+        stands_for = stage_devices(problem, shares)
+    regions, degree = None, 1
+    if shares.tensor > 1:
+        regions, degree = regions_of(problem.graph), shares.tensor
+        problem, shares = one_part(problem, degree), shares.part_by_part()
+    graph = problem.graph
+    sheet = Sheet(kinds=list(graph.kinds), modules=graph.modules, is_named=is_named)
+    homes = _homes(problem, shares)
+    kept = shares.replicas if stands_for is None else shares.replicas[:1]
+    copies = []
+    for index in range(len(kept)):
+        first = index // degree * degree
+        peers, parts_peers = homes[index % degree :: degree], homes[first : first + degree]
+        copies.append(_replicate(problem, shares, index, peers, parts_peers, lanes, sheet))
+    done: dict[int, IntArray] = {}
+    if regions is not None:
+        join_parts(problem, regions, copies, degree, sheet)
+    if shares.sharded:
+        exchange_shards(problem, copies, sheet)
+    for own in copies:
+        _finish(problem, own, sheet)
+    if not shares.sharded:
+        done = exchange_alike(problem, copies, degree, planned, sheet)
+    num_hosted = Counter(
+        _host(problem, name) for replica in shares.replicas if replica.update == "host"
+        for name in replica.devices
+    )  # fmt: skip
+    for index, own in enumerate(copies):
+        num_sharing = num_hosted[_host(problem, own.replica.devices[0])]
+        _update(updated(problem, own, lanes), own, done.get(index), num_sharing, sheet)
+    try:
+        unfolded = sheet.graph(graph.name, {**graph.meta, "unfolded": True})
+    except InputFileError:
+        raise circle() from None  # nothing but waits of lanes leads back
+    demand = None if lanes is None else sheet.demand()
+    costs = _costs(problem.costs, sheet.op_s(), demand, unfolded)
+    if stands_for is not None and stands_for.shape[1] > 1:
+        shared_bps = shared_bandwidth_bps(problem, stands_for)
+        costs = replace(costs, routes=replace(costs.routes, channel_bandwidth_bps=shared_bps))
+    is_ordered = lanes is not None or regions is not None
+    is_strict = is_ordered or any(len(r.devices) > 1 or r.recomputed for r in shares.replicas)
+    return Unfolded(
+        problem=replace(problem, work=unfolded, op_costs=costs),
+        device_of=sheet.column("device").astype(np.int32),
+        priority=sheet.column("priority").astype(np.float64),
+        is_strict=is_strict,
+        passes=tuple(np.stack([sheet.placed(p.op) for p in own.passes]) for own in copies),
+        stands_for=stands_for,
+    )
+
+
+def _homes(problem: Problem, shares: Parallel) -> list[IntArray]:
+    """Per replica and op of the graph: the device of its stage."""
+    number = {name: i for i, name in enumerate(problem.cluster.device_names)}
+    return [
+        np.array([number[name] for name in replica.devices], dtype=np.int32)[
+            stages_of(problem.graph, replica.cuts)
+        ]
+        for replica in shares.replicas
+    ]
+
+
+def _host(problem: Problem, device: str) -> str:
+    return problem.cluster.devices[problem.cluster.device_names.index(device)].host
+
+
+def _costs(costs: Costs, op_s: FloatArray, demand: FloatArray | None, graph: Graph) -> Costs:
+    return replace(
+        costs, op_s=op_s, op_source=np.zeros(op_s.shape, dtype=np.uint8), demand=demand,
+        tensor_bytes=graph.tensor_bytes,
+    )  # fmt: skip
+
+
+# ── forward and backward ─────────────────────────────────────────────────────────────────────────
+
+
+def _replicate(
+    problem: Problem,
+    shares: Parallel,
+    index: int,
+    peers: list[IntArray],
+    parts_peers: list[IntArray],
+    lanes: Lanes | None,
+    sheet: Sheet,
+) -> ReplicaCopy:
+    """Parameters of a replica once, its forward and backward ops once per microbatch."""
+    graph, replica = problem.graph, shares.replicas[index]
+    stage = stages_of(graph, replica.cuts)
+    label = f"@{replica.devices[0]}" if len(shares.replicas) > 1 else ""
+    parts, finals = added_parts(graph, replica.cuts)
+    own = ReplicaCopy(
+        replica=replica,
+        device_of=parts_peers[index % len(parts_peers)],
+        peers=peers,
+        parts_peers=parts_peers,
+        tensor=np.full(graph.num_tensors, -1, dtype=np.int32),
+        parts=parts,
+        finals=finals,
+        label=label,
+        sums=np.full(graph.num_tensors, -1, dtype=np.int32),
+        num_shards=len(shares.replicas) if shares.sharded else 1,
+    )
+    is_lasting = (graph.tensor_producer < 0) & (graph.tensor_role != Role.INPUT)
+    lasting = np.flatnonzero(is_lasting).astype(np.int32)
+    own.tensor[lasting] = sheet.add_tensors(
+        CopiedNames(graph.tensor_names, lasting, label),
+        bytes=lasting_bytes(graph, own, lasting),
+        role=graph.tensor_role[lasting],
+    )
+    aliased = lasting[graph.alias_of[lasting] >= 0]
+    sheet.set_alias(own.tensor[aliased], own.tensor[graph.alias_of[aliased]])
+    order = slots(len(replica.devices), len(replica.microbatches), shares.schedule)
+    kind = pass_kinds(graph, replica.cuts, shares.schedule)
+    for microbatch, size in enumerate(replica.microbatches):
+        start = order[stage, kind, microbatch] * float(graph.num_ops)
+        sized = priced_at(problem, size)
+        if lanes is not None:
+            sized = in_lane(sized, microbatch % NUM_LANES)
+        _run_microbatch(problem, own, microbatch, sized, start, sheet)
+    if lanes is not None:
+        hold_back(graph, own, lanes, sheet)
+    return own
+
+
+def _run_microbatch(
+    problem: Problem,
+    own: ReplicaCopy,
+    microbatch: int,
+    sized: Problem,
+    start: FloatArray,
+    sheet: Sheet,
+) -> None:
+    graph, num_microbatches = sized.graph, len(own.replica.microbatches)
+    label = own.label + (f"#{microbatch}" if num_microbatches > 1 else "")
+    is_repeated = graph.op_phase != Phase.OPTIMIZER
+    is_repeated[own.finals] = False
+    ops = np.flatnonzero(is_repeated).astype(np.int32)
+    priority = start + np.arange(graph.num_ops)
+    op_of = np.full(graph.num_ops, -1, dtype=np.int32)
+    again = second_run(problem.graph, own.replica.recomputed)
+    # Second runs stand between the passes, so that ops are in an order in which they can run.
+    is_forward = graph.op_phase[ops] == Phase.FORWARD
+    forward, backward = ops[is_forward], ops[~is_forward]
+    op_of[forward] = _add_ops(sheet, sized, forward, label, own.device_of, priority)
+    remade = run_again(sized, own, again, label, priority, sheet)
+    op_of[backward] = _add_ops(sheet, sized, backward, label, own.device_of, priority)
+    tensors = _tensors_of(graph, ops)
+    role = graph.tensor_role.copy()
+    if microbatch or own.num_shards > 1:
+        # Only the first gradient stays where it is; later ones are gone once they are added, and
+        # where gradients are kept in shards, whole ones are gone once they are scattered.
+        role[role == Role.GRADIENT] = Role.ACTIVATION
+    else:
+        role[own.parts] = Role.GRADIENT
+    own.tensor[tensors] = _add_tensors(sheet, graph, tensors, op_of, label, role[tensors])
+    made = made_again(graph, again, remade, own.tensor, label, sheet)
+    aliased = tensors[graph.alias_of[tensors] >= 0]
+    is_late = graph.op_phase[graph.tensor_producer[aliased]] == Phase.BACKWARD
+    early, late = aliased[~is_late], aliased[is_late]
+    sheet.set_alias(own.tensor[early], own.tensor[graph.alias_of[early]])
+    sheet.set_alias(own.tensor[late], again.bases(graph, late, own.tensor, made))
+    _add_reads(sheet, graph, op_of, own.tensor, np.where(again.is_read, made[graph.reads], -1))
+    own.passes.append(Pass(op_of, own.tensor.copy(), priority, remade.op, remade.priority))
+    if own.num_shards > 1:
+        return
+    if microbatch:
+        _accumulate(problem, own, label, priority, graph.op_stream, sheet)
+    else:
+        own.sums[own.parts] = own.tensor[own.parts]
+
+
+def _accumulate(
+    problem: Problem,
+    own: ReplicaCopy,
+    label: str,
+    priority: FloatArray,
+    op_stream: NDArray[np.int8],
+    sheet: Sheet,
+) -> None:
+    """Add the gradients of a microbatch to those before, each as soon as it is there."""
+    graph, parts = problem.graph, own.parts
+    maker, sizes = graph.tensor_producer[parts], graph.tensor_bytes[parts]
+    added = sheet.add_ops(
+        CopiedNames(graph.op_names, maker, f"+{label}"),
+        accumulate_s(problem, tuple(parts.tolist())),
+        accumulate_demand(problem, tuple(parts.tolist())),
+        kind=sheet.kind(ACCUMULATE),
+        module=graph.op_module[maker],
+        phase=Phase.BACKWARD,
+        flops=sizes / 4,
+        bytes_touched=3 * sizes,
+        device=own.device_of[maker],
+        stream=op_stream[maker],
+        priority=priority[maker] + 0.5,
+    )
+    sheet.add_reads(np.tile(added, 2), np.concatenate((own.sums[parts], own.tensor[parts])))
+    own.sums[parts] = sheet.add_tensors(
+        CopiedNames(graph.tensor_names, parts, f"+{label}"),
+        bytes=sizes,
+        role=Role.GRADIENT,
+        producer=added,
+        alias=own.sums[parts],
+    )
+
+
+def _tensors_of(graph: Graph, ops: IntArray) -> IntArray:
+    """The batch and what these ops make."""
+    is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
+    is_own[ops] = True
+    made = is_own[graph.tensor_producer]  # -1 reads the last entry, which is no op
+    given = (graph.tensor_producer < 0) & (graph.tensor_role == Role.INPUT)
+    return np.flatnonzero(made | given).astype(np.int32)
+
+
+def _add_ops(
+    sheet: Sheet,
+    sized: Problem,
+    ops: IntArray,
+    label: str,
+    device_of: IntArray,
+    priority: FloatArray,
+    seconds: FloatArray | None = None,
+    *,
+    at_home: bool = False,
+) -> IntArray:
+    """Add ops of the graph, with times of their own where ``seconds`` says so."""
+    graph = sized.graph
+    return sheet.add_ops(
+        CopiedNames(graph.op_names, ops, label),
+        sized.costs.op_s[:, ops] if seconds is None else seconds,
+        None if sized.costs.demand is None else sized.costs.demand[:, :, ops],
+        kind=graph.op_kind[ops],
+        module=graph.op_module[ops],
+        phase=graph.op_phase[ops],
+        dtype=graph.op_dtype[ops],
+        flops=graph.flops[ops],
+        bytes_touched=graph.bytes_touched[ops],
+        workspace_bytes=0 if at_home else graph.workspace_bytes[ops],
+        stream=Stream.HOST if at_home else graph.op_stream[ops],
+        device=device_of[ops],
+        priority=priority[ops],
+    )
+
+
+def _add_tensors(
+    sheet: Sheet, graph: Graph, tensors: IntArray, op_of: IntArray, label: str, role: Any
+) -> IntArray:
+    producer = graph.tensor_producer[tensors]
+    return sheet.add_tensors(
+        CopiedNames(graph.tensor_names, tensors, label),
+        bytes=graph.tensor_bytes[tensors],
+        role=role,
+        producer=np.where(producer >= 0, op_of[producer], -1),
+    )
+
+
+def _add_reads(
+    sheet: Sheet,
+    graph: Graph,
+    op_of: IntArray,
+    tensor: IntArray,
+    instead: IntArray | None = None,
+) -> None:
+    """What ops read; ``instead`` says per read of the graph what else, -1 where nothing else."""
+    reader = np.repeat(op_of, np.diff(graph.read_ptr))
+    kept = reader >= 0
+    read = tensor[graph.reads]
+    if instead is not None:
+        read = np.where(instead >= 0, instead, read)
+    sheet.add_reads(reader[kept], read[kept])
+
+
+# ── finish, exchange and update ───────────────────────────────────────────────────────────────────
+
+
+def _finish(problem: Problem, own: ReplicaCopy, sheet: Sheet) -> None:
+    """Put the parts of gradients together that were added up apart."""
+    graph, ops = problem.graph, own.finals
+    if len(ops):
+        priority = _LATE / 2 + np.arange(graph.num_ops, dtype=np.float64)
+        tensor = np.where(own.sums >= 0, own.sums, own.tensor)
+        own.sums = np.where(
+            own.sums >= 0, own.sums, _once(problem, own, ops, tensor, priority, sheet)
+        )
+
+
+def _once(
+    problem: Problem,
+    own: ReplicaCopy,
+    ops: IntArray,
+    tensor: IntArray,
+    priority: FloatArray,
+    sheet: Sheet,
+    num_sharing: int = 0,
+) -> IntArray:
+    """Add ops that run once per step; per tensor of the graph the one that they make, or -1.
+
+    On the host they run where ``num_sharing`` devices have theirs there.
+    """
+    graph = problem.graph
+    op_of = np.full(graph.num_ops, -1, dtype=np.int32)
+    at_home = own.replica.update == "host" and num_sharing > 0
+    seconds = problem.costs.op_s[:, ops] / own.num_shards
+    if at_home:
+        seconds = host_update_s(problem, own, ops, num_sharing)
+    op_of[ops] = _add_ops(
+        sheet, problem, ops, own.label, own.device_of, priority, seconds, at_home=at_home
+    )
+    is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
+    is_own[ops] = True
+    made = np.flatnonzero(is_own[graph.tensor_producer]).astype(np.int32)
+    found = np.full(graph.num_tensors, -1, dtype=np.int32)
+    found[made] = _add_tensors(sheet, graph, made, op_of, own.label, graph.tensor_role[made])
+    known = np.where(found >= 0, found, tensor)
+    aliased = made[graph.alias_of[made] >= 0]
+    sheet.set_alias(found[aliased], known[graph.alias_of[aliased]])
+    _add_reads(sheet, graph, op_of, known)
+    return found
+
+
+def _update(
+    problem: Problem, own: ReplicaCopy, done: IntArray | None, num_sharing: int, sheet: Sheet
+) -> None:
+    """The optimizer's ops of a replica, which read the summed gradients, here or on the host."""
+    graph = problem.graph
+    ops = np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).astype(np.int32)
+    if not len(ops):
+        return
+    sent: list[tuple[IntArray, int]] = []
+    if own.replica.update == "host":
+        done, sent = copies_out(problem, own, done, sheet)
+    first = sheet.num_ops
+    priority = _LATE + np.arange(graph.num_ops, dtype=np.float64)
+    tensor = np.where(own.sums >= 0, own.sums, own.tensor)
+    _once(problem, own, ops, tensor, priority, sheet, num_sharing)
+    op_of = np.full(graph.num_ops, -1, dtype=np.int32)
+    op_of[ops] = np.arange(first, first + len(ops))
+    if done is not None:
+        reader = np.repeat(op_of, np.diff(graph.read_ptr))
+        waits = (reader >= 0) & (done[graph.reads] >= 0)
+        sheet.add_reads(reader[waits], done[graph.reads[waits]])
+    copies_in(problem, own, sent, op_of, sheet)

@@ -1,0 +1,262 @@
+"""Less memory inside a share: blocks that run again for their backward pass, updates on the host.
+
+A recomputed block (Chen et al. 2016, sublinear memory) keeps its input; right before the first of
+its backward ops that needs something which the block made, all ops that lead there run once more.
+Backward ops of the block read what the second run made, so what the first run made is gone when the
+forward pass has used it. An update on the host (ZeRO-Offload, Ren et al. 2021) keeps the
+optimizer's state there: summed gradients are copied out in buckets, the host updates, and
+parameters are copied back, each bucket on its own, beside what the device computes. O(ops + reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
+from hocket.graph.graph import Graph, Phase, Role, Stream
+from hocket.hardware.host_route import HostRoute, host_route
+from hocket.plan.problem import Problem
+from hocket.simulate.parallel.batch_costs import gradients_of
+from hocket.simulate.parallel.gradient_exchange import buckets
+from hocket.simulate.parallel.graph_builder import CopiedNames, Sheet
+from hocket.simulate.parallel.replica_copy import ReplicaCopy
+from hocket.simulate.parallel.stage_order import places_of
+
+_AGAIN = "@again"
+
+
+class SecondRun(NamedTuple):
+    """The ops that run again, and who reads what they make."""
+
+    ops: IntArray
+    """Forward ops, ascending."""
+    before: IntArray
+    """Per such op: the backward op before which it runs."""
+    block_of: IntArray
+    """Per op of the graph: the recomputed block whose forward or backward pass it is in; -1 for
+    none."""
+    is_read: BoolArray
+    """Per read of the graph: whether a backward op reads what its own block made again."""
+
+    def bases(self, graph: Graph, views: IntArray, tensor: IntArray, made: IntArray) -> IntArray:
+        """Whose bytes views have that were made late: of their own block, what it made again."""
+        base = graph.alias_of[views]
+        viewer, maker = graph.tensor_producer[views], graph.tensor_producer[base]
+        is_own = self.block_of[np.maximum(viewer, 0)] == self.block_of[np.maximum(maker, 0)]
+        found: IntArray = np.where(is_own & (made[base] >= 0), made[base], tensor[base])
+        return found
+
+
+@lru_cache(maxsize=256)
+def second_run(graph: Graph, blocks: tuple[tuple[int, int], ...]) -> SecondRun:
+    """What recomputing some blocks of forward ops means."""
+    return second_run_of(graph, blocks_of(graph, blocks))
+
+
+def blocks_of(graph: Graph, blocks: Sequence[tuple[int, int]]) -> IntArray:
+    """The block of each forward op; -1 for none."""
+    number = np.arange(graph.num_ops)
+    block_of = np.full(graph.num_ops, -1, dtype=np.int32)
+    for index, (start, stop) in enumerate(blocks):
+        block_of[(number >= start) & (number < stop) & (graph.op_phase == Phase.FORWARD)] = index
+    return block_of
+
+
+def second_run_of(graph: Graph, block_of: IntArray) -> SecondRun:
+    """What recomputing the forward ops of some blocks means, by the block of each op."""
+    number = np.arange(graph.num_ops)
+    in_forward = (block_of >= 0) & (graph.op_phase == Phase.FORWARD)
+    block_of = np.where(in_forward, block_of, block_of[places_of(graph)])
+    reader = np.repeat(number, np.diff(graph.read_ptr))
+    maker = graph.tensor_producer[graph.reads]
+    is_made = (maker >= 0) & in_forward[np.maximum(maker, 0)]
+    made_in = np.where(is_made, block_of[np.maximum(maker, 0)], -1)
+    is_backward = graph.op_phase[reader] == Phase.BACKWARD
+    is_read: BoolArray = is_backward & is_made & (made_in == block_of[reader])
+    runs = np.zeros(graph.num_ops, dtype=np.bool_)
+    runs[maker[is_read]] = True
+    first = np.full(1 + int(block_of.max(initial=-1)), graph.num_ops)
+    np.minimum.at(first, made_in[is_read], reader[is_read])
+    for op in np.flatnonzero(in_forward)[::-1].tolist():
+        if runs[op]:
+            makers = graph.tensor_producer[graph.reads_of(op)]
+            makers = makers[makers >= 0]
+            runs[makers[in_forward[makers] & (block_of[makers] == block_of[op])]] = True
+    ops = np.flatnonzero(runs).astype(np.int32)
+    return SecondRun(ops, first[block_of[ops]].astype(np.int32), block_of, is_read)
+
+
+class Remade(NamedTuple):
+    """The second runs of one microbatch."""
+
+    op: IntArray
+    """Per op of the graph: the number of its second run; -1 for none."""
+    priority: FloatArray
+    """Per op of the graph."""
+
+
+def run_again(
+    sized: Problem,
+    own: ReplicaCopy,
+    found: SecondRun,
+    label: str,
+    priority: FloatArray,
+    sheet: Sheet,
+) -> Remade:
+    """Add the second runs of a microbatch, each block right before its first reader."""
+    graph, ops = sized.graph, found.ops
+    op_of = np.full(graph.num_ops, -1, dtype=np.int32)
+    when = np.zeros(graph.num_ops)
+    if not len(ops):
+        return Remade(op_of, when)
+    when[ops] = priority[found.before] - 1 + np.arange(1, len(ops) + 1) / (len(ops) + 1)
+    op_of[ops] = sheet.add_ops(
+        CopiedNames(graph.op_names, ops, _AGAIN + label),
+        sized.costs.op_s[:, ops],
+        None if sized.costs.demand is None else sized.costs.demand[:, :, ops],
+        kind=graph.op_kind[ops],
+        module=graph.op_module[ops],
+        phase=Phase.BACKWARD,
+        dtype=graph.op_dtype[ops],
+        flops=graph.flops[ops],
+        bytes_touched=graph.bytes_touched[ops],
+        workspace_bytes=graph.workspace_bytes[ops],
+        stream=graph.op_stream[ops],
+        device=own.device_of[ops],
+        priority=when[ops],
+    )
+    return Remade(op_of, when)
+
+
+def made_again(
+    graph: Graph, found: SecondRun, remade: Remade, tensor: IntArray, label: str, sheet: Sheet
+) -> IntArray:
+    """Add what the second runs make and read; per tensor of the graph its second form, or -1."""
+    op_of, producer = remade.op, graph.tensor_producer
+    made = np.full(graph.num_tensors, -1, dtype=np.int32)
+    tensors = np.flatnonzero((producer >= 0) & (op_of[producer] >= 0)).astype(np.int32)
+    if not len(tensors):
+        return made
+    made[tensors] = sheet.add_tensors(
+        CopiedNames(graph.tensor_names, tensors, _AGAIN + label),
+        bytes=graph.tensor_bytes[tensors],
+        role=Role.ACTIVATION,
+        producer=op_of[producer[tensors]],
+    )
+    aliased = tensors[graph.alias_of[tensors] >= 0]
+    sheet.set_alias(made[aliased], found.bases(graph, aliased, tensor, made))
+    reader = graph.reader
+    chosen = op_of[reader] >= 0
+    reads, reader = graph.reads[chosen], reader[chosen]
+    maker = np.maximum(producer[reads], 0)
+    # Of another block the first run's output is read: it is the checkpoint.
+    is_inner = (made[reads] >= 0) & (found.block_of[maker] == found.block_of[reader])
+    sheet.add_reads(op_of[reader], np.where(is_inner, made[reads], tensor[reads]))
+    return made
+
+
+# ── updates on the host ──────────────────────────────────────────────────────────────────────────
+
+
+def lasting_bytes(graph: Graph, own: ReplicaCopy, tensors: IntArray) -> LongArray:
+    """What tensors that outlast a step take on the device."""
+    sizes = -(-graph.tensor_bytes[tensors] // own.num_shards)
+    if own.replica.update == "host":
+        sizes = np.where(graph.tensor_role[tensors] == Role.OPTIMIZER_STATE, 0, sizes)
+    found: LongArray = sizes
+    return found
+
+
+def host_update_s(
+    problem: Problem, own: ReplicaCopy, ops: IntArray, num_sharing: int
+) -> FloatArray:
+    """Seconds of updates on the host, whose memory so many devices share."""
+    touched = problem.graph.bytes_touched[ops] / own.num_shards
+    return np.tile(
+        touched * num_sharing / problem.cluster.host_update_bps, (len(problem.costs.kind_names), 1)
+    )
+
+
+def copies_out(
+    problem: Problem, own: ReplicaCopy, done: IntArray | None, sheet: Sheet
+) -> tuple[IntArray, list[tuple[IntArray, int]]]:
+    """Copy summed gradients to the host; per tensor what says that it is there, and the buckets."""
+    graph, gradients = problem.graph, gradients_of(problem.graph)
+    homes = own.device_of[graph.tensor_producer[gradients]]
+    sizes = -(-graph.tensor_bytes[gradients] // own.num_shards)
+    filled = list(buckets(sizes, homes[None, :]))
+    sent = [(gradients[members], int(sizes[members].sum())) for members in filled]
+    there = np.full(graph.num_tensors, -1, dtype=np.int32)
+    if not sent:
+        return there, sent
+    ops = _copies(problem, own, sheet, sent, Stream.COPY_OUT)
+    names = [f"out.{number}{own.label}#done" for number in range(len(sent))]
+    told = sheet.add_tensors(names, role=Role.CONTROL, producer=ops)
+    copied, bucket = np.concatenate([c for c, _ in sent]), _of_buckets(sent)
+    sheet.add_reads(ops[bucket], own.sums[copied])
+    if done is not None:
+        sheet.add_reads(ops[bucket], done[copied])
+    there[copied] = told[bucket]
+    return there, sent
+
+
+def copies_in(
+    problem: Problem,
+    own: ReplicaCopy,
+    sent: Sequence[tuple[IntArray, int]],
+    op_of: IntArray,
+    sheet: Sheet,
+) -> None:
+    """Copy parameters back once all updates of their bucket are done."""
+    if not sent:
+        return
+    graph = problem.graph
+    ops = _copies(problem, own, sheet, sent, Stream.COPY_IN)
+    bucket_of = np.full(graph.num_tensors, -1, dtype=np.int64)
+    bucket_of[np.concatenate([copied for copied, _ in sent])] = _of_buckets(sent)
+    reader = graph.reader
+    bucket = bucket_of[graph.reads]
+    is_update = (bucket >= 0) & (op_of[reader] >= 0)
+    pairs = np.unique(bucket[is_update] * graph.num_ops + reader[is_update])
+    users = pairs % graph.num_ops
+    names = [f"updated.{user}{own.label}" for user in users.tolist()]
+    told = sheet.add_tensors(names, role=Role.CONTROL, producer=op_of[users])
+    sheet.add_reads(ops[pairs // graph.num_ops], told)
+
+
+def _of_buckets(sent: Sequence[tuple[IntArray, int]]) -> LongArray:
+    """The bucket of each gradient, in the order of the buckets."""
+    return np.repeat(np.arange(len(sent)), [len(copied) for copied, _ in sent])
+
+
+def _copies(
+    problem: Problem,
+    own: ReplicaCopy,
+    sheet: Sheet,
+    sent: Sequence[tuple[IntArray, int]],
+    stream: Stream,
+) -> IntArray:
+    """A copy between device and host of each bucket, one after the other."""
+    makers = problem.graph.tensor_producer[[int(copied[0]) for copied, _ in sent]]
+    devices, is_out = own.device_of[makers], stream == Stream.COPY_OUT
+    routes = [_route(problem, device) for device in devices.tolist()]
+    seconds = [
+        route.latency_s + size / (route.out_bps if is_out else route.in_bps)
+        for route, (_, size) in zip(routes, sent, strict=True)
+    ]
+    word = "out" if is_out else "in"
+    return sheet.add_ops(
+        [f"{word}.{number}{own.label}" for number in range(len(sent))],
+        np.tile(seconds, (len(problem.costs.kind_names), 1)),
+        kind=sheet.kind("copy"), phase=Phase.OPTIMIZER, stream=stream, device=devices,
+        priority=np.arange(len(sent), dtype=np.float64),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _route(problem: Problem, device: int) -> HostRoute:
+    return host_route(problem.cluster, problem.cluster.devices[device])

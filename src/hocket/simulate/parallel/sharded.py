@@ -1,0 +1,247 @@
+"""Parameters, gradients and state kept in parts: gathered block by block, scattered as they come.
+
+Fully sharded data parallel (ZeRO 3, Rajbhandari et al. 2020; PyTorch's FSDP): replicas keep one
+part of every block of parameters. The others gather it before the block's forward pass and again
+before its backward pass, at most one block ahead, and drop it after; gradients of a block are
+reduced and scattered as soon as they are whole. All replicas take part in every exchange, so they
+have equally many microbatches, of any sizes. O(microbatches x blocks x replicas).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.base.arrays import IntArray, LongArray
+from hocket.cost.collectives import ring_all_reduce_s
+from hocket.graph.graph import Graph, Phase, Role
+from hocket.plan.problem import Problem
+from hocket.simulate.parallel.batch_costs import best_ring, gradients_of
+from hocket.simulate.parallel.exchanges import Exchanges, all_reduced_bytes, exchange_all
+from hocket.simulate.parallel.graph_builder import Sheet
+from hocket.simulate.parallel.recompute_and_host import SecondRun, second_run
+from hocket.simulate.parallel.replica_copy import ReplicaCopy
+from hocket.simulate.parallel.stage_order import places_of
+
+PASSES = (Phase.FORWARD, Phase.BACKWARD)
+_MOST_BLOCKS = 24
+_NEXT = 1e-5
+"""Between priorities of which nothing lies between: second runs stand close together."""
+
+
+class Use(NamedTuple):
+    """An op that needs the parameters of a block."""
+
+    op: int
+    """Of the graph."""
+    is_again: bool
+    """Whether its second run does."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShardBlocks:
+    """Blocks of parameters in the order of the forward pass."""
+
+    num_blocks: int
+    num_bytes: LongArray
+    of_read: IntArray
+    """Per read of the graph: the block whose parameters it needs; -1 for none."""
+    of_gradient: IntArray
+    """Per gradient that the optimizer reads."""
+
+
+def exchange_shards(problem: Problem, copies: Sequence[ReplicaCopy], sheet: Sheet) -> None:
+    """Add the gathers and scatters of all passes; sums of gradients are then shards."""
+    graph = problem.graph
+    blocks = find_blocks(graph)
+    shards: list[IntArray | None] = [None] * blocks.num_blocks
+    again = second_run(graph, copies[0].replica.recomputed)  # the same for all
+    uses = {phase: _uses(graph, blocks, phase, again) for phase in PASSES}
+    for number in range(len(copies[0].passes)):
+        for phase in PASSES:
+            for block in uses[phase]:
+                after = _held_back(graph, uses, phase, block, number)
+                _gather(problem, copies, sheet, blocks, block, phase, number, uses[phase], after)
+        for block in range(blocks.num_blocks):
+            shards[block] = _scatter(problem, copies, sheet, blocks, block, number, shards[block])
+
+
+def find_blocks(graph: Graph) -> ShardBlocks:
+    """Consecutive parameters, at most `_MOST_BLOCKS` blocks of about equal bytes."""
+    lasting = (graph.tensor_producer < 0) & (graph.tensor_role == Role.PARAMETER)
+    tensors = np.flatnonzero(lasting & (graph.alias_of < 0))
+    place = places_of(graph)[np.maximum(graph.home_op[tensors], 0)]
+    tensors = tensors[np.argsort(place, kind="stable")]
+    sizes = graph.tensor_bytes[tensors]
+    before = np.cumsum(sizes) - sizes
+    whole = max(int(sizes.sum()), 1)
+    block = np.unique(before * _MOST_BLOCKS // whole, return_inverse=True)[1]
+    of_tensor = np.full(graph.num_tensors, -1, dtype=np.int32)
+    of_tensor[tensors] = block
+    gradients = gradients_of(graph)
+    of_gradient = np.zeros(len(gradients), dtype=np.int32)
+    position = {int(tensor): index for index, tensor in enumerate(gradients)}
+    for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
+        reads = graph.reads_of(op)
+        known = of_tensor[graph.root_of[reads]]
+        for tensor in reads.tolist():
+            if tensor in position and (known >= 0).any():
+                of_gradient[position[tensor]] = known[known >= 0][0]
+    num_blocks = int(block.max(initial=-1)) + 1
+    return ShardBlocks(
+        num_blocks=num_blocks,
+        num_bytes=np.bincount(block, sizes, num_blocks).astype(np.int64),
+        of_read=of_tensor[graph.root_of[graph.reads]],
+        of_gradient=of_gradient,
+    )
+
+
+def _readers(graph: Graph) -> IntArray:
+    return np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.read_ptr))
+
+
+def _uses(
+    graph: Graph, blocks: ShardBlocks, phase: Phase, again: SecondRun
+) -> dict[int, list[Use]]:
+    """By block, in the order in which a pass needs them: its uses, the first one first.
+
+    A backward pass needs a block also where forward ops run again.
+    """
+    reader = _readers(graph)
+    runs_again = np.zeros(graph.num_ops, dtype=np.bool_)
+    runs_again[again.ops] = phase == Phase.BACKWARD
+    # Second runs come right before the backward op that needs them, in their own order.
+    when = np.arange(graph.num_ops, dtype=np.float64)
+    if phase == Phase.BACKWARD:
+        when[again.ops] = again.before - 1 + again.ops / graph.num_ops
+    chosen = (blocks.of_read >= 0) & ((graph.op_phase[reader] == phase) | runs_again[reader])
+    ops, block = reader[chosen], blocks.of_read[chosen]
+    found: dict[int, list[Use]] = {}
+    for index in np.argsort(when[ops], kind="stable").tolist():
+        op = int(ops[index])
+        use = Use(op, bool(runs_again[op]))
+        members = found.setdefault(int(block[index]), [])
+        if not members or members[-1] != use:
+            members.append(use)
+    return found
+
+
+def _held_back(
+    graph: Graph, uses: dict[Phase, dict[int, list[Use]]], phase: Phase, block: int, number: int
+) -> tuple[int, Use] | None:
+    """The pass and the op after which a block may be gathered, one ahead; None: at once."""
+    first = [members[0] for members in uses[phase].values()]
+    at = first.index(uses[phase][block][0])  # of blocks that one op needs first, none waits
+    if at:
+        return number, first[at - 1]
+    if phase == Phase.BACKWARD:
+        return number, Use(int(np.flatnonzero(graph.op_phase == Phase.FORWARD)[-1]), False)
+    if number == 0:
+        return None
+    return number - 1, list(uses[Phase.BACKWARD].values())[-1][0]
+
+
+def _op_of(own: ReplicaCopy, number: int, use: Use) -> int:
+    one = own.passes[number]
+    return int(one.again[use.op] if use.is_again else one.op[use.op])
+
+
+def _gather(
+    problem: Problem,
+    copies: Sequence[ReplicaCopy],
+    sheet: Sheet,
+    blocks: ShardBlocks,
+    block: int,
+    phase: Phase,
+    number: int,
+    uses: dict[int, list[Use]],
+    after: tuple[int, Use] | None,
+) -> None:
+    """One block's parameters on all replicas, for the ops of one phase of one pass."""
+    size, users = int(blocks.num_bytes[block]), uses[block]
+    waits = []
+    for own in copies:
+        if after is None:
+            waits.append(np.zeros(0, dtype=np.int32))
+            continue
+        op = _op_of(own, *after)
+        waits.append(sheet.add_tensors([f"through.{op}"], role=Role.CONTROL, producer=[op]))
+    first, one = users[0], copies[0].passes[number]
+    when = one.again_priority if first.is_again else one.priority
+    label = f"gather.{block}.{phase.name.lower()}#{number}"
+    ops = together(problem, copies, sheet, label, size, float(when[first.op]) - 0.5, waits)
+    held = sheet.add_tensors(
+        [f"{label}{own.label}" for own in copies], bytes=size, role=Role.ACTIVATION, producer=ops
+    )
+    for own, tensor in zip(copies, held, strict=True):
+        readers = [_op_of(own, number, use) for use in users]
+        sheet.add_reads(np.array(readers), np.full(len(readers), tensor))
+
+
+def _scatter(
+    problem: Problem,
+    copies: Sequence[ReplicaCopy],
+    sheet: Sheet,
+    blocks: ShardBlocks,
+    block: int,
+    number: int,
+    shards: IntArray | None,
+) -> IntArray | None:
+    """One block's gradients of one pass, reduced; each replica keeps its shard of the sum."""
+    graph = problem.graph
+    members = gradients_of(graph)[blocks.of_gradient == block]
+    if not len(members):
+        return shards
+    size = int(graph.tensor_bytes[members].sum())
+    waits = [own.passes[number].tensor[members] for own in copies]
+    makers = graph.tensor_producer[members]
+    priority = float(copies[0].passes[number].priority[makers].max()) + 0.25
+    label = f"scatter.{block}#{number}"
+    ops = together(problem, copies, sheet, label, size, priority, waits)
+    made = sheet.add_tensors(
+        [f"{label}{own.label}" for own in copies],
+        bytes=-(-size // copies[0].num_shards), role=Role.GRADIENT, producer=ops,
+        alias=-1 if shards is None else shards,
+    )  # fmt: skip
+    if shards is not None:
+        sheet.add_reads(ops, shards)
+    for own, shard in zip(copies, made, strict=True):
+        own.sums[members] = shard
+    return made
+
+
+def together(
+    problem: Problem,
+    copies: Sequence[ReplicaCopy],
+    sheet: Sheet,
+    label: str,
+    size: int,
+    priority: float,
+    waits: Sequence[IntArray],
+) -> IntArray:
+    """A gather or scatter that begins when all replicas are ready for it, in a ring.
+
+    They are the two halves of an all-reduce.
+    """
+    devices = np.array([int(own.device_of[0]) for own in copies])
+    peers = tuple(int(device_of[0]) for device_of in copies[0].peers)
+    ring = best_ring(problem, peers)
+    whole_s = ring_all_reduce_s(size, len(peers), ring.latency_s, ring.bandwidth_bps)
+    exchange = Exchanges(
+        names=(label,),
+        labels=tuple(own.label for own in copies),
+        devices=devices[None, :],
+        seconds=np.array([float(whole_s) / 2]),
+        sent_bytes=all_reduced_bytes(np.array([size]), len(peers)) // 2,
+        ready_priority=np.full((1, len(copies)), priority),
+        priority=np.full((1, len(copies)), priority + _NEXT),
+    )
+    at = np.repeat(np.arange(len(copies)), [len(tensors) for tensors in waits]).astype(np.int64)
+    waiting = np.concatenate([np.zeros(0, dtype=np.int32), *waits]), at
+    found: IntArray = exchange_all(
+        sheet, "exchange", exchange, waiting, len(problem.costs.kind_names)
+    )[0]
+    return found
