@@ -9,7 +9,7 @@ from planners.parallel_trainings import training
 
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
-from hocket.planners.parallel import enumerate as enumeration
+from hocket.planners.parallel import space as enumeration
 from hocket.planners.parallel.pools import pools_of
 from hocket.planners.parallel.transformer_search import default_limits, scan
 from hocket.transformer import RECOMPUTES
