@@ -26,7 +26,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.parallel.closed_form import Tables, block_edges, tables_of
-from hocket.planners.parallel.compare import compare_whole
+from hocket.planners.parallel.compare import compare_parallel
 from hocket.planners.parallel.device_groups import even_sizes
 from hocket.planners.parallel.search import least_s, structures
 from hocket.planners.parallel.simulated import simulated
@@ -74,7 +74,7 @@ def main() -> None:
             continue
         graph = capture_sizes(Stack(widths), torch.zeros(batch, 256, widths[0]))
         problem = make_problem(graph, on)
-        winner = compare_whole(problem).winner
+        winner = compare_parallel(problem).winner
         assert winner is not None
         assert winner.step_s is not None
         started = time.process_time()

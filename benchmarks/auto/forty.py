@@ -31,7 +31,7 @@ from hocket.planners.parallel.compare import (
     GPIPE,
     PLACEMENT,
     UNSPLIT,
-    compare_whole,
+    compare_parallel,
 )
 
 MODELS = (
@@ -111,7 +111,7 @@ def _captured(name: str, batch: int, seq: int | None) -> Graph | None:
 def _compared(name: str, graph: Graph, on: str | Cluster) -> dict[str, object]:
     problem = make_problem(graph, on)
     started = time.process_time()
-    comparison = compare_whole(problem)
+    comparison = compare_parallel(problem)
     seconds = time.process_time() - started
     steps = {c.planner: c.step_s for c in comparison.candidates if c.step_s is not None}
     searched = PLACEMENT in steps

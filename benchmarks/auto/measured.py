@@ -48,7 +48,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.plan.words import in_words
-from hocket.planners.parallel.compare import compare_whole
+from hocket.planners.parallel.compare import compare_parallel
 from hocket.runtime.train.divided import staged
 from hocket.runtime.train.divided.piece import Piece
 from hocket.runtime.train.divided.staged import Pipeline
@@ -215,7 +215,7 @@ def fitted(profile: Profile, cluster: Cluster, slow: Sequence[float]) -> Calibra
 def ways(problem: Problem) -> list[Parallel]:
     """The winner of the search, what people do by hand, and single devices."""
     found = {}
-    for candidate in compare_whole(problem).candidates:
+    for candidate in compare_parallel(problem).candidates:
         shares = None if candidate.plan is None else candidate.plan.get(Parallel)
         if shares is not None and candidate.feasible and not shares.sharded:
             found[in_words(shares)] = shares

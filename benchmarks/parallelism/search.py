@@ -19,7 +19,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.planners.parallel.forecast import outlook_of
 from hocket.planners.parallel.recheck import RecheckEffort, recheck
-from hocket.planners.parallel.transformer_search import ROUNDS, compare_divisions, described, scan
+from hocket.planners.parallel.transformer_search import ROUNDS, compare_configs, described, scan
 from hocket.transformer.files import find_model
 
 CASES = (
@@ -53,7 +53,7 @@ def measure(problem: Problem, limits: Limits, rounds: int) -> None:
         seen = recheck(described(problem, 0, found.fitting)[: effort.num_simulated], effort)
         scan_s.append(middle - start)
         recheck_s.append(time.process_time() - middle)
-    winner = compare_divisions(replace(problem, limits=limits)).winner
+    winner = compare_configs(replace(problem, limits=limits)).winner
     print(
         f"{problem.work_name} on {problem.cluster.name}: {found.num_divisions:,} divisions, "
         f"{found.num_fitting:,} fit; scan {min(scan_s[1:]):.2f} s, "

@@ -13,7 +13,7 @@ from hocket.capture import load_model
 from hocket.capture.sizes import capture_sizes
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.waves.round_robin import even_cuts, round_robin
-from hocket.simulate.engine import simulate_shares
+from hocket.simulate.engine import simulate_parallel
 
 WAVE = 8
 """Samples of a wave."""
@@ -27,7 +27,7 @@ def gains(count: int) -> tuple[float, float]:
 
     def samples_per_s(*microbatches: int) -> float:
         replica = Replica(devices=names, microbatches=microbatches, cuts=cuts)
-        timeline = simulate_shares(problem, Parallel(replicas=(replica,)))[1]
+        timeline = simulate_parallel(problem, Parallel(replicas=(replica,)))[1]
         return sum(microbatches) / timeline.makespan_s
 
     plain = samples_per_s(WAVE)

@@ -32,7 +32,7 @@ from hocket.plan.sections import Parallel, Replica
 from hocket.planners.waves.round_robin import even_cuts, round_robin
 from hocket.planners.waves.search import even_shares, fit_waves
 from hocket.planners.waves.way import simulated
-from hocket.simulate.engine import simulate_shares
+from hocket.simulate.engine import simulate_parallel
 
 ALL, ALONE = (0.04, 0.15, 0.04), (0.15,)
 """Published shares of a step for switching, transfers of activations and the exchange; one wave
@@ -69,7 +69,7 @@ def data_parallel() -> None:
         one = alone.peak_bytes
         fit = fit_waves(stated, num_waves=STEADY, budget_bytes=round(1.3 * one))
         larger = [Replica(devices=(n,), microbatches=(2 * WAVE,) * (STEADY // 2)) for n in names]
-        twice_s = simulate_shares(stated, Parallel(replicas=tuple(larger)))[1].makespan_s
+        twice_s = simulate_parallel(stated, Parallel(replicas=tuple(larger)))[1].makespan_s
         base, way = fit.accumulated.samples_per_s, fit.chosen or fit.leanest
         print(
             f"| {share:.0%} | {base:,.0f} | {way.samples_per_s:,.0f} | "
@@ -89,7 +89,7 @@ def model_parallel(count: int, wave: int) -> None:
 
     def piped(*microbatches: int) -> tuple[float, int]:
         replica = Replica(devices=names, microbatches=microbatches, cuts=cuts)
-        timeline = simulate_shares(problem, Parallel(replicas=(replica,)))[1]
+        timeline = simulate_parallel(problem, Parallel(replicas=(replica,)))[1]
         return sum(microbatches) / timeline.makespan_s, int(timeline.peak_bytes.max())
 
     plain, plain_peak = piped(wave)

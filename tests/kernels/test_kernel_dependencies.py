@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import hocket
-from hocket.cost.parallel.columns import DivisionColumns
+from hocket.cost.parallel.columns import ConfigColumns
 from hocket.cost.parallel.memory_kernel import fill
 from hocket.kernels import Kernel, kernel
 
@@ -167,9 +167,9 @@ def test_the_key_of_a_kernel_changes_with_what_its_callees_use() -> None:
 def test_swapped_fields_of_a_table_make_another_kernel(monkeypatch) -> None:
     each: Any = fill
     before = each.digest
-    fields = list(DivisionColumns._fields)
+    fields = list(ConfigColumns._fields)
     fields[0], fields[1] = fields[1], fields[0]
-    monkeypatch.setattr(DivisionColumns, "_fields", tuple(fields))
+    monkeypatch.setattr(ConfigColumns, "_fields", tuple(fields))
     assert each.digest != before
 
 

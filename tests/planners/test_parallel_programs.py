@@ -15,7 +15,7 @@ from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.abilities import program_limits
 from hocket.planners.parallel.fixed_degrees import fixed_limits
 from hocket.planners.parallel.pools import pools_of
-from hocket.planners.parallel.transformer_search import compare_divisions, default_limits, plan_of
+from hocket.planners.parallel.transformer_search import compare_configs, default_limits, plan_of
 from hocket.transformer import ParallelConfig
 from hocket.transformer.files import find_model
 from hocket.transformer.rules import broken_rules
@@ -24,7 +24,7 @@ from hocket.view.parallel_text import mfu_sentence, range_sentence
 
 
 def test_report_on_a_telephone_keeps_division_step_and_memory():
-    comparison = compare_divisions(training(), QUICK)
+    comparison = compare_configs(training(), QUICK)
     report = parallel_report_html(
         TransformerPlan(comparison.problem, plan_of(comparison)), comparison
     )
@@ -48,8 +48,8 @@ def test_stated_stages_may_hold_the_embedding_or_the_output_layer_alone():
 def test_what_is_kept_free_stays_free():
     full = training(batch=64, on="4xa100-40g")
     kept = replace(full, spare=0.45)
-    tight = compare_divisions(full, QUICK)
-    wide = compare_divisions(kept, QUICK)
+    tight = compare_configs(full, QUICK)
+    wide = compare_configs(kept, QUICK)
     capacity = pools_of(full)[0].memory_bytes
     assert max(winning(tight).peak_bytes) > 0.55 * capacity >= max(winning(wide).peak_bytes)
     assert all(max(c.peak_bytes) <= 0.55 * capacity for c in outlooks(wide) if c.feasible)
@@ -73,7 +73,7 @@ def test_the_range_to_expect_is_that_of_what_is_known(model, on, source, expecte
     problem = training(model, on, batch=32)
     work = replace(problem.training, coefficients=Coefficients(source=source))
     problem = replace(problem, work=work)
-    winner = winning(compare_divisions(problem, QUICK))
+    winner = winning(compare_configs(problem, QUICK))
     assert winner.uncertainty == expected
     low_s, high_s = winner.range_s
     assert low_s == pytest.approx(winner.step_s * (1 - expected))
@@ -101,10 +101,10 @@ def test_a_named_program_limits_what_is_tried():
 def test_experts_are_divided_where_that_is_shorter():
     problem = training("qwen3-30b-a3b", "2xdgx-h100", 256, dtype="float8")
     limits = program_limits(default_limits(problem), "megatron-core")
-    chosen = winning(compare_divisions(replace(problem, limits=limits), QUICK))
+    chosen = winning(compare_configs(replace(problem, limits=limits), QUICK))
     assert chosen.division.expert == 8
     whole = winning(
-        compare_divisions(replace(problem, limits=fixed_limits(limits, "expert=1")), QUICK)
+        compare_configs(replace(problem, limits=fixed_limits(limits, "expert=1")), QUICK)
     )
     assert chosen.step_s < whole.step_s
 

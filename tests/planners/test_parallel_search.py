@@ -21,7 +21,7 @@ from hocket.planners.parallel.fixed_degrees import fixed_limits
 from hocket.planners.parallel.forecast import most_in_the_middle
 from hocket.planners.parallel.recheck import AS_SHORT, RecheckEffort
 from hocket.planners.parallel.transformer_search import (
-    compare_divisions,
+    compare_configs,
     default_limits,
     plan_of,
     scan,
@@ -38,7 +38,7 @@ from hocket.view.parallel_report import parallel_report_html
     ids=["small", "gpt-39b", "three devices"],
 )
 def test_winner_is_as_short_as_any_and_its_plan_is_legal(model, on, batch):
-    comparison = compare_divisions(training(model, on, batch), QUICK)
+    comparison = compare_configs(training(model, on, batch), QUICK)
     winner = winning(comparison)
     fitting = [c for c in comparison.candidates if c.feasible]
     assert comparison.winner is comparison.candidates[0]
@@ -61,7 +61,7 @@ def test_winner_is_as_short_as_any_and_its_plan_is_legal(model, on, batch):
 @pytest.mark.parametrize("fixed", ["pipeline=4,schedule=zb-v", "pipeline=3,schedule=1f1b"])
 def test_parts_add_up_to_the_simulated_step(fixed):
     problem = training(replace(SMALL, layers=14), "4xa100-80g", 24)
-    comparison = compare_divisions(fixing(problem, fixed), QUICK)
+    comparison = compare_configs(fixing(problem, fixed), QUICK)
     for candidate in outlooks(comparison):
         assert sum(candidate.parts_s.values()) == pytest.approx(candidate.step_s)
         assert not candidate.simulated or candidate.parts_s["bubble"] == pytest.approx(
@@ -72,7 +72,7 @@ def test_parts_add_up_to_the_simulated_step(fixed):
 
 def test_same_question_same_plan():
     problem = training()
-    plans = [plan_of(compare_divisions(problem, QUICK)) for _ in range(2)]
+    plans = [plan_of(compare_configs(problem, QUICK)) for _ in range(2)]
     assert len({dump_json(plan_to_data(problem, plan)) for plan in plans}) == 1
 
 
@@ -92,9 +92,7 @@ def test_simulator_and_closed_form_agree_on_even_pipelines():
     limits = fixed_limits(default_limits(problem), "pipeline=4,chunks=1,schedule=1f1b")
     effort = RecheckEffort(num_simulated=30, num_balanced=0, num_balanced_chunks=0)
     fitting = [
-        c
-        for c in outlooks(compare_divisions(replace(problem, limits=limits), effort))
-        if c.simulated
+        c for c in outlooks(compare_configs(replace(problem, limits=limits), effort)) if c.simulated
     ]
     assert len(fitting) > 10
     off = [abs(c.step_s / c.estimate_s - 1) for c in fitting]
@@ -105,7 +103,7 @@ def test_simulator_and_closed_form_agree_on_even_pipelines():
 def test_layers_that_do_not_divide_are_shared_out():
     problem = training(replace(SMALL, layers=30), "4xa100-80g", 32)
     limits = fixed_limits(default_limits(problem), "pipeline=4,chunks=1,tensor=1")
-    winner = winning(compare_divisions(replace(problem, limits=limits), QUICK))
+    winner = winning(compare_configs(replace(problem, limits=limits), QUICK))
     assert len(winner.division.layers) == 4
     assert sum(winner.division.layers) == 30
     assert max(winner.division.layers) <= 9
@@ -114,11 +112,9 @@ def test_layers_that_do_not_divide_are_shared_out():
 def test_heavy_output_layer_gets_fewer_layers():
     problem = training(replace(SMALL, vocabulary=500_000), "4xa100-80g", 32)
     limits = fixed_limits(default_limits(problem), "pipeline=4,schedule=1f1b,tensor=1")
-    winner = winning(compare_divisions(replace(problem, limits=limits), QUICK))
+    winner = winning(compare_configs(replace(problem, limits=limits), QUICK))
     assert winner.division.layers[-1] < 3
-    even = winning(
-        compare_divisions(replace(problem, limits=limits), replace(QUICK, num_balanced=0))
-    )
+    even = winning(compare_configs(replace(problem, limits=limits), replace(QUICK, num_balanced=0)))
     assert even.division.layers is None
     assert winner.step_s < even.step_s
 
@@ -139,7 +135,7 @@ def test_even_shares_differ_by_one_and_ends_are_never_larger(layers, stages):
 def test_nothing_fits_names_the_least_lack_and_what_would_do():
     problem = training("gpt-39b", "4xdgx1-v100", 16, dtype="float16")
     small = replace(problem, cluster=cluster_from_text("8xv100-16g"))
-    comparison = compare_divisions(small, QUICK)
+    comparison = compare_configs(small, QUICK)
     assert comparison.winner is None
     lacking = [outlook.lacking_bytes for outlook in outlooks(comparison)]
     assert lacking[0] == min(lacking)
@@ -155,7 +151,7 @@ def test_nothing_fits_names_the_least_lack_and_what_would_do():
 @pytest.mark.parametrize("fixed", ["pipeline=1,zero=0", "pipeline=1,zero=0,tensor=1", "chunks=4"])
 def test_hosts_that_would_do_keep_to_what_is_fixed(fixed):
     problem = training("gpt-39b", "2xdgx1-v100", 16, dtype="float16")
-    comparison = compare_divisions(fixing(problem, fixed), QUICK)
+    comparison = compare_configs(fixing(problem, fixed), QUICK)
     assert comparison.winner is None
     told = re.search(r"(\d+) hosts of 8 v100-16g instead of 2", comparison.why)
     assert (told is not None) == (fixed == "chunks=4")
@@ -166,10 +162,10 @@ def test_hosts_that_would_do_keep_to_what_is_fixed(fixed):
 
 def test_limits_that_leave_nothing_say_so():
     problem = training()
-    comparison = compare_divisions(fixing(problem, "tensor=7"), QUICK)
+    comparison = compare_configs(fixing(problem, "tensor=7"), QUICK)
     assert comparison.winner is None
     assert comparison.why.endswith(": tensor 7 does not divide 8 devices")
-    comparison = compare_divisions(fixing(problem, "expert=2"), QUICK)
+    comparison = compare_configs(fixing(problem, "expert=2"), QUICK)
     assert comparison.why.endswith(": 1 experts cannot be divided by expert 2")
 
 
@@ -178,7 +174,7 @@ def test_limits_that_leave_nothing_say_so():
 
 def test_unequal_kinds_share_a_pipeline_and_the_fast_ones_get_more_layers():
     problem = training("gpt-3.6b", "4xa100-80g+4xv100-32g", 32, dtype="float16")
-    comparison = compare_divisions(problem, RecheckEffort(num_simulated=60))
+    comparison = compare_configs(problem, RecheckEffort(num_simulated=60))
     both = [c for c in outlooks(comparison) if c.feasible and len(c.stages.pools) == 2]
     assert both
     kinds = {device.name: device.kind.name for device in problem.cluster.devices}
@@ -193,8 +189,8 @@ def test_unequal_kinds_share_a_pipeline_and_the_fast_ones_get_more_layers():
 
 def test_unequal_kinds_take_the_order_with_the_shortest_step():
     problem = training("gpt2-xl", "2xv100-32g+4xt4", 32, dtype="float16")
-    known = compare_divisions(problem, RecheckEffort(num_balanced=0))
-    found = compare_divisions(problem)
+    known = compare_configs(problem, RecheckEffort(num_balanced=0))
+    found = compare_configs(problem)
     assert winning(known).kinds == ("v100-32g", "t4", "t4")
     assert winning(found).kinds == ("t4", "t4", "v100-32g")
     assert found.winner.step_s < 0.98 * known.winner.step_s
@@ -208,15 +204,15 @@ def test_unequal_kinds_take_the_order_with_the_shortest_step():
 @pytest.mark.parametrize("fixed", ["context=2", "chunks=2"])
 def test_fixed_degrees_hold_on_mixed_clusters(fixed):
     problem = training(SMALL, "4xa100-80g+4xh100-80g", 16)
-    comparison = compare_divisions(fixing(problem, fixed), QUICK)
+    comparison = compare_configs(fixing(problem, fixed), QUICK)
     name, value = fixed.split("=")
     assert {getattr(c.division, name) for c in outlooks(comparison)} == {int(value)}
 
 
 def test_a_kind_alone_is_tried_on_mixed_clusters():
     problem = training(SMALL, "4xa100-80g+2xv100-16g", 16, dtype="float16")
-    comparison = compare_divisions(problem, QUICK)
-    alone = compare_divisions(training(SMALL, "4xa100-80g", 16, dtype="float16"), QUICK)
+    comparison = compare_configs(problem, QUICK)
+    alone = compare_configs(training(SMALL, "4xa100-80g", 16, dtype="float16"), QUICK)
     assert comparison.winner.step_s <= alone.winner.step_s * (1 + AS_SHORT)
 
 
@@ -227,10 +223,8 @@ def test_a_kind_alone_is_tried_on_mixed_clusters():
 def test_a_schedule_made_for_the_stages_is_never_longer(order):
     problem = training(replace(SMALL, vocabulary=300_000), "4xa100-80g", 8)
     limits = fixed_limits(default_limits(problem), f"pipeline=4,schedule={order},microbatch=1")
-    plain = winning(compare_divisions(replace(problem, limits=limits), QUICK))
-    comparison = compare_divisions(
-        replace(problem, limits=replace(limits, num_synthesised=2)), QUICK
-    )
+    plain = winning(compare_configs(replace(problem, limits=limits), QUICK))
+    comparison = compare_configs(replace(problem, limits=replace(limits, num_synthesised=2)), QUICK)
     winner = winning(comparison)
     assert winner.step_s < plain.step_s or winner.schedule_name == order
     assert winner.step_s <= plain.step_s

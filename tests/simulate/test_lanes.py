@@ -24,8 +24,8 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes, LaneWait, Parallel, Replica
 from hocket.planners.candidates import empty_plan
 from hocket.simulate import simulate
-from hocket.simulate.engine import simulate_placement, simulate_shares
-from hocket.simulate.parallel import unfold
+from hocket.simulate.engine import simulate_parallel, simulate_placement
+from hocket.simulate.parallel import expand
 from hocket.simulate.parallel.lanes import pass_order
 from hocket.simulate.verify import violations
 
@@ -160,7 +160,7 @@ def waves(problem, lead, sizes=(32, 32), **options):
 def test_waves_one_after_the_other_are_accumulation(problem):
     order = pass_order(problem.graph)
     plan = waves(problem, len(order))
-    verify_graph(unfold(problem, plan[Parallel], None, plan[Lanes]).problem.graph)
+    verify_graph(expand(problem, plan[Parallel], None, plan[Lanes]).problem.graph)
     late, plain = simulate(problem, plan), simulate(problem, plan.without(Lanes))
     # Updates run in the first lane, beside the last sums of the second.
     assert 0.95 * plain.makespan_s < late.makespan_s <= plain.makespan_s * (1 + 1e-9)
@@ -187,7 +187,7 @@ def test_the_second_lane_waits_for_the_lead_and_where_it_is_told(problem):
     middle = int(order[20])
     plan = waves(problem, lead, waits=(LaneWait(1, middle, 0, int(order[-1])),))
     assert not violations(plan, problem)
-    found, timeline = simulate_shares(problem, plan[Parallel], None, plan[Lanes])
+    found, timeline = simulate_parallel(problem, plan[Parallel], None, plan[Lanes])
     tick, tock = found.passes[0]
     assert timeline.op_start_s[tock[order[0]]] >= timeline.op_end_s[tick[order[lead - 1]]]
     assert timeline.op_start_s[tock[middle]] >= timeline.op_end_s[tick[order[-1]]]

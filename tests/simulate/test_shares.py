@@ -22,8 +22,8 @@ from hocket.plan.verify import structure_violations
 from hocket.planners.candidates import empty_plan
 from hocket.planners.parallel.closed_form import block_edges, tables_of
 from hocket.simulate import simulate
-from hocket.simulate.engine import simulate_shares
-from hocket.simulate.parallel import priced_at, unfold
+from hocket.simulate.engine import simulate_parallel
+from hocket.simulate.parallel import expand, priced_at
 from hocket.simulate.parallel.batch_costs import accumulate_s, gradients_of
 from hocket.simulate.parallel.stage_order import slots
 from hocket.simulate.verify import violations
@@ -78,7 +78,7 @@ def test_one_device_with_all_samples_is_the_plain_placement(problem):
 
 def test_accumulation_takes_its_passes_and_sums_and_holds_less(problem):
     whole = simulate(problem, plan_of(problem, shares(problem, ((0,), (8,), ()))))
-    _, split = simulate_shares(problem, shares(problem, ((0,), (3, 3, 2), ())))
+    _, split = simulate_parallel(problem, shares(problem, ((0,), (3, 3, 2), ())))
     row = problem.costs.device_row[0]
     is_pass = problem.graph.op_phase != Phase.OPTIMIZER
     passes = sum(priced_at(problem, n).costs.op_s[row, is_pass].sum() for n in (3, 3, 2))
@@ -105,7 +105,7 @@ def test_sums_of_gradients_are_priced_as_updates_whatever_slow_ops_a_fit_has_see
 def test_unfolded_graphs_are_legal_and_hold_every_op_once_per_microbatch(problem):
     cut = int(np.flatnonzero(problem.graph.op_phase == Phase.FORWARD)[6])
     section = shares(problem, ((0, 1), (2, 2, 1), (cut,)), ((2,), (3,), ()))
-    found = unfold(problem, section)
+    found = expand(problem, section)
     verify_graph(found.problem.graph)
     is_pass = problem.graph.op_phase != Phase.OPTIMIZER
     on_communication = found.problem.graph.op_stream == Stream.COMMUNICATION
@@ -116,9 +116,9 @@ def test_unfolded_graphs_are_legal_and_hold_every_op_once_per_microbatch(problem
 
 
 def test_replicas_wait_for_each_other_and_for_the_exchange(problem):
-    _, timeline = simulate_shares(problem, shares(problem, ((0,), (5,), ()), ((1,), (3,), ())))
+    _, timeline = simulate_parallel(problem, shares(problem, ((0,), (5,), ()), ((1,), (3,), ())))
     alone = [
-        simulate_shares(problem, shares(problem, ((device,), (size,), ())))[1].makespan_s
+        simulate_parallel(problem, shares(problem, ((device,), (size,), ())))[1].makespan_s
         for device, size in ((0, 5), (1, 3))
     ]
     graph = problem.graph
@@ -134,7 +134,7 @@ def test_a_pipeline_runs_1f1b_and_a_tied_weight_travels_once(problem):
     cut = int(places[len(places) // 2])
     for number in (2, 4):
         section = shares(problem, ((0, 1), (8 // number,) * number, (cut,)))
-        found, timeline = simulate_shares(problem, section)
+        found, timeline = simulate_parallel(problem, section)
         sent = found.problem.graph.tensor_bytes[timeline.transfer_tensor]
         table = int(graph.tensor_bytes[graph.tensor_role == 1].max())
         assert np.count_nonzero(sent == table) == 2  # the weight there, its gradient back
@@ -156,7 +156,7 @@ def test_stages_that_wait_in_a_circle_are_refused(problem):
     seen = set()
     for cut in forward[1:].tolist():
         try:
-            simulate_shares(problem, shares(problem, ((0, 1), (4, 4), (cut,))))
+            simulate_parallel(problem, shares(problem, ((0, 1), (4, 4), (cut,))))
             seen.add("runs")
         except CheckError:
             seen.add("refused")
@@ -213,9 +213,9 @@ def test_memory_of_every_device_is_checked(problem):
 
 def test_sharded_replicas_keep_a_part_each_and_gather_every_block(problem):
     replicas = (((0,), (4, 2), ()), ((1,), (1, 1), ()))
-    plain, whole = simulate_shares(problem, shares(problem, *replicas))
+    plain, whole = simulate_parallel(problem, shares(problem, *replicas))
     section = shares(problem, *replicas, zero=3)
-    found, (_, timeline) = unfold(problem, section), simulate_shares(problem, section)
+    found, (_, timeline) = expand(problem, section), simulate_parallel(problem, section)
     verify_graph(found.problem.graph)
 
     def held(unfolded):
@@ -259,7 +259,7 @@ def test_recomputed_blocks_hold_less_and_take_their_forward_pass_again(problem, 
     replicas = [(d, sizes, (cut,) if cuts is None else cuts) for d, sizes, cuts in replicas]
     section = shares(problem, *replicas, **options)
     eased = easing(problem, section, recomputed=blocks_of(problem))
-    verify_graph(unfold(problem, eased).problem.graph)
+    verify_graph(expand(problem, eased).problem.graph)
     plain, again = (
         simulate(problem, plan_of(problem, section)),
         simulate(problem, plan_of(problem, eased)),
@@ -267,7 +267,7 @@ def test_recomputed_blocks_hold_less_and_take_their_forward_pass_again(problem, 
     # Where logits and exchanged buckets are the most that is held, blocks give nothing back.
     assert (again.peak_bytes <= plain.peak_bytes).all()
     assert again.makespan_s > plain.makespan_s
-    found = unfold(problem, eased).problem
+    found = expand(problem, eased).problem
     runs = [i for i, name in enumerate(found.graph.op_names) if "@again" in name]
     once = [name.split("@")[0] for name in np.array(found.graph.op_names)[runs]]
     passes = sum(len(sizes) for _, sizes, _ in replicas)
@@ -277,7 +277,7 @@ def test_recomputed_blocks_hold_less_and_take_their_forward_pass_again(problem, 
 
 def test_an_update_on_the_host_keeps_no_state_and_copies_gradients_and_parameters(problem):
     section = easing(problem, shares(problem, ((0,), (5,), ()), ((1,), (3,), ())), update="host")
-    found = unfold(problem, section)
+    found = expand(problem, section)
     verify_graph(found.problem.graph)
     graph, given = found.problem.graph, problem.graph
     assert graph.tensor_bytes[graph.tensor_role == Role.OPTIMIZER_STATE].sum() == 0
@@ -301,7 +301,7 @@ def test_an_update_on_the_host_that_reads_no_gradient_copies_nothing(problem):
     role = np.where(role == Role.GRADIENT, Role.ACTIVATION, role).astype(role.dtype)
     without = replace(problem, work=replace(problem.graph, tensor_role=role))
     section = easing(without, shares(without, ((0,), (8,), ())), update="host")
-    graph = unfold(without, section).problem.graph
+    graph = expand(without, section).problem.graph
     assert not np.isin(graph.op_stream, (Stream.COPY_OUT, Stream.COPY_IN)).any()
 
 

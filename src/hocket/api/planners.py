@@ -12,8 +12,13 @@ from hocket.planners import PLANNERS, find_planner
 from hocket.planners.candidates import Comparison
 from hocket.planners.compare import compare
 from hocket.planners.goal import GOALS, Goal
-from hocket.planners.parallel.compare import can_share, compare_whole
-from hocket.planners.parallel.constraints import ANYTHING, Must, parse_dollars, parse_must
+from hocket.planners.parallel.compare import can_split_batch, compare_parallel
+from hocket.planners.parallel.constraints import (
+    NO_CONSTRAINTS,
+    Constraints,
+    parse_constraints,
+    parse_dollars,
+)
 from hocket.planners.parallel.scenarios import ChangedCluster, best_first, what_if, within
 from hocket.planners.registry import FURTHER
 
@@ -22,7 +27,7 @@ __all__ = [
     "GOALS",
     "PLANNERS",
     "ChangedCluster",
-    "Must",
+    "Constraints",
     "changed_cluster",
     "compare",
     "compare_changes",
@@ -30,8 +35,8 @@ __all__ = [
     "compare_ways",
     "find_planner",
     "fixed_degrees",
+    "parse_constraints",
     "parse_dollars",
-    "parse_must",
 ]
 
 
@@ -39,7 +44,7 @@ def compare_ways(
     problem: Problem,
     planners: Sequence[str] = (),
     goal: Goal = "time",
-    must: Must = ANYTHING,
+    must: Constraints = NO_CONSTRAINTS,
     num_degrees: int = 0,
 ) -> Comparison:
     """The named planners compared; without names, all ways that there are to do such work.
@@ -47,12 +52,12 @@ def compare_ways(
     A training is divided. The ops of a graph are placed, or its batch is shared where it can be.
     """
     if isinstance(problem.work, TransformerTraining) and not planners:
-        from hocket.planners.parallel.transformer_search import compare_divisions
+        from hocket.planners.parallel.transformer_search import compare_configs
 
-        return compare_divisions(problem)
-    if not planners and can_share(problem):
-        return compare_whole(problem, goal, must, num_degrees)
-    if must != ANYTHING:
+        return compare_configs(problem)
+    if not planners and can_split_batch(problem):
+        return compare_parallel(problem, goal, must, num_degrees)
+    if must != NO_CONSTRAINTS:
         raise UsageError(
             "limits are kept where a batch is shared out, not where its ops are placed",
             hint="plan a model instead of a graph without sizes, and name no planner",
@@ -65,7 +70,7 @@ def compare_changes(
     changes: Sequence[str],
     dollars_per_hour: float | None = None,
     goal: Goal = "time",
-    must: Must = ANYTHING,
+    must: Constraints = NO_CONSTRAINTS,
     planners: Sequence[str] = (),
 ) -> list[ChangedCluster]:
     """What changes of the cluster would bring, and the best that so much money per hour buys.
@@ -78,18 +83,18 @@ def compare_changes(
         return compare_ways(changed, planners, goal, must)
 
     found = what_if(problem, changes, compared)
-    if dollars_per_hour is not None and can_share(problem):
+    if dollars_per_hour is not None and can_split_batch(problem):
         found += within(problem, dollars_per_hour, compared, goal, known=changes)
     return best_first(found, goal)
 
 
 def compare_divided(
-    problem: Problem, batch: int | None = None, must: Must = ANYTHING, most: int = 10
+    problem: Problem, batch: int | None = None, must: Constraints = NO_CONSTRAINTS, most: int = 10
 ) -> Comparison:
     """`compare_ways` with rows for up to ``most`` combinations of degrees, for the batch of the
     graph."""
     other = problem.graph.other_batch
-    if not can_share(problem) or other is None:
+    if not can_split_batch(problem) or other is None:
         raise UsageError(
             f"the batch of {problem.graph.name} cannot be shared out",
             hint="capture a training step with hocket capture MODEL --batch N",
@@ -102,7 +107,7 @@ def compare_divided(
     return compare_ways(problem, must=must, num_degrees=most)
 
 
-def fixed_degrees(texts: Sequence[str]) -> Must:
+def fixed_degrees(texts: Sequence[str]) -> Constraints:
     """``data=2,pipeline=4`` as limits of a division of recorded ops."""
     limits = []
     for part in ",".join(texts).split(","):
@@ -115,4 +120,4 @@ def fixed_degrees(texts: Sequence[str]) -> Must:
                 f"{part.strip()[:60]!r}",
                 hint="--software megatron-core divides the shape of the model in other ways",
             )
-    return parse_must(limits)
+    return parse_constraints(limits)

@@ -16,7 +16,7 @@ from hocket.graph.graph import Graph
 from hocket.plan.files import SavedPlan
 from hocket.plan.make import make_problem
 from hocket.plan.sections import Parallel
-from hocket.planners.parallel.compare import can_share, compare_whole
+from hocket.planners.parallel.compare import can_split_batch, compare_parallel
 from hocket.runtime.train.predicted import claimed_step_s
 from hocket.view.shared import how_of
 
@@ -31,10 +31,10 @@ def faster_with_processes(placed: SavedPlan, batch: Any, traced: Callable[[Any],
     """
     graph = knowing_sizes(placed.problem.graph, lambda size: traced(resized(batch, size)))
     problem = make_problem(graph, placed.problem.cluster)
-    if not can_share(problem):
+    if not can_split_batch(problem):
         return ""
     try:
-        winner = compare_whole(problem).winner
+        winner = compare_parallel(problem).winner
     except HocketError:
         return ""
     if winner is None or winner.plan is None or winner.step_s is None:

@@ -178,7 +178,7 @@ def command(
         compare_changes,
         compare_ways,
         find_planner,
-        parse_must,
+        parse_constraints,
     )
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.view.compared import answered_by, comparison_data
@@ -186,7 +186,7 @@ def command(
 
     for name in planners:
         find_planner(name)
-    must, money = parse_must(limits), _money(budget)
+    must, money = parse_constraints(limits), _money(budget)
     if output is None and not as_json:
         output = Path("plan.json")
     if output is not None:

@@ -19,7 +19,7 @@ from hocket.plan.transformer_plan import plan_stage_costs
 from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.instructions import Instructions
 from hocket.simulate.lowering import order_priority, trimmed
-from hocket.simulate.parallel import Unfolded, unfold
+from hocket.simulate.parallel import ExpandedStep, expand
 from hocket.simulate.parallel.lanes import circle
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.rewriting.step import carried_out
@@ -41,7 +41,7 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
         return simulate_pipeline(plan[Schedule], plan_stage_costs(problem, plan[Parallel]))
     shares = plan.get(Parallel)
     if shares is not None:
-        return simulate_shares(problem, shares, plan.get(Communication), plan.get(Lanes))[1]
+        return simulate_parallel(problem, shares, plan.get(Communication), plan.get(Lanes))[1]
     problem, plan = carried_out(problem, plan)
     device_of, priority = _decisions(problem, plan)
     is_strict = plan.by_device is not None
@@ -51,18 +51,18 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
     return timeline
 
 
-def simulate_shares(
+def simulate_parallel(
     problem: Problem,
     shares: Parallel,
     planned: Communication | None = None,
     lanes: Lanes | None = None,
-) -> tuple[Unfolded, Timeline]:
+) -> tuple[ExpandedStep, Timeline]:
     """The graph of a step whose batch is shared out, and what carrying it out would be like.
 
-    The graph's ops have no names; `unfold` gives it with them. Raises `CheckError` where stages or
+    The graph's ops have no names; `expand` gives it with them. Raises `CheckError` where stages or
     lanes wait for each other in a circle.
     """
-    unfolded = unfold(problem, shares, planned, lanes, is_named=False)
+    unfolded = expand(problem, shares, planned, lanes, is_named=False)
     _, timeline = simulate_placement(
         unfolded.problem, unfolded.device_of, unfolded.priority, is_strict=unfolded.is_strict
     )

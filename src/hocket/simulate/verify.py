@@ -26,7 +26,7 @@ from hocket.plan.verify import (
 from hocket.plan.violation import Violation
 from hocket.simulate.engine import simulate
 from hocket.simulate.lowering import home_devices
-from hocket.simulate.parallel import unfold
+from hocket.simulate.parallel import expand
 from hocket.simulate.parallel.lane_blocks import LaneBlocks, lane_blocks
 from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import has_logits
@@ -68,7 +68,7 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
 def _share_violations(problem: Problem, plan: Plan, timeline: Timeline | None) -> list[Violation]:
     """Stages that wait for each other in a circle, and devices that lack memory."""
     try:
-        unfolded = unfold(problem, plan[Parallel], plan.get(Communication), plan.get(Lanes))
+        unfolded = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Lanes))
         timeline = timeline or simulate(problem, plan)
     except CheckError as error:
         return [Violation("parallel", error.message)]

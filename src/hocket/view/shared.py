@@ -20,7 +20,7 @@ from hocket.plan.words import in_words
 from hocket.planners.goal import dollars_per_million, samples_per_s
 from hocket.planners.memory.blocks import layer_label
 from hocket.simulate.analysis import used_devices
-from hocket.simulate.parallel import unfold
+from hocket.simulate.parallel import expand
 from hocket.simulate.timeline import Timeline
 from hocket.simulate.verify import violations
 from hocket.view import placed
@@ -85,7 +85,7 @@ _MOST_LINES = 12
 
 def unfolded(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     """The larger graph that the plan's shares stand for, and where its ops run."""
-    found = unfold(problem, plan[Parallel], plan.get(Communication), plan.get(Lanes))
+    found = expand(problem, plan[Parallel], plan.get(Communication), plan.get(Lanes))
     sections = (Placement(found.device_of), Order(priority=found.priority))
     inner = replace(plan, work_hash=found.problem.work_hash, sections=sections)
     return found.problem, inner

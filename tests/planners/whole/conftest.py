@@ -8,7 +8,7 @@ from planners.whole.whole_nets import Stack, Text, problem_on
 
 from hocket.capture.sizes import capture_sizes
 from hocket.planners.parallel import compare
-from hocket.planners.parallel.compare import compare_whole
+from hocket.planners.parallel.compare import compare_parallel
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def unequal(graph):
 
 @pytest.fixture(scope="session")
 def comparison(unequal):
-    return compare_whole(unequal)
+    return compare_parallel(unequal)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hocket.capture.sizes import capture_sizes
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.parallel.closed_form import block_edges, tables_of
 from hocket.simulate import symmetry
-from hocket.simulate.engine import simulate_shares
+from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel.tensor_parallel import degrees_of, regions_of
 
 
@@ -59,10 +59,10 @@ def sections(problem):
 def test_one_replica_stands_for_all(text, on, monkeypatch):
     problem = problem_on(text, on)
     for name, section in sections(problem):
-        _, all_of_them = simulate_shares(problem, section)
+        _, all_of_them = simulate_parallel(problem, section)
         with monkeypatch.context() as patch:
             patch.setattr(symmetry, "MAX_DEVICES", 0)
-            unfolded, one = simulate_shares(problem, section)
+            unfolded, one = simulate_parallel(problem, section)
         assert unfolded.stands_for is not None, name
         # One by one, ranks also send each other signals, which take long in so short a step.
         assert one.makespan_s == pytest.approx(all_of_them.makespan_s, rel=0.06), name

@@ -19,12 +19,12 @@ from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
 from hocket.planners.goal import num_devices
 from hocket.planners.memory.frontier import leanest_bytes
-from hocket.planners.parallel.batch_bound import shares_bound
+from hocket.planners.parallel.batch_bound import batch_bound
 from hocket.planners.parallel.closed_form import tables_of
-from hocket.planners.parallel.compare import DDP, FSDP, GPIPE, PLACEMENT, UNSPLIT, compare_whole
-from hocket.planners.parallel.constraints import parse_must
+from hocket.planners.parallel.compare import DDP, FSDP, GPIPE, PLACEMENT, UNSPLIT, compare_parallel
+from hocket.planners.parallel.constraints import parse_constraints
 from hocket.planners.parallel.device_groups import best_cut, even_sizes, group_of, shared_out
-from hocket.planners.parallel.search import shared_ways, structures
+from hocket.planners.parallel.search import search_parallel, structures
 from hocket.planners.parallel.simulated import Budget, simulated
 from hocket.planners.placement.devices import workers
 
@@ -45,7 +45,7 @@ def test_what_people_do_by_hand_stands_beside_it(comparison):
 
 
 def test_it_is_deterministic(unequal, comparison):
-    again = compare_whole(problem_on(unequal.graph, "1xrtx3090+1xv100-16g+1xt4"))
+    again = compare_parallel(problem_on(unequal.graph, "1xrtx3090+1xv100-16g+1xt4"))
     decided, before = again.winner.plan.sections, comparison.winner.plan.sections
     assert [section.to_data() for section in decided] == [s.to_data() for s in before]
     assert again.why == comparison.why
@@ -85,7 +85,7 @@ def test_cuts_are_the_best_of_all_cuts(unequal):
 
 def test_small_problems_are_within_five_percent_of_trying_everything(graph):
     problem = problem_on(graph, "1xrtx3090+1xt4")
-    found = compare_whole(problem).winner.step_s
+    found = compare_parallel(problem).winner.step_s
     names = problem.cluster.device_names
     tables = tables_of(problem)
     tried = []
@@ -131,7 +131,7 @@ def test_a_batch_that_does_not_fit_is_accumulated(graph):
     usable = int(whole.timeline.peak_bytes[0] - 1.2 * state)
     kept = roomy.cluster.devices[0].memory_bytes - usable
     problem = make_problem(graph, "1xt4", headroom_bytes=kept)
-    winner = compare_whole(problem).winner
+    winner = compare_parallel(problem).winner
     (replica,) = winner.plan[Parallel].replicas
     assert len(replica.microbatches) == 2
     assert winner.feasible
@@ -144,7 +144,7 @@ def test_what_fits_no_other_way_is_recomputed_and_updated_on_the_host(graph):
     problem = make_problem(
         graph, "1xt4", headroom_bytes=roomy.cluster.devices[0].memory_bytes - least + 2**20
     )
-    comparison = compare_whole(problem)
+    comparison = compare_parallel(problem)
     (replica,) = comparison.winner.plan[Parallel].replicas
     assert replica.recomputed or replica.update == "host"
     assert ": out of memory" in comparison.why
@@ -158,7 +158,7 @@ def test_where_no_sharing_fits_parameters_are_streamed(tmp_path):
     alone = empty_plan(roomy, "test").placing(np.zeros(graph.num_ops, dtype=np.int32))
     kept = roomy.cluster.devices[0].memory_bytes - leanest_bytes(roomy, alone)
     problem = make_problem(graph, "1xt4", headroom_bytes=kept)
-    planned = best_of(compare_whole(problem))
+    planned = best_of(compare_parallel(problem))
     assert planned.plan.get(Memory) is not None
     assert planned.timeline.peak_bytes[0] <= problem.memory_bytes[0]
     planned.save_all(tmp_path / "plan.json", report=tmp_path / "r.html", trace=tmp_path / "t.json")
@@ -166,14 +166,14 @@ def test_where_no_sharing_fits_parameters_are_streamed(tmp_path):
 
 def test_nothing_that_fits_is_told_and_nothing_is_chosen(graph):
     problem = make_problem(graph, "2xt4", headroom_bytes=15 * 2**30 - 2**20)
-    comparison = compare_whole(problem)
+    comparison = compare_parallel(problem)
     assert comparison.chosen is None
     assert comparison.why
 
 
 def test_the_cheapest_way_costs_no_more_than_the_quickest(graph):
     problem = problem_on(graph, "1xv100-16g+1xt4")
-    quick, cheap = compare_whole(problem).winner, compare_whole(problem, "cost").winner
+    quick, cheap = compare_parallel(problem).winner, compare_parallel(problem, "cost").winner
 
     def cost(candidate):
         prices = [d.kind.price_per_hour for d in problem.cluster.devices]
@@ -185,19 +185,19 @@ def test_the_cheapest_way_costs_no_more_than_the_quickest(graph):
 
 def test_the_budget_is_kept(unequal):
     budget = Budget(unequal, most_ops=4 * unequal.graph.num_ops)
-    shared_ways(unequal, budget)
+    search_parallel(unequal, budget)
     assert budget.num_simulated <= 4
 
 
 def test_the_bound_holds_for_every_way(unequal):
-    bound = shares_bound(tables_of(unequal), [0, 1, 2]).seconds
+    bound = batch_bound(tables_of(unequal), [0, 1, 2]).seconds
     budget = Budget(unequal)
-    assert all(way.step_s >= bound for way in shared_ways(unequal, budget))
+    assert all(way.step_s >= bound for way in search_parallel(unequal, budget))
 
 
 def test_pipelines_are_tried_in_both_orders_of_their_devices(unequal):
     budget = Budget(unequal)
-    shared_ways(unequal, budget)
+    search_parallel(unequal, budget)
     tried = {
         replica.devices for shares, _ in budget.seen for replica in shares.replicas if replica.cuts
     }
@@ -206,25 +206,25 @@ def test_pipelines_are_tried_in_both_orders_of_their_devices(unequal):
 
 def test_replicas_that_are_asked_for_get_a_sample_each_even_where_that_is_slower():
     tiny = problem_on(capture_sizes(Stack((8, 8)), torch.zeros(6, 1, 8)), "1xh100-80g+2xk80")
-    assert len(shared_ways(tiny, Budget(tiny))[0].plan[Parallel].replicas) == 1
-    asked = shared_ways(tiny, Budget(tiny), must=parse_must(("data 2",)))
+    assert len(search_parallel(tiny, Budget(tiny))[0].plan[Parallel].replicas) == 1
+    asked = search_parallel(tiny, Budget(tiny), must=parse_constraints(("data 2",)))
     assert {len(way.plan[Parallel].replicas) for way in asked} == {2}
 
 
 def test_one_device_that_holds_the_batch_is_one_row(graph):
     problem = problem_on(graph, "1xt4")
-    alone = compare_whole(problem)
+    alone = compare_parallel(problem)
     assert [c.planner for c in alone.candidates] == ["1 GPU, full batch (baseline)"]
     assert alone.winner.step_s >= alone.bound.seconds
     assert "one device" in alone.why
     # Less memory is a question even then, and what must not be is not.
-    assert len(compare_whole(problem, "memory").candidates) > 1
-    assert compare_whole(problem, must=parse_must(("step 1us",))).winner is None
+    assert len(compare_parallel(problem, "memory").candidates) > 1
+    assert compare_parallel(problem, must=parse_constraints(("step 1us",))).winner is None
 
 
 def test_far_fewer_devices_for_nearly_the_same_step_are_told(graph):
     """Eight cards behind a slow link are hardly quicker than one."""
-    found = compare_whole(problem_on(graph, "8xt4"))
+    found = compare_parallel(problem_on(graph, "8xt4"))
     one = next(c for c in found.candidates if num_devices(c) == 1)
     assert f"{one.planner} takes" in found.why
     assert f"on 1 device instead of {num_devices(found.winner)}" in found.why

@@ -14,8 +14,8 @@ from hocket.plan.words import in_words
 from hocket.planners.candidates import empty_plan
 from hocket.planners.communication.priority import with_priority
 from hocket.planners.parallel.closed_form import block_edges, tables_of
-from hocket.planners.parallel.compare import compare_whole
-from hocket.planners.parallel.constraints import parse_must
+from hocket.planners.parallel.compare import compare_parallel
+from hocket.planners.parallel.constraints import parse_constraints
 from hocket.planners.parallel.gradient_priority import BY_PRIORITY
 from hocket.planners.parallel.simulated import simulated
 from hocket.simulate.parallel.tensor_parallel import degrees_of, one_part, regions_of
@@ -82,9 +82,11 @@ def test_matrices_of_layers_are_divided_and_their_sums_take_time(text, unplaced)
 
 def test_divided_matrices_stand_in_the_table_and_keep_to_limits(text, unplaced):
     problem = problem_on(text, "dgx1-v100")
-    rows = {c.planner: c for c in compare_whole(problem).candidates}
+    rows = {c.planner: c for c in compare_parallel(problem).candidates}
     assert rows["tensor parallel"].feasible
-    asked = compare_whole(problem, must=parse_must(("tensor 2", "data 2", "pipeline 1"))).winner
+    asked = compare_parallel(
+        problem, must=parse_constraints(("tensor 2", "data 2", "pipeline 1"))
+    ).winner
     assert asked.plan[Parallel].tensor == len(asked.plan[Parallel].replicas) == 2
     assert len(asked.plan[Parallel].devices) == 4
     assert "tensor parallel over" in in_words(asked.plan[Parallel])
@@ -136,7 +138,7 @@ def test_gradients_by_priority_are_priced_as_a_step_among_many(graph, tmp_path, 
     file = tmp_path / "cores.toml"
     file.write_text('[[devices]]\nkind = "cpu-core"\n[network]\nbandwidth = "400Mbit/s"\n')
     problem = problem_on(graph, f"2x{file}")
-    found = compare_whole(problem)
+    found = compare_parallel(problem)
     rows = {c.planner: c for c in found.candidates}
     fast = rows[BY_PRIORITY]
     assert fast.step_s < rows["DDP (baseline)"].step_s
@@ -144,7 +146,7 @@ def test_gradients_by_priority_are_priced_as_a_step_among_many(graph, tmp_path, 
     assert fast.plan.get(Priority) is not None
     assert fast.step_s >= found.bound.seconds
     file.write_text('[[devices]]\nkind = "t4"\n[network]\nbandwidth = "10Gbit/s"\n')
-    told = {c.planner: c for c in compare_whole(problem_on(graph, f"2x{file}")).candidates}
+    told = {c.planner: c for c in compare_parallel(problem_on(graph, f"2x{file}")).candidates}
     assert told[BY_PRIORITY].step_s is None
     assert "on processors alone" in told[BY_PRIORITY].reason
 

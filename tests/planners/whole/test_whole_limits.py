@@ -9,8 +9,8 @@ from hocket.base.errors import UsageError
 from hocket.base.units import parse_seconds
 from hocket.hardware.changed import changed_cluster
 from hocket.planners.goal import goal_values, num_devices
-from hocket.planners.parallel.compare import compare_whole
-from hocket.planners.parallel.constraints import Must, parse_must
+from hocket.planners.parallel.compare import compare_parallel
+from hocket.planners.parallel.constraints import Constraints, parse_constraints
 from hocket.view.shared import whole_table
 from hocket.view.table import plain
 from hocket.view.variants import variants_table
@@ -19,14 +19,14 @@ from hocket.view.variants import variants_table
 @pytest.mark.parametrize(
     ("texts", "must"),
     [
-        ((), Must()),
-        ("step 500ms", Must(step_s=0.5)),
-        (("fit 8GiB", "devices 2"), Must(device_bytes=8 * 2**30, num_devices=2)),
-        (("step 500ms", "cost $3"), Must(step_s=0.5, dollars_per_million=3)),
+        ((), Constraints()),
+        ("step 500ms", Constraints(step_s=0.5)),
+        (("fit 8GiB", "devices 2"), Constraints(device_bytes=8 * 2**30, num_devices=2)),
+        (("step 500ms", "cost $3"), Constraints(step_s=0.5, dollars_per_million=3)),
     ],
 )
 def test_limits_as_people_write_them(texts, must):
-    assert parse_must(texts) == must
+    assert parse_constraints(texts) == must
 
 
 @pytest.mark.parametrize(
@@ -34,19 +34,19 @@ def test_limits_as_people_write_them(texts, must):
 )
 def test_limits_that_are_none_are_refused_with_a_hint(text):
     with pytest.raises(UsageError) as caught:
-        parse_must([text])
+        parse_constraints([text])
     assert caught.value.hint
 
 
 @pytest.mark.usefixtures("unplaced")
 def test_answers_keep_their_limits(unequal, comparison):
-    two = compare_whole(unequal, must=Must(num_devices=2))
+    two = compare_parallel(unequal, must=Constraints(num_devices=2))
     assert num_devices(two.winner) <= 2
     assert two.winner.step_s >= comparison.winner.step_s * 0.995
     least = int(two.winner.timeline.peak_bytes.max())
-    lean = compare_whole(unequal, must=Must(device_bytes=least // 2))
+    lean = compare_parallel(unequal, must=Constraints(device_bytes=least // 2))
     assert lean.winner.timeline.peak_bytes.max() <= least // 2
-    never = compare_whole(unequal, must=Must(step_s=comparison.bound.seconds / 2))
+    never = compare_parallel(unequal, must=Constraints(step_s=comparison.bound.seconds / 2))
     assert never.chosen is None
     assert any("longer than" in candidate.reason for candidate in never.candidates)
     assert "DDP (baseline): longer than" in plain(whole_table(never))
@@ -69,7 +69,7 @@ def test_answers_keep_their_limits(unequal, comparison):
 @pytest.mark.usefixtures("unplaced")
 def test_why_no_plan_is_shared_out_as_asked_is_told(net, on, texts, cause, request):
     problem = problem_on(request.getfixturevalue(net), on)
-    comparison = compare_whole(problem, must=parse_must(texts))
+    comparison = compare_parallel(problem, must=parse_constraints(texts))
     assert comparison.winner is None
     asked = " x ".join(text for text in texts if not text.startswith("devices"))
     assert comparison.why.startswith(f"no plan has {asked}: ")
@@ -103,7 +103,7 @@ def test_changes_are_ranked_and_told_by_what_is_wanted(graph):
     found = compare_changes(problem, ("1xh100-80g", "1xh200"), goal="memory")
     assert [v.change for v in found] == ["1xh200", "1xh100-80g"]  # as fast, and roomier
     told = {
-        goal: plain(variants_table(compare_whole(problem, goal), found, goal)).splitlines()[-1]
+        goal: plain(variants_table(compare_parallel(problem, goal), found, goal)).splitlines()[-1]
         for goal in ("time", "memory")
     }
     assert "1xh200 helps most: its fullest device" in told["memory"]
@@ -112,7 +112,7 @@ def test_changes_are_ranked_and_told_by_what_is_wanted(graph):
 
 def test_money_counts_where_all_prices_are_known_and_device_time_elsewhere(graph):
     tried = [
-        (problem, compare_whole(problem).winner)
+        (problem, compare_parallel(problem).winner)
         for problem in (problem_on(graph, "1xt4"), problem_on(graph, "1xa100-40g"))
     ]
     steps = [winner.step_s for _, winner in tried]
@@ -120,7 +120,7 @@ def test_money_counts_where_all_prices_are_known_and_device_time_elsewhere(graph
     assert all(prices)
     assert goal_values(tried, "cost") == pytest.approx(np.multiply(steps, prices))
     free = problem_on(graph, "1xrtx2080")
-    tried.append((free, compare_whole(free).winner))
+    tried.append((free, compare_parallel(free).winner))
     assert goal_values(tried, "cost")[:2] == pytest.approx(steps)
 
 

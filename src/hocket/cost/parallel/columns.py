@@ -14,7 +14,7 @@ from hocket.transformer import ParallelConfigs
 Bytes = NDArray[np.int8]
 
 
-class DivisionColumns(NamedTuple):
+class ConfigColumns(NamedTuple):
     """The fields of divisions."""
 
     tensor: IntArray
@@ -84,14 +84,14 @@ class StepTables(NamedTuple):
     """How each schedule fills the pipeline."""
 
 
-def columns_of(divisions: ParallelConfigs) -> DivisionColumns:
+def columns_of(divisions: ParallelConfigs) -> ConfigColumns:
     """The fields of divisions, read-only."""
     numbers = {
         name: table(getattr(divisions, name), np.int32)
-        for name in DivisionColumns._fields
+        for name in ConfigColumns._fields
         if getattr(divisions, name).dtype == np.int32
     }
-    return DivisionColumns(
+    return ConfigColumns(
         **numbers,
         schedule=table(divisions.schedule, np.int8),
         recompute=table(divisions.recompute, np.int8),

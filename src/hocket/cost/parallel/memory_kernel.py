@@ -6,7 +6,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.activations import NUM_MODES
-from hocket.cost.parallel.columns import DivisionColumns
+from hocket.cost.parallel.columns import ConfigColumns
 from hocket.cost.parallel.memory_tables import (
     BOTH_ENDS,
     FIRST_END,
@@ -19,7 +19,7 @@ from hocket.kernels import kernel
 
 @kernel
 def _state_bytes(
-    of: DivisionColumns, i: int, tables: MemoryTables, layers: float, num_dense: float, end: int
+    of: ConfigColumns, i: int, tables: MemoryTables, layers: float, num_dense: float, end: int
 ) -> float:
     """State of a rank that has the first end of the model, the last or both."""
     figures = tables.by_tensor[of.tensor[i]]
@@ -48,7 +48,7 @@ def _state_bytes(
 
 @kernel
 def fill(
-    of: DivisionColumns,
+    of: ConfigColumns,
     tables: MemoryTables,
     overheads: tuple[float, float, float],
     state_bytes: FloatArray,

@@ -21,7 +21,7 @@ from hocket.base.errors import UsageError
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.columns import (
-    DivisionColumns,
+    ConfigColumns,
     Places,
     RankPlaces,
     Seen,
@@ -154,7 +154,7 @@ def _numbered(divisions: ParallelConfigs, devices_per_host: int) -> Keys | None:
     )
 
 
-def _size(columns: DivisionColumns, name: str) -> int:
+def _size(columns: ConfigColumns, name: str) -> int:
     if name == "crosses":
         return 2
     column = getattr(columns, name)

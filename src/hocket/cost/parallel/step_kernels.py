@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import BoolArray, FloatArray, IntArray
-from hocket.cost.parallel.columns import DivisionColumns, Places, RankPlaces, Seen, StepTables
+from hocket.cost.parallel.columns import ConfigColumns, Places, RankPlaces, Seen, StepTables
 from hocket.cost.parallel.stage import DEPTH, FLUSH, GATHERED, SCARCE, V_HALF
 from hocket.kernels import kernel
 
@@ -13,7 +13,7 @@ from hocket.kernels import kernel
 
 
 @kernel
-def mark_values(columns: DivisionColumns, devices_per_host: int, seen: Seen) -> None:
+def mark_values(columns: ConfigColumns, devices_per_host: int, seen: Seen) -> None:
     """Note which values each field takes."""
     for i in range(len(columns.tensor)):
         tensor, pipeline = columns.tensor[i], columns.pipeline[i]
@@ -32,7 +32,7 @@ def mark_values(columns: DivisionColumns, devices_per_host: int, seen: Seen) -> 
 
 @kernel
 def mark_stages(
-    columns: DivisionColumns,
+    columns: ConfigColumns,
     devices_per_host: int,
     places: Places,
     code: IntArray,
@@ -57,9 +57,7 @@ def mark_stages(
 
 
 @kernel
-def mark_ranks(
-    columns: DivisionColumns, places: RankPlaces, code: IntArray, seen: BoolArray
-) -> None:
+def mark_ranks(columns: ConfigColumns, places: RankPlaces, code: IntArray, seen: BoolArray) -> None:
     """Number the ways to hold weights of all divisions, and note which numbers occur."""
     for i in range(len(columns.tensor)):
         number = (
@@ -83,7 +81,7 @@ def rename(code: IntArray, position: IntArray) -> None:
 
 @kernel
 def add_up(
-    columns: DivisionColumns,
+    columns: ConfigColumns,
     stage: IntArray,
     rank: IntArray,
     tables: StepTables,

@@ -25,7 +25,7 @@ from hocket.hardware.kinds import preset_kinds
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Comparison
-from hocket.planners.parallel.compare import can_share, compare_whole
+from hocket.planners.parallel.compare import can_split_batch, compare_parallel
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,12 +59,12 @@ def plan_gangs(
             cluster = _gang(servers, gang)
             costs = estimate_costs(graph, cluster, calibration=calibration if is_known else None)
             problem = Problem(work=graph, cluster=cluster, op_costs=costs)
-            if not can_share(problem):
+            if not can_split_batch(problem):
                 raise UsageError(
                     f"the batch of {graph.name} cannot be shared between devices",
                     hint="name a model with a batch of two or more, or give throughputs",
                 )
-            found.append(GangPlan(servers=servers, gang=gang, comparison=compare_whole(problem)))
+            found.append(GangPlan(servers=servers, gang=gang, comparison=compare_parallel(problem)))
     return found
 
 

@@ -20,7 +20,7 @@ SHARED = "the work of all samples, each op where it is done best"
 _STEPS = 60
 
 
-def shares_bound(tables: Tables, devices: list[int]) -> LowerBound:
+def batch_bound(tables: Tables, devices: list[int]) -> LowerBound:
     """A number of seconds that no shares, pipelines or placements of the batch beat."""
     cheapest = _cheapest_s(tables)
     rows = sorted({tables.row(device) for device in devices})

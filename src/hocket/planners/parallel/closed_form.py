@@ -21,7 +21,7 @@ from hocket.plan.gradient_buckets import BUCKET_BYTES
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.planners.memory.blocks import cut_step
-from hocket.simulate.engine import simulate_shares
+from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel.batch_costs import accumulate_s, gradients_of, priced_at
 from hocket.simulate.parallel.stage_order import places_of
 
@@ -258,7 +258,7 @@ def peak_bytes(problem: Problem, device: int, size: int, is_repeated: bool) -> i
     """What a device holds that takes microbatches of a size, one or several; simulated."""
     name = problem.cluster.device_names[device]
     replica = Replica(devices=(name,), microbatches=(size,) * (2 if is_repeated else 1))
-    _, timeline = simulate_shares(problem, Parallel(replicas=(replica,)))
+    _, timeline = simulate_parallel(problem, Parallel(replicas=(replica,)))
     return int(timeline.peak_bytes[device])
 
 

@@ -36,12 +36,12 @@ from hocket.planners.goal import TIED, Goal, merit_told, num_devices, thrift_tol
 from hocket.planners.goal import ranked as rank
 from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.frontier import find_frontier
-from hocket.planners.parallel.batch_bound import shares_bound
+from hocket.planners.parallel.batch_bound import batch_bound
 from hocket.planners.parallel.closed_form import Tables, largest_size, tables_of
-from hocket.planners.parallel.constraints import ANYTHING, Must
+from hocket.planners.parallel.constraints import NO_CONSTRAINTS, Constraints
 from hocket.planners.parallel.device_groups import even_sizes
 from hocket.planners.parallel.gradient_priority import by_priority
-from hocket.planners.parallel.search import shared_ways
+from hocket.planners.parallel.search import search_parallel
 from hocket.planners.parallel.sharded import checkpointed, equal_shards, unequal_shards
 from hocket.planners.parallel.simulated import Budget
 from hocket.planners.placement.devices import workers
@@ -166,15 +166,15 @@ _QUICK = ("m-etf", "m-sct", "pardnn")
 """What places ops before a search, or instead of it; a second or two for 200,000 ops."""
 
 
-def can_share(problem: Problem) -> bool:
+def can_split_batch(problem: Problem) -> bool:
     """Whether the samples of the problem's batch can be shared out at all."""
     other = problem.graph.other_batch
     is_asked = problem.objective == "latency" and not problem.contiguous
     return is_asked and other is not None and other.num_samples > 1 and problem.graph.stated is None
 
 
-def compare_whole(
-    problem: Problem, goal: Goal = "time", must: Must = ANYTHING, num_degrees: int = 0
+def compare_parallel(
+    problem: Problem, goal: Goal = "time", must: Constraints = NO_CONSTRAINTS, num_degrees: int = 0
 ) -> Comparison:
     """Best candidate of each parallelism family, compared with common baselines.
 
@@ -191,7 +191,7 @@ def compare_whole(
     budget = Budget(problem)
     split = list(_split_baselines(tables, devices, budget))
     unequal_shards(tables, devices, budget)
-    found = shared_ways(problem, budget, goal, must)
+    found = search_parallel(problem, budget, goal, must)
     candidates = full_batch + [titled(name, candidate) for name, candidate in split]
     by_name = {id(candidate.plan) for _, candidate in split}
     candidates += [
@@ -236,7 +236,7 @@ def _ranked(
     found: list[SimulatedCandidate],
     budget: Budget,
     goal: Goal,
-    must: Must,
+    must: Constraints,
     num_degrees: int,
 ) -> Comparison:
     """The comparison of candidates with the best by the goal chosen, and why."""
@@ -244,7 +244,7 @@ def _ranked(
     fitting = [c for c in (*candidates, *budget.seen.values()) if c.step_s is not None]
     candidates = [_limited(problem, candidate, must) for candidate in candidates]
     order = rank(problem, candidates, goal, ratio_range(problem.costs.settings))
-    bound = shares_bound(tables, workers(problem).tolist())
+    bound = batch_bound(tables, workers(problem).tolist())
     counts = {"ways": len(budget.seen), "simulated": budget.num_simulated}
     if not order:
         return Comparison(
@@ -268,7 +268,7 @@ def _alone(problem: Problem, only: SimulatedCandidate, tables: Tables) -> Compar
     why = f"there is one device, and it holds the whole batch; {limit}"
     return Comparison(
         problem=problem, candidates=(only,), chosen=0, why=why, counts={"ways": 1, "simulated": 1},
-        bound=shares_bound(tables, workers(problem).tolist()),
+        bound=batch_bound(tables, workers(problem).tolist()),
     )  # fmt: skip
 
 
@@ -363,7 +363,7 @@ def _length_s(candidate: Candidate) -> float:
     return math.inf if candidate.timeline is None else candidate.timeline.makespan_s
 
 
-def _limited(problem: Problem, candidate: Candidate, must: Must) -> Candidate:
+def _limited(problem: Problem, candidate: Candidate, must: Constraints) -> Candidate:
     broken = must.broken_by(problem, candidate)
     return replace(candidate, feasible=False, reason=broken) if broken else candidate
 

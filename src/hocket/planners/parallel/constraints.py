@@ -24,7 +24,7 @@ from hocket.simulate.parallel.tensor_parallel import degrees_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Must:
+class Constraints:
     """What an answer must keep; infinite where nothing is asked."""
 
     device_bytes: float = float("inf")
@@ -130,10 +130,10 @@ class Must:
         return ""
 
 
-ANYTHING = Must()
+NO_CONSTRAINTS = Constraints()
 
 
-def parse_must(texts: str | Sequence[str]) -> Must:
+def parse_constraints(texts: str | Sequence[str]) -> Constraints:
     """Limits as people write them, one or several; raises `UsageError` for what is none."""
     found: dict[str, Any] = {}
     for text in (texts,) if isinstance(texts, str) else texts:
@@ -149,7 +149,7 @@ def parse_must(texts: str | Sequence[str]) -> Must:
                 f"cannot read the limit {text[:100]!r}: {error}",
                 hint="write it like 'fit 8GiB', 'devices 2', 'step 500ms' or 'cost $3'",
             ) from None
-    return Must(**found)
+    return Constraints(**found)
 
 
 def parse_dollars(text: str) -> float:
@@ -177,4 +177,4 @@ _WORDS: dict[str, tuple[str, Callable[[str], float]]] = {
     "pipeline": ("num_stages", _count),
     "tensor": ("num_parts", _count),
 }
-"""Of each limit: what of `Must` it says, and how its value is read."""
+"""Of each limit: what of `Constraints` it says, and how its value is read."""

@@ -19,7 +19,7 @@ from hocket.hardware.kinds import preset_kinds
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Comparison
 from hocket.planners.goal import Goal, goal_values
-from hocket.planners.parallel.batch_bound import shares_bound
+from hocket.planners.parallel.batch_bound import batch_bound
 from hocket.planners.parallel.closed_form import tables_of
 from hocket.planners.placement.devices import workers
 
@@ -83,7 +83,7 @@ def _hope(changed: Problem, goal: Goal) -> float:
     devices = workers(changed)
     if goal == "memory":
         return -float(changed.memory_bytes[devices].sum())
-    bound_s = shares_bound(tables_of(changed), devices.tolist()).seconds
+    bound_s = batch_bound(tables_of(changed), devices.tolist()).seconds
     return bound_s if goal == "time" else bound_s * changed.cluster.price_per_hour
 
 

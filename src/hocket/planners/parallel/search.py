@@ -30,7 +30,7 @@ from hocket.planners.candidates import Candidate, SimulatedCandidate
 from hocket.planners.communication.collective import plan_collective
 from hocket.planners.goal import Goal
 from hocket.planners.parallel.closed_form import Tables, tables_of
-from hocket.planners.parallel.constraints import ANYTHING, Must
+from hocket.planners.parallel.constraints import NO_CONSTRAINTS, Constraints
 from hocket.planners.parallel.device_groups import DeviceGroup, even_sizes, group_of, shared_out
 from hocket.planners.parallel.memory_relief import fitted
 from hocket.planners.parallel.simulated import Budget
@@ -260,8 +260,8 @@ class Estimate:
         return len(self.shares.replicas) > 1, self.shares.is_staged, self.shares.tensor > 1
 
 
-def shared_ways(
-    problem: Problem, budget: Budget, goal: Goal = "time", must: Must = ANYTHING
+def search_parallel(
+    problem: Problem, budget: Budget, goal: Goal = "time", must: Constraints = NO_CONSTRAINTS
 ) -> list[SimulatedCandidate]:
     """Ways of sharing the batch that were simulated, the quickest first, that keep the limits."""
     tables, devices = tables_of(problem), workers(problem).tolist()
@@ -302,7 +302,7 @@ def _families_first(estimates: list[Estimate]) -> list[Estimate]:
     return [*first.values(), *(e for e in estimates if id(e) not in chosen)]
 
 
-def _starts(budget: Budget, must: Must) -> list[SimulatedCandidate]:
+def _starts(budget: Budget, must: Constraints) -> list[SimulatedCandidate]:
     """The quickest way of each structure, of the structures that small moves could make win."""
     first: dict[object, SimulatedCandidate] = {}
     fitting = _fitting(budget, must)
@@ -360,7 +360,7 @@ def _plan_exchange(tables: Tables, start: SimulatedCandidate, budget: Budget) ->
     budget.simulated(shares, found.chosen.section)
 
 
-def _fitting(budget: Budget, must: Must) -> list[SimulatedCandidate]:
+def _fitting(budget: Budget, must: Constraints) -> list[SimulatedCandidate]:
     fitting = [
         candidate
         for candidate in budget.seen.values()

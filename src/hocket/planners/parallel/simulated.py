@@ -13,7 +13,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Parallel
 from hocket.plan.words import in_words
 from hocket.planners.candidates import Candidate, SimulatedCandidate, empty_plan
-from hocket.simulate.engine import simulate_shares
+from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.symmetry import is_symmetric
 
 WHOLE = "whole"
@@ -59,7 +59,7 @@ def simulated(
     plan = replace(empty_plan(problem, WHOLE), sections=sections)
     name = in_words(shares)
     try:
-        _, timeline = simulate_shares(problem, shares, planned)
+        _, timeline = simulate_parallel(problem, shares, planned)
     except CheckError as error:
         return Candidate(
             planner=name, plan=None, timeline=None, feasible=False, reason=error.message,

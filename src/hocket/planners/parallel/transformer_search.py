@@ -321,7 +321,7 @@ ROUNDS = 3
 """How many times the best candidates are simulated, the next ones each time, until one fits."""
 
 
-def compare_divisions(problem: Problem, effort: RecheckEffort | None = None) -> Comparison:
+def compare_configs(problem: Problem, effort: RecheckEffort | None = None) -> Comparison:
     """All divisions within the problem's limits, the best of them simulated, and the winner."""
     effort = effort or RecheckEffort()
     limits = problem.limits or asked_limits(default_limits(problem), problem.training.software.name)

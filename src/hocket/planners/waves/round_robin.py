@@ -28,7 +28,7 @@ from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.blocks import cut_step
 from hocket.planners.placement.devices import workers
 from hocket.planners.waves.way import PLANNER
-from hocket.simulate.engine import simulate_shares
+from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel import priced_at
 from hocket.simulate.parallel.stage_order import places_of, stages_of
 from hocket.simulate.timeline import Timeline
@@ -133,9 +133,9 @@ def fit_partitions(problem: Problem) -> PartitionFit:
         )
     turns = round_robin(problem, cuts, wave)
     pipeline = Replica(devices=names, microbatches=(wave,) * count, cuts=cuts)
-    _, piped = simulate_shares(problem, Parallel(replicas=(pipeline,)))
+    _, piped = simulate_parallel(problem, Parallel(replicas=(pipeline,)))
     plain = Replica(devices=names, microbatches=(other.num_samples,), cuts=cuts)
-    _, alone = simulate_shares(problem, Parallel(replicas=(plain,)))
+    _, alone = simulate_parallel(problem, Parallel(replicas=(plain,)))
     ways = [
         ("plain model parallel", alone.makespan_s, int(alone.peak_bytes.max())),
         (f"1F1B, {count} microbatches", piped.makespan_s, int(piped.peak_bytes.max())),
@@ -179,7 +179,7 @@ def round_robin(problem: Problem, cuts: tuple[int, ...], wave_samples: int) -> R
             for wave in range(count)
         )
     )
-    _, timeline = simulate_shares(problem, shares)
+    _, timeline = simulate_parallel(problem, shares)
     wave = priced_at(problem, wave_samples)
     graph, stage = wave.graph, stages_of(wave.graph, cuts)
     passes = graph.op_phase != Phase.OPTIMIZER

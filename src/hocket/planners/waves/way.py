@@ -28,8 +28,8 @@ from hocket.planners.candidates import empty_plan
 from hocket.planners.memory.packing import Intervals, pack
 from hocket.planners.waves.waiting import num_waits
 from hocket.planners.waves.waits_for_room import WaveLives, held_bytes, wave_lives
-from hocket.simulate.engine import simulate_shares
-from hocket.simulate.parallel import Unfolded, priced_at
+from hocket.simulate.engine import simulate_parallel
+from hocket.simulate.parallel import ExpandedStep, priced_at
 from hocket.simulate.parallel.lane_blocks import LaneBlocks, lane_blocks
 from hocket.simulate.parallel.lanes import pass_order
 from hocket.simulate.timeline import Timeline
@@ -320,7 +320,7 @@ class WaveWay:
 
     shares: Parallel
     lanes: Lanes | None
-    unfolded: Unfolded
+    unfolded: ExpandedStep
     timeline: Timeline
     num_waits: int = 0
     """Of one lane for the other, where a graph is replayed."""
@@ -353,7 +353,7 @@ class WaveWay:
 
 def simulated(problem: Problem, shares: Parallel, lanes: Lanes | None = None) -> WaveWay:
     """A way and its timeline."""
-    unfolded, timeline = simulate_shares(problem, shares, None, lanes)
+    unfolded, timeline = simulate_parallel(problem, shares, None, lanes)
     return WaveWay(shares=shares, lanes=lanes, unfolded=unfolded, timeline=timeline)
 
 

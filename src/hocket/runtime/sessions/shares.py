@@ -21,7 +21,7 @@ from hocket.runtime.result import RunResult
 from hocket.runtime.room import require_room
 from hocket.runtime.smaller import smaller_shares
 from hocket.simulate import Timeline, simulate
-from hocket.simulate.engine import simulate_shares
+from hocket.simulate.engine import simulate_parallel
 
 
 def run_shares(
@@ -89,7 +89,7 @@ def _require_room(
     as_one = replace(shares, replicas=tuple(
         replace(replica, devices=replica.devices[:1], cuts=()) for replica in shares.replicas
     ), zero=0, tensor=1)  # fmt: skip
-    alone = simulate_shares(problem, as_one)[1]
+    alone = simulate_parallel(problem, as_one)[1]
     first = [names.index(replica.devices[0]) for replica in shares.replicas]
     largest = max(first, key=lambda device: int(alone.peak_bytes[device]))
     in_turn = partial(

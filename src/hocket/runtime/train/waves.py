@@ -30,7 +30,7 @@ from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import RecordedStep
 from hocket.runtime.train.repeats import called, never_replayed
 from hocket.runtime.train.weight import Weight
-from hocket.simulate.engine import simulate_shares
+from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel.lanes import lane_waits, pass_order
 
 # Ops of a wave that count where a recording is matched with the graph of a plan.
@@ -89,7 +89,7 @@ class WaveOrder(NamedTuple):
 
 def wave_order(problem: Problem, shares: Parallel, lanes: Lanes, replica: int = 0) -> WaveOrder:
     """The order of a plan, of the waves of one replica; views come with the op before them."""
-    unfolded, timeline = simulate_shares(problem, shares, None, lanes)
+    unfolded, timeline = simulate_parallel(problem, shares, None, lanes)
     passes = unfolded.passes[replica]
     looks = problem.graph.only_looks
     waits: dict[WaveOp, tuple[WaveOp, ...]] = {}

@@ -1,6 +1,6 @@
 """Shares of a batch as one larger graph: every replica, microbatch and exchange as ops."""
 
 from hocket.simulate.parallel.batch_costs import priced_at
-from hocket.simulate.parallel.expand import Unfolded, unfold
+from hocket.simulate.parallel.expand import ExpandedStep, expand
 
-__all__ = ["Unfolded", "priced_at", "unfold"]
+__all__ = ["ExpandedStep", "expand", "priced_at"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Phase, Role, Stream
-from hocket.simulate.parallel.graph_builder import Sheet
+from hocket.simulate.parallel.graph_builder import StepBuilder
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def all_reduced_bytes(size_bytes: LongArray, num_parties: int) -> LongArray:
 
 
 def exchange_all(
-    sheet: Sheet,
+    sheet: StepBuilder,
     kind: str,
     exchanges: Exchanges,
     waiting: tuple[IntArray, LongArray],

@@ -43,7 +43,7 @@ from hocket.simulate.parallel.exchanges import (
     exchange_all,
 )
 from hocket.simulate.parallel.gradient_exchange import exchange_alike
-from hocket.simulate.parallel.graph_builder import CopiedNames, Sheet
+from hocket.simulate.parallel.graph_builder import CopiedNames, StepBuilder
 from hocket.simulate.parallel.lanes import circle, hold_back, in_lane, updated
 from hocket.simulate.parallel.recompute_and_host import (
     copies_in,
@@ -75,7 +75,11 @@ _BEGIN = 1e-5
 
 
 def join_parts(
-    problem: Problem, regions: Regions, copies: Sequence[ReplicaCopy], degree: int, sheet: Sheet
+    problem: Problem,
+    regions: Regions,
+    copies: Sequence[ReplicaCopy],
+    degree: int,
+    sheet: StepBuilder,
 ) -> None:
     """Add the sums over the parts of every replica; copies stand replica by replica."""
     for start in range(0, len(copies), degree):
@@ -119,7 +123,7 @@ def _sum_all(
     group: Sequence[ReplicaCopy],
     number: int,
     runs: _MicrobatchRuns,
-    sheet: Sheet,
+    sheet: StepBuilder,
 ) -> None:
     """The sums of one run, all at once."""
     makers = np.array([each.maker for each in regions.sums])
@@ -157,7 +161,7 @@ def _sum_all(
 
 
 def _waits(
-    sized: Graph, makers: LongArray, runs: _MicrobatchRuns, sheet: Sheet
+    sized: Graph, makers: LongArray, runs: _MicrobatchRuns, sheet: StepBuilder
 ) -> tuple[IntArray, LongArray]:
     """What sums wait for, and the flat number of the sum and part that does."""
     num_parts, number = len(runs.op), np.arange(len(makers))
@@ -211,7 +215,7 @@ _LATE = 1e15
 
 
 @dataclass(frozen=True, eq=False)
-class Unfolded:
+class ExpandedStep:
     """A graph of its own with where and in which order its ops run."""
 
     problem: Problem
@@ -226,14 +230,14 @@ class Unfolded:
     """[rank, stage]: devices for which those of the first row were simulated; None for none."""
 
 
-def unfold(
+def expand(
     problem: Problem,
     shares: Parallel,
     planned: Communication | None = None,
     lanes: Lanes | None = None,
     *,
     is_named: bool = True,
-) -> Unfolded:
+) -> ExpandedStep:
     """The graph of all that a step with these shares does.
 
     ``planned`` says how replicas exchange gradients where it is about their very devices; with
@@ -247,7 +251,7 @@ def unfold(
         regions, degree = regions_of(problem.graph), shares.tensor
         problem, shares = one_part(problem, degree), shares.part_by_part()
     graph = problem.graph
-    sheet = Sheet(kinds=list(graph.kinds), modules=graph.modules, is_named=is_named)
+    sheet = StepBuilder(kinds=list(graph.kinds), modules=graph.modules, is_named=is_named)
     homes = _homes(problem, shares)
     kept = shares.replicas if stands_for is None else shares.replicas[:1]
     copies = []
@@ -282,7 +286,7 @@ def unfold(
         costs = replace(costs, routes=replace(costs.routes, channel_bandwidth_bps=shared_bps))
     is_ordered = lanes is not None or regions is not None
     is_strict = is_ordered or any(len(r.devices) > 1 or r.recomputed for r in shares.replicas)
-    return Unfolded(
+    return ExpandedStep(
         problem=replace(problem, work=unfolded, op_costs=costs),
         device_of=sheet.column("device").astype(np.int32),
         priority=sheet.column("priority").astype(np.float64),
@@ -324,7 +328,7 @@ def _replicate(
     peers: list[IntArray],
     parts_peers: list[IntArray],
     lanes: Lanes | None,
-    sheet: Sheet,
+    sheet: StepBuilder,
 ) -> ReplicaCopy:
     """Parameters of a replica once, its forward and backward ops once per microbatch."""
     graph, replica = problem.graph, shares.replicas[index]
@@ -371,7 +375,7 @@ def _run_microbatch(
     microbatch: int,
     sized: Problem,
     start: FloatArray,
-    sheet: Sheet,
+    sheet: StepBuilder,
 ) -> None:
     graph, num_microbatches = sized.graph, len(own.replica.microbatches)
     label = own.label + (f"#{microbatch}" if num_microbatches > 1 else "")
@@ -418,7 +422,7 @@ def _accumulate(
     label: str,
     priority: FloatArray,
     op_stream: NDArray[np.int8],
-    sheet: Sheet,
+    sheet: StepBuilder,
 ) -> None:
     """Add the gradients of a microbatch to those before, each as soon as it is there."""
     graph, parts = problem.graph, own.parts
@@ -456,7 +460,7 @@ def _tensors_of(graph: Graph, ops: IntArray) -> IntArray:
 
 
 def _add_ops(
-    sheet: Sheet,
+    sheet: StepBuilder,
     sized: Problem,
     ops: IntArray,
     label: str,
@@ -486,7 +490,7 @@ def _add_ops(
 
 
 def _add_tensors(
-    sheet: Sheet, graph: Graph, tensors: IntArray, op_of: IntArray, label: str, role: Any
+    sheet: StepBuilder, graph: Graph, tensors: IntArray, op_of: IntArray, label: str, role: Any
 ) -> IntArray:
     producer = graph.tensor_producer[tensors]
     return sheet.add_tensors(
@@ -498,7 +502,7 @@ def _add_tensors(
 
 
 def _add_reads(
-    sheet: Sheet,
+    sheet: StepBuilder,
     graph: Graph,
     op_of: IntArray,
     tensor: IntArray,
@@ -516,7 +520,7 @@ def _add_reads(
 # ── finish, exchange and update ───────────────────────────────────────────────────────────────────
 
 
-def _finish(problem: Problem, own: ReplicaCopy, sheet: Sheet) -> None:
+def _finish(problem: Problem, own: ReplicaCopy, sheet: StepBuilder) -> None:
     """Put the parts of gradients together that were added up apart."""
     graph, ops = problem.graph, own.finals
     if len(ops):
@@ -533,7 +537,7 @@ def _once(
     ops: IntArray,
     tensor: IntArray,
     priority: FloatArray,
-    sheet: Sheet,
+    sheet: StepBuilder,
     num_sharing: int = 0,
 ) -> IntArray:
     """Add ops that run once per step; per tensor of the graph the one that they make, or -1.
@@ -562,7 +566,7 @@ def _once(
 
 
 def _update(
-    problem: Problem, own: ReplicaCopy, done: IntArray | None, num_sharing: int, sheet: Sheet
+    problem: Problem, own: ReplicaCopy, done: IntArray | None, num_sharing: int, sheet: StepBuilder
 ) -> None:
     """The optimizer's ops of a replica, which read the summed gradients, here or on the host."""
     graph = problem.graph

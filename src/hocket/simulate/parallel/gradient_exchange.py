@@ -22,7 +22,7 @@ from hocket.simulate.parallel.exchanges import (
     all_reduced_bytes,
     exchange_all,
 )
-from hocket.simulate.parallel.graph_builder import Sheet
+from hocket.simulate.parallel.graph_builder import StepBuilder
 from hocket.simulate.parallel.replica_copy import ReplicaCopy
 
 
@@ -31,7 +31,7 @@ def exchange_alike(
     copies: list[ReplicaCopy],
     degree: int,
     planned: Communication | None,
-    sheet: Sheet,
+    sheet: StepBuilder,
 ) -> dict[int, IntArray]:
     """As `exchange`, between those that have the same part of every matrix."""
     done: dict[int, IntArray] = {}
@@ -49,7 +49,7 @@ def exchange(
     problem: Problem,
     copies: list[ReplicaCopy],
     planned: Communication | None,
-    sheet: Sheet,
+    sheet: StepBuilder,
     *,
     is_between: bool = False,
 ) -> dict[int, IntArray]:

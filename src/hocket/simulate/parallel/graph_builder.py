@@ -50,7 +50,7 @@ class NamesOnDemand(Protocol):
 
 
 @dataclass
-class Sheet:
+class StepBuilder:
     """Columns of ops and tensors, in the order in which they come."""
 
     kinds: list[str]

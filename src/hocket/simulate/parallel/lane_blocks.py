@@ -17,7 +17,7 @@ import numpy as np
 from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections.lanes import NUM_LANES, Lanes
-from hocket.simulate.parallel import Unfolded
+from hocket.simulate.parallel import ExpandedStep
 from hocket.simulate.parallel.lanes import LANE_STREAMS, pass_order
 from hocket.simulate.timeline import Timeline
 
@@ -75,7 +75,7 @@ class LaneBlocks:
         return times[last], held[last]
 
 
-def lane_blocks(given: Graph, unfolded: Unfolded, timeline: Timeline) -> LaneBlocks:
+def lane_blocks(given: Graph, unfolded: ExpandedStep, timeline: Timeline) -> LaneBlocks:
     """The blocks of the first replica's device; ``given`` is the graph of a single wave."""
     graph, passes = unfolded.problem.graph, unfolded.passes[0]
     order = pass_order(given)

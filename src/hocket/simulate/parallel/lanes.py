@@ -19,7 +19,7 @@ from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Lanes
 from hocket.plan.sections.lanes import LaneWait
-from hocket.simulate.parallel.graph_builder import Sheet
+from hocket.simulate.parallel.graph_builder import StepBuilder
 from hocket.simulate.parallel.replica_copy import ReplicaCopy
 
 LANE_STREAMS = (Stream.COMPUTE, Stream.SECOND)
@@ -82,7 +82,7 @@ def _lasting_changes(graph: Graph) -> IntArray:
     return found
 
 
-def hold_back(graph: Graph, own: ReplicaCopy, lanes: Lanes, sheet: Sheet) -> None:
+def hold_back(graph: Graph, own: ReplicaCopy, lanes: Lanes, sheet: StepBuilder) -> None:
     """Let ops wait for the other lane where they have to; raises `CheckError` where they cannot."""
     wrong = next(lanes.wrong_ops(graph, len(own.passes)), None)
     if wrong is not None:
@@ -106,7 +106,7 @@ def hold_back(graph: Graph, own: ReplicaCopy, lanes: Lanes, sheet: Sheet) -> Non
         sheet.add_reads(np.array([waiting]), told)
 
 
-def _hold_changes(graph: Graph, own: ReplicaCopy, sheet: Sheet) -> None:
+def _hold_changes(graph: Graph, own: ReplicaCopy, sheet: StepBuilder) -> None:
     """Parameters of each lane's own, and gradients that the change after the next wave uses."""
     is_owner = (graph.tensor_producer < 0) & (graph.alias_of < 0)
     is_parameter = is_owner & (graph.tensor_role == Role.PARAMETER)
@@ -116,7 +116,7 @@ def _hold_changes(graph: Graph, own: ReplicaCopy, sheet: Sheet) -> None:
     _hold(graph, own, sheet, sheet.add_tensors(names, bytes=parameters, role=Role.BUFFER))
 
 
-def _hold(graph: Graph, own: ReplicaCopy, sheet: Sheet, held: IntArray) -> None:
+def _hold(graph: Graph, own: ReplicaCopy, sheet: StepBuilder, held: IntArray) -> None:
     """Have tensors on the device of a replica over all of the step."""
     ops = own.passes[0].op[pass_order(graph)]
     sheet.add_reads(np.repeat(ops[ops >= 0][:1], len(held)), held)

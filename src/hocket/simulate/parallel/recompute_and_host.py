@@ -22,7 +22,7 @@ from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
 from hocket.simulate.parallel.batch_costs import gradients_of
 from hocket.simulate.parallel.gradient_exchange import buckets
-from hocket.simulate.parallel.graph_builder import CopiedNames, Sheet
+from hocket.simulate.parallel.graph_builder import CopiedNames, StepBuilder
 from hocket.simulate.parallel.replica_copy import ReplicaCopy
 from hocket.simulate.parallel.stage_order import places_of
 
@@ -105,7 +105,7 @@ def run_again(
     found: SecondRun,
     label: str,
     priority: FloatArray,
-    sheet: Sheet,
+    sheet: StepBuilder,
 ) -> Remade:
     """Add the second runs of a microbatch, each block right before its first reader."""
     graph, ops = sized.graph, found.ops
@@ -133,7 +133,7 @@ def run_again(
 
 
 def made_again(
-    graph: Graph, found: SecondRun, remade: Remade, tensor: IntArray, label: str, sheet: Sheet
+    graph: Graph, found: SecondRun, remade: Remade, tensor: IntArray, label: str, sheet: StepBuilder
 ) -> IntArray:
     """Add what the second runs make and read; per tensor of the graph its second form, or -1."""
     op_of, producer = remade.op, graph.tensor_producer
@@ -182,7 +182,7 @@ def host_update_s(
 
 
 def copies_out(
-    problem: Problem, own: ReplicaCopy, done: IntArray | None, sheet: Sheet
+    problem: Problem, own: ReplicaCopy, done: IntArray | None, sheet: StepBuilder
 ) -> tuple[IntArray, list[tuple[IntArray, int]]]:
     """Copy summed gradients to the host; per tensor what says that it is there, and the buckets."""
     graph, gradients = problem.graph, gradients_of(problem.graph)
@@ -209,7 +209,7 @@ def copies_in(
     own: ReplicaCopy,
     sent: Sequence[tuple[IntArray, int]],
     op_of: IntArray,
-    sheet: Sheet,
+    sheet: StepBuilder,
 ) -> None:
     """Copy parameters back once all updates of their bucket are done."""
     if not sent:
@@ -236,7 +236,7 @@ def _of_buckets(sent: Sequence[tuple[IntArray, int]]) -> LongArray:
 def _copies(
     problem: Problem,
     own: ReplicaCopy,
-    sheet: Sheet,
+    sheet: StepBuilder,
     sent: Sequence[tuple[IntArray, int]],
     stream: Stream,
 ) -> IntArray:

@@ -21,7 +21,7 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.problem import Problem
 from hocket.simulate.parallel.batch_costs import best_ring, gradients_of
 from hocket.simulate.parallel.exchanges import Exchanges, all_reduced_bytes, exchange_all
-from hocket.simulate.parallel.graph_builder import Sheet
+from hocket.simulate.parallel.graph_builder import StepBuilder
 from hocket.simulate.parallel.recompute_and_host import SecondRun, second_run
 from hocket.simulate.parallel.replica_copy import ReplicaCopy
 from hocket.simulate.parallel.stage_order import places_of
@@ -53,7 +53,7 @@ class ShardBlocks:
     """Per gradient that the optimizer reads."""
 
 
-def exchange_shards(problem: Problem, copies: Sequence[ReplicaCopy], sheet: Sheet) -> None:
+def exchange_shards(problem: Problem, copies: Sequence[ReplicaCopy], sheet: StepBuilder) -> None:
     """Add the gathers and scatters of all passes; sums of gradients are then shards."""
     graph = problem.graph
     blocks = find_blocks(graph)
@@ -152,7 +152,7 @@ def _op_of(own: ReplicaCopy, number: int, use: Use) -> int:
 def _gather(
     problem: Problem,
     copies: Sequence[ReplicaCopy],
-    sheet: Sheet,
+    sheet: StepBuilder,
     blocks: ShardBlocks,
     block: int,
     phase: Phase,
@@ -184,7 +184,7 @@ def _gather(
 def _scatter(
     problem: Problem,
     copies: Sequence[ReplicaCopy],
-    sheet: Sheet,
+    sheet: StepBuilder,
     blocks: ShardBlocks,
     block: int,
     number: int,
@@ -216,7 +216,7 @@ def _scatter(
 def together(
     problem: Problem,
     copies: Sequence[ReplicaCopy],
-    sheet: Sheet,
+    sheet: StepBuilder,
     label: str,
     size: int,
     priority: float,
