@@ -16,7 +16,7 @@ from hocket.plan.files import plan_to_data
 from hocket.plan.plan import Plan
 from hocket.planners.auto import auto
 from hocket.planners.memory.budget import keep_budget
-from hocket.planners.parallel.compare import compare_whole
+from hocket.planners.parallel.compare import compare_parallel
 
 
 def tell(problem, plan):
@@ -30,7 +30,7 @@ for family, num_ops in (("layered", 8), ("series-parallel", 26)):
 graph = chain_step(2, ops_per_layer=2)
 half = chain_step(2, ops_per_layer=2, activation=4 * MIB, flops=1e11)
 problem = make_problem(with_other_batch(graph, 4, half, 2), "1xv100-16g+1xt4")
-comparison = compare_whole(problem)
+comparison = compare_parallel(problem)
 for candidate in comparison.candidates:
     if candidate.plan is not None:
         tell(problem, candidate.plan)
