@@ -32,13 +32,16 @@ def fetch(url, **headers):
 
 
 def test_a_budget_is_answered_with_sections_numbers_and_files(url):
-    status, text = fetch(f"{url}/answer?{GPT}")
+    status, text = fetch(f"{url}/answer?{GPT}&memory=1500MiB")
     assert status == 200, text
     told = json.loads(text)
     assert told["fits"]
     assert "Other budgets" in told["html"]
     assert told["budgets"] == sorted(told["budgets"])
-    assert told["command"] == "hocket fit gpt2 --batch 2 --seq 64 --amp none --on 1xt4"
+    assert (
+        told["command"]
+        == "hocket fit gpt2 --batch 2 --seq 64 --amp none --on 1xt4 --memory 1500MiB"
+    )
     assert json.loads(fetch(f"{url}/plan.json?{told['files']}")[1])["sections"]["memory"]
     assert "Do this next" in fetch(f"{url}/report.html?{told['files']}")[1]
 
