@@ -152,7 +152,7 @@ def test_parts_on_one_device_answer_as_validated(path, validation):
 
 def test_the_report_is_one_page_without_scripts(path):
     page = (path / "report.html").read_text()
-    titles = ("Accuracy against latency", "Parts", "When workers are lost", "answered group")
+    titles = ("Accuracy against latency", "Sub-models", "When workers are lost", "answered group")
     for title in (*titles, "answer of 5 workers on", "of the whole net"):
         assert title in page
     assert "<script" not in page
@@ -237,7 +237,7 @@ def test_more_cores_never_mean_fewer_parts(path):
     ("changed", "code", "message"),
     [
         (["--parts", "11"], 2, "10 classes cannot be put into 11 parts"),
-        (["--parts", "many"], 2, "is no number of parts"),
+        (["--parts", "many"], 2, "is no number of sub-models"),
         (["--target-latency", "soon"], 2, "is not a number with a unit"),
         (["--target-latency", "1us"], 4, "no answer comes within 1 µs: reaching 5 workers"),
         (["--target-latency", "212us"], 4, "no part answers within 2 µs"),

@@ -31,7 +31,7 @@ def split_report_html(parts: PartTable, validation: Mapping[str, Any]) -> str:
     """The report as one HTML text."""
     verdict = validation["verdict"]
     return page_html(
-        title=f"{len(parts.class_names)} classes in {len(parts.parts)} parts",
+        title=f"{len(parts.class_names)} classes in {len(parts.parts)} sub-models",
         lead=f"{str(verdict['why']).capitalize()}.",
         stats=_stats(parts, validation),
         body=(
@@ -55,12 +55,12 @@ def _stats(parts: PartTable, validation: Mapping[str, Any]) -> str:
     whole, slowest_s = parts.whole, validation["slowest_s"]
     lost = 100 * (validation["test_whole"] - validation["test_parts"])
     entries = [
-        ("Slowest part", format_seconds(slowest_s), f"whole {format_seconds(whole.latency_s)}"),
+        ("Slowest of them", format_seconds(slowest_s), f"whole {format_seconds(whole.latency_s)}"),
         ("Answer", format_seconds(validation["predicted_s"]), f"on {validation['cores']} cores"),
         ("Test accuracy", f"{100 * validation['test_parts']:.2f} %",
          f"whole {100 * validation['test_whole']:.2f} %: {abs(lost):.2f} points "
          + ("lost" if lost >= 0 else "gained")),
-        ("Work of all parts", f"{validation['verdict']['total_work']:.2f}x", "of the whole net"),
+        ("Work of them all", f"{validation['verdict']['total_work']:.2f}x", "of the whole net"),
     ]  # fmt: skip
     return stats_html(entries)
 
@@ -120,7 +120,7 @@ def _dots(points: Sequence[_Point]) -> str:
             line += _LINE_PX
         names.append((x, line))
         marks.append(svg_text(x + _DOT_PX, line + 4, name, "label"))
-    label = "accuracy of every stage over the time of its slowest part"
+    label = "accuracy of every stage over the time of its slowest sub-model"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket hocket-svg" role="img" '
         f'aria-label="{label}" width="{_WIDTH_PX}" height="{_HEIGHT_PX}" '
@@ -132,7 +132,7 @@ def _dots(points: Sequence[_Point]) -> str:
 
 
 def _parts(parts: PartTable) -> str:
-    heads = [ColumnHead("Part", "number"), ColumnHead("Classes"), ColumnHead("Work", "number"),
+    heads = [ColumnHead("Sub-model", "number"), ColumnHead("Classes"), ColumnHead("Work", "number"),
              ColumnHead("Size", "number"), ColumnHead("One input", "number")]  # fmt: skip
     rows: list[list[Cell]] = [
         [
@@ -144,7 +144,7 @@ def _parts(parts: PartTable) -> str:
         ]
         for index, part in enumerate(parts.parts)
     ]
-    return section("parts", "Parts", table(heads, rows))
+    return section("parts", "Sub-models", table(heads, rows))
 
 
 def _losses(validation: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ _GUESSING = 1.5
 
 
 def split_text(table: PartTable, validation: Mapping[str, Any]) -> str:
-    """Parts, stages, lost workers and whether it pays."""
+    """Sub-models, stages, lost workers and whether it pays."""
     return "\n".join(
         [
             *_parts(table),
@@ -40,31 +40,31 @@ def _untrained(table: PartTable, validation: Mapping[str, Any]) -> list[str]:
 
 def _parts(table: PartTable) -> list[str]:
     whole = table.whole
-    lines = [f"  {'part':<6}{'work':>8}{'size':>8}{'one input':>12}   classes"]
+    lines = [f"  {'sub-model':<11}{'work':>8}{'size':>8}{'one input':>12}   classes"]
     for index, part in enumerate(table.parts):
         names = [inert(table.class_names[each]) for each in part.classes]
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         lines.append(
-            f"  {index:<6}{part.macs / whole.macs:>8.3f}{part.parameters / whole.parameters:>8.3f}"
+            f"  {index:<11}{part.macs / whole.macs:>8.3f}{part.parameters / whole.parameters:>8.3f}"
             f"{format_seconds(part.latency_s):>12}   {', '.join(names[:_MOST_NAMES])}{more}"
         )
     lines.append(
-        f"  {'whole':<6}{1.0:>8.3f}{1.0:>8.3f}{format_seconds(whole.latency_s):>12}   "
+        f"  {'whole':<11}{1.0:>8.3f}{1.0:>8.3f}{format_seconds(whole.latency_s):>12}   "
         f"(eager torch {format_seconds(whole.eager_s)})"
     )
     return lines
 
 
 def _stages(validation: Mapping[str, Any]) -> list[str]:
-    lines = [f"  {'stage':<34}{'accuracy':>10}{'slowest part':>15}"]
+    lines = [f"  {'stage':<34}{'accuracy':>10}{'slowest sub-model':>20}"]
     for stage in validation["stages"]:
         lines.append(
             f"  {stage['name']:<34}{100 * stage['accuracy']:>8.2f} %"
-            f"{format_seconds(stage['slowest_s']):>15}"
+            f"{format_seconds(stage['slowest_s']):>20}"
         )
     lines.append(
         f"  test inputs ({validation['num_test']}): whole {100 * validation['test_whole']:.2f} %, "
-        f"parts {100 * validation['test_parts']:.2f} % "
+        f"sub-models {100 * validation['test_parts']:.2f} % "
         f"(standard error of the difference {100 * validation['test_error']:.2f})"
     )
     return lines
@@ -112,7 +112,7 @@ def _end(table: PartTable, validation: Mapping[str, Any]) -> list[str]:
         and validation["slowest_s"] > 1.1 * validation["target_s"]
     ):
         lines.append(
-            f"the slowest part takes more than {format_seconds(validation['target_s'])}: channels "
+            f"the slowest takes more than {format_seconds(validation['target_s'])}: channels "
             "were given back for accuracy"
         )
     asked_s = validation["asked_s"]

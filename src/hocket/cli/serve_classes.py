@@ -91,7 +91,7 @@ def _require_workers(opened: Folder, options: ServeOptions) -> None:
 @click.option("--quorum", type=click.IntRange(1), default=None,
               help="Answers per class that are waited for; default: all copies.")  # fmt: skip
 @click.option("--device", default=None,
-              help="All parts on one device, such as cuda, a stream each.")  # fmt: skip
+              help="All sub-models on one device, such as cuda, a stream each.")  # fmt: skip
 @click.option("--predict", "only_predict", is_flag=True,
               help="Say how long an answer will take on this machine, and end.")  # fmt: skip
 @json_option
@@ -107,7 +107,7 @@ def command(
     only_predict: bool,
     as_json: bool,
 ) -> None:
-    """Serve the parts in FOLDER: one worker process per part, HTTP on a loopback address."""
+    """Serve the sub-models in FOLDER: one worker process each, HTTP on a loopback address."""
     from hocket.base.extras import require
     from hocket.base.units import format_seconds
 
@@ -126,7 +126,7 @@ def command(
         prediction = forecast.to_data()
         say(
             f"an answer will take about {format_seconds(forecast.answer_s)} on {forecast.cores} "
-            f"cores: {format_seconds(max(forecast.part_s))} for the slowest part, "
+            f"cores: {format_seconds(max(forecast.part_s))} for the slowest sub-model, "
             f"{format_seconds(forecast.overhead_s)} to reach {len(forecast.part_s)} workers"
         )
 

@@ -23,10 +23,10 @@ _LOG_S = 10.0
 @click.command("split")
 @click.argument("net", metavar="FILE.py:FUNCTION")
 @click.option("--data", required=True, metavar="FILE.py:FUNCTION", help="Labelled inputs.")
-@click.option("--parts", default="auto", show_default=True, help="How many parts, or auto.")
+@click.option("--parts", default="auto", show_default=True, help="Number of sub-models, or auto.")
 @click.option("--target-latency", default=None, help="Of an answer, such as 2ms.")
 @click.option("--work", type=float, default=0.25, show_default=True,
-              help="Of the whole net, for each part; not with --target-latency.")  # fmt: skip
+              help="Of the whole net, for each sub-model; not with --target-latency.")  # fmt: skip
 @click.option("--criterion", type=click.Choice(("value", "hybrid")), default="value",
               show_default=True, help="Channels to prune: the least valuable within --work or "
               "--target-latency, or those that sensAI's two thresholds name.")  # fmt: skip
@@ -43,11 +43,11 @@ _LOG_S = 10.0
 )  # fmt: skip
 @click.option("--unequal", is_flag=True, help="Groups may differ in size where that evens work.")
 @click.option("--alike", is_flag=True,
-              help="All parts have one form, and train as one net where they can.")  # fmt: skip
+              help="Sub-models have one form, and train as one net where they can.")  # fmt: skip
 @click.option("--train", "train_steps", type=click.IntRange(0), default=0, metavar="STEPS",
               help="Train the net first.")  # fmt: skip
 @click.option("--retrain", "steps", type=click.IntRange(1), default=200, show_default=True,
-              metavar="STEPS", help="Steps of each part.")  # fmt: skip
+              metavar="STEPS", help="Steps of each sub-model.")  # fmt: skip
 @click.option("--batch", type=click.IntRange(2), default=64, show_default=True,
               help="Samples in one step of retraining.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(("sgd", "adamw")), default="sgd",
@@ -63,9 +63,9 @@ _LOG_S = 10.0
 @click.option("--rounds", type=click.IntRange(0, 20), default=4, show_default=True,
               help="How often channels may be given back.")  # fmt: skip
 @click.option("--processes", "--jobs", "num_processes", type=click.IntRange(1, 256), default=1,
-              show_default=True, help="That train parts at the same time.")  # fmt: skip
+              show_default=True, help="That train sub-models at the same time.")  # fmt: skip
 @click.option("--fleet", "on_fleet", is_flag=True,
-              help="Parts are trained as jobs of a fleet (hocket fleet serve).")  # fmt: skip
+              help="Sub-models are trained as jobs of a fleet (hocket fleet serve).")  # fmt: skip
 @service_options
 @click.option("--cores", type=click.IntRange(1), default=None,
               help="Of the machine that will serve; default: this one.")  # fmt: skip
@@ -123,7 +123,9 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
     )
 
     if parts != "auto" and not whole_number(parts, 10_000):
-        raise UsageError(f"--parts {parts[:60]!r} is no number of parts", hint="such as 5, or auto")
+        raise UsageError(
+            f"--parts {parts[:60]!r} is no number of sub-models", hint="such as 5, or auto"
+        )
     seconds: dict[str, float | None] = {}
     for name in ("target_latency", "limit"):
         try:
