@@ -49,6 +49,8 @@ class Chip:
     """Summed dimension at which half of the time is lost to the ends of a tile."""
     attention: Mapping[str, AttentionRates] = field(hash=False)
     """By kernel: ``flash`` (FlashAttention 1), ``flash2``, ``fused`` (cuDNN, FlashAttention 3)."""
+    float32_convolution_share: float = 0.45
+    """Of the peak, by convolutions in float32."""
     uncertainty: float
     """Relative error of a predicted step where nothing was measured."""
     source: str
@@ -120,6 +122,17 @@ BLACKWELL = replace(
     uncertainty=0.30,
     source="taken for Hopper: nothing was measured",
 )
+UNKNOWN = replace(
+    AMPERE, name="unknown", uncertainty=0.35, source="taken for Ampere: nothing was measured"
+)
+VECTOR = replace(
+    UNKNOWN,
+    name="vector",
+    float32_convolution_share=0.82,
+    source="no matrix units for float32. TensorFlow's table of benchmarks (2017): 142 images/s of "
+    "Inception-V3, 219 of ResNet-50 and 92 of ResNet-152 on a P100, batch 64; predicted 142, 205 "
+    "and 82. Not a K80: 30 and 52 images/s, 36 and 51 predicted with the usual share",
+)
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         "h100-96g": HOPPER_500W,
@@ -131,12 +144,10 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
         "b300": BLACKWELL,
         "gb300": BLACKWELL,
         "a100": AMPERE,
+        **dict.fromkeys(("rtx2080", "t4", "v100", "p100", "titanx"), VECTOR),
     }
 )
 """By the start of a kind's name; the first that fits."""
-UNKNOWN = replace(
-    AMPERE, name="unknown", uncertainty=0.35, source="taken for Ampere: nothing was measured"
-)
 
 
 def chip_of(kind: str, libraries: Libraries = "current") -> Chip:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.errors import InputFileError
-from hocket.cost.chips import chip_of, num_multiprocessors
+from hocket.cost.chips import MULTIPROCESSORS, chip_of, num_multiprocessors
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, refine
 from hocket.cost.host import HostOverhead
 from hocket.cost.matrix_kernels import HALF, attention_rates, matrix_losses, power_limit
@@ -295,11 +295,13 @@ def default_efficiency(family: str, dtype: str, kind: DeviceKind) -> Efficiency:
         return usual
     if family in ACCELERATOR_MEMORY:
         return replace(usual, memory=ACCELERATOR_MEMORY[family])
+    chip = chip_of(kind.name)
     if family == "matmul":
-        share = chip_of(kind.name).mixed_share if dtype in HALF else FLOAT32_SHARE
-        return replace(usual, compute=share)
+        return replace(usual, compute=chip.mixed_share if dtype in HALF else FLOAT32_SHARE)
+    if family == "convolution" and dtype == "float32":
+        return replace(usual, compute=chip.float32_convolution_share)
     if family == "attention" and dtype in HALF:
-        return replace(usual, compute=attention_rates(chip_of(kind.name)).forward)
+        return replace(usual, compute=attention_rates(chip).forward)
     return usual
 
 
@@ -333,10 +335,13 @@ class OpWork:
             if peak_flops(kind, "convolution", DTYPES[dtype]) <= vector_flops
         ]
         is_native = convolves & np.isin(self.dtype, native)
+        chip = chip_of(kind.name)
         flops, touched, kernels, fill = shaped_work(self.signature, self.signatures)
-        flops = flops * matrix_losses(
-            self.signature, self.signatures, chip_of(kind.name), num_multiprocessors(kind.name)
-        )
+        num_own = num_multiprocessors(kind.name)
+        flops = flops * matrix_losses(self.signature, self.signatures, chip, num_own)
+        # Fewer channels fill fewer multiprocessors.
+        filled = np.minimum(1.0, fill * MULTIPROCESSORS / num_own)
+        touched, fill = touched * fill / filled, filled
         return ShapedWork(
             np.where(is_native & (flops >= CONVOLUTION), flops / CONVOLUTION, flops),
             np.where(is_native, 1.0, touched),
