@@ -22,7 +22,7 @@ from hocket.api.planned import make_problem
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import FULL_RECOMPUTE
-from hocket.planners.placement.one_device import on_one_device
+from hocket.planners.placement.baselines import on_one_device
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.workspaces import workspaces_on

@@ -23,7 +23,7 @@ from hocket.api.planned import make_problem
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.host_route import HostRoute, with_host_route
 from hocket.planners.memory.maker import Fitted
-from hocket.planners.placement.one_device import on_one_device
+from hocket.planners.placement.baselines import on_one_device
 from hocket.simulate.rewriting.following import period_s
 from hocket.simulate.rewriting.step import budgeted
 

@@ -31,7 +31,7 @@ from hocket.graph.graph import Phase
 from hocket.plan.problem import Problem
 from hocket.planners.auto import AUTO, portfolio
 from hocket.planners.candidates import propose
-from hocket.planners.placement.expert import EXPERT_SCHEMA, expert
+from hocket.planners.placement.baselines import EXPERT_SCHEMA, expert
 
 MODELS = {"gpt2": 8, "gpt2-medium": 4, "bert-large": 8, "vit-base": 32, "resnet50": 64, "mlp": 64}
 """Model to batch; those of the zoo that torch's pipelining can trace."""

@@ -15,9 +15,8 @@ from hocket.export.mscclpp import program_of_plan, to_mscclpp
 from hocket.export.nccl_graph import to_nccl_graph
 from hocket.export.program import Slot, run_program
 from hocket.hardware.shorthand import cluster_from_text
-from hocket.planners.communication.chains import chain, one_hop
+from hocket.planners.communication.chains import chain, one_hop, ring
 from hocket.planners.communication.fabric import fabric_of
-from hocket.planners.communication.rings import ring
 from hocket.planners.communication.schedule import best_schedule
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "communication"

@@ -9,8 +9,7 @@ from hocket.base.errors import InputFileError
 from hocket.graph import GraphBuilder, Role
 from hocket.plan.plan import Plan
 from hocket.planners import find_planner
-from hocket.planners.placement.device_map_auto import device_map_auto
-from hocket.planners.placement.expert import expert
+from hocket.planners.placement.baselines import device_map_auto, expert
 from hocket.simulate.verify import violations
 
 

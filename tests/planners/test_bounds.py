@@ -25,8 +25,8 @@ from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
 from hocket.planners.bounds.bound import CROWD, MEMORY, PATH, SERIAL, WORK, windows_s
 from hocket.planners.bounds.units import find_units
+from hocket.planners.placement.baselines import one_device
 from hocket.planners.placement.m_topo import m_topo
-from hocket.planners.placement.one_device import one_device
 from hocket.simulate.engine import simulate
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "placement"

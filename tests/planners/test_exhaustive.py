@@ -14,15 +14,15 @@ from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners import find_planner
 from hocket.planners.bounds import lower_bound
-from hocket.planners.placement.exact.exhaustive import (
+from hocket.planners.placement.exhaustive import (
     Prefixes,
     bounded_placements,
     can_be_tried,
     is_tiny,
+    optimal,
     transfer_s,
     try_all,
 )
-from hocket.planners.placement.exact.optimal import optimal
 from hocket.planners.tables import task_table
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations

@@ -20,9 +20,13 @@ from simulate.problems import joined, problem_of, problems
 from hocket.api import make_problem
 from hocket.graph import GraphBuilder
 from hocket.graph.generators import generate
-from hocket.planners.favourites import children, favourite_children
-from hocket.planners.favourites.children import longest_path_s, match_favourites
-from hocket.planners.favourites.net import net_of
+from hocket.planners.placement import favourite_child as children
+from hocket.planners.placement.favourite_child import (
+    favourite_children,
+    longest_path_s,
+    match_favourites,
+    net_of,
+)
 from hocket.planners.tables import mean_transfer_s
 
 

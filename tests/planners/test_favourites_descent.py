@@ -20,13 +20,15 @@ from planners.favourite_nets import (
 from hocket.api import make_problem
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
-from hocket.planners.favourites.children import (
+from hocket.planners.placement.favourite_child import (
+    ReaderPairs,
     descended_favours,
     longest_path_s,
+    make_net,
     needed_favours,
+    net_of,
     optimal_favours,
 )
-from hocket.planners.favourites.net import ReaderPairs, make_net, net_of
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "placement"
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from planners.favourite_nets import close, is_legal, longest_by_hand, net_from, nets_with_favours
 
-from hocket.planners.favourites.children import longest_path_s, needed_favours
-from hocket.planners.favourites.net import ReaderPairs
+from hocket.planners.placement.favourite_child import ReaderPairs, longest_path_s, needed_favours
 
 
 @given(nets_with_favours())

@@ -18,7 +18,7 @@ from hocket.api import make_problem
 from hocket.graph import GraphBuilder, generate
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.favourites import favourite_children
+from hocket.planners.placement.favourite_child import favourite_children
 from hocket.planners.placement.list_schedule.schedule import list_schedule
 from hocket.planners.placement.m_sct import m_sct
 from hocket.simulate import simulate

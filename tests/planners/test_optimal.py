@@ -15,8 +15,13 @@ from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
 from hocket.planners.compare import compare
-from hocket.planners.placement.exact.exhaustive import MAX_OPS, first_use_order, interchangeable
-from hocket.planners.placement.exact.optimal import PROVEN_GAP, optimal
+from hocket.planners.placement.exhaustive import (
+    MAX_OPS,
+    PROVEN_GAP,
+    first_use_order,
+    interchangeable,
+    optimal,
+)
 from hocket.planners.tables import task_table
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations

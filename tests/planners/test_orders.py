@@ -13,13 +13,16 @@ from hocket.graph import GraphBuilder
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.plan.verify import require_structure
-from hocket.planners.order import GIVEN, ORDERS, best_order
-from hocket.planners.order.bottom_level import bottom_level
-from hocket.planners.order.critical_refined import critical_refined
-from hocket.planners.order.earliest_start import earliest_start
-from hocket.planners.order.levels import levels
-from hocket.planners.order.slack import latest_starts
-from hocket.planners.order.topological import topological
+from hocket.planners.order import (
+    GIVEN,
+    ORDERS,
+    best_order,
+    bottom_level,
+    critical_refined,
+    earliest_start,
+    topological,
+)
+from hocket.planners.order.levels import latest_starts, levels
 from hocket.simulate.engine import simulate
 from hocket.simulate.evaluate import Evaluator
 

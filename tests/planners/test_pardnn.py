@@ -19,10 +19,14 @@ from hocket.planners.placement.devices import workers
 from hocket.planners.placement.m_topo import m_topo
 from hocket.planners.placement.pardnn import pardnn
 from hocket.planners.placement.pardnn.critical import crossing_moves, improve
-from hocket.planners.placement.pardnn.emulate import emulate
 from hocket.planners.placement.pardnn.ledger import cost_s
 from hocket.planners.placement.pardnn.mapping import map_paths
-from hocket.planners.placement.pardnn.memory import candidates_at, fit_memory, spread_variables
+from hocket.planners.placement.pardnn.memory import (
+    candidates_at,
+    emulate,
+    fit_memory,
+    spread_variables,
+)
 from hocket.planners.placement.pardnn.refinement import refine, sweep
 from hocket.planners.placement.pardnn.slices import slice_paths
 from hocket.planners.placement.pardnn.trial import Trials

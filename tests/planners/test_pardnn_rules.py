@@ -10,13 +10,13 @@ from simulate.problems import joined, problem_of
 
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.graph import Phase
-from hocket.planners.placement.pardnn.emulate import emulate
 from hocket.planners.placement.pardnn.memory import (
     Candidates,
     _BucketRoom,
     _fewest_moves,
     _move_enough,
     _room_of,
+    emulate,
     fit_memory,
     relieve,
     split_critical_path,

@@ -22,9 +22,9 @@ from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
 from hocket.planners.compare import compare
 from hocket.planners.order import ORDERS
-from hocket.planners.placement.exact.exhaustive import try_all
+from hocket.planners.placement.baselines import layer_of
+from hocket.planners.placement.exhaustive import try_all
 from hocket.planners.placement.forms import hides_parallelism
-from hocket.planners.placement.layer_blocks import layer_of
 from hocket.planners.placement.m_topo import unit_memory_bytes
 from hocket.planners.registry import PLACERS, REFINERS
 from hocket.simulate.engine import simulate

@@ -64,7 +64,7 @@ def test_ledger_peaks_equal_those_of_its_plain_twin(problem, data):
 @given(problem=problems(max_ops=16, max_devices=3), data=st.data())
 @settings(derandomize=True, deadline=None, max_examples=100)
 def test_ledger_after_random_moves_is_that_of_the_moved_placement(problem, data):
-    from hocket.planners.placement.memory.anneal import anneal
+    from hocket.planners.placement.memory.fit import anneal
 
     plan = data.draw(plans(problem))
     spans = spans_of_run(problem, simulate(problem, plan))

@@ -20,7 +20,7 @@ from hocket.planners.memory.maker import (
     OFFLOADED_ACTIVATIONS,
     RECOMPUTED_FROM_HOST,
 )
-from hocket.planners.placement.one_device import on_one_device
+from hocket.planners.placement.baselines import on_one_device
 from hocket.runtime.memory.blocks import blocks_by_module
 from hocket.runtime.memory.logits import can_be_in_chunks
 from hocket.runtime.memory.parts import model_blocks

@@ -12,7 +12,7 @@ from hocket.capture.execute import execute, named_tensors
 from hocket.capture.model import capture_program
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
-from hocket.planners.placement.one_device import on_one_device
+from hocket.planners.placement.baselines import on_one_device
 from hocket.simulate import simulate
 from hocket.simulate.rewriting.step import budgeted
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from hocket.base.errors import unknown_name
 from hocket.planners.auto import AUTO, auto
 from hocket.planners.parallel.divide import divide
-from hocket.planners.parts.planner import Planner
-from hocket.planners.placement.expert import expert
+from hocket.planners.placement.baselines import expert
 from hocket.planners.registry import BASE, chain
+from hocket.planners.shared import Planner
 
 __all__ = ["PLANNERS", "Planner", "chain", "find_planner"]
 

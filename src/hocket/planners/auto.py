@@ -27,8 +27,7 @@ from hocket.plan.problem import Problem
 from hocket.planners.bounds import lower_bound
 from hocket.planners.candidates import Candidate, empty_plan, judge, propose
 from hocket.planners.order import best_order
-from hocket.planners.parts.planner import Planner
-from hocket.planners.placement.exact.exhaustive import (
+from hocket.planners.placement.exhaustive import (
     MAX_RUNS,
     can_be_tried,
     is_tiny,
@@ -48,6 +47,7 @@ from hocket.planners.registry import (
     SLOW,
     THROUGHPUT_PORTFOLIO,
 )
+from hocket.planners.shared import Planner
 
 AUTO = "auto"
 

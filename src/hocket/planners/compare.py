@@ -16,8 +16,8 @@ from hocket.planners.bounds import LowerBound, lower_bound
 from hocket.planners.candidates import Candidate, Comparison, propose
 from hocket.planners.goal import TIED, Goal, devices_told, merit_told, num_devices, thrift_told
 from hocket.planners.goal import ranked as rank
+from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.planners.placement.memory import explain_shortage, spread_memory
-from hocket.planners.placement.one_device import ONE_DEVICE
 from hocket.planners.registry import BASE, LAST_RESORT, MENDED, RELIEF
 from hocket.simulate.analysis import bottleneck
 

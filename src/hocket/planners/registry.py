@@ -8,20 +8,23 @@ from hocket.plan.verify import require_structure
 from hocket.planners.max_load import dpl, pipedream, throughput
 from hocket.planners.memory.placed import order_for_memory
 from hocket.planners.order import ORDERS
-from hocket.planners.parts.planner import Planner
+from hocket.planners.placement.baselines import (
+    ONE_DEVICE,
+    device_map_auto,
+    layer_blocks,
+    one_device,
+)
 from hocket.planners.placement.coarse import coarsely, forward_coarsely
-from hocket.planners.placement.device_map_auto import device_map_auto
-from hocket.planners.placement.exact.optimal import optimal
+from hocket.planners.placement.exhaustive import optimal
 from hocket.planners.placement.forms import better_form
-from hocket.planners.placement.layer_blocks import layer_blocks
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.placement.m_etf import m_etf
 from hocket.planners.placement.m_sct import m_sct
 from hocket.planners.placement.m_topo import m_topo
 from hocket.planners.placement.memory import memory_split, spread_memory
-from hocket.planners.placement.one_device import ONE_DEVICE, one_device
 from hocket.planners.placement.pardnn import pardnn
 from hocket.planners.placement.structural import by_structure
+from hocket.planners.shared import Planner
 
 PLACERS: dict[str, Planner] = {
     # splits that people get without a planner

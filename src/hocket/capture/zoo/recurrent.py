@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -44,18 +46,26 @@ class Attention(nn.Module):
 class GNMT(nn.Module):
     """Google's translation network: bidirectional first layer, residual LSTM layers, attention."""
 
-    def __init__(self, layers: int, vocabulary: int = 32000, width: int = 1024) -> None:
+    def __init__(
+        self,
+        layers: int,
+        vocabulary: int = 32000,
+        width: int = 1024,
+        *,
+        dropout: float = 0.2,
+        cell: Callable[[int, int], nn.Module] = nn.LSTMCell,
+    ) -> None:
         super().__init__()
         self.source = nn.Embedding(vocabulary, width)
         self.target = nn.Embedding(vocabulary, width)
-        self.forwards = nn.LSTMCell(width, width)
-        self.backwards = nn.LSTMCell(width, width)
+        self.forwards = cell(width, width)
+        self.backwards = cell(width, width)
         self.encoder = nn.ModuleList(
-            nn.LSTMCell(2 * width if layer == 0 else width, width) for layer in range(layers - 1)
+            cell(2 * width if layer == 0 else width, width) for layer in range(layers - 1)
         )
         self.attention = Attention(width)
-        self.decoder = nn.ModuleList(nn.LSTMCell(2 * width, width) for _ in range(layers))
-        self.dropout = nn.Dropout(0.2)
+        self.decoder = nn.ModuleList(cell(2 * width, width) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.head = nn.Linear(width, vocabulary)
 
     def encode(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -95,7 +105,11 @@ class GNMT(nn.Module):
                 outputs = [y + x for y, x in zip(outputs, steps, strict=True)]
             steps = outputs
         logits = self.head(torch.stack(steps, 1))
-        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return self.loss(logits.flatten(0, 1), labels.flatten())
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean loss of all tokens."""
+        return functional.cross_entropy(logits, labels)
 
 
 def gnmt(layers: int, batch: int, seq: int, *, vocabulary: int = 32000, width: int = 1024) -> Built:

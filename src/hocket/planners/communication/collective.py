@@ -20,7 +20,7 @@ import numpy as np
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Collective, Communication, Send, Tree
-from hocket.planners.communication import chains, rings
+from hocket.planners.communication import chains
 from hocket.planners.communication.arborescence import cheapest_arborescence
 from hocket.planners.communication.certificate import Certificate, LinkCut, Partition
 from hocket.planners.communication.classes import canonical_form, renamed
@@ -301,7 +301,7 @@ def _plain(
         yield shortest_exchange(fabric)
         return
     found = (
-        rings.ring(fabric, collective, root),
+        chains.ring(fabric, collective, root),
         chains.chain(fabric, collective, root),
         chains.double_binary_tree(fabric, collective, root),
         chains.one_hop(fabric, collective, root),
@@ -314,7 +314,7 @@ def _plain(
             host = fabric_of(cluster, ranks, relay=relay, links="host")
         except NoFeasiblePlanError:
             return
-        yield rings.ring_in_order(host, collective, root, algorithm="ring over PCIe")
+        yield chains.ring_in_order(host, collective, root, algorithm="ring over PCIe")
 
 
 def _offer(section: Communication, cluster: Cluster) -> Offer:

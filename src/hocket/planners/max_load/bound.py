@@ -23,7 +23,7 @@ from hocket.planners.max_load.classes import (
     least_weighted,
 )
 from hocket.planners.max_load.pieces import Pieces, merged_nets, pieces_of
-from hocket.planners.parts.kept import once_per_problem
+from hocket.planners.shared import once_per_problem
 
 _MAX_FLOW_PIECES = 5000
 _MAX_HOMES = 32

@@ -44,8 +44,8 @@ from hocket.planners.parallel.gradient_priority import by_priority
 from hocket.planners.parallel.search import search_parallel
 from hocket.planners.parallel.sharded import checkpointed, equal_shards, unequal_shards
 from hocket.planners.parallel.simulated import Budget
+from hocket.planners.placement.baselines import layer_of
 from hocket.planners.placement.devices import workers
-from hocket.planners.placement.layer_blocks import layer_of
 from hocket.planners.registry import BASE
 from hocket.planners.waves.candidate import in_lanes
 from hocket.simulate.analysis import bottleneck

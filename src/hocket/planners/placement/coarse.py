@@ -16,9 +16,8 @@ from hocket.graph.coarsen import Coarse, co_placed, forward_only, fuse
 from hocket.graph.coarsen.nodes import largest
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.parts.kept import once_per_problem
-from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.devices import workers
+from hocket.planners.shared import Planner, once_per_problem
 
 UNITS_PER_DEVICE = 8
 """A unit may take this part of a device's fair share of the work, so that loads can be evened."""

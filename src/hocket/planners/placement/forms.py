@@ -20,8 +20,6 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels
-from hocket.planners.parts.large import is_large
-from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.coarse import (
     coarse_problem,
     coarsely,
@@ -31,6 +29,7 @@ from hocket.planners.placement.coarse import (
     told,
 )
 from hocket.planners.placement.devices import workers
+from hocket.planners.shared import Planner, is_large
 from hocket.simulate.engine import simulate
 
 _HIDDEN = 1.5

@@ -13,7 +13,7 @@ import numpy as np
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.favourites import favourite_children
+from hocket.planners.placement.favourite_child import favourite_children
 from hocket.planners.placement.list_schedule.schedule import list_schedule
 
 _LEAST_NEED = 0.5 - 1e-6

@@ -22,10 +22,8 @@ from hocket.graph.graph import Graph, StatedTimes
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.parts.kept import once_per_problem
-from hocket.planners.parts.large import is_large
-from hocket.planners.parts.planner import Planner
 from hocket.planners.placement.coarse import fastest_s
+from hocket.planners.shared import Planner, is_large, once_per_problem
 
 _ROUNDS = 3
 """How far a label looks around; paths to the end and from the start tell the rest."""
@@ -202,7 +200,7 @@ def _stated(graph: Graph, order: LongArray, tensors: LongArray) -> StatedTimes |
 
 def _paths(graph: Graph, op_s: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Per op, the longest paths to the end and from the start, without transfers."""
-    from hocket.planners.order.level_kernels import Placed, fill_levels
+    from hocket.planners.order.levels import Placed, fill_levels
 
     nowhere = table(np.zeros((1, 1)), np.float64)
     placed = Placed(

@@ -7,20 +7,18 @@ import numpy as np
 from hocket.kernels import kernel
 from hocket.kernels.containers import ZERO
 from hocket.kernels.heaps import pop, push
-from hocket.planners.placement.list_schedule.arrival import (
+from hocket.planners.placement.list_schedule.queues import (
     copy_on,
     data_s,
+    has_work,
     home_of,
     is_missing,
-    remote_s,
-    send,
-)
-from hocket.planners.placement.list_schedule.queues import (
-    has_work,
     move,
     num_in,
     op_at,
+    remote_s,
     remove,
+    send,
     top_key,
 )
 from hocket.planners.placement.list_schedule.state import (

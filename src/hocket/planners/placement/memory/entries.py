@@ -6,7 +6,6 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
-from hocket.planners.parts.groups import OpGroups
 from hocket.planners.placement.memory.kernel import (
     held_at,
     is_made,
@@ -19,6 +18,7 @@ from hocket.planners.placement.memory.kernel import (
     take_unit,
 )
 from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger
+from hocket.planners.shared import OpGroups
 from hocket.planners.tables import TaskTable
 
 

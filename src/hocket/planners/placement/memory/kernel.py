@@ -5,8 +5,8 @@ from __future__ import annotations
 from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.kernels.heaps import mark
-from hocket.planners.parts.groups import OpGroups
 from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger
+from hocket.planners.shared import OpGroups
 from hocket.planners.tables import TaskTable
 
 # ── the tree of a device ─────────────────────────────────────────────────────────────────────────

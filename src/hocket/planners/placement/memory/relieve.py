@@ -20,7 +20,6 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
-from hocket.planners.parts.groups import OpGroups, groups_of
 from hocket.planners.placement.devices import runnable
 from hocket.planners.placement.memory.ledger import (
     InstantSpans,
@@ -29,6 +28,7 @@ from hocket.planners.placement.memory.ledger import (
     ledger_table,
     new_ledger,
 )
+from hocket.planners.shared import OpGroups, groups_of
 from hocket.planners.tables import TaskTable, mean_transfer_s, task_table
 
 MAX_BATCHES = 60

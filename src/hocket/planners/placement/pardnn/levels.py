@@ -11,8 +11,8 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
-from hocket.planners.parts.paths import longest_from_start, longest_to_end
 from hocket.planners.placement.pardnn.work import UnitWork
+from hocket.planners.shared import longest_from_start, longest_to_end
 
 
 def top_levels(work: UnitWork, place: LongArray) -> FloatArray:

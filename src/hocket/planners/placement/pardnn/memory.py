@@ -13,6 +13,7 @@ O(rounds · (simulation + reads log reads)).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,12 +22,68 @@ from numpy.typing import NDArray
 from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers
 from hocket.graph.graph import Phase, Role
 from hocket.plan.problem import Problem
-from hocket.planners.parts.large import is_large
 from hocket.planners.placement.devices import workers
-from hocket.planners.placement.pardnn.emulate import Emulation, emulate
 from hocket.planners.placement.pardnn.work import units
+from hocket.planners.shared import is_large
 from hocket.planners.tables import mean_transfer_s
+from hocket.simulate.engine import simulate_placement
+from hocket.simulate.instructions import PlaceTable
 from hocket.simulate.lowering import home_devices
+from hocket.simulate.timeline import Timeline
+
+# ParDNN step 2, emulation: when every storage comes to a device and when it goes.
+#
+# ParDNN imitates the framework's scheduler to learn the lifetimes of tensors; here the simulator is
+# that scheduler, since devices run the ops that are ready by the same rule when the plan is carried
+# out. O(simulation + reads log reads).
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Emulation:
+    """A simulated placement and the lifetimes of the places that hold bytes."""
+
+    device_of: IntArray
+    timeline: Timeline
+    places: PlaceTable
+    start_s: FloatArray
+    """Per place: when its bytes are taken."""
+    end_s: FloatArray
+    """Per place: when its bytes are given back; infinite where they stay."""
+    excess_bytes: FloatArray
+    """Per device: how much its peak is above its memory; negative where there is room."""
+
+    @property
+    def overflow_bytes(self) -> float:
+        """Bytes that devices need beyond what they have, summed over devices."""
+        return float(np.maximum(self.excess_bytes, 0.0).sum())
+
+
+def emulate(problem: Problem, device_of: IntArray, priority: FloatArray | None) -> Emulation:
+    """Run a placement and follow its storages."""
+    tables, timeline = simulate_placement(problem, device_of, priority)
+    graph, num_devices = problem.graph, problem.cluster.num_devices
+    places, transfers = tables.places, tables.transfers
+    sent = timeline.transfer_tensor.astype(np.int64) * num_devices + timeline.transfer_dst
+    by_place = np.argsort(sent, kind="stable")
+    start_s, end_s = np.zeros(len(places.tensor)), np.zeros(len(places.tensor))
+    made = np.flatnonzero(graph.tensor_producer >= 0)
+    producer = graph.tensor_producer[made]
+    start_s[made] = timeline.op_start_s[producer]
+    start_s[transfers.place] = timeline.transfer_start_s[by_place]
+    np.maximum.at(end_s, places.storage[made], timeline.op_end_s[producer])
+    np.maximum.at(end_s, places.storage[places.read_place], timeline.op_end_s[places.reader])
+    source = places.storage[places.tensor[transfers.place]]
+    np.maximum.at(end_s, source, timeline.transfer_end_s[by_place])
+    end_s[places.is_kept] = np.inf
+    return Emulation(
+        device_of=device_of,
+        timeline=timeline,
+        places=places,
+        start_s=start_s,
+        end_s=end_s,
+        excess_bytes=(timeline.peak_bytes - problem.memory_bytes).astype(np.float64),
+    )
+
 
 # Memory potentials of ParDNN: which bytes would leave a device if a unit, or several, moved away.
 #

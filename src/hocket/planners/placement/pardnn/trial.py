@@ -10,8 +10,8 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.parts.large import is_large
 from hocket.planners.placement.pardnn.work import Devices, UnitWork
+from hocket.planners.shared import is_large
 from hocket.simulate.engine import simulate
 from hocket.simulate.evaluate import Evaluator, Score
 from hocket.simulate.timeline import Timeline

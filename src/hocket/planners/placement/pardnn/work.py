@@ -15,8 +15,8 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.coarsen import bound_ops
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
-from hocket.planners.parts.groups import OpGroups, groups_of
 from hocket.planners.placement.devices import elsewhere, workers
+from hocket.planners.shared import OpGroups, groups_of
 from hocket.planners.tables import mean_transfer_s
 
 

@@ -10,8 +10,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.order.levels import levels
-from hocket.planners.order.slack import latest_starts
+from hocket.planners.order.levels import latest_starts, levels
 from hocket.simulate.evaluate import Changes, Evaluator, Score, changes_of
 
 NO_SLACK = 1e-9

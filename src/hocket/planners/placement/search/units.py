@@ -8,8 +8,8 @@ import numpy as np
 
 from hocket.base.arrays import BoolArray, IntArray, LongArray
 from hocket.plan.problem import Problem
-from hocket.planners.parts.groups import OpGroups, groups_of
 from hocket.planners.placement.devices import runnable
+from hocket.planners.shared import OpGroups, groups_of
 
 
 @dataclass(frozen=True, eq=False)

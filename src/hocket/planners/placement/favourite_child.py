@@ -10,17 +10,84 @@ that waits for a favourite to no end only loses time, and what is left becomes a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import BoolArray, FloatArray, IntArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
-from hocket.planners.favourites.net import ReaderPairs, net_of
-from hocket.planners.parts.paths import longest_from_start
+from hocket.planners.shared import longest_from_start
+from hocket.planners.tables import mean_transfer_s
 from hocket.simulate.load import summed
+
+# The edges between ops and what they cost, as arrays that compiled code reads.
+
+
+class ReaderPairs(NamedTuple):
+    """Distinct (producer, reader) pairs of ops, in order of reader then producer."""
+
+    op_s: FloatArray
+    """Per op: seconds on the device that is fastest at it."""
+    src: IntArray
+    dst: IntArray
+    cost_s: FloatArray
+    """Per edge: mean seconds to send what it carries."""
+    in_ptr: LongArray
+    """Edges ``in_ptr[i]`` up to ``in_ptr[i + 1]`` end at op i."""
+    out_ptr: LongArray
+    out_edge: IntArray
+    """Edges ``out_edge[out_ptr[i]:out_ptr[i + 1]]`` begin at op i."""
+    is_free: BoolArray
+    """Per edge: whether it is alone at both ends, so that being a favourite displaces none."""
+    is_open: BoolArray
+    """Per edge: whether something is to be decided: it is not free and costs time."""
+
+
+def net_of(problem: Problem) -> ReaderPairs:
+    """The net of a problem. An op that no device can run takes no time."""
+    op_s = problem.costs.op_s[np.unique(problem.costs.device_row)]
+    fastest_s = np.min(op_s, axis=0, where=np.isfinite(op_s), initial=np.inf)
+    src, dst = problem.graph.edges
+    return make_net(np.where(np.isfinite(fastest_s), fastest_s, 0.0), src, dst, _edge_s(problem))
+
+
+def make_net(op_s: FloatArray, src: IntArray, dst: IntArray, cost_s: FloatArray) -> ReaderPairs:
+    """The net of edges that are in order of reader then producer."""
+    num_ops = len(op_s)
+    out_degree, in_degree = (np.bincount(ends, minlength=num_ops) for ends in (src, dst))
+    is_free = (out_degree[src] == 1) & (in_degree[dst] == 1)
+    return ReaderPairs(
+        op_s=table(op_s, np.float64),
+        src=table(src, np.int32),
+        dst=table(dst, np.int32),
+        cost_s=table(cost_s, np.float64),
+        in_ptr=_offsets(in_degree),
+        out_ptr=_offsets(out_degree),
+        out_edge=table(np.argsort(src, kind="stable"), np.int32),
+        is_free=table(is_free, np.bool_),
+        is_open=table(~is_free & (cost_s > 0), np.bool_),
+    )
+
+
+def _offsets(counts: LongArray) -> LongArray:
+    return table(pointers(counts), np.int64)
+
+
+def _edge_s(problem: Problem) -> FloatArray:
+    """Per edge of the graph: seconds to send every tensor that it carries."""
+    graph = problem.graph
+    reader = graph.reader
+    producer = graph.tensor_producer[graph.reads].astype(np.int64)
+    # Reads of one op ascend, and so do the producers of ascending tensors: edges come in order.
+    is_first = np.diff(producer, prepend=-1) != 0
+    is_first |= np.diff(reader, prepend=-1) != 0
+    is_made = producer >= 0
+    edge = np.cumsum(is_first & is_made) - 1
+    sent_s = mean_transfer_s(problem)[graph.reads[is_made]]
+    return summed(edge[is_made], sent_s, len(graph.edges[0]))
+
 
 # Favours from a linear programme, solved to the optimum by HiGHS.
 #
@@ -156,7 +223,7 @@ def _match_exactly(net: ReaderPairs, edge: LongArray, weight: FloatArray) -> Lon
 
 def _match_heaviest(net: ReaderPairs, edge: LongArray, weight: FloatArray) -> LongArray:
     """The edges that are left when they are taken from the heaviest down, ties in order."""
-    from hocket.planners.favourites.match_kernels import match_once
+    from hocket.planners.placement.favourite_kernels import match_once
 
     of_all = np.zeros(len(net.src))
     of_all[edge] = weight
@@ -185,7 +252,7 @@ def longest_path_s(net: ReaderPairs, favour: FloatArray) -> float:
 
 def needed_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
     """Favours with a longest path that is no longer; free edges too have only what it needs."""
-    from hocket.planners.favourites.sweep_kernels import (
+    from hocket.planners.placement.favourite_kernels import (
         FavourRoom,
         Way,
         sweep_back_and_forth,
@@ -234,7 +301,7 @@ _TOTAL_EDGES = 36_000_000
 
 def descended_favours(net: ReaderPairs, num_rounds: int | None = None) -> FloatArray:
     """Favours of a short longest path; the number of rounds follows from the size if not given."""
-    from hocket.planners.favourites.descent_kernels import Descent, descend
+    from hocket.planners.placement.favourite_kernels import Descent, descend
 
     num_ops, num_edges = len(net.op_s), len(net.src)
     if num_rounds is None:

@@ -1,1 +1,0 @@
-"""Every plan of a tiny graph, tried or ruled out."""
