@@ -42,6 +42,19 @@ def ours() -> str:
     )
 
 
+def print_call_times() -> None:
+    """Processor seconds of whole calls on 16 GPUs, bound, ring and chain baselines included."""
+    print("\n| 16 GPUs | collective | servers | CPU s of a call |")
+    print("|---|---|---|---|")
+    for machine, servers in (("dgx2", 1), ("2xdgx1-v100", 2)):
+        cluster = api.find_cluster(machine)
+        for collective in ("allreduce", "broadcast"):
+            start_s = time.process_time()
+            api.plan_collective(cluster, collective, size_bytes=SIZE_BYTES)
+            spent_s = time.process_time() - start_s
+            print(f"| {machine} | {collective} | {servers} | {spent_s:.2f} |")
+
+
 def main() -> None:
     print("| collective | machine | classes | published | over rings | and chains | CPU s |")
     print("|---|---|---|---|---|---|---|")
@@ -54,6 +67,7 @@ def main() -> None:
             f"| {collective} | {machine} | {len(found[0])} | {published} | {cells[0]} | {cells[1]} "
             f"| {spent_s:.1f} |"
         )
+    print_call_times()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
+from hocket.planners import find_planner
 from hocket.planners.candidates import propose
 from hocket.planners.placement.pardnn.slices import slice_paths
 from hocket.planners.placement.pardnn.work import devices_of, units, work_of
@@ -57,14 +58,22 @@ def memory_of(model: Model, graph: Graph) -> int:
 def pardnn_s(graph: Graph, batch: int, cards: int, memory_bytes: int) -> float | None:
     """Step of ParDNN's plan; None where it does not fit."""
     problem = problem_of(at_batch(graph, batch), cards, memory_bytes)
-    name = "pardnn" if cards > 1 else "one-device"
-    return propose(problem, name, BASE[name]).step_s
+    if cards == 1:
+        return propose(problem, "one-device", BASE["one-device"]).step_s
+    # As `hocket plan` does: what lacks memory is mended.
+    for name in ("pardnn", "pardnn+spread-memory"):
+        step_s = propose(problem, name, find_planner(name)).step_s
+        if step_s is not None:
+            return step_s
+    return None
 
 
-def largest(model: Model, graph: Graph, cards: int, memory_bytes: int) -> tuple[int, float]:
-    """The largest batch that fits, and its samples per second."""
+def largest(
+    model: Model, graph: Graph, cards: int, memory_bytes: int, start: int | None = None
+) -> tuple[int, float]:
+    """The largest batch that fits, and its samples per second; ``start`` is one to begin with."""
     batch, rate = 0, 0.0
-    trial = model.batch
+    trial = start or model.batch
     while trial <= MOST_BATCH:
         step_s = pardnn_s(graph, trial, cards, memory_bytes)
         if step_s is None:
@@ -112,7 +121,11 @@ def row(model: Model, cards: tuple[int, ...] = CARDS) -> list[str]:
     """The cells of one model."""
     graph = captured(model)
     memory_bytes = memory_of(model, graph)
-    found = {count: largest(model, graph, count, memory_bytes) for count in cards}
+    found: dict[int, tuple[int, float]] = {}
+    batch = model.batch
+    for count in cards:
+        found[count] = largest(model, graph, count, memory_bytes, batch)
+        batch = max(batch, found[count][0])
     one = found[1][1]
     cells = [
         f"{batch}; {rate / one:.1f}x ({rate / one / count:.2f})"

@@ -103,7 +103,7 @@ class E3D(nn.Module):
 
 def _char_crn(batch: int) -> Built:
     tokens = torch.zeros(batch, 15, WORD, dtype=torch.int64)
-    return CharCRN(), {"tokens": tokens, "labels": tokens[:, :, 0]}
+    return CharCRN(), {"tokens": tokens, "labels": torch.zeros(batch, 15, dtype=torch.int64)}
 
 
 def _e3d(batch: int) -> Built:

@@ -35,7 +35,7 @@ from hocket.planners.memory.given_budget import (
     require_one_device,
     unusable_note,
 )
-from hocket.planners.placement.one_device import on_one_device
+from hocket.planners.placement.baselines import on_one_device
 from hocket.runtime.memory.allocator import expand_segments
 from hocket.runtime.memory.host_rates import rated_here
 from hocket.runtime.memory.logits import can_be_in_chunks

@@ -28,7 +28,7 @@ from hocket.hardware.cluster import Cluster, Device
 from hocket.plan.files import SavedPlan
 from hocket.plan.make import ON_THIS_MACHINE, make_problem
 from hocket.planners.compare import compare
-from hocket.planners.placement.one_device import ONE_DEVICE
+from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.task import Prepared, TrainingTask
 from hocket.runtime.train.modules import MovedModules

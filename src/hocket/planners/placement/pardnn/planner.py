@@ -72,7 +72,12 @@ def _in_memory(trials: Trials, fastest: Trial, fittest: Trial) -> Trial:
     or what overflows least."""
     if fastest.score.overflow_bytes == 0:
         return fastest
-    return fitter(_fitted(trials, fastest), _fitted(trials, fittest))
+    best = fitter(_fitted(trials, fastest), _fitted(trials, fittest))
+    if best.score.overflow_bytes == 0:
+        return best
+    # What no split of these paths fits into may fit one device whole.
+    device = int(np.argmin(trials.devices.op_s.sum(axis=1)))
+    return fitter(best, trials(np.full_like(best.device_of, device)))
 
 
 def _fitted(trials: Trials, trial: Trial) -> Trial:
