@@ -275,6 +275,17 @@ def test_what_fits_by_itself_is_not_given_up_for_something_slower(problem, share
     assert Evaluator(tight).plan(pardnn(tight, Plan()))[:2] <= fittest.score[:2]
 
 
+@given(problem=tied_problems())
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_what_fits_the_fastest_device_alone_is_planned_within_memory(problem):
+    planned(problem)  # leaves out problems that have no plan
+    device = int(np.argmin(devices_of(problem, units(problem)).op_s.sum(axis=1)))
+    alone = Plan().placing(np.full(problem.graph.num_ops, device, dtype=np.int32))
+    tight = with_memory(problem, int(simulate(problem, alone).peak_bytes.max()))
+    assume(Evaluator(tight).plan(alone).overflow_bytes == 0)
+    assert Evaluator(tight).plan(pardnn(tight, Plan())).overflow_bytes == 0
+
+
 def potentials(problem, run, unit, moment_s):
     """Bytes that each unit alone holds when all ops are on one device, storage by storage."""
     graph, end_s = problem.graph, run.timeline.op_end_s

@@ -76,8 +76,10 @@ def _in_memory(trials: Trials, fastest: Trial, fittest: Trial) -> Trial:
     if best.score.overflow_bytes == 0:
         return best
     # What no split of these paths fits into may fit one device whole.
+    # In the order of the graph: by levels a device alone is no faster and may hold more.
     device = int(np.argmin(trials.devices.op_s.sum(axis=1)))
-    return fitter(best, trials(np.full_like(best.device_of, device)))
+    alone = np.full_like(best.device_of, device)
+    return fitter(best, Trial(alone, None, trials.evaluate(alone, None)))
 
 
 def _fitted(trials: Trials, trial: Trial) -> Trial:
