@@ -60,8 +60,8 @@ def pardnn_s(graph: Graph, batch: int, cards: int, memory_bytes: int) -> float |
     problem = problem_of(at_batch(graph, batch), cards, memory_bytes)
     if cards == 1:
         return propose(problem, "one-device", BASE["one-device"]).step_s
-    # As `hocket plan` does: what lacks memory is mended.
-    for name in ("pardnn", "pardnn+spread-memory"):
+    # As `hocket plan` does: what lacks memory is mended, or stays on one card where it fits.
+    for name in ("pardnn", "pardnn+spread-memory", "one-device"):
         step_s = propose(problem, name, find_planner(name)).step_s
         if step_s is not None:
             return step_s
