@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.base.errors import InputFileError
-from hocket.cost.chips import MULTIPROCESSORS, chip_of, num_multiprocessors
+from hocket.cost.chips import chip_of, num_multiprocessors
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, refine
 from hocket.cost.host import HostOverhead
 from hocket.cost.matrix_kernels import HALF, attention_rates, matrix_losses, power_limit
@@ -340,7 +340,7 @@ class OpWork:
         num_own = num_multiprocessors(kind.name)
         flops = flops * matrix_losses(self.signature, self.signatures, chip, num_own)
         # Fewer channels fill fewer multiprocessors.
-        filled = np.minimum(1.0, fill * MULTIPROCESSORS / num_own)
+        filled = np.minimum(1.0, fill * num_multiprocessors("h200") / num_own)
         touched, fill = touched * fill / filled, filled
         return ShapedWork(
             np.where(is_native & (flops >= CONVOLUTION), flops / CONVOLUTION, flops),
