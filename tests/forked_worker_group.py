@@ -21,8 +21,7 @@ from hocket.base import config
 from hocket.processes.start import start_module
 
 MODULES = {
-    "hocket.runtime.rank", "hocket.runtime.parallel.rank", "hocket.runtime.synthetic_rank",
-    "hocket.runtime.launched",
+    "hocket.runtime.run_rank", "hocket.runtime.launched",
 }  # fmt: skip
 
 

@@ -9,9 +9,7 @@ import gc
 
 import torch._dynamo  # noqa: F401
 
-import hocket.runtime.parallel.trainer
-import hocket.runtime.ranks
-import hocket.runtime.train.made_optimizer
+import hocket.runtime.synthetic
 import hocket.training  # noqa: F401
 from hocket.api.planned import plan_graph
 from hocket.graph.generators import generate

@@ -1,4 +1,4 @@
-"""Shares plans of one rank on one GPU: the predicted step against the measured one.
+"""Parallel plans of one rank on one GPU: the predicted step against the measured one.
 
     PYTHONPATH=src python benchmarks/parallelism/gpu.py [--steps 8]
 
@@ -28,7 +28,7 @@ from hocket.plan.training import TransformerTraining
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.schedules import make_schedule
 from hocket.runtime.options import RunOptions
-from hocket.runtime.session import run_plan
+from hocket.runtime.run import run_plan
 from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
 
 WIDE = Transformer(

@@ -4,7 +4,7 @@
 
 Profiles MODEL with one thread, plans it on N processes of this machine, runs the plan and compares
 op by op. Of every op and of every pause the shortest over all steps is taken, which a busy machine
-lengthens little; the sums say what a calm one would need. `hocket.runtime.session` has its constant
+lengthens little; the sums say what a calm one would need. `hocket.runtime.run` has its constant
 from here.
 """
 
@@ -25,7 +25,7 @@ from hocket.cli import main as hocket
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.runtime.options import RunOptions
 from hocket.runtime.record import StepRecord
-from hocket.runtime.session import run_plan
+from hocket.runtime.run import run_plan
 from hocket.simulate import simulate
 
 WARM_UP = 5

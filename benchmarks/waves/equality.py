@@ -26,13 +26,13 @@ from hocket.capture.optimizer import optimizer_of_meta
 from hocket.capture.perform import draw_seed
 from hocket.capture.sizes import capture_sizes
 from hocket.capture.step import apply_model
+from hocket.plan.files import SavedPlan
 from hocket.planners.waves.search import WaveFit, fit_waves
 from hocket.planners.waves.way import WaveWay
 from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.sessions.waves import waved_loop
+from hocket.runtime.synthetic import SyntheticTraining
 from hocket.runtime.train.divided.shares import microbatches
 from hocket.runtime.train.made_optimizer import torch_optimizer
-from hocket.runtime.train.recorded import Recipe
 
 
 def doubled(batch: Any) -> Any:
@@ -65,12 +65,10 @@ def waved(
     model: Any, batch: Any, fit: WaveFit, way: WaveWay, steps: int
 ) -> tuple[list[float], int]:
     """Losses in two lanes, and the most that was held in the second step."""
-    meta = fit.problem.graph.meta
-    update = optimizer_of_meta(meta)
-    assert update is not None
-    recipe = Recipe(loss=None, update=update, device=str(meta.get("device")), name="waves")
     plan = fit.plan_of(way)
-    train = waved_loop(fit.problem, plan, model, batch, recipe, torch.device("cpu"))
+    train = SyntheticTraining(
+        SavedPlan(fit.problem, plan), model, lambda step: batch, torch.device("cpu")
+    ).loop
     ledger, losses = Ledger(), []
     with ledger:
         ledger.hold((*model.parameters(), *model.buffers()))

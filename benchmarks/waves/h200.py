@@ -48,11 +48,12 @@ from hocket.cost.measure import TWO_STEPS, profile_program
 from hocket.cost.profile import Profile, merge_profiles
 from hocket.cost.roofline import Launches
 from hocket.graph.graph import Graph
+from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Lanes
 from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay, placed
-from hocket.runtime.sessions.waves import waved_loop
+from hocket.runtime.synthetic import SyntheticTraining
 from hocket.runtime.train import replayed_waves as lane_notes
 from hocket.runtime.train.divided.shares import microbatches
 from hocket.runtime.train.recorded import Kind, Recipe
@@ -164,7 +165,9 @@ class Case:
     def ours(self, plan: Plan, fit: WaveFit) -> Callable[[], Any]:
         """A step in one lane or two."""
         model = self.fresh()
-        train = waved_loop(fit.problem, plan, model, self.batch, self.recipe, self.device)
+        train = SyntheticTraining(
+            SavedPlan(fit.problem, plan), model, lambda step: self.batch, self.device
+        ).loop
         waves = train._strategy._waves
 
         def step() -> Any:

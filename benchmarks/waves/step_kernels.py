@@ -39,9 +39,10 @@ from h200 import Case, one_lane, quickest, shared
 from timing import GIB, Turns, options_of, parsed
 from workloads import TOYS, WORKLOADS
 
+from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
-from hocket.runtime.sessions.waves import waved_loop
 from hocket.runtime.smaller import with_graph
+from hocket.runtime.synthetic import SyntheticTraining
 from hocket.runtime.train import replayed_waves
 from hocket.runtime.train.graph_nodes import arrows_of, calls_of
 from hocket.runtime.train.programs import Programs
@@ -109,9 +110,12 @@ class Captured(NamedTuple):
 
 def looped(case: Case, plan: Plan) -> Captured:
     """A loop whose waves are in one lane or two."""
-    train = waved_loop(
-        case.outlook.fit.problem, plan, case.fresh(), case.batch, case.recipe, case.device
-    )
+    train = SyntheticTraining(
+        SavedPlan(case.outlook.fit.problem, plan),
+        case.fresh(),
+        lambda step: case.batch,
+        case.device,
+    ).loop
     waves = train._strategy._waves
     return Captured(waves, waves._order, lambda: train.step(case.batch))
 

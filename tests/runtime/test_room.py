@@ -13,7 +13,7 @@ from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.graph import GraphBuilder, Role
 from hocket.runtime import room
-from hocket.runtime.session import WALK_S, with_walk
+from hocket.runtime.run import WALK_S, with_walk
 from hocket.simulate import simulate
 
 

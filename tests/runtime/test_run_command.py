@@ -19,12 +19,11 @@ from hocket.capture import capture, load_model
 from hocket.cli import main
 from hocket.plan.files import read_plan, write_plan
 from hocket.plan.plan import Plan
-from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.options import RunOptions
-from hocket.runtime.rebuild import rebuild
+from hocket.runtime.rebuild import build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import middle_step
-from hocket.runtime.session import run_plan
+from hocket.runtime.run import choose_backend, run_plan
 from hocket.simulate import simulate
 
 FACTORY = """
@@ -163,12 +162,12 @@ def test_the_step_that_is_shown_is_not_the_first_and_no_longer_than_the_one_told
 
 def test_another_model_is_refused(plan_file):
     graph = read_plan(plan_file).problem.graph
-    assert rebuild(graph).program.names
+    assert build(graph).name == "mine.py:make"
     with pytest.raises(UsageError, match="another graph than the plan's: op ") as caught:
-        rebuild(graph, model="mine.py:other")
+        build(graph, model="mine.py:other")
     assert "plan again" in caught.value.hint
     with pytest.raises(UsageError, match="another graph"):
-        rebuild(graph, model="mlp")
+        build(graph, model="mlp")
 
 
 def test_a_graph_without_a_model_is_refused(plan_file):
@@ -179,7 +178,7 @@ def test_a_graph_without_a_model_is_refused(plan_file):
         ({**saved.problem.graph.meta, "model": "Net"}, "the plan's model 'Net' is not known here"),
     ):
         with pytest.raises(UsageError, match=message):
-            rebuild(replace(saved.problem.graph, meta=meta))
+            build(replace(saved.problem.graph, meta=meta))
 
 
 @pytest.mark.filterwarnings("ignore::hocket.capture.CaptureWarning")
@@ -188,7 +187,7 @@ def test_a_model_that_could_not_be_traced_is_refused_with_the_line_and_the_cause
     model, batch = load_model("mine.py:sparse")
     graph = capture(model, batch, name="mine.py:sparse")
     with pytest.raises(UsageError, match=r"mine\.py:\d+: cannot trace .*nonzero") as caught:
-        rebuild(graph)
+        build(graph)
     assert "keep the step independent of data values" in caught.value.hint
     assert "hocket.prepare(memory=)" in caught.value.hint
     assert "plan a model of the zoo" not in caught.value.hint
@@ -199,7 +198,7 @@ def test_a_function_is_called_with_what_it_knows(plan_file):
     model, batch = load_model("mine.py:time_first")
     graph = capture(model, batch, name="mine.py:time_first")
     assert (graph.meta["batch"], graph.meta["dtype"]) == (7, "float64")
-    assert rebuild(graph).values["x"].shape == (7, 2, 4)
+    assert build(graph).batch["x"].shape == (7, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -209,12 +208,12 @@ def test_what_a_graph_says_of_its_capture_is_not_trusted(plan_file, meta):
     graph = read_plan(plan_file).problem.graph
     (key,) = meta
     with pytest.raises(UsageError, match=f"says that its {key} was"):
-        rebuild(replace(graph, meta={**graph.meta, **meta}))
+        build(replace(graph, meta={**graph.meta, **meta}))
 
 
 def test_a_wrong_name_for_the_model_gets_a_suggestion(plan_file):
     with pytest.raises(UsageError, match="unknown model 'gpt22'") as caught:
-        rebuild(read_plan(plan_file).problem.graph, model="gpt22")
+        build(read_plan(plan_file).problem.graph, model="gpt22")
     assert "gpt2" in caught.value.hint
 
 
@@ -225,9 +224,9 @@ def test_zoo_models_are_found_again_from_their_graphs():
         "mlp": {"batch": 3, "dtype": "bfloat16"},
     }.items():
         model, batch = load_model(name, **options)
-        found = rebuild(capture(model, batch, name=name, optimizer="sgd"))
+        found = build(capture(model, batch, name=name, optimizer="sgd"))
         for parameter, value in model.named_parameters():
-            assert found.values[parameter].shape == value.shape
+            assert found.module.get_parameter(parameter).shape == value.shape
 
 
 @pytest.mark.parametrize(
@@ -243,26 +242,23 @@ def test_slowdowns_that_mean_nothing_are_refused(plan_file, slowdown, message):
 
 def test_backend_follows_what_the_machine_has(plan_file, monkeypatch):
     devices = read_plan(plan_file).problem.cluster.devices
-    assert choose("placement", "auto", devices) == ("gloo", ["cpu", "cpu"])
-    assert choose("placement", "auto", devices[1:]) == ("single", ["cpu"])
+    assert choose_backend("placement", "auto", devices) == ("gloo", ["cpu", "cpu"])
+    assert choose_backend("placement", "auto", devices[1:]) == ("single", ["cpu"])
     with pytest.raises(UsageError, match="0 processors, this machine has 0 CUDA devices"):
-        choose("placement", "nccl", devices)
+        choose_backend("placement", "nccl", devices)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert choose("placement", "auto", devices) == ("single", ["cuda:0", "cuda:1"])
-    assert choose("placement", "nccl", devices[1:]) == ("nccl", ["cuda:0"])
+    assert choose_backend("placement", "auto", devices) == ("single", ["cuda:0", "cuda:1"])
+    assert choose_backend("placement", "nccl", devices[1:]) == ("nccl", ["cuda:0"])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert choose("placement", "single", devices) == ("single", ["cuda:0", "cuda:0"])
-    assert choose("placement", "auto", devices)[0] == "gloo"
+    assert choose_backend("placement", "single", devices) == ("single", ["cuda:0", "cuda:0"])
+    assert choose_backend("placement", "auto", devices)[0] == "gloo"
     with pytest.raises(UsageError, match="unknown backend 'glo'") as caught:
-        choose("placement", "glo", devices)
+        choose_backend("placement", "glo", devices)
     assert "gloo" in caught.value.hint
 
 
-def test_an_executor_always_suits_and_options_of_another_kind_are_refused(plan_file):
-    devices = read_plan(plan_file).problem.cluster.devices
-    for known in EXECUTORS.values():
-        assert any(executor.suits(devices) for executor in known.values())
+def test_options_of_another_kind_of_plan_are_refused():
     RunOptions(steps=3, scale=0.5).require_meaning("placement")
     with pytest.raises(UsageError, match="dtype has no meaning for a placement"):
         RunOptions(dtype="bfloat16").require_meaning("placement")
@@ -285,7 +281,7 @@ def started(plan_file):
             run.kill()
             raise AssertionError(run.communicate()[1])
         children = psutil.Process(run.pid).children(recursive=True)
-        ranks = [child for child in children if "hocket.runtime.rank" in child.cmdline()]
+        ranks = [child for child in children if "hocket.runtime.run_rank" in child.cmdline()]
         reapers = [child for child in children if child not in ranks]
         assert (len(ranks), len(reapers)) == (2, 1)
         yield run, [*ranks, *reapers], temporary

@@ -156,7 +156,7 @@ def test_who_waits_for_minutes_is_told_before(folder, monkeypatch):
 
 def test_only_steps_that_take_long_on_this_processor_are_rated(monkeypatch):
     rated = []
-    monkeypatch.setattr(pace, "num_gpus", lambda: 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(
         pace, "detect_processor", lambda: rated.append(1) or cluster_from_text("1xcpu-core")
     )
@@ -169,7 +169,7 @@ def test_only_steps_that_take_long_on_this_processor_are_rated(monkeypatch):
     peak = cluster_from_text("1xcpu-core").kinds[0].peak_flops["float32"]
     assert whole_s >= flops.sum() / peak
     assert pace.step_on_processor_s(large, 0.5) == pytest.approx(whole_s / 2)
-    monkeypatch.setattr(pace, "num_gpus", lambda: 1)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert pace.step_on_processor_s(large, 1.0) is None
 
 

@@ -9,12 +9,11 @@ from runtime.waved_models import Attends, Net
 
 from hocket.api import make_problem
 from hocket.capture.sizes import capture_sizes
+from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Lanes
 from hocket.planners.waves.search import fit_waves
 from hocket.planners.waves.way import hand_overs, parted, places_of
-from hocket.runtime.sessions.waves import waved_loop
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.synthetic import SyntheticTraining
 from hocket.simulate.parallel import priced_at
 from hocket.simulate.parallel.lanes import pass_order
 
@@ -41,10 +40,10 @@ def test_lanes_of_a_cuda_graph_are_one_lane_to_the_bit(model, shape):
     )  # fmt: skip
     for lanes in (Lanes(lead=0), apart, in_parts, Lanes(lead=whole)):
         plan, own = fit.plan_of(fit.aligned).having(lanes), copy.deepcopy(model)
-        update = planned_update(torch.optim.AdamW(own.parameters(), lr=1e-3, fused=True), own)
-        recipe = Recipe(loss=None, update=update, device="cuda", name="waves")
         device = torch.device("cuda")
-        train = waved_loop(fit.problem, plan, own, batch.to(device), recipe, device)
+        train = SyntheticTraining(
+            SavedPlan(fit.problem, plan), own, lambda step: batch.to("cuda"), device
+        ).loop
         torch.manual_seed(0)
         losses.append([train.step(batch.to(device)).item() for _ in range(8)])
         waves = train._strategy._waves

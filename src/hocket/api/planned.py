@@ -161,11 +161,11 @@ def run_plan(
     on_step: OnStep = lambda number, record: None,
     on_progress: OnProgress = lambda what: None,
 ) -> RunResult:
-    """Carry out a plan, placement or division, on this machine; see `hocket.runtime.session`."""
+    """Carry out a plan, placement or division, on this machine; see `hocket.runtime.run`."""
     from hocket.base.extras import require
 
     require("torch", "running a plan")
-    from hocket.runtime.session import run_plan
+    from hocket.runtime.run import run_plan
 
     return run_plan(
         problem, plan, options,

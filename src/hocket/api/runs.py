@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hocket.runtime.executors import BACKENDS
-from hocket.runtime.options import RunOptions
+from hocket.runtime.options import BACKENDS, RunOptions
 
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
-    from hocket.runtime.parallel.check import Agreement
+    from hocket.runtime.check import Agreement
 
 __all__ = ["BACKENDS", "RunOptions", "check_division", "step_on_processor_s"]
 
@@ -18,9 +17,9 @@ __all__ = ["BACKENDS", "RunOptions", "check_division", "step_on_processor_s"]
 def check_division(problem: Problem, plan: Plan) -> Agreement:
     """Run a plan's division at toy size against one device; raises where they differ."""
     from hocket.plan.transformer_plan import TransformerPlan
-    from hocket.runtime.parallel.check import check_division
+    from hocket.runtime.check import check_parallel
 
-    return check_division(TransformerPlan(problem, plan))
+    return check_parallel(TransformerPlan(problem, plan))
 
 
 def step_on_processor_s(problem: Problem, scale: float) -> float | None:

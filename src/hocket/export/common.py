@@ -7,8 +7,7 @@ from collections import Counter
 
 from hocket.base.errors import UsageError
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.runtime.parallel.jobs import TRAINED_DTYPES
-from hocket.runtime.parallel.refusals import str_of
+from hocket.runtime.refusals import TRAINED_DTYPES, refuse_plan, str_of
 
 _LONGEST_NAME = 80
 
@@ -16,6 +15,25 @@ _LONGEST_NAME = 80
 def cannot(plan: TransformerPlan, program: str, what: str, instead: str) -> UsageError:
     """The error for a part of a plan that a program has no words for."""
     return UsageError(f"{program} {what}", hint=instead, where=str_of(plan.division))
+
+
+def refuse_for_torch(plan: TransformerPlan) -> None:
+    """Refuse what PyTorch's own engines cannot do, or do wrongly without an error."""
+    refuse_plan(plan)
+    division = plan.division
+    if division.shares is not None:
+        raise cannot(
+            plan, "an exported script", "splits batches evenly",
+            "train with unequal batches in your own loop: hocket launch plan.json train.py",
+        )  # fmt: skip
+    # Seen at small size against one device, torch 2.13.
+    if division.zero == 3 and plan.schedule.splits_backward and division.data > 1:
+        raise cannot(
+            plan, "FSDP2 that reshards after each forward (ZeRO 3)",
+            "loses gradients of the last stage without an error under a schedule that splits the "
+            "backward pass",
+            "use zero=2, or a schedule with whole backward passes (1f1b, interleaved)",
+        )  # fmt: skip
 
 
 def refuse_dtype(plan: TransformerPlan, program: str) -> None:

@@ -1,7 +1,6 @@
 """Plain PyTorch: one script that needs nothing but PyTorch, and the schedule as CSV.
 
-The script is put together from the very modules with which `hocket run` carries out a plan and
-checks its gradients, so what is handed over is what was checked.
+The script has the model that `hocket run` trains, and a trainer on PyTorch's own engines.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import ast
 from collections.abc import Collection, Iterator
 from importlib.resources import files
 
-from hocket.export.common import launch, plain, refuse_dtype
+from hocket.export.common import launch, plain, refuse_dtype, refuse_for_torch
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
-from hocket.runtime.parallel.refusals import data_program, refuse_plan
+from hocket.runtime.refusals import data_program
 from hocket.transformer.stages import stage_layers
 
 Imports = dict[str, set[str]]
@@ -21,26 +20,20 @@ Imports = dict[str, set[str]]
 CSV = "schedule.csv"
 _NOT_NEEDED = ("hocket", "__future__", "numpy", "difflib")
 """Packages whose imports have no place in the script: ours, and those of parts left out."""
-_RUNTIME = "hocket.runtime.parallel"
 _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
     ("hocket.base", "errors.py", ("HocketError", "UsageError", "MissingExtraError", "RunError")),
     ("hocket.transformer", "shape.py", None),
     ("hocket.transformer", "parallel_config.py", ("Recompute", "ScheduleName", "ParallelConfig")),
-    (_RUNTIME, "refusals.py", ("DataKind", "DataProgram")),
-    (_RUNTIME, "job.py", None),
-    (_RUNTIME, "model.py", None),
-    (_RUNTIME, "build.py", None),
-    (_RUNTIME, "batch.py", None),
-    (_RUNTIME, "pipeline.py", None),
-    (_RUNTIME, "trainer.py", None),
-    (_RUNTIME, "standalone.py", None),
+    ("hocket.runtime", "refusals.py", ("DataKind", "DataProgram")),
+    ("hocket.runtime", "transformer_model.py", None),
+    ("hocket.runtime", "exported_trainer.py", None),
 )
 """Packages, files and the names that are taken from them; None takes all."""
 
 
 def torch_files(plan: TransformerPlan) -> dict[str, str]:
     """The script and its schedule; raises where PyTorch cannot carry the plan out rightly."""
-    refuse_plan(plan)
+    refuse_for_torch(plan)
     refuse_dtype(plan, "the script for PyTorch")
     return {"train.py": _script(plan), CSV: to_torch_csv(plan.schedule)}
 

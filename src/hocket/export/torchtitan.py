@@ -14,11 +14,11 @@ from hocket.export.common import (
     launch,
     plain,
     refuse_dtype,
+    refuse_for_torch,
     shard_ranks,
 )
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.schedules.torch_csv import to_torch_csv
-from hocket.runtime.parallel.refusals import refuse
 from hocket.transformer.stages import stage_layers
 
 _NAME = "torchtitan"
@@ -37,9 +37,9 @@ def torchtitan_files(plan: TransformerPlan) -> dict[str, str]:
 
 
 def _refuse(plan: TransformerPlan) -> None:
-    division, splits = plan.division, plan.schedule.splits_backward
+    division = plan.division
     if division.context == 1 and plan.model.experts is None:
-        refuse(plan.model, division, splits_backward=splits)
+        refuse_for_torch(plan)
     refuse_dtype(plan, _NAME)
     others = division.tensor * division.pipeline * division.context
     if division.data * division.context > 1 and division.zero == 0 and others > 1:

@@ -1,4 +1,4 @@
-"""Carry out plans on real devices: one process with streams, or one process per device.
+"""Execute plans on real devices: `prepare` maps a plan to a strategy, `run` trains with one.
 
-Start with `hocket.runtime.session.run_plan`; ``docs/how-to/runtime.md`` says what is promised.
+Start with `hocket.runtime.prepare`; ``docs/how-to/runtime.md`` says what is promised.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hocket.base.errors import UsageError
 from hocket.processes.worker_group import Timeouts
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 SILENCE_S = Timeouts().silence_s
 """A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
 
-Backend = Literal["gloo", "nccl"]
-"""What carries messages between processes: over processors, or between GPUs."""
+BACKENDS = ("auto", "single", "gloo", "nccl")
+"""One process, or a process per device that exchanges over gloo (processors) or NCCL (GPUs)."""
 
 OnStart = Callable[[list[int]], None]
 OnStep = Callable[[int, "StepRecord"], None]
@@ -29,7 +29,7 @@ class RunOptions:
 
     steps: int = 1
     backend: str = "auto"
-    """Name of an executor (`hocket.runtime.executors`), or the one that suits this machine."""
+    """One of `BACKENDS`: ``auto`` takes the one that suits plan and machine."""
     seed: int = 0
     threads: int | None = None
     """Threads of each process on processors; None shares the cores among them."""

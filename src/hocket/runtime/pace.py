@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from hocket.cost.roofline import estimate_costs
 from hocket.hardware.detect import detect_processor
 from hocket.plan.problem import Problem
-from hocket.runtime.executors.executor import num_gpus
 
 _QUICK_FLOPS = 1e12
 """A step with less is done in seconds on any processor; rating this one takes one of them."""
@@ -16,7 +17,7 @@ def step_on_processor_s(problem: Problem, scale: float) -> float | None:
 
     The processes of a run share the cores, so it is all work after each other on all of them.
     """
-    if problem.graph.flops.sum() * scale < _QUICK_FLOPS or num_gpus():
+    if problem.graph.flops.sum() * scale < _QUICK_FLOPS or torch.cuda.device_count():
         return None
     costs = estimate_costs(problem.graph, detect_processor())
     return float(costs.op_s[0].sum()) * scale

@@ -16,10 +16,12 @@ from torch import nn
 from hocket.base.errors import UsageError
 from hocket.base.warn import warn_user
 from hocket.capture.fake import model_tensors
+from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan
 from hocket.plan.make import ON_THIS_MACHINE, find_cluster
 from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Memory, Priority
 from hocket.plan.verify import require_structure
 from hocket.runtime.collectives.group import PLANNED, register
@@ -93,21 +95,25 @@ def _require_memory(model: nn.Module) -> None:
 def _parallel_task(task: TrainingTask, saved: SavedPlan | None) -> DividedTask:
     """Describe the part of this rank in a parallel training."""
     propagates = _propagates(task, saved)
+    has_graph = saved is not None and isinstance(saved.problem.work, Graph)
+    problem = saved.problem if saved is not None and has_graph else None
     return DividedTask(
         model=task.model, optimizer=task.optimizer, batch=task.batch, recipe=task.recipe,
         device=task.device,
-        make_inner=lambda recipe, rows, seed: _on_one_device(task, recipe, rows, seed),
+        make_inner=lambda recipe, rows, seed: _on_one_device(task, recipe, rows, seed, problem),
         seed=task.options.seed, count=task.count, max_shapes=task.options.max_shapes,
         weights=task.weights, sums_by=None if propagates else _sums_by(task, saved),
         sums_in=task.reduce_dtype, propagates=propagates,
     )  # fmt: skip
 
 
-def _on_one_device(task: TrainingTask, recipe: Recipe, rows: Any, seed: int | None) -> Strategy:
+def _on_one_device(
+    task: TrainingTask, recipe: Recipe, rows: Any, seed: int | None, problem: Problem | None
+) -> Strategy:
     """Run the model on the device of this rank alone; who splits a batch seeds draws itself."""
     options = replace(task.options, seed=seed)
     alone = replace(task, recipe=recipe, batch=rows, options=options, is_ranked=False)
-    return placed_strategy(alone, alone=task.device).strategy
+    return placed_strategy(alone, alone=task.device, costs_of=problem).strategy
 
 
 def _sums_by(task: TrainingTask, saved: SavedPlan | None) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,11 +11,10 @@ import numpy as np
 import torch
 
 from hocket.base.errors import UsageError
-from hocket.capture import capture_program, load_model, named_tensors
+from hocket.capture import capture_program, load_model
 from hocket.capture.loss import MEAN, OWN, Loss
 from hocket.capture.optimizer import optimizer_of_meta
 from hocket.capture.precision import amp_forward
-from hocket.capture.program import Program
 from hocket.capture.real import BuiltForReal, made_real
 from hocket.graph.graph import Graph
 
@@ -40,17 +38,6 @@ class ModelSource:
 
 
 @dataclass(frozen=True, eq=False)
-class Rebuilt:
-    """A model as it can be run."""
-
-    graph: Graph
-    """The planned graph, or that of a smaller batch."""
-    program: Program
-    values: Mapping[str, torch.Tensor]
-    """Parameters, buffers and batch, under the names of the program."""
-
-
-@dataclass(frozen=True, eq=False)
 class BuiltModel:
     """A model as it can be trained, and how others build the same."""
 
@@ -60,6 +47,8 @@ class BuiltModel:
     name: str
     """Empty where no other process can build it."""
     options: Mapping[str, Any]
+    graph: Graph
+    """As it was captured here; of a smaller batch where it was scaled."""
 
 
 def build(
@@ -68,39 +57,41 @@ def build(
     model: str | None = None,
     source: ModelSource | None = None,
     seed: int = 0,
+    scale: float = 1.0,
     is_scaled: bool = False,
 ) -> BuiltModel:
-    """The model itself that ``graph`` was captured from; arguments are those of `rebuild`.
+    """Build the model and batch that ``graph`` was captured from, with weights from ``seed``.
 
-    A graph that ``is_scaled`` is that of a part of the batch that was captured.
+    ``model`` names it where the graph's own name does not lead to it any more; ``source`` is the
+    model itself, which is not changed. ``scale`` below 1 takes that part of the batch; a graph that
+    ``is_scaled`` is that of such a part already.
     """
+    is_scaled = is_scaled or scale < 1
     if model is None and source is not None:
         if is_scaled:
-            raise _other_size_of_a_given_model()
+            raise UsageError(
+                "only a model that hocket builds can have a smaller batch",
+                hint="plan the smaller batch itself, or name a function that builds the model",
+            )
         module, batch = made_real(source.model, source.batch, seed)
-        return BuiltModel(copy.deepcopy(module), batch, source.loss, "", {})
+        captured = _captured(graph, module, batch, graph.name, source.loss)
+        return BuiltModel(copy.deepcopy(module), batch, source.loss, "", {}, captured)
     name = _name_of(graph, model)
     read_off = _read_off(graph)
+    if scale < 1:
+        read_off["batch"] = scaled_batch(graph, scale)
+    loss = _noted_loss(graph)
+    # Sizes were read off the batch; to the user's function they may mean something else.
     attempts = [read_off, {}] if ":" in name and not is_scaled else [read_off]
     for options in attempts:
         try:
             module, batch = built_by_name(name, options, seed, is_named=model is not None)
+            captured = _captured(graph, module, batch, name, loss, is_scaled=is_scaled)
         except UsageError:
             if options is attempts[-1]:
                 raise
             continue
-        loss = _noted_loss(graph)
-        captured, _ = capture_program(
-            module, batch, loss=loss, optimizer=optimizer_of_meta(graph.meta), name=name,
-            device=str(graph.meta.get("device")),
-        )  # fmt: skip
-        try:
-            (_require_same_shape if is_scaled else require_same)(graph, captured, name)
-        except UsageError:
-            if options is attempts[-1]:
-                raise
-            continue
-        return BuiltModel(module, batch, loss, name, options)
+        return BuiltModel(module, batch, loss, name, options, captured)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -113,37 +104,6 @@ def built_by_name(
         module, batch = _load(name, dict(options), is_named=is_named)
     module, batch = made_real(module, batch, seed)
     return module, batch
-
-
-def rebuild(
-    graph: Graph,
-    *,
-    model: str | None = None,
-    source: ModelSource | None = None,
-    seed: int = 0,
-    scale: float = 1.0,
-) -> Rebuilt:
-    """The model and batch that ``graph`` was captured from, with weights drawn from ``seed``.
-
-    ``model`` names it where the graph's own name does not lead to it any more; ``source`` is the
-    model itself, which is not changed. ``scale`` below 1 takes that part of the batch.
-    """
-    if model is None and source is not None:
-        return _from_source(graph, source, seed, scale)
-    name = _name_of(graph, model)
-    read_off = _read_off(graph)
-    if scale < 1:
-        read_off["batch"] = scaled_batch(graph, scale)
-    if ":" not in name:
-        return _rebuilt(graph, name, read_off, seed, is_named=model is not None, scale=scale)
-    try:
-        return _rebuilt(graph, name, read_off, seed, scale=scale)
-    except UsageError:
-        # The sizes were read off the batch; to the user's function they may mean something else.
-        if scale == 1:
-            with suppress(UsageError):
-                return _rebuilt(graph, name, {}, seed)
-        raise
 
 
 def _name_of(graph: Graph, model: str | None) -> str:
@@ -179,20 +139,6 @@ def scaled_batch(graph: Graph, scale: float) -> int:
     return max(1, round(batch * scale))
 
 
-def _from_source(graph: Graph, source: ModelSource, seed: int, scale: float) -> Rebuilt:
-    if scale < 1:
-        raise _other_size_of_a_given_model()
-    model, batch = made_real(source.model, source.batch, seed)
-    return _captured(graph, model, batch, graph.name, source.loss)
-
-
-def _other_size_of_a_given_model() -> UsageError:
-    return UsageError(
-        "only a model that hocket builds can have a smaller batch",
-        hint="plan the smaller batch itself, or name a function that builds the model",
-    )
-
-
 def _check_types(graph: Graph) -> None:
     for key, kind in _KINDS.items():
         value = graph.meta.get(key)
@@ -202,20 +148,13 @@ def _check_types(graph: Graph) -> None:
             )
 
 
-def _rebuilt(
-    graph: Graph, name: str, options: Mapping[str, Any], seed: int,
-    *, is_named: bool = True, scale: float = 1.0,
-) -> Rebuilt:  # fmt: skip
-    built, batch = built_by_name(name, options, seed, is_named=is_named)
-    return _captured(graph, built, batch, name, _noted_loss(graph), is_scaled=scale < 1)
-
-
 def _captured(
     graph: Graph, model: Any, batch: Any, name: str, loss: Loss | str | None,
     *, is_scaled: bool = False,
-) -> Rebuilt:  # fmt: skip
+) -> Graph:  # fmt: skip
+    """Capture the step again, and refuse one that is not the planned one."""
     meta = graph.meta
-    captured, program = capture_program(
+    captured, _ = capture_program(
         model, batch, loss=loss, optimizer=optimizer_of_meta(meta), name=name,
         device=str(meta.get("device")),
         forward=amp_forward(meta.get("amp"), str(meta.get("device"))),
@@ -224,7 +163,7 @@ def _captured(
         _require_same_shape(graph, captured, name)
     else:
         require_same(graph, captured, name)
-    return Rebuilt(captured if is_scaled else graph, program, named_tensors(model, batch))
+    return captured
 
 
 def _noted_loss(graph: Graph) -> str | None:

@@ -13,7 +13,7 @@ from hocket.simulate.timeline import Timeline
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
-    from hocket.runtime.parallel.check import Agreement
+    from hocket.runtime.check import Agreement
     from hocket.runtime.record import StepRecord
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +14,10 @@ from hocket.base.units import format_bytes
 from hocket.graph.graph import Graph, Role
 from hocket.hardware.detect import PROCESS_BYTES, available_bytes
 from hocket.plan.problem import Problem
+from hocket.plan.transformer_plan import TransformerPlan
+from hocket.runtime.transformer_model import TransformerModel
 from hocket.simulate import Timeline
+from hocket.transformer import Transformer
 
 
 def require_room(
@@ -81,3 +85,43 @@ def _instead(
                 f"({samples} of {planned} samples), or on a machine with more memory"
             )
     return "run it on a machine with more memory, or plan a smaller model"
+
+
+_MAX_PROCESSES = 64
+_INSTEAD = (
+    "check the configuration at small size (--check-only), or export the plan and start it where "
+    "it is to run (hocket export … --to torch)"
+)
+
+
+def require_room_for_states(plan: TransformerPlan, dtype: torch.dtype) -> None:
+    """Refuse a run of a transformer's shape whose states alone would fill this machine."""
+    model, division = plan.model, plan.division
+    if division.num_devices > _MAX_PROCESSES:
+        raise UsageError(
+            f"the plan takes {division.num_devices} devices; on one machine at most "
+            f"{_MAX_PROCESSES} processes are started",
+            hint=_INSTEAD,
+        )
+    # Each rank builds the whole model; gradients and both moments of Adam follow the sharding.
+    gradients = 1 if division.zero == 3 else division.data
+    moments = 1 if division.zero else division.data
+    copies = division.num_devices + gradients + 2 * moments
+    needed = num_parameters(model) * dtype.itemsize * copies
+    needed += division.num_devices * PROCESS_BYTES
+    available = available_bytes()
+    if needed > available:
+        raise UsageError(
+            f"training {model.name} here takes {format_bytes(needed)} for weights, gradients and "
+            f"optimizer alone, and {format_bytes(available)} are free",
+            hint=_INSTEAD,
+        )
+
+
+def num_parameters(model: Transformer) -> int:
+    """Count the parameters of the built-in model of a shape."""
+    with torch.device("meta"):
+        small = TransformerModel(replace(model, layers=1))
+    layer = sum(parameter.numel() for parameter in small.layers.parameters())
+    whole = sum(parameter.numel() for parameter in small.parameters())
+    return whole + (model.layers - 1) * layer

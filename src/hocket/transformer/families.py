@@ -60,6 +60,18 @@ FAMILIES = (
         r"(attention\.)?output\.LayerNorm\..*",
         ("attention.self", "attention_head_size"),
     ),
+    *(
+        Family(
+            "the built-in transformer",
+            {
+                "attention.query": 1, "attention.key": 1, "attention.value": 1, "mlp.up": 1, **gate,
+            },
+            ("attention.output", "mlp.down"),
+            r"(attention|mlp)_norm\..*",
+            ("attention", "head_width"),
+        )
+        for gate in ({"mlp.gate": 1}, {})
+    ),
 )  # fmt: skip
 
 

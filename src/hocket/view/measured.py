@@ -19,7 +19,7 @@ from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
 
 if TYPE_CHECKING:
-    from hocket.runtime.parallel.check import Agreement
+    from hocket.runtime.check import Agreement
     from hocket.runtime.result import RunResult
 
 _MANY = 2

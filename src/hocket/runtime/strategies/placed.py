@@ -14,10 +14,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError
 from hocket.base.warn import warn_user
 from hocket.capture.loss import MEAN
@@ -27,14 +27,16 @@ from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster, Device
 from hocket.plan.files import SavedPlan
 from hocket.plan.make import ON_THIS_MACHINE, make_problem
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
 from hocket.planners.compare import compare
 from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.runtime.rebuild import require_same
+from hocket.runtime.smaller import with_graph
 from hocket.runtime.task import Prepared, TrainingTask
 from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.predicted import claimed_step_s
 from hocket.runtime.train.programs import Programs
-from hocket.runtime.train.ranked import rank_device
 from hocket.runtime.train.recorded import Recipe
 
 
@@ -43,10 +45,11 @@ def placed_strategy(
     saved: SavedPlan | None = None,
     on: str | Path | Cluster = ON_THIS_MACHINE,
     alone: torch.device | None = None,
+    costs_of: Problem | None = None,
 ) -> Prepared:
     """Prepare the model as a plan places it; all on the device ``alone`` where it is given.
 
-    Without a plan one is searched for the cluster ``on``.
+    Without a plan one is searched for the cluster ``on``, or for that of the problem ``costs_of``.
     """
     model, batch, recipe = task.model, task.batch, task.recipe
     is_given = saved is not None
@@ -59,18 +62,20 @@ def placed_strategy(
         for module in dense.modules():
             if getattr(module, "sparse", False) is True:
                 module.sparse = False  # type: ignore[assignment]
-        return _by_modules(model, dense, batch, recipe, saved, on, reason, alone)
+        return _by_modules(model, dense, batch, recipe, saved, on, reason, alone, costs_of)
     try:
         graph, program = recipe.trace(model, batch, "train")
     except UntraceableError as error:
-        return _by_modules(model, model, batch, recipe, saved, on, described(error), alone)
+        return _by_modules(
+            model, model, batch, recipe, saved, on, described(error), alone, costs_of
+        )
     warn_without_loss(graph, recipe.name)
     _warn_of_hooks(model)
-    saved = _planned(graph, saved, on, recipe.name, is_alone=alone is not None)
+    saved = _planned(graph, saved, on, recipe.name, costs_of, is_alone=alone is not None)
     devices = _devices(saved, alone)
     is_ranked = task.is_ranked and alone is None
     if is_ranked:
-        devices = [rank_device(rank_variables())] * len(devices)
+        devices = [task.device] * len(devices)
     options = task.options
     strategy = Programs(
         model, batch, recipe, saved.problem, saved.plan, program, devices,
@@ -92,6 +97,7 @@ def _by_modules(
     on: str | Path | Cluster,
     reason: str,
     alone: torch.device | None,
+    costs_of: Problem | None,
 ) -> Prepared:
     """The model placed module by module; its step is recorded on ``traceable``."""
     with warnings.catch_warnings():
@@ -101,7 +107,7 @@ def _by_modules(
             device=recipe.device, forward=recipe.forward,
         )  # fmt: skip
     warn_without_loss(graph, recipe.name)
-    saved = _planned(graph, saved, on, recipe.name, is_alone=alone is not None)
+    saved = _planned(graph, saved, on, recipe.name, costs_of, is_alone=alone is not None)
     assert saved.plan.device_of is not None
     lost = (
         f"{recipe.name} is placed by modules, not by ops, because {reason}; order, overlap of "
@@ -145,9 +151,14 @@ def _planned(
     saved: SavedPlan | None,
     on: str | Path | Cluster,
     name: str,
+    costs_of: Problem | None,
     *,
     is_alone: bool,
 ) -> SavedPlan:
+    if saved is None and is_alone and costs_of is not None:
+        problem = with_graph(costs_of, graph)
+        alone = Plan(planner="one device").placing(np.zeros(graph.num_ops, dtype=np.int32))
+        return SavedPlan(problem, alone)
     if saved is None:
         problem = make_problem(graph, on)
         # Where there is one device there is nothing to compare.

@@ -25,7 +25,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.runtime.autocast import autocast_state
 from hocket.runtime.collectives.reducer import GradientReducer
-from hocket.runtime.record import measured_timeline
+from hocket.runtime.record import StepRecord, measured_timeline
 from hocket.runtime.smaller import with_graph
 from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import (
@@ -107,6 +107,17 @@ class Programs:
         if not self.first.is_on_one_device:
             return called("several devices or ranks carry a step")
         return never_replayed(self.devices[0])
+
+    @property
+    def record(self) -> StepRecord | None:
+        """Times of the last step on this rank's device; None where no ranks place ops."""
+        runner = self.first.runner
+        return runner.record if isinstance(runner, RankedStep) else None
+
+    def slow_down(self, factor: float) -> None:
+        """Make ops of this rank take so many times as long: a testing aid for unequal devices."""
+        if isinstance(self.first.runner, RankedStep):
+            self.first.runner.slowdown = factor
 
     def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Gradients are used when all are there."""

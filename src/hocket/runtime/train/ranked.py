@@ -14,13 +14,13 @@ from functools import reduce
 import torch
 import torch.distributed as dist
 
-from hocket.base.errors import UsageError
+from hocket.base.errors import RunError, UsageError, one_line
 from hocket.graph.graph import Phase
 from hocket.runtime.held import Held
 from hocket.runtime.peer import Peer
 from hocket.runtime.ranks import RankRunner
+from hocket.runtime.record import StepRecord
 from hocket.runtime.setup import Setup
-from hocket.runtime.spawn import peers_of
 from hocket.runtime.split import Do, Instruction
 from hocket.runtime.streams import new_stream
 from hocket.runtime.train.shared import share_slots
@@ -55,6 +55,8 @@ class RankedStep(RankRunner):
         self._weight: Weight = 1.0
         self.gradients: dict[int, torch.Tensor] = {}
         """Of the parameters whose updates are here."""
+        self.record = StepRecord()
+        """Times of the last step."""
 
     def run(
         self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
@@ -64,7 +66,7 @@ class RankedStep(RankRunner):
         for number, tensor in given[self.device_index].items():
             held[number] = tensor
         self.gradients, self._weight = {}, weight
-        self.step(step)
+        self.record = self.step(step)
         for parameter, gradient in self.setup.program.gradients.items():
             if parameter not in self.gradients and gradient in held and self._is_loose(parameter):
                 self.gradients[parameter] = held[gradient]
@@ -105,8 +107,14 @@ class RankedStep(RankRunner):
         call = self.setup.program.calls[op]
         if call.phase == Phase.OPTIMIZER:
             self.gradients[call.args[0].number] = self.worker.held[call.args[1].number]
+            self._marks["start"][op] = self._marks["end"][op] = self.stream.mark()
             return
-        super()._run(op, step)
+        try:
+            super()._run(op, step)
+        # Whatever an op of the user's model raises is a failed run, not a bug of ours.
+        except Exception as error:
+            name = self.setup.graph.op_names[op]
+            raise RunError(f"op {name!r} failed in step {step}: {one_line(error)}") from error
         if starts_backward(self.setup.program, call):
             (seed,) = (output for output in call.outputs if output is not None)
             self.worker.held[seed].mul_(self._weight)
@@ -115,6 +123,21 @@ class RankedStep(RankRunner):
         if instruction.do == Do.DROP and instruction.number in self._keep:
             return
         super()._obey(instruction, step)
+
+
+def peers_of(
+    setup: Setup, instructions: Sequence[Instruction], device: int
+) -> list[tuple[int, Peer]]:
+    """Return the transfers of a device by number."""
+    used = setup.split.used_devices
+    found = []
+    for do, number in instructions:
+        if do in (Do.SEND, Do.POST):
+            tensor, src, dst = setup.split.transfers[number]
+            other = used.index(dst if src == device else src)
+            is_host = tensor in setup.host_tensors
+            found.append((number, Peer(tensor, other, setup.is_whole[number], is_host)))
+    return found
 
 
 def join_ranks(environment: Mapping[str, str]) -> bool:

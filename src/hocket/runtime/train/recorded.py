@@ -131,7 +131,8 @@ class Recipe:
 
     loss: Loss | str | None = None
     forward: Forward | None = None
-    update: Optimizer
+    update: Optimizer | None
+    """None for inference."""
     device: str
     """Whose kernels are recorded."""
     name: str = ""

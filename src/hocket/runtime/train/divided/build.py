@@ -180,7 +180,7 @@ def degrees_strategy(
 
     ``accumulates`` says whether ranks without a pipeline take their microbatches one by one.
     """
-    _refuse(division)
+    refuse_degrees(division)
     _warn_of_memory(division)
     is_split = accumulates or division.pipeline > 1
     sizes = (1,) * (division.num_microbatches if is_split else 1)
@@ -344,16 +344,17 @@ def require_batch(num_samples: int, batch: Any) -> None:
         )
 
 
-def _refuse(division: ParallelConfig) -> None:
+def refuse_degrees(division: ParallelConfig) -> None:
+    """Refuse degrees of parallelism that no strategy runs."""
     for degree, what in ((division.context, "context"), (division.expert, "expert")):
         if degree > 1:
             raise UsageError(
-                f"{what} parallelism is planned and predicted but not carried out",
+                f"{what} parallelism is planned and predicted but not run",
                 hint=f"plan without it: hocket parallel … --fix {what}=1",
             )
     if division.zero == 3 and division.pipeline > 1:
         raise UsageError(
-            "a pipeline whose replicas divide the weights (ZeRO 3) is not carried out",
+            "a pipeline whose replicas divide the weights (ZeRO 3) is not run",
             hint="use zero=1 or 2, which divide the optimizer's states",
         )
     broken = next(broken_shares(division), "") if division.shares is not None else ""

@@ -62,10 +62,11 @@ def divide_layers(model: nn.Module, group: Any, rank: int, degree: int) -> dict[
 def _family(layer: nn.Module, path: str) -> Family:
     family = named_family({name for name, _ in layer.named_modules()})
     if family is None:
+        known = ", ".join(dict.fromkeys(family.name for family in FAMILIES))
         raise UsageError(
             f"the layers {path!r} have names that tensor parallelism has no rule for",
-            hint=f"known are those of {', '.join(f.name for f in FAMILIES)}; or plan without it: "
-            "hocket parallel … --fix tensor=1",
+            hint=f"known are those of {known}; or plan without it: hocket parallel … --fix "
+            "tensor=1",
         )
     if name := without_rule(family, [name for name, _ in layer.named_parameters()]):
         raise UsageError(

@@ -1,8 +1,4 @@
-"""What PyTorch cannot carry out, or carries out wrongly without a word; checked before any run.
-
-Each rule was seen to fail at toy size against one device. Where another program gives the right
-gradients for the same division, `data_program` chooses that one and nothing is refused.
-"""
+"""Plans of a transformer's shape that cannot be run or exported, refused before anything starts."""
 
 from __future__ import annotations
 
@@ -16,27 +12,13 @@ from hocket.transformer import ParallelConfig, Transformer
 if TYPE_CHECKING:
     from hocket.plan.transformer_plan import TransformerPlan
 
-DataKind = Literal["none", "ddp", "reduce-after", "fsdp"]
-"""How data-parallel ranks agree: not at all, as DDP, by one reduction after the last backward, or
-as FSDP2."""
-
-
-@dataclass(frozen=True)
-class DataProgram:
-    """How the data-parallel ranks of a division are run."""
-
-    kind: DataKind
-    reshards: bool = False
-    """Whether FSDP2 gives gathered weights back after each forward."""
-
 
 @dataclass(frozen=True)
 class Case:
-    """What rules look at."""
+    """A model with its parallel configuration."""
 
     model: Transformer
     division: ParallelConfig
-    splits_backward: bool
 
 
 @dataclass(frozen=True)
@@ -51,24 +33,13 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule(
         lambda case: case.division.context > 1,
-        "context parallelism is planned and predicted but not carried out",
+        "context parallelism is planned and predicted but not run",
         "choose context 1: hocket parallel … --fix context=1",
     ),
     Rule(
-        lambda case: case.division.shares is not None,
-        "unequal shares of the batch are for one's own loop (hocket.prepare), not for this run",
-        "train with it: hocket launch plan.json train.py",
-    ),
-    Rule(
         lambda case: case.division.expert > 1 or case.model.experts is not None,
-        "models with experts are planned and predicted but not carried out",
+        "models with experts are planned and predicted but not run",
         "export the plan instead: hocket export … --to megatron",
-    ),
-    Rule(
-        lambda case: case.division.zero == 3 and case.splits_backward and case.division.data > 1,
-        "with a schedule that splits the backward pass, FSDP2 that gives weights back after each "
-        "forward (ZeRO 3) loses gradients of the last stage without an error",
-        "use zero=2, or a schedule with whole backward passes (1f1b, interleaved)",
     ),
     Rule(
         lambda case: (
@@ -103,24 +74,50 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def refuse(model: Transformer, division: ParallelConfig, *, splits_backward: bool) -> None:
-    """Raise where a division cannot be carried out or would train wrongly."""
-    case = Case(model, division, splits_backward)
+def refuse(model: Transformer, division: ParallelConfig) -> None:
+    """Raise where a configuration cannot be run."""
+    case = Case(model, division)
     for rule in RULES:
         if rule.applies(case):
             raise UsageError(rule.reason, hint=rule.instead, where=str_of(division))
 
 
 def refuse_plan(plan: TransformerPlan) -> None:
-    """`refuse` the division of a plan, and a schedule whose actions wait for each other."""
+    """`refuse` the configuration of a plan, and a schedule whose actions wait for each other."""
     from hocket.planners.parallel.schedules import verify_schedule
 
-    refuse(plan.model, plan.division, splits_backward=plan.schedule.splits_backward)
+    refuse(plan.model, plan.division)
     verify_schedule(plan.schedule)
 
 
+def str_of(division: ParallelConfig) -> str:
+    """Format a configuration in a few words."""
+    return (
+        f"tensor {division.tensor} x pipeline {division.pipeline} x data {division.data}, "
+        f"{division.schedule}, zero {division.zero}"
+    )
+
+
+TRAINED_DTYPES = ("bfloat16", "float32")
+"""Types in which the built-in model holds weights; others need losses or products to be scaled."""
+
+
+DataKind = Literal["none", "ddp", "reduce-after", "fsdp"]
+"""How data-parallel ranks agree: not at all, as DDP, by one reduction after the last backward, or
+as FSDP2."""
+
+
+@dataclass(frozen=True)
+class DataProgram:
+    """How data-parallel ranks of an exported script agree."""
+
+    kind: DataKind
+    reshards: bool = False
+    """Whether FSDP2 gives gathered weights back after each forward."""
+
+
 def data_program(division: ParallelConfig, *, splits_backward: bool) -> DataProgram:
-    """The program for the data-parallel ranks that gives the right gradients.
+    """Choose how data-parallel ranks of an exported script agree on the right gradients.
 
     DDP reduces gradients from hooks that a split backward pass does not set off, so there the
     gradients are reduced after the last backward; the same where tensor-parallel ranks hold parts
@@ -135,11 +132,3 @@ def data_program(division: ParallelConfig, *, splits_backward: bool) -> DataProg
     if splits_backward or division.tensor > 1:
         return DataProgram("reduce-after")
     return DataProgram("ddp")
-
-
-def str_of(division: ParallelConfig) -> str:
-    """A division in a few words."""
-    return (
-        f"tensor {division.tensor} x pipeline {division.pipeline} x data {division.data}, "
-        f"{division.schedule}, zero {division.zero}"
-    )

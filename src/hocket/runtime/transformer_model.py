@@ -1,14 +1,13 @@
-"""A plain decoder-only transformer, built stage by stage from its shape.
+"""A plain decoder-only transformer built from its shape, with synthetic text to train on.
 
-Every parameter is drawn by its name in the whole model, so a rank builds its own part alone and
-all divisions start from the same weights. Dropout is left out: its masks would differ between
-divisions, and with them the losses.
+Plans of a transformer's shape alone run this module, and exported scripts contain it. Every
+parameter is drawn by its name, so that all parallel configurations start from the same weights.
+Dropout is left out: its masks would differ between configurations, and with them the losses.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -18,34 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from hocket.transformer import Recompute, Transformer
 
 _ROTARY_BASE = 10_000.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """The part of a model that one virtual stage holds."""
-
-    first_layer: int
-    num_layers: int
-    has_embedding: bool
-    has_head: bool
-
-    @property
-    def layers(self) -> range:
-        """Numbers of its layers in the whole model."""
-        return range(self.first_layer, self.first_layer + self.num_layers)
-
-
-def slices_of(layers: tuple[int, ...]) -> tuple[Slice, ...]:
-    """The parts of a model whose virtual stages have these numbers of layers."""
-    return tuple(
-        Slice(
-            first_layer=sum(layers[:index]),
-            num_layers=count,
-            has_embedding=index == 0,
-            has_head=index == len(layers) - 1,
-        )
-        for index, count in enumerate(layers)
-    )
 
 
 class CausalAttention(nn.Module):
@@ -120,7 +91,7 @@ class Mlp(nn.Module):
 class TransformerBlock(nn.Module):
     """One layer."""
 
-    def __init__(self, model: Transformer, recompute: Recompute) -> None:
+    def __init__(self, model: Transformer, recompute: Recompute = "none") -> None:
         super().__init__()
         self.recomputes = recompute == "full"
         self.attention_norm = _norm(model)
@@ -158,11 +129,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm and the output layer.
-
-    Where embeddings are tied the output layer is a copy of its own with the same start, on one
-    device too: the gradients of both copies are summed after the backward pass.
-    """
+    """The last norm and the output layer."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -172,24 +139,6 @@ class Head(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores of the next token."""
         return self.logits(self.norm(x))  # type: ignore[no-any-return]
-
-
-class Stage(nn.Module):
-    """One virtual stage; its parameters have the names of the whole model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding: nn.Module | None = None
-        self.layers = nn.ModuleDict()
-        self.head: nn.Module | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Token ids or activations in, activations or logits out."""
-        if self.embedding is not None:
-            x = self.embedding(x)
-        for layer in self.layers.values():
-            x = layer(x)
-        return x if self.head is None else self.head(x)
 
 
 TIED = ("embedding.tokens.weight", "head.logits.weight")
@@ -224,3 +173,63 @@ def _draw(parameter: torch.Tensor, name: str, hidden: int, seed: int) -> None:
 def _seed_of(name: str, seed: int) -> int:
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=7).digest()
     return int.from_bytes(digest)
+
+
+_STEPS_APART = 1 << 32
+
+
+def token_batch(
+    model: Transformer, sequences: range, *, seed: int, step: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw token ids and the ids that follow them, for some sequences of a step's batch."""
+    rows = []
+    for sequence in sequences:
+        generator = torch.Generator().manual_seed(seed * 7919 + step * _STEPS_APART + sequence)
+        rows.append(torch.randint(model.vocabulary, (model.sequence + 1,), generator=generator))
+    text = torch.stack(rows)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy per token; in double precision where logits are, else in single."""
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+class TransformerModel(nn.Module):
+    """The whole model, which returns its loss."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.embedding = Embedding(model)
+        self.layers = nn.ModuleList(TransformerBlock(model) for _ in range(model.layers))
+        self.head = Head(model)
+        self.is_tied = model.tied_embeddings
+        self.tie()
+
+    def tie(self) -> None:
+        """Have the output layer use the embedding, also after parameters were replaced."""
+        if self.is_tied:
+            self.head.logits.weight = self.embedding.tokens.weight
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean loss of the next tokens."""
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return token_loss(self.head(x), targets)
+
+
+def built_in_model(
+    model: Transformer, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> TransformerModel:
+    """Build the module of a transformer's shape, with weights drawn from the seed."""
+    with torch.device("meta"):
+        module = TransformerModel(model)
+    module = module.to(dtype).to_empty(device="cpu")
+    module.tie()
+    fill(module.embedding, "embedding", model, seed)
+    for number, layer in enumerate(module.layers):
+        fill(layer, f"layers.{number}", model, seed)
+    fill(module.head, "head", model, seed)
+    return module

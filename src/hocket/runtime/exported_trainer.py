@@ -1,10 +1,20 @@
-"""The part of one rank in a parallel run: its stages, and a training step with all others."""
+"""The trainer of exported scripts, on PyTorch's own engines; its text goes into each script.
+
+Scripts must not need hocket, so this stands beside the strategies of `hocket.runtime`.
+"""
 
 from __future__ import annotations
 
+import argparse
+import csv
+import os
+import re
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -24,18 +35,189 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from hocket.base.errors import RunError
-from hocket.runtime.parallel.batch import token_batch, token_loss
-from hocket.runtime.parallel.build import build_stage
-from hocket.runtime.parallel.job import TrainingJob
-from hocket.runtime.parallel.model import TIED, Embedding, TransformerBlock, slices_of
-from hocket.runtime.parallel.pipeline import (
-    PipelineWatch,
-    WatchedStage,
-    boundary_shapes,
-    make_pipeline,
+from hocket.base.errors import MissingExtraError, RunError
+from hocket.runtime.refusals import DataProgram
+from hocket.runtime.transformer_model import (
+    TIED,
+    Embedding,
+    Head,
+    TransformerBlock,
+    fill,
+    token_batch,
+    token_loss,
 )
-from hocket.runtime.parallel.refusals import DataProgram
+from hocket.transformer import ParallelConfig, Recompute, Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """The part of a model that one virtual stage holds."""
+
+    first_layer: int
+    num_layers: int
+    has_embedding: bool
+    has_head: bool
+
+    @property
+    def layers(self) -> range:
+        """Numbers of its layers in the whole model."""
+        return range(self.first_layer, self.first_layer + self.num_layers)
+
+
+def slices_of(layers: tuple[int, ...]) -> tuple[Slice, ...]:
+    """The parts of a model whose virtual stages have these numbers of layers."""
+    return tuple(
+        Slice(
+            first_layer=sum(layers[:index]),
+            num_layers=count,
+            has_embedding=index == 0,
+            has_head=index == len(layers) - 1,
+        )
+        for index, count in enumerate(layers)
+    )
+
+
+class Stage(nn.Module):
+    """One virtual stage; its parameters have the names of the whole model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding: nn.Module | None = None
+        self.layers = nn.ModuleDict()
+        self.head: nn.Module | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Token ids or activations in, activations or logits out."""
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        return x if self.head is None else self.head(x)
+
+
+Actions = tuple[tuple[tuple[int, str, int], ...], ...]
+"""By pipeline rank: virtual stage, letter and microbatch of each action, in order.
+
+Letters are those of PyTorch's pipelines: F forward, B backward, I and W its halves for inputs and
+weights.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """One model trained for some steps with one parallel configuration."""
+
+    model: Transformer
+    division: ParallelConfig
+    layers: tuple[int, ...]
+    """Layers of each virtual stage."""
+    actions: Actions
+    device_of_stage: tuple[int, ...]
+    data: DataProgram
+    steps: int = 1
+    seed: int = 0
+    dtype: str = "float32"
+    learning_rate: float = 1e-3
+
+
+Divide = Callable[[nn.Module], nn.Module]
+"""Divides a part of a stage over ranks; gives it back."""
+
+
+def build_stage(
+    model: Transformer,
+    part: Slice,
+    *,
+    recompute: Recompute = "none",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    divide: Divide = lambda module: module,
+) -> Stage:
+    """The stage with its first values, each of its parts divided."""
+    place = device or torch.device("cpu")
+    stage = Stage()
+
+    def finished(module: nn.Module, name: str) -> nn.Module:
+        module = module.to_empty(device=place).to(dtype)
+        fill(module, name, model, seed)
+        return divide(module)
+
+    with torch.device("meta"):
+        embedding = Embedding(model) if part.has_embedding else None
+        head = Head(model) if part.has_head else None
+    if embedding is not None:
+        stage.embedding = finished(embedding, "embedding")
+    for number in part.layers:
+        with torch.device("meta"):
+            block = TransformerBlock(model, recompute)
+        stage.layers[str(number)] = finished(block, f"layers.{number}")
+    if head is not None:
+        stage.head = finished(head, "head")
+    return stage
+
+
+_NEEDED = ("_PipelineScheduleRuntime._prepare_schedule_with_comms", "_Action.from_str")
+_FOLDS_SINCE = (2, 13)
+"""Before, a rank with two stages in a row sent activations to itself, and failed."""
+_HINT = "hocket is tested with PyTorch 2.13: pip install 'torch==2.13.*'"
+
+
+def require_pipelining(device_of_stage: Sequence[int]) -> None:
+    """Refuse a PyTorch whose pipelines cannot carry out schedules of one's own on such stages."""
+    for path in _NEEDED:
+        found: Any = schedules
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        if found is None:
+            raise MissingExtraError(
+                f"PyTorch {torch.__version__} has no torch.distributed.pipelining.schedules.{path}",
+                hint=_HINT,
+            )
+    is_folded = any(first == second for first, second in pairwise(device_of_stage))
+    if is_folded and torch_version() < _FOLDS_SINCE:
+        raise MissingExtraError(
+            f"PyTorch {torch.__version__} cannot run two stages in a row on one device", hint=_HINT
+        )
+
+
+def torch_version() -> tuple[int, ...]:
+    """Major and minor number."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def make_pipeline(
+    job: TrainingJob,
+    stages: Sequence[PipelineStage],
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Any:
+    """PyTorch's runtime for the stages of one rank, with the order of the job."""
+    runtime: Any = schedules._PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
+        list(stages), n_microbatches=job.division.num_microbatches, loss_fn=loss
+    )
+    runtime.pipeline_order = {
+        rank: [schedules._Action.from_str(f"{stage}{letter}{microbatch}")
+               for stage, letter, microbatch in row]
+        for rank, row in enumerate(job.actions)
+    }  # fmt: skip
+    runtime._prepare_schedule_with_comms(runtime.pipeline_order)
+    return runtime
+
+
+def boundary_shapes(job: TrainingJob, stage: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What goes into a stage and comes out of it for one microbatch, without data."""
+    model, division = job.model, job.division
+    parts = division.tensor if division.sequence_parallel else 1
+    tokens = division.microbatch, model.sequence
+    dtype = getattr(torch, job.dtype)
+    between = torch.empty(
+        tokens[0], tokens[1] // parts, model.hidden, dtype=dtype, device="meta"
+    ).requires_grad_()
+    ids = torch.empty(tokens, dtype=torch.int64, device="meta")
+    logits = torch.empty(*tokens, model.vocabulary, dtype=dtype, device="meta").requires_grad_()
+    is_last = stage == len(job.layers) - 1
+    return (ids if stage == 0 else between), (logits if is_last else between)
+
 
 # Tensor parallelism of one part of a stage: matrices by columns, then by rows.
 #
@@ -158,37 +340,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in one piece; all ranks that share it must ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def own_name(name: str) -> str:
     """The name of a parameter in the model, without what wrappers add."""
     return name.removeprefix("module.")
 
 
-@dataclass(kw_only=True)
-class RankStep:
-    """What one rank saw of one step; times are seconds of one clock."""
-
-    start_s: float
-    end_s: float = 0.0
-    loss: float | None = None
-    """Of the whole batch, where this rank has the last stage."""
-    action_start_s: list[float] = field(default_factory=list)
-    """Of the actions of this rank in order; empty on GPUs, where the host's times say nothing."""
-    action_end_s: list[float] = field(default_factory=list)
-    peak_bytes: int = 0
-    """On GPUs."""
-
-
 class Trainer:
     """One rank of a job."""
 
-    def __init__(
-        self, job: TrainingJob, device: torch.device, move: Callable[[int, int], None]
-    ) -> None:
+    def __init__(self, job: TrainingJob, device: torch.device) -> None:
         division = job.division
         self.job, self.device = job, device
         self.mesh = init_device_mesh(
@@ -204,45 +364,26 @@ class Trainer:
             for number, owner in enumerate(job.device_of_stage)
             if owner == self.pipeline_rank
         }
-        self._watch = PipelineWatch(move)
         self._pipeline = make_pipeline(
-            job, [self._pipelined(number) for number in self._stages], token_loss, self._watch
+            job, [self._pipelined(number) for number in self._stages], token_loss
         )
         self._optimizer = new_optimizer(self._weights(), job.learning_rate)
 
-    def step(self, number: int) -> RankStep:
-        """One step together with all other ranks; they count from 1."""
+    def step(self, number: int) -> float | None:
+        """Train one step with all other ranks; the loss where this rank has the last stage."""
         ids, targets = self._batch(number)
         self._optimizer.zero_grad()
-        self._settle()
-        dist.barrier()
-        self._watch.new_step(number)
-        seen = RankStep(start_s=time.perf_counter())
         losses: list[torch.Tensor] = []
         self._pipeline.step(*ids, target=targets, losses=losses, return_outputs=False)
         missing = settle_gradients(self._parameters())
-        if missing and not self.job.wants_gradients:
+        if missing:
             raise RunError(f"PyTorch made no gradient for {missing[0]!r}")
         if self.job.data.kind == "reduce-after":
             reduce_gradients(self._weights(), self.mesh["dp"])
         self._sum_tied()
-        seen.loss = self._mean_loss(losses)
+        loss = self._mean_loss(losses)
         self._optimizer.step()
-        self._settle()
-        seen.end_s = time.perf_counter()
-        if self.device.type == "cuda":
-            seen.peak_bytes = torch.cuda.max_memory_allocated(self.device)
-        else:
-            seen.action_start_s, seen.action_end_s = self._watch.begin_s, self._watch.end_s
-        return seen
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """Gradients of this rank's stages in one piece; all ranks must ask."""
-        return {
-            name: whole(parameter.grad).detach().cpu()
-            for name, parameter in self._parameters()
-            if parameter.grad is not None
-        }
+        return loss
 
     # ── building ─────────────────────────────────────────────────────────────────────────────
 
@@ -267,9 +408,9 @@ class Trainer:
         )
         return wrap_stage(stage, self.mesh["dp"], job.data)
 
-    def _pipelined(self, number: int) -> WatchedStage:
+    def _pipelined(self, number: int) -> PipelineStage:
         given, made = boundary_shapes(self.job, number)
-        return WatchedStage(
+        return PipelineStage(
             self._stages[number], number, len(self.job.layers), self.device,
             input_args=given, output_args=made, group=self.mesh["pp"].get_group(),
         )  # fmt: skip
@@ -334,10 +475,6 @@ class Trainer:
             work.wait()
         return arrived
 
-    def _settle(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
 
 def new_optimizer(parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
     """AdamW; parameters of one mesh form a group, since PyTorch updates a group in one call."""
@@ -348,3 +485,52 @@ def new_optimizer(parameters: list[nn.Parameter], learning_rate: float) -> torch
     return torch.optim.AdamW(
         [{"params": group} for group in groups.values()], lr=learning_rate, weight_decay=0.0
     )
+
+
+def train(job: TrainingJob) -> None:
+    """Train with made-up text and write the loss of every step."""
+    given = _arguments()
+    require_pipelining(job.device_of_stage)
+    device = _join()
+    usual = job.dtype if device.type == "cuda" else "float32"
+    job = replace(job, steps=given.steps, seed=given.seed, dtype=given.dtype or usual)
+    trainer = Trainer(job, device)
+    for number in range(1, job.steps + 1):
+        began_s = time.perf_counter()
+        loss = trainer.step(number)
+        if loss is not None and not trainer.data_rank and not trainer.tensor_rank:
+            took_s = time.perf_counter() - began_s
+            sys.stdout.write(f"step {number} loss {loss:.9g} {took_s:.3f} s\n")
+            sys.stdout.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def read_actions(path: Path) -> Actions:
+    """Stage, letter and microbatch of each action of each pipeline rank, from a CSV file."""
+    with path.open(newline="") as file:
+        return tuple(tuple(_action(cell) for cell in row) for row in csv.reader(file))
+
+
+def _action(cell: str) -> tuple[int, str, int]:
+    stage, letter, microbatch = re.split("([FBIW])", cell)
+    return int(stage), letter, int(microbatch)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", help="float32, bfloat16 …; as planned on GPUs where not given")
+    return parser.parse_args()
+
+
+def _join() -> torch.device:
+    """Join the other processes of torchrun; this one's device."""
+    if not torch.cuda.is_available():
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}")
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    return device

@@ -1,0 +1,227 @@
+"""Numerics check: a parallel configuration at small size against training on one device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import CheckError
+from hocket.plan.files import SavedPlan
+from hocket.plan.plan import Plan
+from hocket.plan.sections import Parallel, Schedule
+from hocket.plan.transformer_plan import TransformerPlan
+from hocket.runtime.options import Onlookers, RunOptions
+from hocket.runtime.record import StepRecord
+from hocket.runtime.refusals import refuse_plan, str_of
+from hocket.runtime.run_ranks import run_ranks
+from hocket.runtime.threads import torch_threads
+from hocket.runtime.train.divided.build import refuse_degrees
+from hocket.runtime.transformer_model import built_in_model, token_batch
+from hocket.transformer import ParallelConfig, Transformer
+
+# A parallel configuration at small size: the same structure on few processes and a model of a few
+# thousand parameters.
+
+_MAX_STAGES_ALONE = 4
+"""Pipeline ranks where there is no other kind of parallelism; with one there are two."""
+_MAX_KEPT_ACTIONS = 512
+"""A schedule with no more actions per device is kept as it is."""
+
+
+def small_of(
+    model: Transformer, division: ParallelConfig, schedule: Schedule
+) -> tuple[Transformer, ParallelConfig, Schedule]:
+    """A small model, and the division with its schedule on at most eight ranks."""
+    small = small_division(division)
+    if (
+        small.pipeline == division.pipeline
+        and small.chunks == division.chunks
+        and (len(schedule.work) <= _MAX_KEPT_ACTIONS * division.pipeline)
+    ):
+        microbatches = schedule.num_microbatches
+    else:
+        schedule = _shorter(division, small, schedule)
+        microbatches = schedule.num_microbatches
+    small = replace(small, global_batch=microbatches * small.microbatch * small.data)
+    layers = _layers(division, small)
+    return small_model(model, sum(layers)), replace(small, layers=layers), schedule
+
+
+def small_division(division: ParallelConfig) -> ParallelConfig:
+    """The division with degrees of at most two, four for a pipeline alone."""
+    others = (division.tensor > 1) + (division.data > 1)
+    most = _MAX_STAGES_ALONE if not others else 2
+    pipeline = min(division.pipeline, most)
+    return replace(
+        division,
+        tensor=min(division.tensor, 2),
+        data=min(division.data, 2),
+        pipeline=pipeline,
+        chunks=min(division.chunks, 2) if pipeline > 1 else 1,
+        microbatch=1,
+        layers=None,
+    )
+
+
+def small_model(model: Transformer, num_layers: int) -> Transformer:
+    """The model with small widths; what it is made of stays."""
+    return replace(
+        model,
+        hidden=16,
+        layers=num_layers,
+        heads=4,
+        kv_heads=4 if model.kv_heads == model.heads else 2,
+        head_width=4,
+        mlp_width=24,
+        vocabulary=32,
+        sequence=8,
+        experts=None,
+    )
+
+
+def _layers(division: ParallelConfig, small: ParallelConfig) -> tuple[int, ...]:
+    """One layer per stage; where the division is uneven, stages take turns with two."""
+    uneven = division.layers is not None and len(set(division.layers)) > 1
+    return tuple(2 if uneven and stage % 2 else 1 for stage in range(small.num_stages))
+
+
+def _shorter(division: ParallelConfig, small: ParallelConfig, schedule: Schedule) -> Schedule:
+    """A schedule of the same kind for fewer ranks; one of its own making becomes a named one.
+
+    One that folds its stages and splits nothing becomes a looped one.
+    """
+    from hocket.planners.parallel.schedules import make_schedule
+
+    names = ("1f1b" if small.pipeline == 1 else division.schedule, "interleaved", "zb-h1")
+    made = [make_schedule(n, small.pipeline, 2 * small.pipeline, small.chunks) for n in names]
+    # How replicas agree follows from whether backwards are split, so that must stay as it is.
+    alike = (found for found in made if found.splits_backward == schedule.splits_backward)
+    return next(alike)
+
+
+TOLERANCE = 1e-6
+"""Largest difference, relative to the largest value of the tensor and never below one."""
+_STEPS = 2
+"""The second loss also depends on the first update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Differences from training on one device."""
+
+    loss_error: float
+    gradient_error: float
+    worst: str
+    """The parameter whose gradient differs most."""
+
+    @property
+    def is_right(self) -> bool:
+        """True if all differences are within the tolerance; NaN never is."""
+        return self.loss_error <= TOLERANCE and self.gradient_error <= TOLERANCE
+
+
+def check_parallel(plan: TransformerPlan) -> Agreement:
+    """Train a plan's configuration at small size against one device; raises where they differ."""
+    refuse_plan(plan)
+    refuse_degrees(plan.division)
+    found = differences(small_plan(plan))
+    if not found.is_right:
+        raise CheckError(
+            f"{str_of(plan.division)} trains wrongly: at small size the loss is off by "
+            f"{found.loss_error:.1e} and the gradient of {found.worst!r} by "
+            f"{found.gradient_error:.1e}",
+            hint="choose another schedule or ZeRO stage, and please report this",
+        )
+    return found
+
+
+def small_plan(plan: TransformerPlan) -> SavedPlan:
+    """Return the plan with a small model on few devices."""
+    model, division, schedule = small_of(plan.model, plan.division, plan.schedule)
+    names = plan.cluster.device_names
+    each = division.num_devices // division.pipeline
+    parallel = Parallel.of_config(division, model, tuple(
+        tuple(names[rank * each : (rank + 1) * each]) for rank in range(division.pipeline)
+    ))  # fmt: skip
+    work = replace(plan.problem.training, model=model, global_batch=division.global_batch)
+    problem = replace(plan.problem, work=work)
+    return SavedPlan(problem, Plan(planner=plan.plan.planner, sections=(parallel, schedule)))
+
+
+def differences(saved: SavedPlan, seed: int = 0) -> Agreement:
+    """Compare losses and gradients of a small plan with one device, in double precision."""
+    losses: list[float] = []
+
+    def note(number: int, record: StepRecord) -> None:
+        losses.append(math.nan if record.loss is None else record.loss)
+
+    num_ranks = saved.plan[Parallel].config.num_devices
+    places = {f"rank{rank}": "cpu" for rank in range(num_ranks)}
+    # With plain descent of rate 1 a step moves each parameter by its gradient.
+    given = {
+        "model": None, "dtype": "float64", "state_after": 1,
+        "update": {"name": "sgd", "settings": {"lr": 1.0}},
+    }  # fmt: skip
+    options = RunOptions(steps=_STEPS, seed=seed, threads=1)
+    report = run_ranks(saved, places, given, options, "gloo", Onlookers(on_step=note))
+    return _agreement(reference_run(saved, seed), tuple(losses), report.state)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Losses of all steps on one device; parameters before and after the first."""
+
+    losses: tuple[float, ...]
+    before: Mapping[str, FloatArray]
+    after: Mapping[str, FloatArray]
+
+
+def reference_run(saved: SavedPlan, seed: int = 0) -> Reference:
+    """Train the model of a small plan in plain PyTorch, with the whole batch at once."""
+    training = saved.problem.training
+    model = built_in_model(training.model, seed=seed, dtype=torch.float64)
+    losses, states = [], [_state(model)]
+    # Small models run fastest on one thread, above all on a busy machine.
+    with torch_threads(1):
+        for number in range(1, _STEPS + 1):
+            sequences = range(training.global_batch)
+            model.zero_grad()
+            loss = model(*token_batch(training.model, sequences, seed=seed, step=number))
+            loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter.sub_(parameter.grad)
+            losses.append(loss.item())
+            states.append(_state(model))
+    return Reference(tuple(losses), states[0], states[1])
+
+
+def _state(model: torch.nn.Module) -> dict[str, FloatArray]:
+    return {name: value.numpy().flatten().copy() for name, value in model.state_dict().items()}
+
+
+def _agreement(
+    reference: Reference, losses: tuple[float, ...], state: Mapping[str, FloatArray]
+) -> Agreement:
+    pairs = zip(losses, reference.losses, strict=True)
+    loss_error = _worst(abs(found - expected) for found, expected in pairs)
+    errors: dict[str, float] = {}
+    for name, expected in reference.after.items():
+        if name not in state:
+            errors[name] = math.inf
+            continue
+        scale = max(1.0, float(np.abs(expected - reference.before[name]).max()))
+        errors[name] = _worst([float(np.abs(state[name] - expected).max()) / scale])
+    worst = max(errors, key=lambda name: errors[name])
+    return Agreement(loss_error=loss_error, gradient_error=errors[worst], worst=worst)
+
+
+def _worst(errors: Iterable[float]) -> float:
+    """Return the largest; infinite where one is NaN, which compares with nothing."""
+    return max(math.inf if math.isnan(error) else error for error in errors)

@@ -1,1 +1,0 @@
-"""Runs from beginning to end, a file per kind of work; `hocket.runtime.session` chooses."""

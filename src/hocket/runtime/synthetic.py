@@ -1,0 +1,153 @@
+"""A plan's own model in training on synthetic batches, by the strategies of `hocket.prepare`."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.capture.fake import batch_tensors
+from hocket.capture.loss import Loss
+from hocket.capture.optimizer import Optimizer, optimizer_of_meta
+from hocket.capture.perform import draw_seed
+from hocket.capture.precision import amp_forward
+from hocket.plan.files import SavedPlan
+from hocket.plan.sections import Lanes, Memory
+from hocket.plan.training import TransformerTraining
+from hocket.runtime.prepare import choose_strategy
+from hocket.runtime.record import StepRecord
+from hocket.runtime.strategy import ReportsProgress
+from hocket.runtime.task import LoopOptions, TrainingTask
+from hocket.runtime.train.budgeted import Budgeted
+from hocket.runtime.train.divided.build import DivisionWarning
+from hocket.runtime.train.made_optimizer import torch_optimizer, trained_parameters
+from hocket.runtime.train.programs import Programs
+from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.training import TrainingLoop
+from hocket.runtime.transformer_model import built_in_model, token_batch
+
+PER_STEP = 1_000
+"""How finely the progress of a step is counted."""
+MakeBatch = Callable[[int], Any]
+"""The batch of a step."""
+
+
+class SyntheticTraining:
+    """A model trained on synthetic batches as a plan says; all ranks of the plan make one."""
+
+    def __init__(
+        self,
+        saved: SavedPlan,
+        model: nn.Module,
+        make_batch: MakeBatch,
+        device: torch.device,
+        *,
+        loss: Loss | str | None = None,
+        seed: int = 0,
+        name: str = "",
+        update: Optimizer | None = None,
+        is_ranked: bool = False,
+    ) -> None:
+        """``device`` is that of this process; ``update`` that of the plan where it is not given."""
+        meta = (
+            {} if isinstance(saved.problem.work, TransformerTraining) else saved.problem.graph.meta
+        )
+        self._update = update or optimizer_of_meta(meta)
+        if self._update is None:  # inference updates nothing
+            parameters = list(model.parameters())
+            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, lr=0.0)
+        else:
+            parameters = trained_parameters(self._update, model)
+            self.optimizer = torch_optimizer(self._update, parameters)
+        # Kernels are those of the plan, whatever stands in for its devices.
+        kernels = str(meta.get("device") or device.type)
+        self._is_seeded = any(saved.plan.get(kind) is not None for kind in (Memory, Lanes))
+        self._seed, self._make_batch = seed, make_batch
+        task = TrainingTask(
+            model=model, optimizer=self.optimizer, batch=make_batch(1), device=device,
+            recipe=Recipe(
+                loss=loss, update=self._update, device=kernels,
+                name=name or saved.problem.work_name, forward=amp_forward(meta.get("amp"), kernels),
+            ),
+            options=LoopOptions(seed=None if self._is_seeded else seed), is_ranked=is_ranked,
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            # They warn of what a loop may rely on (batch norm); a run is a trial.
+            warnings.simplefilter("ignore", DivisionWarning)
+            self.strategy = choose_strategy(task, saved).strategy
+        self.loop = TrainingLoop(model, self.optimizer, self.strategy, task.options)
+        # The run itself compares measured with predicted, at its end.
+        self.loop.watch.predicted_s = None
+
+    def step(
+        self, number: int, on_move: Callable[[int, int], None], *, timed: bool = False
+    ) -> StepRecord:
+        """Train once; ``on_move`` gets the step and how far it is, of `PER_STEP`."""
+        if isinstance(self.strategy, ReportsProgress):
+            self.strategy.report_progress(lambda part: on_move(number, int(part * PER_STEP)))
+        on_move(number, 0)
+        batch = self._make_batch(number)
+        if self._is_seeded:
+            torch.manual_seed(draw_seed(self._seed, number, 0))
+        started_s = time.perf_counter()
+        loss = self.loop.step(batch, timed=timed)
+        value = None if self._update is None else float(loss)
+        ended_s = time.perf_counter()
+        ranked = self.strategy.record if isinstance(self.strategy, Programs) else None
+        record = ranked or StepRecord()
+        record.start_s, record.end_s, record.loss = started_s, ended_s, value
+        for device, num_bytes in self.state_bytes().items():
+            if device in record.peak_bytes:
+                record.peak_bytes[device] += num_bytes
+        return record
+
+    def state_bytes(self) -> dict[int, int]:
+        """Bytes of optimizer states by device of a placement on the processor.
+
+        They belong to the user's optimizer, so that no traced step counts them.
+        """
+        programs = self.strategy
+        if not isinstance(programs, Programs) or programs.devices[0].type != "cpu":
+            return {}
+        setup, found = programs.first.setup, {}
+        for device, present in enumerate(setup.split.present):
+            names = [setup.program.names.get(tensor, "") for tensor in present]
+            here = [programs.tensors[name] for name in names if name in programs.tensors]
+            states = [self.optimizer.state.get(tensor, {}) for tensor in here]
+            found[device] = sum(
+                value.nbytes for state in states for value in state.values()
+                if isinstance(value, torch.Tensor)
+            )  # fmt: skip
+        return found
+
+    def lasting(self) -> Iterable[torch.Tensor]:
+        """Return the tensors on the device that stay between steps."""
+        if isinstance(self.strategy, Budgeted):
+            rows = [tensor for _, tensor in batch_tensors(self._make_batch(1))]
+            return (*self.strategy.lasting, *rows)
+        return (*self.loop.model.parameters(), *self.loop.model.buffers())
+
+
+def transformer_training(
+    saved: SavedPlan,
+    device: torch.device,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    update: Optimizer | None = None,
+) -> SyntheticTraining:
+    """Train the built-in model of a plan's shape on synthetic text; all ranks call it."""
+    shape, num_samples = saved.problem.training.model, saved.problem.training.global_batch
+
+    def make_batch(number: int) -> Any:
+        return token_batch(shape, range(num_samples), seed=seed, step=number)
+
+    usual = Optimizer("adamw", {"lr": 1e-3, "weight_decay": 0.0})
+    return SyntheticTraining(
+        saved, built_in_model(shape, seed=seed, dtype=dtype), make_batch, device,
+        seed=seed, name=shape.name, update=update or usual, is_ranked=True,
+    )  # fmt: skip
