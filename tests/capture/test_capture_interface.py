@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections import UserDict
+from collections import OrderedDict, UserDict
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -219,3 +219,33 @@ def test_capture_command_refuses_cuda_with_exit_code_2(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2, result.stderr
     assert "this build of PyTorch has no device 'cuda'" in result.stderr
+
+
+class MakingEntries(OrderedDict):
+    """Creates a module for each lookup, as transformers' ACT2FN does."""
+
+    made = 0
+
+    def __getitem__(self, key):
+        MakingEntries.made += 1
+        return super().__getitem__(key)()
+
+
+ACTIVATIONS = MakingEntries(relu=torch.nn.ReLU, gelu=torch.nn.GELU)
+
+
+class ByName(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.name = "relu"
+
+    def forward(self, x):
+        return self.first(x).relu().sum() if "relu" in ACTIVATIONS else x.sum()
+
+
+def test_capture_does_not_look_entries_of_the_users_mappings_up():
+    before = MakingEntries.made
+    capture(ByName(), torch.randn(3, 4))
+    assert MakingEntries.made == before
+    assert dict.__getitem__(ACTIVATIONS, "gelu") is torch.nn.GELU

@@ -32,7 +32,12 @@ class Contents:
     def noted(self) -> Any:
         """The contents, as a copy that does not follow changes."""
         holder = self._holder
-        return holder.cell_contents if isinstance(holder, CellType) else holder.copy()
+        if isinstance(holder, CellType):
+            return holder.cell_contents
+        if isinstance(holder, dict):
+            # Stored values: subclasses may create others by ``[]``, as transformers' ACT2FN does.
+            return {key: dict.__getitem__(holder, key) for key in holder}
+        return holder.copy()
 
     def put(self, value: Any) -> None:
         """Have the holder hold these again."""
