@@ -261,8 +261,8 @@ def chart(rows: list[Row]) -> str:
         ' font-family="system-ui,sans-serif" font-size="12">'
         "<title>Step time against GPU memory, Qwen3-4B on one H200</title>"
         '<rect width="100%" height="100%" fill="#fff"/>'
-        f'<text x="{left}" y="22" font-size="15" font-weight="600">Qwen3-4B, 16 x 1024 tokens a '
-        "step, one H200: GPU memory against step time</text>"
+        f'<text x="{left}" y="22" font-size="15" font-weight="600">Qwen3-4B on one H200, '
+        "16 x 1024 tokens: step time over GPU memory</text>"
     ]
     for power in range(math.ceil(x_low), math.floor(x_high) + 1):
         x, _ = at(2.0**power, 2.0**y_low)
@@ -283,7 +283,12 @@ def chart(rows: list[Row]) -> str:
         if system.startswith("hocket"):
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in sorted(points))
             parts.append(f'<polyline points="{line}" fill="none" stroke="{color}"/>')
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"/>' for x, y in points]
+        for (x, y), row in zip(points, (r for r in good if r["system"] == system), strict=True):
+            text = f"{row['card_bytes'] / GIB:.1f} GiB, {row['step_s']:.2f} s"
+            parts.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"/>'
+                f'<text x="{x:.1f}" y="{y - 10:.1f}" text-anchor="middle">{text}</text>'
+            )
         key_x, key_y = left + index % 3 * 220, top + height + 40 + index // 3 * 22
         parts.append(
             f'<circle cx="{key_x}" cy="{key_y - 4}" r="5" fill="{color}"/>'
