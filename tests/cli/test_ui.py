@@ -73,7 +73,7 @@ def test_the_page_plans_slides_and_keeps_its_state_in_the_address(url, browser):
     page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(f"{url}/?{GPT}")
-    page.wait_for_function("document.getElementById('state').textContent === 'It trains.'")
+    page.locator("#state", has_text="It trains.").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     before = page.text_content("#at-budget")
     page.evaluate("""() => {

@@ -123,7 +123,7 @@ def test_run_carries_out_a_plan_of_fit():
     assert result.backend == "single"
     told = placement_run_data(fitted.frontier.problem, plan, result)["devices"][0]
     assert told["peak_bytes"]["measured"] == result.peak_bytes["gpu0"]
-    with pytest.raises(UsageError, match="does not carry out a budget"):
+    with pytest.raises(UsageError, match="does not run a budget"):
         run_plan(fitted.frontier.problem, plan, RunOptions(backend="gloo"), source=source)
     assert len(result.losses) == 3
 

@@ -23,6 +23,10 @@ class _Slow(torch.optim.SGD):
         return super().step(closure)
 
 
+# Optimizers of others update in `step`, as a whole.
+_Slow.step.__module__ = "torch.optim.sgd"
+
+
 def _slow(model):
     return _Slow(model.parameters(), lr=0.1, momentum=0.9)
 

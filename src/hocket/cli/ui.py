@@ -39,7 +39,10 @@ Query = tuple[tuple[str, str], ...]
 
 
 @click.command("ui")
-@click.option("--port", type=click.IntRange(0, 65535), default=8420, show_default=True)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8420, show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)  # fmt: skip
 @click.option("--host", default=LOOPBACK, show_default=True, help="Address to listen on.")
 @json_option
 def command(port: int, host: str, as_json: bool) -> None:

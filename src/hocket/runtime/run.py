@@ -230,15 +230,14 @@ def _chosen(
     """Return the backend, and what each used device of the plan runs on."""
     names = used_devices(problem, plan)
     found = {device.name: device for device in problem.cluster.devices}
-    if source is not None:
-        if wanted == "auto":
-            wanted = "single"
-        elif wanted != "single":
-            raise UsageError(
-                "a model that is only in this program cannot be built by other processes",
-                hint="run it with backend='single', or name a function that builds it",
-            )
+    if source is not None and wanted == "auto":
+        wanted = "single"
     backend, places = choose_backend(kind, wanted, [found[name] for name in names])
+    if source is not None and backend != "single":
+        raise UsageError(
+            "a model that is only in this program cannot be built by other processes",
+            hint="run it with backend='single', or name a function that builds it",
+        )
     return backend, dict(zip(names, places, strict=True))
 
 
@@ -271,6 +270,7 @@ def _placement(
     if options.scale < 1:
         planned = problem.graph.meta.get("batch")
         problem = with_walk(with_graph(problem, built.graph), indices)
+        plan = replace(plan, work_hash=problem.work_hash)
         predicted = simulate(problem, plan)
         require_room(
             problem, predicted, indices, num_processes=1 + num_ranks,
@@ -308,7 +308,6 @@ def _shares(
     watch: Onlookers,
 ) -> _Work:
     require_structure(plan, problem)
-    required_optimizer(problem.graph.meta)
     planned_samples = plan[Parallel].num_samples
     if options.scale < 1:
         problem, shares = smaller_shares(problem, plan[Parallel], options.scale)
@@ -323,6 +322,7 @@ def _shares(
         problem.graph, model=options.model, source=source, seed=options.seed,
         is_scaled=options.scale < 1,
     )  # fmt: skip
+    required_optimizer(problem.graph.meta)
     return _Work(
         kind=kind, problem=problem, plan=plan, backend=backend, places=places,
         predicted=predicted, predicted_step_s=predicted.makespan_s, built=built,
@@ -411,7 +411,6 @@ def _one_device(
 ) -> _Work:
     """Make a memory plan or waves ready, both of one device."""
     require_structure(plan, problem)
-    required_optimizer(problem.graph.meta)
     if len(used_devices(problem, plan)) > 1:
         raise UsageError(
             f"{'waves' if kind == 'waves' else 'a memory plan'} of several devices takes a process "
@@ -425,6 +424,7 @@ def _one_device(
     held = plan.having(replace(lanes, lived_bytes=0)) if lanes is not None and is_cpu else plan
     watch.on_progress(f"building {problem.graph.name}")
     built = build(problem.graph, model=options.model, source=source, seed=options.seed)
+    required_optimizer(problem.graph.meta)
     watch.on_progress("tracing a step")
     return _Work(
         kind=kind, problem=problem, plan=plan, backend=backend, places=places,

@@ -12,6 +12,7 @@ from torch import nn
 
 from hocket.capture.fake import batch_tensors
 from hocket.capture.loss import Loss
+from hocket.capture.model import CaptureWarning
 from hocket.capture.optimizer import Optimizer, optimizer_of_meta
 from hocket.capture.perform import draw_seed
 from hocket.capture.precision import amp_forward
@@ -76,8 +77,10 @@ class SyntheticTraining:
             options=LoopOptions(seed=None if self._is_seeded else seed), is_ranked=is_ranked,
         )  # fmt: skip
         with warnings.catch_warnings():
-            # They warn of what a loop may rely on (batch norm); a run is a trial.
+            # They warn of what a loop may rely on (batch norm); a run is a trial. It reports the
+            # loss that it minimises itself.
             warnings.simplefilter("ignore", DivisionWarning)
+            warnings.simplefilter("ignore", CaptureWarning)
             self.strategy = choose_strategy(task, saved).strategy
         self.loop = TrainingLoop(model, self.optimizer, self.strategy, task.options)
         # The run itself compares measured with predicted, at its end.
