@@ -61,6 +61,7 @@ LONG = (
 )
 """Few tests that take long, most of it waiting for processes. A wrong list costs only time."""
 WHOLE_PROGRAMS = (
+    "pages/test_gallery.py",
     "capture/test_capture_zoo.py",
     "classes/test_digits.py",
     "cost/test_predict_script.py",
