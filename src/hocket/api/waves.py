@@ -48,7 +48,7 @@ class WaveOutlook:
 
     @property
     def pays(self) -> bool:
-        """Whether two waves are quicker than all without lanes, or the only way that fits."""
+        """True if two waves are quicker than all without lanes, or the only way that fits."""
         return self.fit.pays
 
     @property

@@ -96,7 +96,7 @@ def _fused(
 
 
 def _fuses_groups(query: torch.Tensor) -> bool:
-    """Whether a fused kernel takes heads that share keys."""
+    """True if a fused kernel takes heads that share keys."""
     return query.dtype in _HALF and query.shape[-1] <= _WIDEST
 
 

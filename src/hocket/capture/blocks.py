@@ -162,7 +162,7 @@ def _same_attribute(a: Any, b: Any, distance: int) -> bool:
 
 
 def _same_setting(a: Any, b: Any, distance: int) -> bool:
-    """Whether two attributes agree, or count the positions of their blocks."""
+    """True if two attributes agree, or count the positions of their blocks."""
     if a is b:
         return True
     if type(a) is not type(b):

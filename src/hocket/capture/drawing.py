@@ -38,13 +38,13 @@ def _share_of(function: Any) -> _Share | None:
 
 @cache
 def may_draw(function: Any) -> bool:
-    """Whether an op draws random numbers, with some arguments at least."""
+    """True if an op draws random numbers, with some arguments at least."""
     is_given = any(argument.name == _GIVEN for argument in function._schema.arguments)
     return torch.Tag.nondeterministic_seeded in function.tags and not is_given
 
 
 def draws(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of ``function`` draws random numbers."""
+    """True if a call of ``function`` draws random numbers."""
     if not may_draw(function):
         return False
     share = _share_of(function)

@@ -136,7 +136,7 @@ def _adamw(
 
 
 def _march_in_step(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a walk over memory meets the same elements of all tensors and nothing else.
+    """True if a walk over memory meets the same elements of all tensors and nothing else.
 
     The fused kernel walks like that, whatever the strides are.
     """

@@ -167,7 +167,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None if storage is None else self._value_of[storage].get(layout_of(tensor))
 
     def is_older(self, tensor: torch.Tensor, call: int) -> bool:
-        """Whether the memory of a tensor was there before ``call`` was recorded."""
+        """True if the memory of a tensor was there before ``call`` was recorded."""
         storage = self.storage_of(tensor)
         if storage is None:
             return True

@@ -100,7 +100,7 @@ class RawCall(NamedTuple):
     module: str
     partner: int
     draws: bool
-    """Whether the call draws random numbers."""
+    """True if the call draws random numbers."""
     is_view: bool
     cost: Cost
 
@@ -197,7 +197,7 @@ def leaves_of(tree: Any) -> list[Any]:
 
 
 def same_leaves(mine: Any, others: Any, same_value: Callable[[int, int], bool]) -> bool:
-    """Whether two trees of arguments agree, where ``same_value`` compares what they refer to."""
+    """True if two trees of arguments agree, where ``same_value`` compares what they refer to."""
     first, second = leaves_of(mine), leaves_of(others)
     return len(first) == len(second) and all(
         _same_leaf(a, b, same_value) for a, b in zip(first, second, strict=True)

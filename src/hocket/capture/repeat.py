@@ -196,7 +196,7 @@ def _same_value(layout: _RunLayout, a: int, b: int, block: int) -> bool:
 
 
 def _same_place(a: Place, b: Place, block: int) -> bool:
-    """Whether the place that ``block`` uses is, seen from there, the one that its next uses."""
+    """True if the place that ``block`` uses is, seen from there, the one that its next uses."""
     if a == b:
         return a[0] in _FIXED
     if a[0] - block == b[0] - block - 1 and a[1] == b[1]:

@@ -99,7 +99,7 @@ class _Removal:
         return isinstance(a, PLAIN) and same_plain(a, b)
 
     def _same_value(self, a: int, b: int, block: int) -> bool:
-        """Whether what the template uses is, seen from there, what ``block`` uses."""
+        """True if what the template uses is, seen from there, what ``block`` uses."""
         values = self.recording.values
         if values[a].layout != values[b].layout:
             return False

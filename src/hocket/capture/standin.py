@@ -210,7 +210,7 @@ def _same_results(a: _Results, b: _Results) -> bool:
 
 
 def same_plain(a: Any, b: Any) -> bool:
-    """Whether two plain things are of one type and equal."""
+    """True if two plain things are of one type and equal."""
     return type(a) is type(b) and bool(a == b)
 
 

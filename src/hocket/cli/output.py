@@ -39,7 +39,7 @@ def output_option(what: str) -> Callable[[F], F]:
 
 
 def wants_json(arguments: list[str]) -> bool:
-    """Whether the command line asks for JSON, known before it is parsed (errors need it)."""
+    """True if the command line asks for JSON, known before it is parsed (errors need it)."""
     before_end = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in before_end
 

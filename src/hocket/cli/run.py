@@ -191,7 +191,7 @@ def _check(saved: SavedPlan, as_json: bool) -> None:
 
 
 def _is_divided(plan: Plan, *, check_only: bool, only_placement: dict[str, Any]) -> bool:
-    """Whether the plan divides a training; refuses options that its sections do not take."""
+    """True if the plan divides a training; refuses options that its sections do not take."""
     from hocket.base.errors import UsageError
     from hocket.plan.transformer_plan import is_transformer_plan
 

@@ -95,7 +95,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def _binds_unseen(tree: ast.Module) -> bool:
-    """Whether names may come from elsewhere: ``from … import *``, ``__getattr__``, ``globals()``,
+    """True if names may come from elsewhere: ``from … import *``, ``__getattr__``, ``globals()``,
     ``exec``."""
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     bound = _bound(tree)
@@ -256,7 +256,7 @@ def budget_options(
 
 
 def is_graph_file(text: str) -> bool:
-    """Whether a name means a graph file rather than a model."""
+    """True if a name means a graph file rather than a model."""
     from hocket.base.regular import is_file
     from hocket.transformer.files import is_config_file
 

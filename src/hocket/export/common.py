@@ -58,12 +58,12 @@ def plain(name: str) -> str:
 
 
 def is_even(layers: tuple[int, ...]) -> bool:
-    """Whether all stages have the same number of layers."""
+    """True if all stages have the same number of layers."""
     return len(set(layers)) == 1
 
 
 def is_looped(plan: TransformerPlan) -> bool:
-    """Whether stages go round the devices in order, as all programs place them by default."""
+    """True if stages go round the devices in order, as all programs place them by default."""
     devices: list[int] = plan.schedule.device_of_stage.tolist()
     return devices == [stage % plan.division.pipeline for stage in range(len(devices))]
 

@@ -65,7 +65,7 @@ def _refuse(plan: TransformerPlan) -> None:
 
 
 def _is_folded(plan: TransformerPlan) -> bool:
-    """Whether the second half of the stages goes back over the devices."""
+    """True if the second half of the stages goes back over the devices."""
     devices: list[int] = plan.schedule.device_of_stage.tolist()
     there = list(range(plan.division.pipeline))
     return devices == there + there[::-1]

@@ -172,7 +172,7 @@ class EntryCompiler(_Compiler):  # type: ignore[misc]
 
     @property
     def _is_plain(self) -> bool:
-        """Whether a function makes no arrays and has none within it."""
+        """True if a function makes no arrays and has none within it."""
         constants = self.state.func_id.code.co_consts
         return not (self.state.flags.nrt or any(isinstance(one, CodeType) for one in constants))
 

@@ -31,7 +31,7 @@ class ModulePlace:
     """Per device, its part of the module's time."""
     num_ops: int
     is_own: bool = False
-    """Whether the line tells only what the module does itself, its parts having their own."""
+    """True if the line tells only what the module does itself, its parts having their own."""
 
     @property
     def device(self) -> int:
@@ -40,7 +40,7 @@ class ModulePlace:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all but a little is on one device."""
+        """True if all but a little is on one device."""
         return bool(self.share[self.device] >= NEARLY_ALL)
 
 

@@ -38,7 +38,7 @@ class Problem:
     """What to make small: the time of one step, or the load of the busiest device, which limits how
     often steps can follow each other when they are pipelined."""
     contiguous: bool = False
-    """Whether no path of forward ops may leave a device and come back to it."""
+    """True if no path of forward ops may leave a device and come back to it."""
     spare: float = 0.0
     """Share of each device's memory that divisions leave free."""
     limits: Limits | None = None

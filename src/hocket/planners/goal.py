@@ -159,7 +159,7 @@ def goal_values(tried: Sequence[tuple[Problem, Candidate]], goal: Goal) -> list[
 
 
 def is_priced(tried: Sequence[tuple[Problem, Candidate]]) -> bool:
-    """Whether money can be compared: else device time is."""
+    """True if money can be compared: else device time is."""
     return all(
         price_per_hour(problem, candidate.timeline) is not None
         for problem, candidate in tried

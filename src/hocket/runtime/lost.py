@@ -9,7 +9,7 @@ _SIGNS = ("connection closed", "connection reset", "broken pipe", "remote proces
 
 
 def lost_another(error: BaseException) -> bool:
-    """Whether an error, or what caused it, comes from a connection that ended."""
+    """True if an error, or what caused it, comes from a connection that ended."""
     texts = [f"{type(found).__name__} {found}".lower() for found in _causes(error)]
     return any(sign in text for text in texts for sign in _SIGNS)
 

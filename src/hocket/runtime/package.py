@@ -22,7 +22,7 @@ _BY_ADDRESS = ("aten.as_strided", "aten.as_strided_", "aten.as_strided_scatter")
 
 
 def needs_storage(program: Program, tensor: int, readers: list[int]) -> bool:
-    """Whether a reader addresses bytes of the storage that the tensor itself does not show."""
+    """True if a reader addresses bytes of the storage that the tensor itself does not show."""
     spec = program.tensors[tensor]
     if spec.layout is None or _is_all_of(spec):
         return False
@@ -114,7 +114,7 @@ def _without_idle(layout: TensorLayout, strides: Any) -> tuple[int, ...]:
 
 
 def _keeps_strides(layout: TensorLayout) -> bool:
-    """Whether the recorded strides reach each element once and do not waste much."""
+    """True if the recorded strides reach each element once and do not waste much."""
     span = 1
     for dim in reversed(_by_stride(layout)):
         extent, stride = layout.shape[dim], layout.stride[dim]

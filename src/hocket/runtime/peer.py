@@ -11,6 +11,6 @@ class Peer(NamedTuple):
     tensor: int
     rank: int
     whole: bool
-    """Whether the whole storage travels."""
+    """True if the whole storage travels."""
     is_host: bool
-    """Whether it is in the memory of the host even on an accelerator."""
+    """True if it is in the memory of the host even on an accelerator."""

@@ -113,7 +113,7 @@ class DataProgram:
 
     kind: DataKind
     reshards: bool = False
-    """Whether FSDP2 gives gathered weights back after each forward."""
+    """True if FSDP2 gives gathered weights back after each forward."""
 
 
 def data_program(division: ParallelConfig, *, splits_backward: bool) -> DataProgram:

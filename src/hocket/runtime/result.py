@@ -50,7 +50,7 @@ class RunResult:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every loss is a number."""
+        """True if every loss is a number."""
         return all(loss is None or math.isfinite(loss) for loss in self.losses)
 
 

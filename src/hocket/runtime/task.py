@@ -28,13 +28,13 @@ class LoopOptions:
     seed: int | None = None
     """Of random draws, each with its own; None goes on where PyTorch's generator stands."""
     outputs: bool = False
-    """Whether all that the model returns is kept, not only single numbers."""
+    """True if all that the model returns is kept, not only single numbers."""
     max_shapes: int = 8
     """Shapes of batches of each kind that are recorded."""
     pad: Padding | None = None
     """Makes each batch one of few shapes."""
     replay: bool = True
-    """Whether a step on one CUDA device is launched as a whole, as a CUDA graph."""
+    """True if a step on one CUDA device is launched as a whole, as a CUDA graph."""
     async_update: bool = False
     """Within a memory budget, updates on the host run into the next step: faster, but a parameter
     that is read between steps may not have its update yet; ``state_dict()`` waits for it."""

@@ -47,9 +47,9 @@ class GradientOrder:
     name: str
     by_priority: bool
     crosses: bool
-    """Whether a layer's next forward waits for its own sums alone."""
+    """True if a layer's next forward waits for its own sums alone."""
     overlaps: bool = True
-    """Whether gradients travel before backward is done."""
+    """True if gradients travel before backward is done."""
     slice_bytes: float = inf
 
 

@@ -341,7 +341,7 @@ def _config_name(path: Path) -> str:
 
 
 def is_config_file(path: Path) -> bool:
-    """Whether a file is a Hugging Face ``config.json``: it is short and names its family."""
+    """True if a file is a Hugging Face ``config.json``: it is short and names its family."""
     if path.suffix != ".json" or not is_file(path):
         return False
     try:

@@ -58,7 +58,7 @@ class ParallelConfig:
     zero: int = 0
     """What data-parallel ranks divide: 0 nothing, 1 optimizer state, 2 gradients too, 3 all."""
     sequence_parallel: bool = False
-    """Whether norms and dropout are divided over the tensor-parallel ranks."""
+    """True if norms and dropout are divided over the tensor-parallel ranks."""
     layers: tuple[int, ...] | None = None
     """Layers of each virtual stage in order; None where they are divided evenly."""
     shares: tuple[int, ...] | None = None

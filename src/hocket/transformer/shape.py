@@ -42,12 +42,12 @@ class Transformer:
     sequence: int
     """Tokens of one training sequence."""
     tied_embeddings: bool
-    """Whether the output layer is the embedding's matrix."""
+    """True if the output layer is the embedding's matrix."""
     learned_positions: bool
     biases: bool
-    """Whether linear layers and norms have biases."""
+    """True if linear layers and norms have biases."""
     dropout: bool
-    """Whether dropout masks are kept for the backward pass."""
+    """True if dropout masks are kept for the backward pass."""
     experts: Experts | None = None
     source: str = ""
     """Where the figures come from."""

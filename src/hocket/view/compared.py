@@ -58,7 +58,7 @@ def elsewhere(comparison: Comparison) -> str:
 
 
 def _is_transformer(problem: Problem) -> bool:
-    """Whether ``hocket parallel`` can read the model's shape from its graph."""
+    """True if ``hocket parallel`` can read the model's shape from its graph."""
     try:
         from_graph(problem.graph)
     except InputFileError:

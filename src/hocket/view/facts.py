@@ -61,7 +61,7 @@ class DeviceFacts:
 
     @property
     def fits(self) -> bool:
-        """Whether the device holds what it is given."""
+        """True if the device holds what it is given."""
         return self.peak_bytes <= self.capacity_bytes
 
     @property

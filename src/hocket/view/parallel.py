@@ -32,7 +32,7 @@ class Field:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether no candidate has anything here."""
+        """True if no candidate has anything here."""
         return not any(value not in ("", "–") for value in self.values)
 
 
@@ -74,7 +74,7 @@ MARK = "*"
 
 
 def only_here(candidate: ConfigForecast) -> bool:
-    """Whether ``hocket run`` alone carries the candidate's schedule out."""
+    """True if ``hocket run`` alone carries the candidate's schedule out."""
     from hocket.planners.parallel.abilities import is_hocket_only
 
     program = candidate.problem.training.software.name

@@ -274,7 +274,7 @@ def money_text(problem: Problem, candidate: Candidate) -> str:
 
 
 def is_whole(comparison: Comparison) -> bool:
-    """Whether ways to share the batch were compared."""
+    """True if ways to share the batch were compared."""
     return "ways" in comparison.counts
 
 

@@ -107,7 +107,7 @@ def candidate_table(comparison: Comparison, hidden: Collection[str] = ()) -> Ren
 
 
 def lacks_memory(problem: Problem, candidate: Candidate) -> bool:
-    """Whether the row itself shows that a device lacks memory."""
+    """True if the row itself shows that a device lacks memory."""
     timeline = candidate.timeline
     return timeline is not None and bool((timeline.peak_bytes > problem.memory_bytes).any())
 

@@ -30,57 +30,57 @@ class Software:
     reduce_bytes: int | None = None
     """Bytes per parameter in which gradients are sent; None for those in which they are summed."""
     scatters_activations: bool = True
-    """Whether tensor-parallel ranks each send their part to the next stage, which gathers it."""
+    """True if tensor-parallel ranks each send their part to the next stage, which gathers it."""
     overlaps_tensor: bool = False
-    """Whether tensor-parallel collectives hide behind matrix products."""
+    """True if tensor-parallel collectives hide behind matrix products."""
     overlaps_data: bool = False
-    """Whether collectives of data-parallel ranks hide behind the backward pass."""
+    """True if collectives of data-parallel ranks hide behind the backward pass."""
     overlaps_pipeline: bool = False
-    """Whether activations travel to the next stage while another chunk computes."""
+    """True if activations travel to the next stage while another chunk computes."""
     fuses_accumulation: bool = True
-    """Whether matrix products add to the gradients of earlier microbatches themselves; otherwise
+    """True if matrix products add to the gradients of earlier microbatches themselves; otherwise
     one more pass over all gradients does, after each microbatch."""
     gathers_by_tensor: bool = False
-    """Whether fully divided weights are gathered tensor by tensor, which fills one network adapter
+    """True if fully divided weights are gathered tensor by tensor, which fills one network adapter
     at a time, instead of layer by layer."""
     spare_gradient_bytes: int = 0
     """Bytes per parameter of gradients that stay in memory beside their sum."""
     libraries: Libraries = "current"
     """Age of its matrix and attention libraries."""
     is_eager: bool = False
-    """Whether norms, rotations and activations are many small kernels instead of fused ones."""
+    """True if norms, rotations and activations are many small kernels instead of fused ones."""
     rematerialises: bool = False
-    """Whether results of norms and of the MLP's activation are made again inside the kernels of the
+    """True if results of norms and of the MLP's activation are made again inside the kernels of the
     backward pass instead of kept, as ``torch.compile`` cuts its graphs by default."""
     selective: Selective = "attention"
     cast_bytes: float = 6.0
     """Moved per element of the inputs, output gradients and weights of a product to make it 8 bits
     wide: read for the scale, read again, written twice (as it is and transposed)."""
     casts_weights: bool = True
-    """Whether weights are made 8 bits wide again for every microbatch."""
+    """True if weights are made 8 bits wide again for every microbatch."""
     float8_rate: float = 1.0
     """Of the rate of 8-bit products, where each row has a scale of its own."""
     gap_s: float = 0.4e-3
     """Gaps between the kernels of one pass over one layer."""
     balances_context: bool = True
-    """Whether context-parallel ranks share the work of a causal mask evenly: each takes a part from
+    """True if context-parallel ranks share the work of a causal mask evenly: each takes a part from
     the front of the sequence and one from the back."""
     sends_once: bool = False
-    """Whether a token goes to a host once, however many of its experts are there (DeepEP)."""
+    """True if a token goes to a host once, however many of its experts are there (DeepEP)."""
     overlaps_experts: bool = False
-    """Whether tokens travel to experts while another microbatch computes."""
+    """True if tokens travel to experts while another microbatch computes."""
     routing_host_s: float = 3.1e-3
     """The host's time to launch one pass over one layer's routing: tokens are counted, put in order
     and sent, and the host waits for the counts. Megatron-Bridge's runs of single sequences on B200
     take 9 ms per layer and microbatch, three times what the device needs. Experts of a fixed
     capacity, which drop tokens, need no counts: 4.7 ms there."""
     weighs_inside: bool = False
-    """Whether experts weigh their results themselves, so that these need not stay for the router's
+    """True if experts weigh their results themselves, so that these need not stay for the router's
     gradient."""
     optimizer_bytes: int = 12
     """Bytes per parameter besides 16-bit weights and gradients: Adam with a 32-bit copy."""
     copies_gradients: bool = True
-    """Whether gradients in 16 bits are copied to 32 for the optimizer."""
+    """True if gradients in 16 bits are copied to 32 for the optimizer."""
     logit_bytes: int = 4
     """Kept per token and word of the vocabulary for the loss."""
     overheads: MemoryOverheads = DEFAULT_OVERHEADS
@@ -88,13 +88,13 @@ class Software:
     """Replicas that divide state among them, where the others hold the same again (HSDP); 0 for
     all of them."""
     offloads: bool = False
-    """Whether state that replicas divide stays in the memory of the host, and the optimizer with
+    """True if state that replicas divide stays in the memory of the host, and the optimizer with
     it."""
     host_share: float = 0.0
     """Of the layers, those whose activations wait in the host's memory for their backward. Nothing
     is added to the step: the recipes that do so have Grace's link, which layers hide."""
     replays_graphs: bool = False
-    """Whether passes are recorded once as CUDA graphs and replayed: the host launches nothing."""
+    """True if passes are recorded once as CUDA graphs and replayed: the host launches nothing."""
     pause_s: float = 0.0
     """What the program adds to each pass over each layer, whatever its size, and nothing hides."""
 

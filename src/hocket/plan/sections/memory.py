@@ -91,7 +91,7 @@ class MemoryBlock:
 
     @property
     def is_at_home(self) -> bool:
-        """Whether its parameters, or the state of their optimizer, are at home on the host."""
+        """True if its parameters, or the state of their optimizer, are at home on the host."""
         return self.parameters == "streamed" or self.update == "host"
 
 

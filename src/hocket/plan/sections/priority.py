@@ -33,7 +33,7 @@ class Priority(Section):
     slice_bytes: int
     """Of a gradient that travel as one."""
     crosses: bool = True
-    """Whether layers of the next forward pass wait for their own sums alone, not all for all."""
+    """True if layers of the next forward pass wait for their own sums alone, not all for all."""
 
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
@@ -72,7 +72,7 @@ class Priority(Section):
 
 
 def takes_priority(shares: Parallel) -> bool:
-    """Whether the gradients of shares can be sent in an order of their own."""
+    """True if the gradients of shares can be sent in an order of their own."""
     return (
         len(shares.replicas) > 1
         and not shares.sharded

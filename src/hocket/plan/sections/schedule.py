@@ -82,7 +82,7 @@ class Schedule(Section):
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of inputs and of weights are separate actions anywhere."""
+        """True if gradients of inputs and of weights are separate actions anywhere."""
         return bool(np.any(self.work >= StageWork.INPUT_GRADIENT))
 
     def to_data(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Fabric:
     """Units of each channel."""
     unit_bps: int
     is_peer_only: bool
-    """Whether links of the hosts were left out."""
+    """True if links of the hosts were left out."""
 
     @property
     def num_places(self) -> int:
@@ -68,12 +68,12 @@ class Fabric:
 
     @cached_property
     def has_shared_channels(self) -> bool:
-        """Whether some arcs share what they carry (half duplex, buses)."""
+        """True if some arcs share what they carry (half duplex, buses)."""
         return len(self.arcs) != len(self.capacity)
 
     @cached_property
     def is_symmetric(self) -> bool:
-        """Whether every link is full duplex: two arcs with a channel of the same rate each."""
+        """True if every link is full duplex: two arcs with a channel of the same rate each."""
         return not self.has_shared_channels and all(
             back >= 0 and self.capacity[self.arcs[back].channel] == self.capacity[arc.channel]
             for arc, back in zip(self.arcs, self.opposite, strict=True)
@@ -100,7 +100,7 @@ class Fabric:
 
     @property
     def has_switches(self) -> bool:
-        """Whether some places only forward."""
+        """True if some places only forward."""
         return self.num_places > self.num_ranks
 
 
@@ -201,7 +201,7 @@ def _peer_links(cluster: Cluster, links: Sequence[Link]) -> list[Link]:
 
 
 def _connected(links: Sequence[Link], ranks: Sequence[str], *, backwards: bool = False) -> bool:
-    """Whether the first rank reaches all others, or is reached by them."""
+    """True if the first rank reaches all others, or is reached by them."""
     near: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for link in links:
         for end in link.ends:

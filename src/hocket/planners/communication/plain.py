@@ -27,7 +27,7 @@ def usual_ways(fabric: Fabric) -> Ways:
 
 
 def are_neighbours(ways: Ways, a: int, b: int) -> bool:
-    """Whether two ranks reach each other without a third."""
+    """True if two ranks reach each other without a third."""
     return bool(ways.cost[a][b] < NEVER and ways.cost[b][a] < NEVER)
 
 

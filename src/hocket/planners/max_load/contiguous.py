@@ -280,7 +280,7 @@ class FoundPlacement:
     devices: IntArray
     """The devices in the order of their stages."""
     is_proven: bool
-    """Whether no contiguous split has a smaller maximum load."""
+    """True if no contiguous split has a smaller maximum load."""
 
 
 def by_order(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> FoundPlacement | None:

@@ -101,7 +101,7 @@ def pieces_of(problem: Problem, *, with_partners: bool = True) -> Pieces:
 
 
 def is_uniform(links: LinkTimes) -> bool:
-    """Whether a tensor costs the same between all devices that pay for it."""
+    """True if a tensor costs the same between all devices that pay for it."""
     pairs = links.pays[:, None] | links.pays[None, :]
     pairs &= ~np.eye(len(links.pays), dtype=np.bool_)
     latency_s, unit_s = links.latency_s[pairs], links.unit_s[pairs]

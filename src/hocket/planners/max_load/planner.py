@@ -250,7 +250,7 @@ class _Case:
     problem: Problem
     pieces: Pieces
     is_alike: bool
-    """Whether all links are alike, so that loads depend on sets of pieces alone."""
+    """True if all links are alike, so that loads depend on sets of pieces alone."""
     limit_bytes: LongArray
 
     @cached_property
@@ -264,7 +264,7 @@ class _Case:
 
     @property
     def memory_is_exact(self) -> bool:
-        """Whether the sums of bytes that stay are all that memory can forbid."""
+        """True if the sums of bytes that stay are all that memory can forbid."""
         holds_all = int(self.pieces.memory_bytes.sum()) <= int(self.limit_bytes.min())
         return holds_all or self.problem.cluster.uses_stated_times
 

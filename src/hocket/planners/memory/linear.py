@@ -50,7 +50,7 @@ class Turn(NamedTuple):
     ways: tuple[int, ...] = tuple(range(len(WAYS)))
     """That activations may take."""
     is_hidden: bool = False
-    """Whether copies hide behind the passes of their own block, too: each tensor leaves as it is
+    """True if copies hide behind the passes of their own block, too: each tensor leaves as it is
     made and comes back as it is read. So they do where a block has many of one size."""
 
 

@@ -83,7 +83,7 @@ def asked_limits(limits: Limits, program: str | None) -> Limits:
 
 
 def is_hocket_only(program: str, schedule: str) -> bool:
-    """Whether ``hocket run`` alone carries a schedule out, which the program does not have."""
+    """True if ``hocket run`` alone carries a schedule out, which the program does not have."""
     return program in PROGRAMS and schedule not in PROGRAMS[program].schedules
 
 

@@ -167,7 +167,7 @@ _QUICK = ("m-etf", "m-sct", "pardnn")
 
 
 def can_split_batch(problem: Problem) -> bool:
-    """Whether the samples of the problem's batch can be shared out at all."""
+    """True if the samples of the problem's batch can be shared out at all."""
     other = problem.graph.other_batch
     is_asked = problem.objective == "latency" and not problem.contiguous
     return is_asked and other is not None and other.num_samples > 1 and problem.graph.stated is None

@@ -41,7 +41,7 @@ class Configuration:
     coefficients: Path | None
     division: ParallelConfig
     fills_cluster: bool
-    """Whether the file leaves the data degree to the cluster's size."""
+    """True if the file leaves the data degree to the cluster's size."""
 
 
 def read_configuration(path: str | Path) -> Configuration:

@@ -36,7 +36,7 @@ class Constraints:
     num_parts: int | None = None
 
     def allows(self, shares: Parallel) -> bool:
-        """Whether so many devices may share the batch in this way."""
+        """True if so many devices may share the batch in this way."""
         if self.num_replicas not in (None, len(shares.replicas)):
             return False
         if self.num_parts not in (None, shares.tensor):

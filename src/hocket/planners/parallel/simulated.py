@@ -33,7 +33,7 @@ class Budget:
 
     @property
     def is_left(self) -> bool:
-        """Whether more may be simulated."""
+        """True if more may be simulated."""
         return self.spent_ops < self.most_ops
 
     def simulated(self, shares: Parallel, planned: Communication | None = None) -> Candidate:

@@ -67,7 +67,7 @@ def _least(limits: Limits) -> Limits:
 
 
 def _fits(problem: Problem, pool: Pool, num_hosts: int, limits: Limits) -> bool:
-    """Whether some division fits on so many hosts."""
+    """True if some division fits on so many hosts."""
     more = Pool(pool.kind, (pool.hosts[0],) * num_hosts)
     training = problem.training
     for block in division_blocks(training.model, more, training.global_batch, limits):

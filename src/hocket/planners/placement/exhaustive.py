@@ -324,7 +324,7 @@ class OrderSearch:
         self._priority = np.zeros(problem.graph.num_ops)
 
     def is_hopeful(self, bound_s: float) -> bool:
-        """Whether what takes at least so long can still be better."""
+        """True if what takes at least so long can still be better."""
         return bound_s < self.best_s * (1 - NOISE)
 
     def try_orders(self, device_of: IntArray) -> bool:
@@ -497,11 +497,11 @@ class ExhaustiveAnswer:
     bound_s: float
     """No plan has a shorter step; infinite where no plan fits."""
     is_complete: bool
-    """Whether every plan was tried or ruled out."""
+    """True if every plan was tried or ruled out."""
 
 
 def can_be_tried(problem: Problem) -> bool:
-    """Whether a plan of the problem is a placement and an order per device, of few ops."""
+    """True if a plan of the problem is a placement and an order per device, of few ops."""
     if problem.objective != "latency" or problem.contiguous:
         return False
     # The streams of one device run side by side, which an order per device does not say.
@@ -509,7 +509,7 @@ def can_be_tried(problem: Problem) -> bool:
 
 
 def is_tiny(problem: Problem) -> bool:
-    """Whether there are few enough placements to look at each."""
+    """True if there are few enough placements to look at each."""
     if not can_be_tried(problem):
         return False
     units = find_units(problem.graph)

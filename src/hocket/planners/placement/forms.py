@@ -53,7 +53,7 @@ def better_form(planner: Planner) -> Planner:
 
 
 def hides_parallelism(problem: Problem) -> bool:
-    """Whether steps on groups are bound to be much longer than on single ops."""
+    """True if steps on groups are bound to be much longer than on single ops."""
     work_s = float(fastest_s(problem).sum()) / len(workers(problem))
     coarse = coarse_problem(problem, forward_coarsened(problem))
     return max(_path_s(coarse), work_s) > _HIDDEN * max(_path_s(problem), work_s)

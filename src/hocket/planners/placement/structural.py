@@ -111,7 +111,7 @@ def renumbered(problem: Problem) -> Renumbered | None:
 
 
 def _keeps_homes(graph: Graph, there: Renumbered) -> bool:
-    """Whether all tensors live with the ops that they lived with."""
+    """True if all tensors live with the ops that they lived with."""
     homes = np.append(there.rank, -1)[graph.home_op[there.tensors]]
     return bool(np.array_equal(homes, there.problem.graph.home_op))
 

@@ -49,7 +49,7 @@ def in_lanes(problem: Problem, ways: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _can(way: Candidate) -> bool:
-    """Whether all replicas are one device each that keeps what several microbatches make."""
+    """True if all replicas are one device each that keeps what several microbatches make."""
     shares = None if way.plan is None else way.plan.get(Parallel)
     if shares is None or shares.sharded:
         return False

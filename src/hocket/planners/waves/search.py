@@ -130,17 +130,17 @@ class WaveFit:
 
     @property
     def pays(self) -> bool:
-        """Whether the waves are quicker, or the only way that fits."""
+        """True if the waves are quicker, or the only way that fits."""
         return self.chosen is not None and (self.gain is None or self.gain >= 1 + EQUAL)
 
     @property
     def is_equal(self) -> bool:
-        """Whether the waves are neither quicker nor slower."""
+        """True if the waves are neither quicker nor slower."""
         return self.gain is not None and abs(self.gain - 1) < EQUAL
 
     @property
     def is_close(self) -> bool:
-        """Whether what the waves gain is less than predictions of it were off on a GPU."""
+        """True if what the waves gain is less than predictions of it were off on a GPU."""
         return self.gain is not None and self.pays and self.gain < CLOSE
 
     def blocks(self, way: WaveWay) -> LaneBlocks:

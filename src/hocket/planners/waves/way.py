@@ -311,7 +311,7 @@ class PartsForm(NamedTuple):
 
     num_parts: int
     late: bool
-    """Whether backward passes go to parts that they have done with."""
+    """True if backward passes go to parts that they have done with."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -358,7 +358,7 @@ def simulated(problem: Problem, shares: Parallel, lanes: Lanes | None = None) ->
 
 
 def is_replayed(problem: Problem, lanes: Lanes | None = None) -> bool:
-    """Whether ops follow each other in a graph that was captured."""
+    """True if ops follow each other in a graph that was captured."""
     changes_once = lanes is None or lanes.changes == "step"
     return changes_once and problem.costs.settings.get("launches") == "replayed"
 

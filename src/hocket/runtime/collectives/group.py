@@ -56,7 +56,7 @@ class _RankSend:
     stop: int
     peer: int
     is_mine: bool
-    """Whether this rank sends; else it receives."""
+    """True if this rank sends; else it receives."""
     is_added: bool
 
 
@@ -392,11 +392,11 @@ class _PlannedWork(_Work):  # type: ignore[misc]
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is done."""
+        """True if it is done."""
         return bool(self._future.done())
 
     def is_success(self) -> bool:
-        """Whether it is done and nothing was wrong."""
+        """True if it is done and nothing was wrong."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:

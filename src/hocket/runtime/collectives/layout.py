@@ -193,7 +193,7 @@ def _members(section: Communication, trees: Sequence[Tree], rank: int) -> list[_
 
 
 def _is_confirmed(section: Communication) -> bool:
-    """Whether the root must be told that all have it: else it could run ahead of those that lag."""
+    """True if the root must be told that all have it: else it could run ahead of those that lag."""
     return section.collective == "broadcast"
 
 

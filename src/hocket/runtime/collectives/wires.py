@@ -173,7 +173,7 @@ _INFO_BYTES = 192
 
 
 def is_cut(descriptor: int, silent_s: float) -> bool:
-    """Whether what was sent has found no answer for so long: the link is gone, not the reader slow.
+    """True if what was sent has found no answer for so long: the link is gone, not the reader slow.
 
     A reader that does not read closes its window, but its system goes on answering.
     """

@@ -115,7 +115,7 @@ class Block:
     parameters: list[nn.Parameter] = field(default_factory=list)
     """Those that no other block has."""
     draws: bool = True
-    """Whether its forward pass may draw random numbers."""
+    """True if its forward pass may draw random numbers."""
     once: frozenset[str] = frozenset()
     """Those of its modules that change what they are given, so that they cannot run again."""
     grouped: dict[nn.Parameter, int] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Block:
     twins: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
     """What is updated at home, while the parameter itself may look elsewhere."""
     is_stale: bool = True
-    """Whether the device's lasting copy is older than the home."""
+    """True if the device's lasting copy is older than the home."""
     _views: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     """What the parameters look at in each lasting buffer of the device."""
     _own_storages: set[int] = field(default_factory=set)
@@ -168,14 +168,14 @@ class Block:
 
     @property
     def sends(self) -> bool:
-        """Whether something of what its visits save goes to the host."""
+        """True if something of what its visits save goes to the host."""
         is_recomputed = self.policy.activations == "recomputed"
         from_host = is_recomputed and self.policy.checkpoint == "offloaded"
         return self.policy.activations == "offloaded" or from_host
 
     @property
     def is_streamed(self) -> bool:
-        """Whether its parameters have to be fetched before each use."""
+        """True if its parameters have to be fetched before each use."""
         return self.home is not None and self.resident is None
 
     @property
@@ -186,7 +186,7 @@ class Block:
 
     @property
     def is_updated_here(self) -> bool:
-        """Whether its state comes to the device for the update."""
+        """True if its state comes to the device for the update."""
         return self.is_streamed and self.policy.update == "device"
 
     def settle_on_host(self, rounded: Mapping[int, torch.dtype], *, pinned: bool) -> None:
@@ -264,7 +264,7 @@ class Block:
 
     @property
     def is_changed(self) -> bool:
-        """Whether somebody wrote to the parameters since they were last rounded."""
+        """True if somebody wrote to the parameters since they were last rounded."""
         return self.versions != versions_of(self.parameters)
 
 

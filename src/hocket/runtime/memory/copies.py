@@ -105,7 +105,7 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Whether all bytes are there by now."""
+        """True if all bytes are there by now."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:

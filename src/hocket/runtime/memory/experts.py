@@ -170,7 +170,7 @@ class ExpertsStandIn(StandInTensor):
 
     source: GroupedParameter
     is_turned: bool
-    """Whether the matrices are transposed."""
+    """True if the matrices are transposed."""
 
     @staticmethod
     def __new__(  # noqa: D102

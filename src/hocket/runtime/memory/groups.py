@@ -120,5 +120,5 @@ def _group_size(place: Place, num_groups: int) -> int:
 
 
 def can_be_grouped(parameter: nn.Parameter) -> bool:
-    """Whether experts lie one behind the other, matrix by matrix."""
+    """True if experts lie one behind the other, matrix by matrix."""
     return parameter.dim() == 3 and parameter.is_contiguous()

@@ -52,7 +52,7 @@ def is_made_in_place(
     alone: Mapping[type, Holders],
     maker_of: Callable[[torch.Tensor], int | None],
 ) -> bool:
-    """Whether an op is the engine's sum of two gradients and, without a mode, made in the first's
+    """True if an op is the engine's sum of two gradients and, without a mode, made in the first's
     place; ``alone`` is `held_by_engine_alone`, ``maker_of`` tells which node made a tensor."""
     if func is not _ADD or kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False
@@ -78,7 +78,7 @@ def _holders(tensor: torch.Tensor) -> Holders:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether every place of its memory is one of its elements'."""
+    """True if every place of its memory is one of its elements'."""
     dims = sorted(zip(tensor.stride(), tensor.shape, strict=True))
     extent = 1
     for stride, size in dims:
@@ -139,7 +139,7 @@ def on_host() -> Iterator[None]:
 
 
 def is_product(kind: str) -> bool:
-    """Whether an op, such as ``aten.mm.default``, multiplies matrices by such a library."""
+    """True if an op, such as ``aten.mm.default``, multiplies matrices by such a library."""
     return kind.removeprefix("aten.").partition(".")[0].rstrip("_") in PRODUCTS
 
 

@@ -285,7 +285,7 @@ def _last_linear(model: nn.Module) -> nn.Module | None:
 
 
 def can_be_in_chunks(model: nn.Module, graph: Graph) -> bool:
-    """Whether there is a last layer, called once in the step, so that one block has all of it."""
+    """True if there is a last layer, called once in the step, so that one block has all of it."""
     head = _last_linear(model)
     if not isinstance(head, nn.Linear):
         return False

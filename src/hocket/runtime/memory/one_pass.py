@@ -45,7 +45,7 @@ class AdamNumbers(NamedTuple):
 
 
 def is_one_pass(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer's parameters may be updated here: by fused kernels, as AdamW does, or
+    """True if an optimizer's parameters may be updated here: by fused kernels, as AdamW does, or
     Adam without decay; means of mostly new gradients are rounded in another way."""
     is_decoupled = type(optimizer) is torch.optim.AdamW
     return (is_decoupled or type(optimizer) is torch.optim.Adam) and all(
@@ -127,7 +127,7 @@ def tried_beside() -> Iterator[None]:
 
 @functools.cache
 def has_same_bits() -> bool:
-    """Whether this processor gives the bits of PyTorch's kernel."""
+    """True if this processor gives the bits of PyTorch's kernel."""
     draws = torch.Generator().manual_seed(0)
     start, mean, spread = (torch.randn(_SAMPLE, generator=draws) for _ in range(3))
     gradient = torch.randn(_SAMPLE, generator=draws).mul_(spread.exp()).bfloat16()

@@ -68,12 +68,12 @@ def model_blocks(model: nn.Module, memory: Memory, graph: Graph | None) -> list[
 
 
 def _drops_by_itself(module: nn.Module) -> bool:
-    """Whether cuDNN may draw what a module drops, which cannot be drawn again."""
+    """True if cuDNN may draw what a module drops, which cannot be drawn again."""
     return any(isinstance(each, nn.RNNBase) and each.dropout for each in module.modules())
 
 
 def _draws(policy: MemoryBlock, graph: Graph | None) -> bool:
-    """Whether the forward ops of a block draw random numbers, where they are known."""
+    """True if the forward ops of a block draw random numbers, where they are known."""
     return graph is None or bool((graph.rng_order[policy.start : policy.stop] >= 0).any())
 
 

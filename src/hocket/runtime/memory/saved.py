@@ -39,7 +39,7 @@ class _Saved:
     num_holding: int = 0
     """Visits of the forward pass that are not over for it."""
     stays: bool = False
-    """Whether something else keeps it on the device."""
+    """True if something else keeps it on the device."""
     seen: set[tuple[int, ...]] = field(default_factory=set)
     """Of what was saved of it: how often that had been changed, where it is and how it lies."""
 

@@ -40,7 +40,7 @@ class Strip:
     stop: int
     offset: int
     returns: bool = True
-    """Whether it goes home after the update."""
+    """True if it goes home after the update."""
 
     @property
     def home(self) -> torch.Tensor:
@@ -52,7 +52,7 @@ class Strip:
         return buffer[self.offset : self.offset + self.stop - self.start]
 
     def goes_on_with(self, other: Strip) -> bool:
-        """Whether one copy brings both."""
+        """True if one copy brings both."""
         is_near = 0 <= other.start - self.stop < ALIGNMENT_BYTES
         is_alike = other.start - self.start == other.offset - self.offset
         is_same = self.base is other.base and self.returns == other.returns
@@ -77,7 +77,7 @@ class TravelPart:
 
     @property
     def is_last(self) -> bool:
-        """Whether the parameter is changed with it."""
+        """True if the parameter is changed with it."""
         return self.elements is None or self.elements.stop == self.parameter.numel()
 
     def of_gradient(self, gradient: torch.Tensor) -> torch.Tensor:

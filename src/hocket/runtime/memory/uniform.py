@@ -49,7 +49,7 @@ def _under(module: nn.Module, path: str) -> Iterator[str]:
 
 
 def _is_mostly_list(module: nn.Module) -> bool:
-    """Whether most of a module's parameters are in one list inside it, of several members."""
+    """True if most of a module's parameters are in one list inside it, of several members."""
     own = _num_parameters(module)
     lists = (inner for inner in module.modules() if inner is not module and _is_list(inner))
     return any(

@@ -43,7 +43,7 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adag
 
 
 def has_fused_kernels(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether PyTorch updates all parameters of such an optimizer in one kernel."""
+    """True if PyTorch updates all parameters of such an optimizer in one kernel."""
     return type(optimizer) in _FUSED
 
 

@@ -42,7 +42,7 @@ class _BlockState:
     entries: tuple[StateEntry, ...]
 
     def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the optimizer still has these tensors; a loaded checkpoint brings others."""
+        """True if the optimizer still has these tensors; a loaded checkpoint brings others."""
         return all(optimizer.state[e.parameter].get(e.key) is e.value for e in self.entries)
 
 

@@ -43,7 +43,7 @@ class Visit:
     began: int = field(default_factory=torch._C._autograd._get_sequence_nr)
     """The number of the first autograd node that may be its own."""
     computes: bool = False
-    """Whether gradients come to what it computes; others may change its results in place so that
+    """True if gradients come to what it computes; others may change its results in place so that
     they never do, where these are but views of what was there before."""
 
 
@@ -58,10 +58,10 @@ class Visits:
     kept_storages: frozenset[int]
     """Parameters and buffers that stay on the device."""
     sends: bool
-    """Whether any block offloads what is saved."""
+    """True if any block offloads what is saved."""
     prefetch: int
     repeats_draws: bool
-    """Whether what is recomputed draws the same random numbers again."""
+    """True if what is recomputed draws the same random numbers again."""
     begin_backward: Callable[[], None]
     """What is done when the backward pass begins."""
     begin_block: Callable[[Block], None]
@@ -74,7 +74,7 @@ class Visits:
     """Tells that a step went another way than the one before."""
     _forward: list[Visit] = field(default_factory=list)
     is_cut_off: bool = False
-    """Whether a backward pass began and has not come to its end."""
+    """True if a backward pass began and has not come to its end."""
     _backward: list[Visit] = field(default_factory=list)
     """Visits whose backward pass has begun and is not known to be over."""
     _route: list[Block] = field(default_factory=list)
@@ -351,7 +351,7 @@ def _with_bases(results: Sequence[torch.Tensor], began: int) -> list[torch.Tenso
 
 
 def _is_own(result: torch.Tensor, began: int) -> bool:
-    """Whether a visit made a result, or what the result looks at."""
+    """True if a visit made a result, or what the result looks at."""
     # A view that was changed has its new node made by this; PyTorch 2.11 crashes where such a one
     # gets a hook without.
     node = result.grad_fn

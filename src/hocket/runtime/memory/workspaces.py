@@ -95,7 +95,7 @@ def workspaces_on(device: torch.device) -> Workspaces:
 
 @cache
 def _is_worth_a_call(func: Any) -> bool:
-    """Whether an op only computes something, in a way that may want room."""
+    """True if an op only computes something, in a way that may want room."""
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
         return False
     if func.is_view or func._schema.is_mutable:

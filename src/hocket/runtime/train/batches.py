@@ -142,7 +142,7 @@ def _dtype(part: BatchTensor) -> str:
 
 
 def is_larger(now: Signature, before: Signature) -> bool:
-    """Whether any extent of a batch is larger than that of another one."""
+    """True if any extent of a batch is larger than that of another one."""
     own, other = ([part.shape for part in each.parts] for each in (now, before))
     return len(own) != len(other) or any(
         len(here) != len(there) or any(map(gt, here, there))

@@ -48,7 +48,7 @@ class BetweenWaves(Waves):
 
     @property
     def has_updated(self) -> bool:
-        """Whether the last waves ran in lanes: those that could not wait for their update."""
+        """True if the last waves ran in lanes: those that could not wait for their update."""
         return self._has_updated
 
     def train(

@@ -83,7 +83,7 @@ def fastest_that_keeps(
         return not is_deep or least * plan.peak_bytes <= budget_bytes
 
     def is_worth(plan: Fitted) -> bool:
-        """Whether a plan that has not been rehearsed may be faster than what was found."""
+        """True if a plan that has not been rehearsed may be faster than what was found."""
         if plan.name in peaks or plan.name in refused:
             return False
         if found is None:

@@ -25,7 +25,7 @@ def claimed_step_s(problem: Problem, plan: Plan) -> float:
 
 
 def are_played(problem: Problem, plan: Plan, device: torch.device) -> bool:
-    """Whether the plan's devices are of another kind than what carries it out."""
+    """True if the plan's devices are of another kind than what carries it out."""
     kinds = {each.name: each.kind for each in problem.cluster.devices}
     is_cpu = device.type == "cpu"
     return any(kinds[name].is_cpu != is_cpu for name in used_devices(problem, plan))

@@ -97,7 +97,7 @@ class RankedStep(RankRunner):
         return next(rank for rank, d in enumerate(used) if tensor in self.setup.split.present[d])
 
     def _is_loose(self, parameter: int) -> bool:
-        """Whether no update of the plan takes the gradient of a parameter."""
+        """True if no update of the plan takes the gradient of a parameter."""
         return all(
             call.phase != Phase.OPTIMIZER or call.args[0].number != parameter
             for call in self.setup.program.calls

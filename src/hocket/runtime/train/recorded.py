@@ -143,7 +143,7 @@ class Recipe:
 
     @property
     def calls_optimizer(self) -> bool:
-        """Whether an update is a call of ``optimizer.step()`` and nothing else."""
+        """True if an update is a call of ``optimizer.step()`` and nothing else."""
         return self.make_update is _step
 
     def trace(
@@ -244,7 +244,7 @@ class RecordedStep:
 
     @property
     def is_on_one_device(self) -> bool:
-        """Whether all devices of the plan are one real device here."""
+        """True if all devices of the plan are one real device here."""
         return len(set(self.devices)) == 1 and not self.is_ranked
 
     def timed(self) -> StreamedStep:

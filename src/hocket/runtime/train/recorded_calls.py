@@ -120,7 +120,7 @@ def _gives_one(call: Call) -> bool:
 
 
 def _gives_tensors(call: Call) -> bool:
-    """Whether it gives a tensor that is kept, one list of tensors, or several tensors."""
+    """True if it gives a tensor that is kept, one list of tensors, or several tensors."""
     types = _result_types(call)
     several = types == ["List[Tensor]"] or (len(types) > 1 and set(types) == {"Tensor"})
     return _gives_one(call) or several

@@ -231,7 +231,7 @@ def _beside_bytes(device: torch.device, own: Iterable[torch.Tensor], *, has_prod
 def _may_be_one_pass(
     optimizer: torch.optim.Optimizer, memory: Memory, device: torch.device
 ) -> bool:
-    """Whether the host may update and round blocks in one pass over memory."""
+    """True if the host may update and round blocks in one pass over memory."""
     settings = part_of(optimizer, {}, fused=device.type == "cuda")
     return is_one_pass(settings) and any(block.update == "host" for block in memory.blocks)
 

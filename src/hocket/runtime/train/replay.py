@@ -77,7 +77,7 @@ class ReplayedStep(EagerStep):
 
     @property
     def lends(self) -> bool:
-        """Whether gradients are the graph's own memory, which the next replay overwrites."""
+        """True if gradients are the graph's own memory, which the next replay overwrites."""
         return self.repeats.captured is not None
 
     def forward(self, given: Given, step: int) -> None:

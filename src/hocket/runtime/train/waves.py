@@ -242,7 +242,7 @@ class Waves:
 
     @property
     def has_updated(self) -> bool:
-        """Whether the optimizer has used the gradients of the waves that were carried."""
+        """True if the optimizer has used the gradients of the waves that were carried."""
         return False
 
     def state(self) -> dict[str, Any]:

@@ -16,6 +16,6 @@ Weight = float | torch.Tensor
 
 
 def starts_backward(program: Program, call: Call) -> bool:
-    """Whether a call makes the gradient of the loss itself, which is one."""
+    """True if a call makes the gradient of the loss itself, which is one."""
     is_first = call.phase == Phase.BACKWARD and call.cost.kind == "aten.ones_like"
     return is_first and bool(program.outputs) and call.reads == (program.outputs[0],)

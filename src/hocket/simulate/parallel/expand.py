@@ -222,7 +222,7 @@ class ExpandedStep:
     device_of: IntArray
     priority: FloatArray
     is_strict: bool
-    """Whether devices run ops in exactly this order: stages of a pipeline do, lanes do, parts that
+    """True if devices run ops in exactly this order: stages of a pipeline do, lanes do, parts that
     wait for sums take no other microbatch, and a block must not run again before its time."""
     passes: tuple[IntArray, ...]
     """Per replica [microbatch, op of the given graph]: its number here; -1 where not repeated."""

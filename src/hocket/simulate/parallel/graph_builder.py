@@ -56,7 +56,7 @@ class StepBuilder:
     kinds: list[str]
     modules: tuple[str, ...]
     is_named: bool = True
-    """Whether ops and tensors get their names; else all have the empty one."""
+    """True if ops and tensors get their names; else all have the empty one."""
     num_ops: int = 0
     num_tensors: int = 0
     _op_names: list[NamesOnDemand] = field(default_factory=list)

@@ -38,7 +38,7 @@ class Use(NamedTuple):
     op: int
     """Of the graph."""
     is_again: bool
-    """Whether its second run does."""
+    """True if its second run does."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,7 +103,7 @@ def logits_module(graph: Graph, first: int, last: int) -> str:
 
 
 def has_logits(graph: Graph, blocks: StepBlocks) -> bool:
-    """Whether the loss can be made in chunks: in the last block a linear layer makes logits, whose
+    """True if the loss can be made in chunks: in the last block a linear layer makes logits, whose
     cross-entropy is the loss. Of graphs that were not recorded from a model nothing is known, and
     nobody carries them out."""
     if not graph.is_recorded:
@@ -113,7 +113,7 @@ def has_logits(graph: Graph, blocks: StepBlocks) -> bool:
 
 
 def has_large_logits(graph: Graph, blocks: StepBlocks) -> bool:
-    """Whether the loss can be made in chunks, and holds less so: scores, their logarithms and
+    """True if the loss can be made in chunks, and holds less so: scores, their logarithms and
     gradients are more than the second gradient of the weight, to which those of chunks are
     added."""
     if not graph.is_recorded:

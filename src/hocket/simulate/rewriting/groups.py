@@ -43,7 +43,7 @@ class GroupWriter:
         return ops[~np.isin(ops, self._aside)] if self._aside else ops
 
     def has(self, op: int) -> bool:
-        """Whether an op is written in groups."""
+        """True if an op is written in groups."""
         return op in self._products or op in self._makers
 
     def write(self, op: int, *, room: Iterable[int], suffix: str, is_again: bool) -> None:

@@ -90,7 +90,7 @@ def find_needs(uses: Uses, memory: Memory, with_parameters: Collection[int]) -> 
 
 
 def _is_checkpoint(uses: Uses, visit: int, policy: MemoryBlock) -> bool:
-    """Whether a visit keeps its input in place of what it saves."""
+    """True if a visit keeps its input in place of what it saves."""
     if policy.activations != "recomputed":
         return False
     return bool(uses.again[visit]) or not uses.makes(visit, uses.saved(visit))

@@ -384,7 +384,7 @@ class _Rewriter:
         )
 
     def _changes_something(self, turn: PassTurn) -> bool:
-        """Whether anything is done at a turn of the backward pass."""
+        """True if anything is done at a turn of the backward pass."""
         if turn.what != Happening.ENTERED:
             return bool(self.again[turn.visit])
         is_first = self.uses.visits.visits[turn.visit].block - self.ahead <= self.unfetched

@@ -43,7 +43,7 @@ class Update(NamedTuple):
     rounded_bytes: int
     """Of the rounded twins of parameters that are copied rounded."""
     is_rounded: bool
-    """Whether any of them is."""
+    """True if any of them is."""
     sent_bytes: int
     """What it waits for on the host: gradients, rounded as the parameters were that they are
     for."""

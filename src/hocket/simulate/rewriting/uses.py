@@ -211,7 +211,7 @@ class Uses:
         return frozenset(outside | {root for root, of in self.readers.items() if len(of) > 1})
 
     def is_shared(self, update: Update) -> bool:
-        """Whether an update changes such a parameter."""
+        """True if an update changes such a parameter."""
         return any(root in self.shared for root in update.roots)
 
     @cached_property
@@ -339,7 +339,7 @@ def _from_start(graph: Graph, start: int, stop: int, tensors: Iterable[int]) -> 
 
 
 def can_run_twice(graph: Graph, start: int, stop: int) -> bool:
-    """Whether a visit leaves what it was given as it was, and would do the same again."""
+    """True if a visit leaves what it was given as it was, and would do the same again."""
     return not any(
         _changes_foreign(graph, op, start) or _draws_by_itself(graph, op)
         for op in range(start, stop)
@@ -347,12 +347,12 @@ def can_run_twice(graph: Graph, start: int, stop: int) -> bool:
 
 
 def _draws_by_itself(graph: Graph, op: int) -> bool:
-    """Whether an op draws numbers that no generator of PyTorch's can be set back to."""
+    """True if an op draws numbers that no generator of PyTorch's can be set back to."""
     return bool(graph.rng_order[op] >= 0) and graph.kind_of(op) == _RECURRENT
 
 
 def _changes_foreign(graph: Graph, op: int, start: int) -> bool:
-    """Whether an op writes in place into an activation that was made before ``start``."""
+    """True if an op writes in place into an activation that was made before ``start``."""
     if not _is_in_place(graph, op):
         return False
     owners = graph.tensor_producer[graph.root_of[list(graph.made_by(op))]]

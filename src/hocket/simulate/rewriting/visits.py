@@ -79,7 +79,7 @@ def visited_modules(graph: Graph, start: IntArray) -> list[list[str]]:
 
 
 def _is_cut_by_calls(graph: Graph, path: str, start: IntArray) -> bool:
-    """Whether blocks have whole calls of a module: none begins within one."""
+    """True if blocks have whole calls of a module: none begins within one."""
     calls = calls_of(graph, path, int(start[-1]))
     edges = start[1:-1].tolist()
     return bool(calls) and not any(first < edge < stop for first, stop in calls for edge in edges)

@@ -139,7 +139,7 @@ def _moves(chunked: _Chunked, starts: list[int]) -> list[list[int]]:
 
 
 def _is_legal(chunked: _Chunked, starts: list[int]) -> bool:
-    """Whether every stage has a layer that counts."""
+    """True if every stage has a layer that counts."""
     begins, ends = np.array(starts[:-1]), np.array(starts[1:])
     return bool(np.all(begins < ends) and np.all(chunked.first_stop[begins] <= ends))
 
@@ -183,7 +183,7 @@ class LayerPartition:
     step_s: float
     """Time of the pipeline for one step."""
     is_optimal: bool
-    """Whether no division has a shorter step: with one stage per rank, unless one of the
+    """True if no division has a shorter step: with one stage per rank, unless one of the
     programmes ran out of room."""
 
 

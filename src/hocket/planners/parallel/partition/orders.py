@@ -48,7 +48,7 @@ def fixed_order(kinds: Sequence[int], limits: Sequence[int], in_flight: Sequence
 
 
 def has_few_orders(kinds: Sequence[int]) -> bool:
-    """Whether `any_order` has room for all orders of these kinds."""
+    """True if `any_order` has room for all orders of these kinds."""
     num_of = [kinds.count(kind) for kind in set(kinds)]
     return prod(num + 1 for num in num_of) * len(num_of) <= _MAX_STEPS
 

@@ -145,7 +145,7 @@ class DividedTask:
     sums_in: torch.dtype | None = None
     """The dtype in which gradients are summed where it is not their own."""
     overlaps: bool = True
-    """Whether gradients are summed beside the backward pass; a CUDA graph is replayed without."""
+    """True if gradients are summed beside the backward pass; a CUDA graph is replayed without."""
     predicted_s: float | None = None
     propagates: Callable[[], Propagation] | None = None
     """Begins to send gradients by priority, where the plan says so; called once by each rank."""
@@ -165,12 +165,12 @@ class RankPart:
     zero: int = 0
     tensor: int = 1
     joins_norms: bool = True
-    """Whether all replicas see a batch at once, so that batch norms can see all of it."""
+    """True if all replicas see a batch at once, so that batch norms can see all of it."""
     pipeline: tuple[Cutting, Schedule] | None = None
     again: Sequence[str] = ()
     """Modules that are computed again for their backward pass where weights are divided."""
     is_offloaded: bool = False
-    """Whether parts of divided weights and of the optimizer's states live on the host."""
+    """True if parts of divided weights and of the optimizer's states live on the host."""
 
 
 def degrees_strategy(

@@ -154,7 +154,7 @@ def _require_same_weights(graph: Graph, model: nn.Module) -> None:
 
 
 def divides(plan: Plan) -> bool:
-    """Whether a plan divides a training, rather than placing single ops."""
+    """True if a plan divides a training, rather than placing single ops."""
     return plan.get(Parallel) is not None
 
 

@@ -262,11 +262,11 @@ class Replicas:
     # ── parts ────────────────────────────────────────────────────────────────────────────────
 
     def _is_own(self, parameter: torch.Tensor) -> bool:
-        """Whether this replica speaks for a parameter."""
+        """True if this replica speaks for a parameter."""
         return self.owner_of.get(id(parameter), 0) == self._mesh.data_rank
 
     def _counts(self, parameter: nn.Parameter) -> bool:
-        """Whether this rank is the one that counts a gradient in a norm of all."""
+        """True if this rank is the one that counts a gradient in a norm of all."""
         is_first = not self._mesh.tensor_rank or id(parameter) in self._cuts
         return is_first and (isinstance(parameter, DTensor) or self._is_own(parameter))
 

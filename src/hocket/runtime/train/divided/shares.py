@@ -96,7 +96,7 @@ def microbatches(
 
 
 def ignored_labels(batch: Any) -> bool:
-    """Whether samples count differently in a mean over tokens: labels that losses leave out."""
+    """True if samples count differently in a mean over tokens: labels that losses leave out."""
     for name, tensor in batch_tensors(batch):
         is_label = name.rpartition(".")[2] in ("labels", "label", "targets", "target")
         if is_label and tensor.dtype == torch.int64 and bool((tensor == -100).any()):

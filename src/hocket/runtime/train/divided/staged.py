@@ -211,7 +211,7 @@ class Pipeline:
         return found
 
     def is_needed(self, tensor: torch.Tensor) -> bool:
-        """Whether this rank holds a tensor of the model."""
+        """True if this rank holds a tensor of the model."""
         return id(tensor) in self._needed
 
     def settle(self) -> None:

@@ -29,9 +29,9 @@ class Home(NamedTuple):
     """Of its pieces, in order; one where it is not cut."""
     cut: TensorCut | None
     is_here: bool
-    """Whether this rank holds it, or a piece of it."""
+    """True if this rank holds it, or a piece of it."""
     is_updated: bool
-    """Whether this rank's optimizer updates it."""
+    """True if this rank's optimizer updates it."""
 
 
 class DividedState:
