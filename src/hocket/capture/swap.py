@@ -128,7 +128,7 @@ class _ReachableState:
         self._seen.add(id(item))
         self._kept.append(item)
         if isinstance(item, dict):
-            self._dicts.append((item, _copied(item)))
+            self._dicts.append((item, copied_container(item)))
             self._pending += item.values()
         elif isinstance(item, list | deque):
             self._lists.append((item, list(item)))
@@ -208,7 +208,7 @@ class _ReachableState:
         self._named.append((owner, name, value))
         if isinstance(value, dict | list | set | deque) and id(value) not in self._seen:
             self._seen.add(id(value))
-            self._shared.append((value, _copied(value)))
+            self._shared.append((value, copied_container(value)))
 
     # ── change ───────────────────────────────────────────────────────────────────────────────
 
@@ -323,7 +323,7 @@ def _named_value(owner: Any, name: str) -> Any:
     return owner.get(name) if isinstance(owner, dict) else vars(owner).get(name)
 
 
-def _copied(container: Any) -> Any:
+def copied_container(container: Any) -> Any:
     """A shallow copy with the stored values.
 
     Subclasses of dict may return others by ``[]``, as transformers' ACT2FN does, which creates a

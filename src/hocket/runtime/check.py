@@ -15,7 +15,7 @@ from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Schedule
 from hocket.plan.transformer_plan import TransformerPlan
-from hocket.runtime.options import Onlookers, RunOptions
+from hocket.runtime.options import RunCallbacks, RunOptions
 from hocket.runtime.record import StepRecord
 from hocket.runtime.refusals import refuse_plan, str_of
 from hocket.runtime.run_ranks import run_ranks
@@ -168,7 +168,7 @@ def differences(saved: SavedPlan, seed: int = 0) -> Agreement:
         "update": {"name": "sgd", "settings": {"lr": 1.0}},
     }  # fmt: skip
     options = RunOptions(steps=_STEPS, seed=seed, threads=1)
-    report = run_ranks(saved, places, given, options, "gloo", Onlookers(on_step=note))
+    report = run_ranks(saved, places, given, options, "gloo", RunCallbacks(on_step=note))
     return _agreement(reference_run(saved, seed), tuple(losses), report.state)
 
 

@@ -77,17 +77,17 @@ _ONLY_FOR = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Onlookers:
-    """Who looks on while a plan is carried out."""
+class RunCallbacks:
+    """Callbacks of a run."""
 
     on_start: OnStart = lambda process_ids: None
-    """Told the process ids of the ranks, where there are any."""
+    """Called with the process ids of the ranks, if there are any."""
     on_step: OnStep = lambda number, record: None
-    """Told each step when it is done."""
+    """Called after each step."""
     on_progress: OnProgress = lambda what: None
-    """Told now and then what is being done."""
+    """Called now and then with the current activity."""
 
-    def keeping(self, records: list[StepRecord]) -> Onlookers:
+    def keeping(self, records: list[StepRecord]) -> RunCallbacks:
         """The same, where the record of each step is kept first."""
 
         def keep(number: int, record: StepRecord) -> None:

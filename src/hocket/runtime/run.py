@@ -29,7 +29,7 @@ from hocket.processes.heartbeat import Position, how_far
 from hocket.runtime.check import Agreement, check_parallel
 from hocket.runtime.launch import used_devices
 from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.options import BACKENDS, Onlookers, OnProgress, OnStart, OnStep, RunOptions
+from hocket.runtime.options import BACKENDS, OnProgress, OnStart, OnStep, RunCallbacks, RunOptions
 from hocket.runtime.rebuild import BuiltModel, ModelSource, build
 from hocket.runtime.record import StepRecord, measured_timeline
 from hocket.runtime.refusals import TRAINED_DTYPES, refuse_plan
@@ -103,7 +103,7 @@ class _Work:
 class _Steps:
     """What was seen of the steps so far."""
 
-    watch: Onlookers
+    watch: RunCallbacks
     losses: list[float | None] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     kept: list[tuple[StepRecord, Timeline | None]] = field(default_factory=list)
@@ -142,7 +142,7 @@ def run_plan(
     ``on_start`` gets the process ids of the ranks, where there are any, ``on_progress`` what is
     being done. ``source`` is the planned model where it is at hand.
     """
-    watch = Onlookers(on_start=on_start, on_step=on_step, on_progress=on_progress)
+    watch = RunCallbacks(on_start=on_start, on_step=on_step, on_progress=on_progress)
     kind = kind_of(plan)
     options.require_meaning(kind)
     work = _MAKERS[kind](kind, problem, plan, options, source, watch)
@@ -221,7 +221,7 @@ def _suited(kind: Kind, devices: Sequence[Device], gpus: int) -> str:
 
 # ── plans made ready ─────────────────────────────────────────────────────────────────────────────
 
-_Maker = Callable[[Kind, Problem, Plan, RunOptions, ModelSource | None, Onlookers], _Work]
+_Maker = Callable[[Kind, Problem, Plan, RunOptions, ModelSource | None, RunCallbacks], _Work]
 
 
 def _chosen(
@@ -247,7 +247,7 @@ def _placement(
     plan: Plan,
     options: RunOptions,
     source: ModelSource | None,
-    watch: Onlookers,
+    watch: RunCallbacks,
 ) -> _Work:
     if plan.device_of is None:
         raise UsageError("the plan does not say where ops run", hint="run a placement planner")
@@ -305,7 +305,7 @@ def _shares(
     plan: Plan,
     options: RunOptions,
     source: ModelSource | None,
-    watch: Onlookers,
+    watch: RunCallbacks,
 ) -> _Work:
     require_structure(plan, problem)
     planned_samples = plan[Parallel].num_samples
@@ -377,7 +377,7 @@ def _division(
     plan: Plan,
     options: RunOptions,
     source: ModelSource | None,
-    watch: Onlookers,
+    watch: RunCallbacks,
 ) -> _Work:
     """Make a plan of a transformer's shape ready, which trains the built-in model of that shape."""
     divided = TransformerPlan(problem, plan)
@@ -407,7 +407,7 @@ def _one_device(
     plan: Plan,
     options: RunOptions,
     source: ModelSource | None,
-    watch: Onlookers,
+    watch: RunCallbacks,
 ) -> _Work:
     """Make a memory plan or waves ready, both of one device."""
     require_structure(plan, problem)

@@ -17,7 +17,7 @@ from hocket.processes.heartbeat import Position, how_far
 from hocket.processes.worker import WorkerSpec
 from hocket.processes.worker_group import Timeouts, WorkerGroup
 from hocket.runtime.connect import MeetingStore
-from hocket.runtime.options import Onlookers, RunOptions
+from hocket.runtime.options import RunCallbacks, RunOptions
 from hocket.runtime.record import StepParts, StepRecord
 from hocket.runtime.split import Transfer
 from hocket.runtime.synthetic import PER_STEP
@@ -39,7 +39,7 @@ def run_ranks(
     given: Mapping[str, Any],
     options: RunOptions,
     backend: str,
-    watch: Onlookers,
+    watch: RunCallbacks,
 ) -> RanksReport:
     """Train for all steps in one process per device; ``watch`` gets each step of all ranks.
 
@@ -79,7 +79,9 @@ def run_ranks(
     return report
 
 
-def _collect(group: WorkerGroup, parts: StepParts, report: RanksReport, watch: Onlookers) -> None:
+def _collect(
+    group: WorkerGroup, parts: StepParts, report: RanksReport, watch: RunCallbacks
+) -> None:
     for _, header, buffers in group.messages():
         if header["what"] == "state":
             values = [np.frombuffer(data, dtype=np.float64) for data in buffers]

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from hocket.capture.swap import copied_container
+
 _KINDS = (bool, int, float, str, type(None))
 _OWN_FIELDS = frozenset(vars(nn.Module()))
 
@@ -32,12 +34,8 @@ class Contents:
     def noted(self) -> Any:
         """The contents, as a copy that does not follow changes."""
         holder = self._holder
-        if isinstance(holder, CellType):
-            return holder.cell_contents
-        if isinstance(holder, dict):
-            # Stored values: subclasses may create others by ``[]``, as transformers' ACT2FN does.
-            return {key: dict.__getitem__(holder, key) for key in holder}
-        return holder.copy()
+        is_cell = isinstance(holder, CellType)
+        return holder.cell_contents if is_cell else copied_container(holder)
 
     def put(self, value: Any) -> None:
         """Have the holder hold these again."""
