@@ -113,8 +113,8 @@ def _rank(file: Path) -> None:
     import torch.distributed as dist
 
     from hocket.api import find_cluster
-    from hocket.runtime.collectives.propagation import Propagation
-    from hocket.runtime.collectives.sums import SumExchange
+    from hocket.runtime.collectives.priority_sync import Propagation
+    from hocket.runtime.collectives.tree_thread import TreeThread
 
     task = json.loads(file.read_text())
     rank, count = int(os.environ["RANK"]), task["count"]
@@ -131,7 +131,9 @@ def _rank(file: Path) -> None:
             trained[way] = (net, optimizer, None)
             continue
         known = dist.PrefixStore(way, store)
-        exchange = SumExchange(known, rank, count, find_cluster(os.environ["HOCKET_CLUSTER"]))
+        cluster = find_cluster(os.environ["HOCKET_CLUSTER"])
+        exchange = TreeThread(known, rank, count, lambda cluster=cluster: cluster)
+        exchange.open()
         wrapped = Propagation(net, optimizer, exchange, **options)
         trained[way] = (net, optimizer, wrapped)
     for number in range(task["rounds"] + 1):

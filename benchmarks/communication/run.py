@@ -5,10 +5,8 @@
 Every rank is a network namespace (benchmarks/testbed.py), every NVLink of the DGX-1 a cable of
 ``--unit`` MB/s per link, PCIe a star of 12/25 of that. All but gloo use the same executor, so that
 only the plan differs. Prints, per way, the median rate with its range over the repetitions (the
-slowest rank counts), the predicted rate, and the ratios. Ways beside the plans of `hocket
-collective`: ``gloo`` (its own all_reduce), and the packed trees by other executors: ``python``
-(`plain.py`), ``p2p`` (point-to-point calls of gloo, `rounds.py`). ``--unit 0`` runs on
-the loopback without namespaces: there the processor is the limit.
+slowest rank counts), the predicted rate, and the ratios, beside ``gloo`` (its own all_reduce).
+``--unit 0`` runs on the loopback without namespaces: there the processor is the limit.
 """
 
 from __future__ import annotations
@@ -58,8 +56,6 @@ def _drive(options: argparse.Namespace) -> None:
             task[offer.name] = {
                 "section": offer.section.to_data(), "rate_bps": float(offer.rate_bps) * scale,
             }  # fmt: skip
-    for way in ("python", "p2p"):
-        task |= {way: task["packed trees"]} if way in ways else {}
     order = [way for way in ways if way in task or way == "gloo"]
     made = of_cluster(cluster, ranks, scale) if options.unit else Loopback()
     with tempfile.TemporaryDirectory() as folder, made as bed:
@@ -108,10 +104,9 @@ def _rank(file: Path) -> None:
     from hocket.api import find_cluster
     from hocket.plan.problem import Problem
     from hocket.plan.sections.communication import Communication
-    from hocket.runtime.collectives.carry import Carry, CarryState, Connections
-    from hocket.runtime.collectives.group import PlannedRounds
-    from hocket.runtime.collectives.layout import layout_of
-    from hocket.runtime.collectives.wires import AHEAD_S, connect_all
+    from hocket.runtime.collectives.peer_sockets import AHEAD_S, connect_all
+    from hocket.runtime.collectives.rank_tables import tables_of
+    from hocket.runtime.collectives.tree_executor import Connections, RunState, TreeRun
 
     task = json.loads(file.read_text())
     rank, count = int(os.environ["RANK"]), task["count"]
@@ -140,15 +135,11 @@ def _rank(file: Path) -> None:
             start_s = time.monotonic()
             if way == "gloo":
                 dist.all_reduce(torch.from_numpy(data))
-            elif way == "p2p":
-                section, rate_bps = sections[way]
-                rounds = PlannedRounds(section, rank, data.size, 4, rate_bps)
-                rounds.run(torch.from_numpy(data), dist.group.WORLD)
             else:
                 section, rate_bps = sections[way]
-                layout = layout_of(section, rank, data.size, 4, rate_bps)
-                carry = Carry(layout, links, data, sequence=sequence, in_python=way == "python")
-                assert carry.go_on(120.0) == CarryState.DONE
+                tables = tables_of(section, rank, data.size, 4, rate_bps)
+                run = TreeRun(tables, links, data, sequence=sequence)
+                assert run.go_on(120.0) == RunState.DONE
                 sequence += 1
             took = torch.tensor([time.monotonic() - start_s])
             dist.all_reduce(took, op=dist.ReduceOp.MAX)

@@ -20,6 +20,6 @@ from hocket.base.extras import require
 
 require("torch", "propagation by priority")
 
-from hocket.runtime.collectives.propagation import Propagation, wrap
+from hocket.runtime.collectives.priority_sync import Propagation, wrap
 
 __all__ = ["Propagation", "wrap"]

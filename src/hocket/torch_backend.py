@@ -16,6 +16,6 @@ from hocket.base.extras import require
 require("torch", "collectives of torch.distributed")
 
 from hocket.api.planned import find_cluster
-from hocket.runtime.collectives.group import register
+from hocket.runtime.collectives.process_group import register
 
 register(find_cluster)

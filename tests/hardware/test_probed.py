@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hocket.api.clusters import cluster_from_text
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.hardware.probed import Rates, after_failure, cluster_of
+from hocket.hardware.probed import Rates, cluster_of
 
 
 def rates(alone, together) -> Rates:
@@ -68,37 +68,3 @@ def test_directions_that_differ_much_are_two_links() -> None:
 def test_silence_is_told() -> None:
     with pytest.raises(NoFeasiblePlanError, match="nothing came through"):
         cluster_of(rates(np.zeros((2, 2)), np.zeros((2, 2))))
-
-
-def ring(count, rate_bps=8e6):
-    alone = np.zeros((count, count))
-    for a in range(count):
-        alone[a, (a + 1) % count] = alone[(a + 1) % count, a] = rate_bps
-    return cluster_of(rates(alone, alone))
-
-
-def test_a_link_that_was_cut_is_left_out_and_one_that_slowed_down_has_its_new_rate() -> None:
-    cluster, nothing = ring(4), np.zeros((4, 4))
-    left = after_failure(cluster, {(1, 2), (2, 1)}, (1, 2), nothing)
-    assert {link.ends for link in left.links} == {link.ends for link in cluster.links} - {
-        ("rank1", "rank2")
-    }
-    assert after_failure(cluster, (), (1, 2), nothing) == left, "nothing came through: it is gone"
-    slow = np.full((4, 4), 2.02e6)
-    rate = {
-        link.ends: link.bandwidth_bps for link in after_failure(cluster, (), (0, 1), slow).links
-    }
-    assert rate == {ends: 2e6 if ends == ("rank0", "rank1") else 8e6 for ends in rate}, (
-        "others stay, in whole multiples"
-    )
-    assert after_failure(cluster, (), (0, 1), np.full((4, 4), 7e6)) == cluster
-
-
-def test_all_links_are_measured_where_ranks_would_be_apart_or_a_shared_way_has_failed() -> None:
-    nothing = np.zeros((4, 4))
-    assert after_failure(ring(4), {(0, 1), (2, 3)}, (0, 1), nothing) is None
-    # A pair without a link of its own says nothing where all ways are links of their own.
-    assert after_failure(ring(4), {(0, 2)}, (0, 1), np.full((4, 4), 8e6)) == ring(4)
-    alone, together = np.full((4, 4), 100.0), np.full((4, 4), 33.0)
-    star = cluster_of(rates(alone * 1e6, together * 1e6))
-    assert after_failure(star, {(0, 1)}, (0, 1), nothing) is None

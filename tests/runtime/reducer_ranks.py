@@ -15,7 +15,7 @@ import hocket
 from hocket.capture.sizes import capture_sizes
 from hocket.plan import gradient_buckets
 from hocket.plan.sections import Priority
-from hocket.runtime.collectives.reducer import GradientReducer
+from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.train.update import planned_update
 from hocket.transformer import ParallelConfig
 

@@ -60,6 +60,6 @@ def with_dispatch(cluster: Cluster, dispatch_s: float) -> Cluster:
 def probe_links() -> tuple[int, Cluster]:
     """This rank, and the links between all ranks of a launcher, measured; all must call this."""
     require("torch", "probing links")
-    from hocket.runtime.collectives.launched import probe_launched
+    from hocket.runtime.collectives.link_probe import probe_launched
 
     return probe_launched()

@@ -9,9 +9,8 @@ noise in the third digit would cost it hundreds of trees.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from itertools import permutations
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -91,66 +90,6 @@ def cluster_of(rates: Rates) -> Cluster:
         name="probed", devices=devices, hosts=tuple(d.host for d in devices), switches=switches,
         links=tuple(links),
     )  # fmt: skip
-
-
-def after_failure(
-    cluster: Cluster, cut: Collection[tuple[int, int]], slow: tuple[int, int], got_bps: FloatArray
-) -> Cluster | None:
-    """Bandwidths left when pairs of ranks are ``cut`` and one was measured again: [src, dst].
-
-    The cluster itself where that pair is as fast as it was; None where all links must be measured
-    to know: a way that is shared has failed, or ranks are apart.
-    """
-    gone = {frozenset(pair) for pair in cut}
-    if min(got_bps[slow], got_bps[slow[::-1]]) <= 0.0:
-        gone.add(frozenset(slow))
-    own = {_ranks_of(link, cluster) for link in cluster.links}
-    is_shared = None in own
-    if is_shared and not gone | {frozenset(slow)} <= own:
-        return None
-    links = [link for link in cluster.links if _ranks_of(link, cluster) not in gone]
-    if frozenset(slow) not in gone and frozenset(slow) in own:
-        links = _slowed(links, cluster, slow, got_bps)
-    left = replace(cluster, links=tuple(links))
-    return left if _reaches_all(left) else None
-
-
-def _ranks_of(link: Link, cluster: Cluster) -> frozenset[int] | None:
-    """The two ranks that a link joins; None where it leads to a switch or a host."""
-    number = {name: index for index, name in enumerate(cluster.device_names)}
-    if not all(end in number for end in link.ends):
-        return None
-    return frozenset(number[end] for end in link.ends)
-
-
-def _slowed(
-    links: list[Link], cluster: Cluster, slow: tuple[int, int], got_bps: FloatArray
-) -> list[Link]:
-    """The links of a pair at what came through, all rates in few groups again."""
-    is_slow = [_ranks_of(link, cluster) == frozenset(slow) for link in links]
-    was_bps = sum(link.bandwidth_bps for link, each in zip(links, is_slow, strict=True) if each)
-    part = min(got_bps[slow], got_bps[slow[::-1]]) / was_bps
-    if part >= _KEEPS:
-        return links
-    rates = [
-        link.bandwidth_bps * (part if each else 1.0)
-        for link, each in zip(links, is_slow, strict=True)
-    ]
-    return [
-        replace(link, bandwidth_bps=rate_bps)
-        for link, rate_bps in zip(links, _snapped(rates), strict=True)
-    ]
-
-
-def _reaches_all(cluster: Cluster) -> bool:
-    """True if every device reaches every other."""
-    places = sorted({end for link in cluster.links for end in link.ends} | {*cluster.device_names})
-    joins = np.zeros((len(places), len(places)), dtype=np.bool_)
-    for link in cluster.links:
-        for src, dst in permutations(link.ends, 2):
-            if link.duplex != "one-way" or (src, dst) == link.ends:
-                joins[places.index(src), places.index(dst)] = True
-    return _connected(joins)
 
 
 def _connected(own: BoolArray) -> bool:

@@ -24,8 +24,8 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Memory, Priority
 from hocket.plan.verify import require_structure
-from hocket.runtime.collectives.group import PLANNED, register
-from hocket.runtime.collectives.propagation import Propagation, wrap
+from hocket.runtime.collectives.priority_sync import Propagation, wrap
+from hocket.runtime.collectives.process_group import PLANNED, register
 from hocket.runtime.strategies.budget import budget_strategy
 from hocket.runtime.strategies.placed import placed_strategy
 from hocket.runtime.strategy import Strategy

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Callable
 from typing import Any
 
 from cli.terminal import exit_code
 
 Tell = Callable[[Any], None]
-_NETWORK = 0x40000000
-"""The kind of namespace, as Linux numbers them."""
 
 
 def collectives(tell: Tell) -> str:
@@ -44,7 +40,6 @@ def collectives(tell: Tell) -> str:
     dist.reduce_scatter(mine, list(torch.ones(count, 4)))
     assert torch.equal(mine, torch.full((4,), float(count)))
     _odd_tensors(dist, torch)
-    _by_rounds(dist, torch)
     # What is not planned: other operations, point to point, barriers.
     most = torch.tensor([float(rank)])
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
@@ -84,34 +79,6 @@ def _odd_tensors(dist: Any, torch: Any) -> None:
     assert one.tolist() == [2, 2]
 
 
-def _by_rounds(dist: Any, torch: Any) -> None:
-    """As tensors of GPUs go, by point-to-point calls; here by those of gloo."""
-    from hocket.hardware.shorthand import cluster_from_text
-    from hocket.runtime.collectives.group import RoundsQueue
-
-    group, rank, count = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
-    store = dist.PrefixStore("rounds", dist.distributed_c10d._get_default_store())
-    queue = RoundsQueue(group, store, cluster_from_text("dgx1-v100"))
-    shard = 1001
-    every = torch.arange(float(count * shard))
-    mine = slice(rank * shard, (rank + 1) * shard)
-    inputs = {
-        "allreduce": every + rank, "broadcast": every if rank == 1 else 0 * every,
-        "allgather": torch.where((every // shard).int() == rank, every, 0.0),
-        "reducescatter": every + rank,
-    }  # fmt: skip
-    for collective, given in inputs.items():
-        found = torch.empty_like(given)
-        for _ in range(2):
-            queue.put(collective, 1, [found], given.clone, found.copy_).wait()
-        if collective in ("broadcast", "allgather"):
-            assert torch.equal(found, every), collective
-        else:
-            wanted = count * every + sum(range(count))
-            part = slice(None) if collective == "allreduce" else mine
-            assert torch.equal(found[part], wanted[part]), collective
-
-
 def _trained(dist: Any, torch: Any) -> str:
     """Losses of a model under DistributedDataParallel, on the planned trees and on gloo."""
     found = []
@@ -143,39 +110,6 @@ def endless(tell: Tell) -> None:
         dist.all_reduce(torch.ones(50_000))
         if number == 3:
             tell("running")
-
-
-def training(tell: Tell, spaces: list[str]) -> None:
-    """Sums of pseudo-random gradients without end, each rank in its own namespace.
-
-    The first tells of every step what is summed, and how often links were measured.
-    """
-    _enter(spaces[int(os.environ["RANK"])])
-    import numpy as np
-    import torch
-    import torch.distributed as dist
-
-    import hocket.torch_backend  # noqa: F401
-
-    dist.init_process_group("hocket")
-    rank = dist.get_rank()
-    worker = dist.group.WORLD.worker
-    parameter = torch.zeros(400_000)
-    for number in range(10**9):
-        draw = np.random.default_rng(1000 * number + rank)
-        gradient = torch.from_numpy(draw.standard_normal(parameter.numel(), dtype=np.float32))
-        dist.all_reduce(gradient)
-        parameter = 0.9 * parameter + gradient
-        if rank == 0:
-            tell((parameter[::1000].double().sum().item(), worker.num_mended))
-
-
-def _enter(space: str) -> None:
-    """Live in a network namespace, as ``ip netns exec`` does."""
-    library = ctypes.CDLL(None, use_errno=True)
-    with open(f"/run/netns/{space}") as file:
-        if library.setns(file.fileno(), _NETWORK):
-            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {space!r}")
 
 
 def priority(tell: Tell) -> float:

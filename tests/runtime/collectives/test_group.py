@@ -10,9 +10,10 @@ import pytest
 from runtime.collectives.ranks import collectives, endless, probed
 
 from hocket.api.planned import find_cluster
-from hocket.base.errors import UsageError
+from hocket.base.errors import RunError, UsageError
 from hocket.hardware.files import read_cluster
-from hocket.runtime.collectives.group import given_cluster
+from hocket.runtime.collectives.link_probe import probe_launched
+from hocket.runtime.collectives.process_group import given_cluster
 
 
 def test_collectives_and_data_parallel_training_are_those_of_torch() -> None:
@@ -59,3 +60,11 @@ def test_probe_writes_the_links_between_ranks(tmp_path) -> None:
     cluster = read_cluster(file)
     assert cluster.device_names == ("rank0", "rank1")
     assert all(link.bandwidth_bps > 1e6 for link in cluster.links)
+
+
+def test_ranks_that_have_no_place_to_meet_are_told(monkeypatch) -> None:
+    for name, text in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "x"}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(RunError, match=r"the ranks do not meet: .*MASTER_ADDR"):
+        probe_launched()

@@ -11,8 +11,7 @@ from runtime.collectives.ranks import priority
 
 from hocket.base.errors import UsageError
 from hocket.priority import wrap
-from hocket.runtime.collectives.propagation import _layers
-from hocket.runtime.collectives.slices import slices
+from hocket.runtime.collectives.priority_sync import _layers, slices
 
 
 def test_training_by_priority_is_synchronous_training_bit_for_bit() -> None:

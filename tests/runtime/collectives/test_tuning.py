@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hocket.runtime.collectives.plans import ChunkTuning
+from hocket.runtime.collectives.agreed_plans import ChunkTuning
 
 BYTES = 1 << 20
 

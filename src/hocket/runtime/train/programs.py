@@ -24,7 +24,7 @@ from hocket.capture.program import Program
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.runtime.autocast import autocast_state
-from hocket.runtime.collectives.reducer import GradientReducer
+from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.record import StepRecord, measured_timeline
 from hocket.runtime.smaller import with_graph
 from hocket.runtime.strategy import StepOutput, Timings

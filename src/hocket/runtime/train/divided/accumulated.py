@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.base.errors import UsageError
 from hocket.capture.perform import draw_seed
-from hocket.runtime.collectives.reducer import GradientReducer
+from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.strategy import (
     Passes,
     ReportsProgress,

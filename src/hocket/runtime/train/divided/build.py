@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hocket.base.errors import UsageError
 from hocket.plan.sections import Schedule
 from hocket.planners.parallel.schedules import make_schedule
-from hocket.runtime.collectives.propagation import Propagation
+from hocket.runtime.collectives.priority_sync import Propagation
 from hocket.runtime.strategy import Passes, Strategy
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.called import CalledModel

@@ -1,7 +1,7 @@
 """Replicas whose gradients travel by priority: the next step begins while sums are under way.
 
 Gradients are handed over as backward makes them, and every layer of the next forward pass waits for
-its own (`hocket.runtime.collectives.propagation`). That works by hooks of modules and parameters,
+its own (`hocket.runtime.collectives.priority_sync`). That works by hooks of modules and parameters,
 so the model itself is run, not a recorded step.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hocket.base.errors import UsageError
-from hocket.runtime.collectives.propagation import Propagation
+from hocket.runtime.collectives.priority_sync import Propagation
 from hocket.runtime.task import LoopOptions
 from hocket.runtime.train.divided.replicas import Replicas
 

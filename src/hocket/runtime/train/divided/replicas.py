@@ -25,7 +25,7 @@ from hocket.base.errors import UsageError
 from hocket.capture.fake import model_tensors
 from hocket.capture.perform import draw_seed
 from hocket.plan.gradient_buckets import fill_buckets
-from hocket.runtime.collectives.reducer import GradientReducer
+from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.strategy import Passes, ReportsProgress, StepOutput, Timings, feed
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.cuts import TensorCut

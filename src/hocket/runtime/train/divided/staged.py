@@ -21,7 +21,7 @@ from hocket.capture.perform import draw_seed
 from hocket.capture.recording import Ref
 from hocket.graph.graph import Role
 from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
-from hocket.runtime.collectives.reducer import GradientReducer
+from hocket.runtime.collectives.gradient_reducer import GradientReducer
 from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import Signature, settled, signature_of
 from hocket.runtime.train.divided.channel import Channels, SegmentMessage

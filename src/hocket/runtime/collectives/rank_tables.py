@@ -1,7 +1,7 @@
-"""What one rank does in a planned collective: which bytes go over which tree, when, to whom.
+"""Tables of one rank's part in a planned collective: which bytes go over which tree, to whom.
 
-Every tree carries a range of the message, cut into chunks; chunks of all trees are numbered so that
-all trees advance together, and the number is the priority. O(chunks + sends).
+Every tree transports a range of the message, cut into chunks; chunks of all trees are numbered so
+that all trees advance together, and the number is the priority. O(chunks + sends).
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from hocket.base.arrays import LongArray, pointers
 from hocket.base.errors import UsageError
 from hocket.plan.sections.communication import Communication, Tree
 
-KINDS = ("float32", "float64", "int32", "int64", "bfloat16")
-"""Numbers that can be added on the way, as `carry.c` counts them; NumPy has no bfloat16."""
+ADDABLE = ("float32", "float64", "int32", "int64", "bfloat16")
+"""Types that can be added on the way, in the order of ``tree_executor.c``."""
 MAX_CHILDREN = 64
-"""Whose arrivals are one word of marks."""
+"""Limit of children per rank and tree: their arrivals are the bits of one word."""
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 12, 1 << 19
 _CHUNK_S = 40e-6
-"""What a chunk costs at every hop beside its bytes: two calls of the system and a change of
-process."""
+"""Overhead of a chunk at every hop: two system calls and a context switch."""
 
 
 @dataclass(frozen=True, eq=False)
-class RankLayout:
+class RankTables:
     """Tables of one rank; a peer is a rank, -1 nobody."""
 
     num_bytes: int
@@ -84,10 +83,10 @@ class RankLayout:
         return messages
 
 
-def layout_of(
+def tables_of(
     section: Communication, rank: int, num_items: int, item_bytes: int, rate_bps: float,
     chunk_factor: float = 1.0,
-) -> RankLayout:  # fmt: skip
+) -> RankTables:  # fmt: skip
     """The tables of a rank for a message of so many items, at the rate that the plan promises.
 
     ``chunk_factor``: chunks in parts of the number that the model says.
@@ -103,12 +102,12 @@ def layout_of(
         part = 1 / (len(ends) - 1)
         chunks += [((n + 0.5) * part, index, a, b) for n, (a, b) in enumerate(pairwise(ends))]
     # All trees advance together.
-    return of_chunks(section, rank, [chunk[1:] for chunk in sorted(chunks)])
+    return tables_of_chunks(section, rank, [chunk[1:] for chunk in sorted(chunks)])
 
 
-def of_chunks(
+def tables_of_chunks(
     section: Communication, rank: int, chunks: Sequence[tuple[int, int, int]]
-) -> RankLayout:
+) -> RankTables:
     """The tables for given chunks (tree, start, stop), the most urgent first."""
     chunks = list(chunks)
     last = _is_confirmed(section)
@@ -129,7 +128,7 @@ def of_chunks(
     )
     ends_here = at_root if section.collective in ("reduce", "reducescatter") else None
     wanted = len(chunks) if ends_here is None else int(ends_here.sum())
-    return RankLayout(
+    return RankTables(
         num_bytes=int(table[:, 2].max(initial=0)),
         chunk_tree=table[:, 0].copy(),
         chunk_start=table[:, 1].copy(),

@@ -1,15 +1,13 @@
-"""Connections between all pairs of ranks, which meet at a store.
+"""TCP connections between all pairs of ranks, which meet at a store.
 
-Every rank listens; the one with the higher number connects. Both say who they are and prove it by
-a secret that the store holds. A pair that does not come about in time has no connection: whoever
-plans finds no link there.
+Every rank listens; the one with the higher number connects and proves who it is by a secret that
+the store holds. A pair that does not connect in time has no link.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import secrets
 import selectors
 import socket
@@ -39,9 +37,8 @@ def connect_all(
 ) -> list[socket.socket | None]:  # fmt: skip
     """A socket per rank, non-blocking; None for this one and those that cannot be reached.
 
-    Those ``without`` a link are known not to be reached: nobody waits for them. No more than
-    ``ahead_bytes`` are given to the system at once: it would fill the queues of slow links with
-    them, and what is more urgent would wait behind.
+    Ranks ``without`` a link are not waited for. At most ``ahead_bytes`` are given to the system at
+    once: more would fill the queues of slow links, where urgent data waits behind the rest.
     """
     address = own_address()
     family = _family(address)
@@ -164,35 +161,3 @@ def own_address() -> str:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-_ACK_AGE_AT, _UNACKED_AT, _RETRIES_AT, _READER_AT = 56, 24, 2, 176
-"""Places in Linux's struct tcp_info: ms since the last answer, segments without one, tries, and µs
-that the other side's window was closed."""
-_INFO_BYTES = 192
-
-
-def is_cut(descriptor: int, silent_s: float) -> bool:
-    """True if what was sent has found no answer for so long: the link is gone, not the reader slow.
-
-    A reader that does not read closes its window, but its system goes on answering.
-    """
-    info = _tcp_info(descriptor)
-    unacked = struct.unpack_from("<I", info, _UNACKED_AT)[0]
-    age_ms = struct.unpack_from("<I", info, _ACK_AGE_AT)[0]
-    return unacked > 0 and info[_RETRIES_AT] > 0 and age_ms > 1e3 * silent_s
-
-
-def reader_s(descriptor: int) -> float:
-    """How long sending has waited for the reader in all."""
-    return float(struct.unpack_from("<Q", _tcp_info(descriptor), _READER_AT)[0]) * 1e-6
-
-
-def _tcp_info(descriptor: int) -> bytes:
-    """What the system knows of a connection; zeros where it tells nothing."""
-    with socket.socket(fileno=os.dup(descriptor)) as used:
-        try:
-            info = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        except OSError:
-            info = b""
-    return info.ljust(_INFO_BYTES, b"\0")

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from hocket.base.arrays import FloatArray
 from hocket.base.errors import RunError
 from hocket.base.jsonfile import dump_json, parse_json
 from hocket.hardware.cluster import Cluster
@@ -87,28 +84,18 @@ class ChunkTuning:
             self._factor, self.is_settled = self._best, True
 
 
-def _told(what: str) -> str:
+def _described(what: str) -> str:
     collective, root, size = what.split()
     of_root = f" from rank {root}" if collective == "broadcast" else ""
     return f"{collective}{of_root} of less than {1 << int(size)} bytes"
 
 
 class AgreedPlan:
-    """A section, what it promises, and what each rank must get through for it."""
+    """A collective's trees, and the rate that they promise."""
 
     def __init__(self, section: Communication, cluster: Cluster, tuning: ChunkTuning) -> None:
         self.section, self.tuning = section, tuning
         self.rate_bps = float(section.rate_bps(cluster))
-
-    def expected_bps(self, rank: int) -> FloatArray:
-        """What this rank sends to each other while the plan runs at its rate."""
-        number = {name: index for index, name in enumerate(self.section.ranks)}
-        rates = np.zeros(len(number))
-        for tree in self.section.trees:
-            for send in (*tree.reduce, *tree.broadcast):
-                if number[send.src] == rank:
-                    rates[number[send.dst]] += float(tree.share) * self.rate_bps
-        return rates
 
 
 class AgreedPlans:
@@ -140,7 +127,7 @@ class AgreedPlans:
         data = parse_json(bytes(self._store.get(key)), "plan")
         if (other := self._store.get(f"{key}/for").decode()) != what:
             raise RunError(
-                f"rank 0 is in {_told(other)}, this rank in {_told(what)}",
+                f"rank 0 is in {_described(other)}, this rank in {_described(what)}",
                 hint="all ranks must call the same collectives with tensors of the same size",
             )
         problem = Problem(work=None, cluster=self.cluster)

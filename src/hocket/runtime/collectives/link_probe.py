@@ -1,9 +1,9 @@
-"""Measures what comes through between all ranks: each pair alone, then all at once.
+"""Measure bandwidth and latency between all ranks: each pair alone, then all at once.
 
 Pairs meet as in a tournament (the circle method), so that every rank has one partner at a time and
 all partners within ranks - 1 rounds; every round is a slice of the same time on all clocks, begun
 when all have met at the store. The first part of a slice is not counted: buckets of shapers and
-windows fill there. At most two seconds for any number of ranks; one pair can be measured by itself.
+windows fill there. At most two seconds for any number of ranks.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ import json
 import selectors
 import socket
 import time
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
-from hocket.hardware.probed import Rates
-from hocket.runtime.collectives.wires import close_all, connect_all
+from hocket.base.config import rank_variables
+from hocket.base.errors import RunError, UsageError
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.probed import Rates, cluster_of
+from hocket.runtime.collectives.peer_sockets import close_all, connect_all
 
 PROBE_S = 1.3
-PAIR_S = 0.3
-"""For one pair of ranks."""
 _TOGETHER_S = 0.4
 _NOT_COUNTED = 0.4
 _BUFFER_BYTES = 1 << 16
 _PINGS = 3
 _TRIES = 3
+_START_S = 60.0
 _SLOW_ANSWER_S = 1e-3
 """Taken where no answer came in time."""
 _DATA = bytes(1 << 18)
@@ -42,18 +46,30 @@ def probe(store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float 
     return found
 
 
-def probe_pair(store: Any, end: int, key: str, *, patience_s: float) -> float:
-    """What one of two ranks (``end`` 0 or 1) gets from the other while both send; both call."""
-    sockets = connect_all(store, end, 2, key, patience_s=patience_s)
-    other = sockets[1 - end]
-    if other is None:
-        return 0.0
+def probe_launched() -> tuple[int, Cluster]:
+    """Return this rank and the links between all that a launcher started; each must call this."""
+    if not {"RANK", "WORLD_SIZE"} <= rank_variables().keys():
+        raise UsageError(
+            "no launcher has started this: there is one rank only",
+            hint="start it once per rank: torchrun --nproc-per-node 4 -m hocket probe",
+        )
+    rendezvous: Any = dist.rendezvous  # type: ignore[attr-defined]
     try:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        now_s = time.monotonic()
-        return _exchange({1 - end: other}, now_s, now_s + PAIR_S)[1 - end]
-    finally:
-        close_all(sockets)
+        store, rank, num_ranks = next(rendezvous("env://", timeout=timedelta(seconds=_START_S)))
+    # Of a missing or wrong address, and of one where nobody is.
+    except (ValueError, RuntimeError) as error:
+        raise RunError(
+            f"the ranks do not meet: {str(error).partition(chr(10))[0]}",
+            hint="MASTER_ADDR and MASTER_PORT say where; torchrun sets them",
+        ) from None
+    if num_ranks < 2:
+        raise UsageError("links need two ranks or more", hint="raise --nproc-per-node or --nnodes")
+    cluster = cluster_of(probe(store, rank, num_ranks, "hocket probe", patience_s=_START_S))
+    # The first rank may hold the store: it leaves last.
+    store.set(f"hocket probe/left/{rank}", "1")
+    if rank == 0:
+        store.wait([f"hocket probe/left/{other}" for other in range(num_ranks)])
+    return rank, cluster
 
 
 def _probe_once(store: Any, rank: int, num_ranks: int, key: str, patience_s: float) -> Rates:

@@ -29,11 +29,10 @@ import torch.distributed as dist
 
 from hocket.base.errors import RunError, UsageError
 from hocket.plan.make import find_cluster
-from hocket.runtime.collectives.carry import Carry
-from hocket.runtime.collectives.group import PlannedGroup, given_cluster
-from hocket.runtime.collectives.layout import of_chunks
-from hocket.runtime.collectives.slices import SLICE_BYTES, slices
-from hocket.runtime.collectives.sums import SumExchange
+from hocket.runtime.collectives.process_group import PlannedGroup, given_cluster
+from hocket.runtime.collectives.rank_tables import tables_of_chunks
+from hocket.runtime.collectives.tree_executor import TreeRun
+from hocket.runtime.collectives.tree_thread import TreeThread
 
 # Gradients of a GPU copied to pinned memory beside the backward pass.
 #
@@ -78,6 +77,37 @@ class GpuStaging:
             on_host()
 
 
+# Slices: P3 cuts gradients so that one that is needed soon overtakes a large one that came before.
+# Each slice goes over one tree, always the one that is furthest behind its share; the roots of the
+# trees take the place of P3's sharded servers. O(slices · trees).
+
+SLICE_BYTES = 160_000
+"""40,000 numbers, as in P3."""
+
+Chunk = tuple[int, int, int]
+"""Tree, first byte, byte after the last."""
+
+
+def slices(
+    layer_bytes: Sequence[int], shares: Sequence[float], *, item_bytes: int = 4,
+    slice_bytes: int = SLICE_BYTES,
+) -> tuple[list[Chunk], list[tuple[int, int]]]:  # fmt: skip
+    """Chunks in the order of the layers, and for each layer its first chunk and the one after."""
+    size = max(slice_bytes // item_bytes, 1) * item_bytes
+    chunks: list[Chunk] = []
+    ends, sent_bytes, at = [], [0.0] * len(shares), 0
+    for num_bytes in layer_bytes:
+        first, stop = len(chunks), at + num_bytes
+        while at < stop:
+            tree = min(range(len(shares)), key=lambda n: (sent_bytes[n] / shares[n], n))
+            piece = min(size, stop - at)
+            chunks.append((tree, at, at + piece))
+            sent_bytes[tree] += piece
+            at += piece
+        ends.append((first, len(chunks)))
+    return chunks, ends
+
+
 IntCounts = np.ndarray[Any, np.dtype[np.int64]]
 _ADDED = (torch.float32, torch.float64, torch.bfloat16)
 WORTHWHILE = 0.2
@@ -103,7 +133,7 @@ class Propagation:
     """A model and its optimizer whose gradients travel by priority; made by `hocket.priority`."""
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, exchange: SumExchange, *,
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, exchange: TreeThread, *,
         crosses: bool | None, slice_bytes: int = SLICE_BYTES, is_backward_order: bool = False,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
@@ -119,7 +149,7 @@ class Propagation:
         self._layer_of: dict[torch.nn.Module, list[int]] = {}
         self._place: dict[torch.nn.Parameter, tuple[int, int, int]] = {}
         self._missing = np.zeros(0, dtype=np.int64)
-        self._carry: Carry | None = None
+        self._run: TreeRun | None = None
         self._options: list[dict[str, Any]] = []
         self._due: set[int] = set()
         """Layers whose sums of the last step are not in their parameters yet."""
@@ -236,7 +266,7 @@ class Propagation:
         self._sums_s = sum(sizes) / plan.rate_bps
         shares = [float(tree.share) for tree in plan.section.trees]
         chunks, ends = slices(sizes, shares, item_bytes=item_bytes, slice_bytes=self._slice_bytes)
-        self._layout = of_chunks(plan.section, self._exchange.rank, chunks)
+        self._tables = tables_of_chunks(plan.section, self._exchange.rank, chunks)
         at = 0
         starts = np.array([start for _, start, _ in chunks], dtype=np.int64)
         for layer, (first_chunk, stop_chunk) in zip(self._layers, ends, strict=True):
@@ -256,22 +286,22 @@ class Propagation:
 
     def _begin(self) -> None:
         """Make ready for the gradients of a step."""
-        self._last = self._carry
+        self._last = self._run
         self._buffers.reverse()
-        self._missing = np.zeros(self._layout.num_chunks, dtype=np.int64)
+        self._missing = np.zeros(self._tables.num_chunks, dtype=np.int64)
         for _, first, last in self._place.values():
             self._missing[first:last] += 1
         bits = self._buffers[0]
         if bits.dtype == torch.bfloat16:
             bits = bits.view(torch.uint16)
-        self._carry = self._exchange.begin(self._layout, bits.numpy())
+        self._run = self._exchange.begin(self._tables, bits.numpy())
 
     def _hand_over(self, parameter: torch.nn.Parameter) -> None:
         """A gradient into the buffer; chunks that are whole by it may go."""
-        assert self._carry is not None
+        assert self._run is not None
         at, first, last = self._place[parameter]
         into = self._buffers[0][at : at + parameter.numel()]
-        ready = partial(_count_down, self._carry, self._missing, first, last)
+        ready = partial(_count_down, self._run, self._missing, first, last)
         gradient, parameter.grad = parameter.grad, None
         if gradient is not None and gradient.layout != torch.strided:
             gradient = gradient.to_dense()
@@ -304,12 +334,12 @@ class Propagation:
     def _sums_as_gradients(self, indices: Sequence[int]) -> None:
         # While a step's sums are under way they are those of the buffer before.
         is_last = bool(self._due) and self.crosses and self._last is not None
-        carry = self._last if is_last else self._carry
+        run = self._last if is_last else self._run
         buffer = self._buffers[1 if is_last else 0]
-        assert carry is not None
+        assert run is not None
         for index in indices:
             layer = self._layers[index]
-            self._exchange.wait(carry, layer.first, layer.stop)
+            self._exchange.wait(run, layer.first, layer.stop)
             for parameter in layer.parameters:
                 at = self._place[parameter][0]
                 total = buffer[at : at + parameter.numel()].view(parameter.shape)
@@ -365,12 +395,12 @@ class _Watch:
         self._since_s, self._is_waiting = now_s, is_waiting
 
 
-def _count_down(carry: Carry, missing: IntCounts, first: int, last: int) -> None:
+def _count_down(run: TreeRun, missing: IntCounts, first: int, last: int) -> None:
     """Hand chunks to the executor of which this was the last part."""
     missing[first:last] -= 1
     for chunk in range(first, last):
         if missing[chunk] == 0:
-            carry.ready(chunk)
+            run.ready(chunk)
 
 
 def _wire_dtype(trained: Sequence[torch.nn.Parameter]) -> torch.dtype:
@@ -457,11 +487,12 @@ def wrap(
         for tensor in (*model.parameters(), *model.buffers()):
             dist.broadcast(tensor, 0)
     world: Any = dist.group.WORLD
-    known = world.worker.cluster if isinstance(world, PlannedGroup) and world.worker else None
+    known = world.thread.cluster if isinstance(world, PlannedGroup) and world.thread else None
     cluster = known or given_cluster(range(num_ranks), find_cluster)
     c10d: Any = dist.distributed_c10d
     store = c10d.PrefixStore(f"hocket priority {next(_number)}", c10d._get_default_store())
-    exchange = SumExchange(store, rank, num_ranks, cluster)
+    exchange = TreeThread(store, rank, num_ranks, lambda: cluster)
+    exchange.open()
     return Propagation(
         model, optimizer, exchange, crosses=crosses, slice_bytes=slice_bytes, dtype=dtype
     )

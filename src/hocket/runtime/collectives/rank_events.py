@@ -1,0 +1,103 @@
+"""Events that all ranks follow in one order, at the store where they meet.
+
+A *call* is answered by every rank that lives, also by one that computes. A *failure* names the
+ranks that do not answer, or a broken link: all surviving ranks raise the same error, because the
+first event that is announced counts for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from hocket.base.errors import RunError
+
+CALL_S = 2.5
+"""After so long without progress all are called."""
+ANSWER_S = 5.0
+HEARD_S = 3.0
+"""How long the rank that announces a failure waits for the others: it may hold the store."""
+_POLL_S = 0.001
+
+
+def explained(error: BaseException) -> BaseException:
+    """Translate errors of the store, which do not say who holds it."""
+    if not isinstance(error, dist.DistError):
+        return error
+    return RunError(
+        "the store where ranks meet is gone: rank 0, which holds it unless the launcher does, has "
+        "ended",
+        hint=str(error).partition("\n")[0][:200],
+    )
+
+
+class RankEvents:
+    """One rank's position in the order of events."""
+
+    def __init__(self, store: Any, rank: int, num_ranks: int) -> None:
+        self._store, self.rank, self.num_ranks = store, rank, num_ranks
+        self._num_seen = 0
+
+    def follow(self) -> None:
+        """Answer calls; raises `RunError` for a failure."""
+        while self._store.check([f"event/{self._num_seen}"]):
+            number, event = self._num_seen, self._store.get(f"event/{self._num_seen}").decode()
+            self._num_seen += 1
+            self._store.set(f"event/{number}/here/{self.rank}", "1")
+            if event != "call":
+                self._leave(number, event)
+
+    def fail(self, why: str, silent: tuple[int, ...] = ()) -> None:
+        """Announce a failure, unless there is an event that this rank has not followed."""
+        self.follow()
+        ranks = " ".join(map(str, silent))
+        self._store.compare_set(f"event/{self._num_seen}", "", f"failed {ranks}: {why}")
+        self.follow()
+
+    def call(self, why: str) -> None:
+        """Require every rank to show that it lives; raises for those that do not."""
+        self.follow()
+        number = self._num_seen
+        # Of two ranks that announce at once the first wins, for all.
+        self._store.compare_set(f"event/{number}", "", "call")
+        self.follow()
+        until_s = time.monotonic() + ANSWER_S
+        keys = [f"event/{number}/here/{rank}" for rank in range(self.num_ranks)]
+        while not self._store.check(keys):
+            # Another rank may call at the same time: it must not take this one for silent.
+            self.follow()
+            if time.monotonic() > until_s:
+                silent = tuple(r for r, key in enumerate(keys) if not self._store.check([key]))
+                self.fail(why, silent)
+            time.sleep(0.05)
+
+    def hear(self, key: str) -> str:
+        """Return what some rank writes under a key of the store; calls all while it does not."""
+        since_s, call_s = time.monotonic(), CALL_S
+        while not self._store.check([key]):
+            self.follow()
+            if time.monotonic() - since_s > call_s:
+                self.call(f"nothing comes for {key}")
+                call_s *= 2
+            time.sleep(_POLL_S)
+        return str(self._store.get(key).decode())
+
+    def _leave(self, number: int, event: str) -> None:
+        """Raise a failure, once the other ranks have heard of it."""
+        silent, _, why = event.removeprefix("failed ").partition(": ")
+        others = [rank for rank in range(self.num_ranks) if str(rank) not in silent.split()]
+        until_s = time.monotonic() + HEARD_S
+        # The holder of the store may have left by now, since this rank has already answered.
+        with contextlib.suppress(dist.DistError):
+            keys = [f"event/{number}/here/{rank}" for rank in others]
+            while not self._store.check(keys) and time.monotonic() < until_s:
+                time.sleep(0.05)
+        if not silent:
+            raise RunError(why, hint="the network between these ranks may have failed")
+        raise RunError(
+            f"rank {', '.join(silent.split())} does not answer; {why}",
+            hint="it was killed, stopped, or cannot reach the store; its own output says more",
+        )
