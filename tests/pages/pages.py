@@ -1,9 +1,9 @@
 """README and the pages of docs/, and the commands that they show.
 
-A command is a line that starts with ``hocket`` in an indented block or behind ``$``. The comment at
-its end may begin with a word in brackets that says why it is not run here; a line
-``<!-- not run: long -->`` says so for the block that follows it. ``HOCKET_PAGES=long`` runs the
-long ones, too.
+A command is a line that starts with ``hocket`` in an indented block or behind ``$``. A comment
+``<!-- not run: long -->`` above a block says why its commands are not run here,
+``<!-- not run: long: 2, 3 -->`` says so of its second and third; what people copy has no marks.
+``HOCKET_PAGES=long`` runs the long ones, too.
 """
 
 import os
@@ -19,7 +19,7 @@ from forked_worker_group import forked_worker_groups
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKS = {"long", "GPU", "Ray", "Slurm", "service", "yours"}
-_NOT_RUN = re.compile(r"^<!-- not run: (\w+) -->$")
+_NOT_RUN = re.compile(r"^<!-- not run: (\w+)(?:: ([\d, ]+))? -->$")
 _COMMAND = re.compile(r"^(?:    (?:\$ )?|\$ )(hocket .*)$")
 
 
@@ -32,38 +32,43 @@ class Command(NamedTuple):
 
     @property
     def is_run(self):
-        """Whether the tests run it."""
+        """True if the tests run it."""
         return self.mark in {None, os.environ.get("HOCKET_PAGES")}
 
 
 def commands(page):
     """The commands of a page, in order."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " \\ ")
-    found = []
-    of_block = None
+    found, notes, count, in_fence = [], {}, 0, False
     for number, line in enumerate(text.split("\n"), 1):
         if noted := _NOT_RUN.match(line):
-            of_block = noted[1]
-        elif line.strip() and not line.startswith("    "):
-            of_block = None
-        match = _COMMAND.match(line)
-        if match is None:
+            # None stands for all commands of the block.
+            which = [int(each) for each in noted[2].split(",")] if noted[2] else [None]
+            notes.update(dict.fromkeys(which, noted[1]))
             continue
-        command, _, comment = match[1].replace(" \\ ", " ").partition(" # ")
-        mark = re.match(r"\s*\[(\w+)\]", comment)
-        found.append(Command(number, shlex.split(command)[1:], mark[1] if mark else of_block))
+        if line.startswith("```"):
+            in_fence = not in_fence
+            notes, count = (notes, 0) if in_fence else ({}, 0)
+            continue
+        if line.strip() and not in_fence and not line.startswith("    "):
+            notes, count = {}, 0
+        if (match := _COMMAND.match(line)) is None:
+            continue
+        count += 1
+        command = match[1].replace(" \\ ", " ").partition(" # ")[0]
+        found.append(Command(number, shlex.split(command)[1:], notes.get(count, notes.get(None))))
     return found
 
 
-def room(page):
-    """Which file of tests runs a page; they run beside each other, so each has its share."""
+def group_of(page):
+    """The test file that runs a page: the files run in parallel, each with its part."""
     stem = page.stem.partition("_")[0]
     return stem if stem in {"README", "fleet", "parallelism"} else "others"
 
 
 def pages_of(wanted):
-    """The pages of a room that have commands to run."""
-    return [p for p in PAGES if room(p) == wanted and any(c.is_run for c in commands(p))]
+    """The pages of a group that have commands to run."""
+    return [p for p in PAGES if group_of(p) == wanted and any(c.is_run for c in commands(p))]
 
 
 def what_fails(page, folder):

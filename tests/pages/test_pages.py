@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
-from pages.pages import MARKS, PAGES, ROOT, commands, pages_of, room
+from pages.pages import MARKS, PAGES, ROOT, commands, group_of, pages_of
 
 from hocket.cli.root import root
 
@@ -43,9 +43,9 @@ def unknown_word(arguments):
 
 def test_every_page_is_run_by_a_file_of_tests():
     files = {path.stem for path in Path(__file__).parent.glob("test_*_commands.py")}
-    assert files == {f"test_{room(page).lower()}_commands" for page in PAGES}
+    assert files == {f"test_{group_of(page).lower()}_commands" for page in PAGES}
     assert {"README.md", "plan.md", "fleet.md", "parallelism.md"} <= {
-        page.name for name in map(room, PAGES) for page in pages_of(name)
+        page.name for name in map(group_of, PAGES) for page in pages_of(name)
     }
 
 
@@ -53,7 +53,7 @@ def test_every_page_is_run_by_a_file_of_tests():
     ("line", "arguments", "mark"),
     [
         ("    hocket show plan.json", ["show", "plan.json"], None),
-        ("    $ hocket plan 'a b' -o x  # [long] words", ["plan", "a b", "-o", "x"], "long"),
+        ("    $ hocket plan 'a b' -o x  # words", ["plan", "a b", "-o", "x"], None),
         ("$ hocket list presets # all", ["list", "presets"], None),
         ("    hocket plan \\\n        x --json", ["plan", "x", "--json"], None),
     ],
@@ -62,6 +62,18 @@ def test_commands_are_found_as_they_are_printed(line, arguments, mark, tmp_path)
     page = tmp_path / "page.md"
     page.write_text(f"Words.\n\n{line}\n\nhocket is a word here.\n")
     assert commands(page) == [(3, arguments, mark)]
+
+
+def test_a_comment_above_a_block_says_which_commands_are_not_run(tmp_path):
+    page = tmp_path / "page.md"
+    block = "    hocket show a\n    hocket show b\n\n    hocket show c\n"
+    fence = "```\n$ hocket show d\n```\n"
+    page.write_text(
+        f"<!-- not run: long: 2 -->\n<!-- not run: GPU: 3 -->\n\n{block}\nWords.\n\n{block}\n"
+        f"<!-- not run: yours -->\n\n{fence}\n{fence}"
+    )
+    marks = [command.mark for command in commands(page)]
+    assert marks == [None, "long", "GPU", None, None, None, "yours", None]
 
 
 def test_files_that_pages_name_in_examples_are_there():
