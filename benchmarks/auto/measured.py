@@ -52,7 +52,7 @@ from hocket.planners.parallel.compare import compare_parallel
 from hocket.runtime.train.divided import staged
 from hocket.runtime.train.divided.piece import Piece
 from hocket.runtime.train.divided.staged import Pipeline
-from hocket.runtime.train.programs import Programs
+from hocket.runtime.train.traced_model import Programs
 from hocket.simulate import simulate
 
 BATCH, ROWS, WIDTH, LAYERS = 24, 16, 640, 6

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.capture import CaptureWarning
 from hocket.plan.sections import Memory
-from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.offload.plan_choice import KeptBudget
 
 TINY = Sizes(sequence=32, vocabulary=2048, tokens=128)
 """Words enough that the sum of the embedding's two gradients is a peak."""

@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 from torch._C._profiler import _EventType
 
-from hocket.runtime.memory import ledger
+from hocket.runtime.offload import memory_tracker as ledger
 
 _HOST = "made on the host"
 _ENGINE = "autograd::engine::evaluate_function: "

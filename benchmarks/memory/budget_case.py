@@ -23,14 +23,14 @@ from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import Frontier, find_frontier
 from hocket.planners.memory.maker import FULL_RECOMPUTE
 from hocket.planners.placement.baselines import on_one_device
-from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.logits import can_be_in_chunks
-from hocket.runtime.memory.workspaces import workspaces_on
+from hocket.runtime.offload.chunked_loss import can_be_in_chunks
+from hocket.runtime.offload.dry_run import rehearsals_of
+from hocket.runtime.offload.kernel_workspaces import workspaces_on
+from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.plan_choice import KeptBudget
 from hocket.runtime.task import LoopOptions
-from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsed import rehearsals_of
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 from hocket.runtime.training import TrainingLoop
 
 

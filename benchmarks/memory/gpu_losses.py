@@ -22,7 +22,7 @@ from gpu_run import Run
 from gpu_systems import adamw
 
 from hocket.planners.memory.maker import FULL_RECOMPUTE
-from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.offload.plan_choice import KeptBudget
 
 
 def exact_losses(run: Run) -> None:

@@ -52,8 +52,8 @@ from hocket.graph.graph import Stream
 from hocket.hardware.host_route import host_route
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import Frontier
-from hocket.runtime.memory.host_rates import measure_host_rates, rated_here
-from hocket.runtime.memory.one_pass import has_same_bits
+from hocket.runtime.offload.host_adam import has_same_bits
+from hocket.runtime.offload.host_bandwidth import measure_host_rates, rated_here
 from hocket.simulate.rewriting.step import moved_bytes
 
 RESERVES = (0.3 / 8, 1 / 8)

@@ -161,7 +161,8 @@ class LockClock:
         self.seconds = 0.0
 
     def __enter__(self) -> LockClock:
-        from hocket.runtime.memory import copies, visiting
+        from hocket.runtime.offload import copy_streams as copies
+        from hocket.runtime.offload import state_swap as visiting
 
         self._inner = copies.host_buffer
 
@@ -188,7 +189,7 @@ class HostClock:
         self.seconds, self.numbers = 0.0, 0
 
     def __enter__(self) -> HostClock:
-        from hocket.runtime.memory import home_step
+        from hocket.runtime.offload import host_optimizer as home_step
 
         self._inner = home_step._step
 
@@ -202,7 +203,7 @@ class HostClock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        from hocket.runtime.memory import home_step
+        from hocket.runtime.offload import host_optimizer as home_step
 
         home_step._step = self._inner
 
@@ -250,7 +251,7 @@ def _union_s(spans: list[tuple[float, float]]) -> float:
 
 def copy_rates(size: int) -> dict[str, float]:
     """GB/s of pinned copies."""
-    from hocket.runtime.memory.copies import host_buffer
+    from hocket.runtime.offload.copy_streams import host_buffer
 
     there = torch.empty(size, dtype=torch.uint8, device=DEVICE)
     here = host_buffer(size, pinned=DEVICE == "cuda")
@@ -270,7 +271,7 @@ def update_rates(num_elements: int, size: int) -> dict[str, float]:
     """GB/s of AdamW on the host at 28 bytes an element, by threads: alone, beside copies both ways,
     and beside a thread of Python that keeps a core busy as the one does that starts the work."""
     from hocket.hardware.detect import measure_update_bps
-    from hocket.runtime.memory.copies import host_buffer
+    from hocket.runtime.offload.copy_streams import host_buffer
 
     parameter = nn.Parameter(torch.zeros(num_elements))
     optimizer = torch.optim.AdamW([parameter], fused=True)

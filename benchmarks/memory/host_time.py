@@ -20,11 +20,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hocket.plan.sections import Memory, MemoryBlock
+from hocket.runtime.offload.budgeted_model import Budgeted
+from hocket.runtime.offload.plan_choice import KeptBudget
 from hocket.runtime.task import LoopOptions
-from hocket.runtime.train.budgeted import Budgeted
-from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 from hocket.runtime.training import TrainingLoop
 
 NUM_TURNS = 15

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 import hocket
 from hocket.base.errors import HocketError, NoFeasiblePlanError
 from hocket.base.units import parse_bytes
-from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.offload.memory_tracker import Ledger
 
 NUM_STEPS = 3
 BATCH, LENGTH = 2, 16

@@ -29,10 +29,10 @@ from hocket.capture.step import apply_model
 from hocket.plan.files import SavedPlan
 from hocket.planners.waves.search import WaveFit, fit_waves
 from hocket.planners.waves.way import WaveWay
-from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.offload.memory_tracker import Ledger
 from hocket.runtime.synthetic import SyntheticTraining
 from hocket.runtime.train.divided.shares import microbatches
-from hocket.runtime.train.made_optimizer import torch_optimizer
+from hocket.runtime.train.planned_optimizer import torch_optimizer
 
 
 def doubled(batch: Any) -> Any:

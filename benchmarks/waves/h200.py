@@ -56,9 +56,9 @@ from hocket.planners.waves.way import WaveWay, placed
 from hocket.runtime.synthetic import SyntheticTraining
 from hocket.runtime.train import replayed_waves as lane_notes
 from hocket.runtime.train.divided.shares import microbatches
-from hocket.runtime.train.recorded import Kind, Recipe
+from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.runtime.train.replayed_waves import ReplayedWaves
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.train.trace_options import Kind, Recipe
 from hocket.runtime.train.waves import WaveWarning
 from hocket.training import prepare
 

@@ -45,8 +45,8 @@ from hocket.runtime.smaller import with_graph
 from hocket.runtime.synthetic import SyntheticTraining
 from hocket.runtime.train import replayed_waves
 from hocket.runtime.train.graph_nodes import arrows_of, calls_of
-from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.replayed_waves import Notes
+from hocket.runtime.train.traced_model import Programs
 from hocket.runtime.train.waves import WaveOrder, Waves, counted_ops
 
 ASKED = ("ResNet-56, CIFAR, 256", "Mixer, CIFAR, 64", "BERT-base 16 x 128", "GPT-2 small 4 x 512",

@@ -38,18 +38,18 @@ from hocket.capture.swap import generators_kept
 from hocket.cost.profile import Profile, write_profile
 from hocket.cost.spans import profile_of_spans
 from hocket.runtime.launch import used_devices
+from hocket.runtime.offload.budgeted_model import Budgeted
+from hocket.runtime.offload.patched_forward import taken_over
+from hocket.runtime.offload.plan_choice import KeptBudget
 from hocket.runtime.prepare import choose_strategy, is_parallel
 from hocket.runtime.strategy import Timings
 from hocket.runtime.task import LoopOptions, TrainingTask
 from hocket.runtime.train.batches import Padding, PadTo, settled
-from hocket.runtime.train.budgeted import Budgeted
-from hocket.runtime.train.compiled import CompiledModel
+from hocket.runtime.train.compiled_model import CompiledModel
 from hocket.runtime.train.divided.shares import Count
-from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.forwards import taken_over
+from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.runtime.train.ranked import join_ranks, rank_device
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.train.trace_options import Recipe
 from hocket.runtime.training import TrainingLoop, is_first_rank
 
 __all__ = ["PadTo", "Training", "prepare"]

@@ -18,7 +18,7 @@ from hocket.cost.replay import ReplayedPasses  # noqa: E402
 from hocket.cost.replayed_kernels import BlockRoom, InPlace  # noqa: E402
 from hocket.cost.roofline import estimate_costs  # noqa: E402
 from hocket.graph import Phase  # noqa: E402
-from hocket.runtime.memory.ledger import Ledger  # noqa: E402
+from hocket.runtime.offload.memory_tracker import Ledger  # noqa: E402
 
 MODELS = {
     "gpt2": lambda: language.gpt2(2, 16, n_embd=32, n_layer=2, n_head=2, vocab_size=101,

@@ -23,7 +23,7 @@ from hocket.capture.storage import look_at, storage_bytes
 from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
 from hocket.hardware.allocation import aligned
 from hocket.plan.sections import Memory
-from hocket.runtime.memory.ledger import Ledger, on_host
+from hocket.runtime.offload.memory_tracker import Ledger, on_host
 from hocket.simulate.rewriting.homes import NUM_BERTHS
 from hocket.simulate.rewriting.step import BudgetedStep
 from hocket.simulate.timeline import Timeline

@@ -17,9 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from hocket.base.errors import RunError
 from hocket.capture import CaptureWarning
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.memory.again import computed_again
-from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.unmoved import Unmoved
+from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.recompute import Unmoved, computed_again
 
 
 @pytest.mark.parametrize("names", [(), ("value",), ("key", "value")])

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 from hocket.plan.sections import Memory
-from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.uniform import uniform
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.offload.dry_run import rehearsed_peak
+from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.model_blocks import uniform
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 
 NUM_BYTES = 40_000
 WAYS = {

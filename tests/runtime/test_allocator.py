@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hocket.runtime.memory import allocator
+from hocket.runtime.offload import allocator
 
 GPU = torch.device("cuda")
 

@@ -17,16 +17,16 @@ import hocket
 from hocket.capture import CaptureWarning
 from hocket.graph import Phase
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.logits import summed_cross_entropy
-from hocket.runtime.memory.saved import SavedStorages
-from hocket.runtime.memory.uniform import uniform
+from hocket.runtime.offload.budgeted_model import Budgeted
+from hocket.runtime.offload.chunked_loss import summed_cross_entropy
+from hocket.runtime.offload.dry_run import rehearsed_peak
+from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.model_blocks import uniform
+from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.saved_tensors import SavedStorages
 from hocket.runtime.task import LoopOptions
-from hocket.runtime.train.budgeted import Budgeted
-from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 from hocket.runtime.training import TrainingLoop
 
 

@@ -15,13 +15,13 @@ from hocket.base.units import parse_bytes
 from hocket.capture import CaptureWarning
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
-from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.offload.budgeted_model import Budgeted
+from hocket.runtime.offload.dry_run import rehearsed_peak
+from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.plan_choice import KeptBudget
 from hocket.runtime.task import LoopOptions
-from hocket.runtime.train.budgeted import Budgeted
-from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 from hocket.runtime.training import TrainingLoop
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from runtime.train_loops import adamw, plain_steps
 from torch.utils._pytree import tree_map
 
 import hocket
-from hocket.runtime.memory.allocator import context_bytes
+from hocket.runtime.offload.allocator import context_bytes
 
 GPU = torch.device("cuda", 0)
 NUM_STEPS = 8

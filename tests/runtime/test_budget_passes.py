@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hocket.base.errors import RunError
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.memory.uniform import uniform
+from hocket.runtime.offload.model_blocks import uniform
 
 
 def test_parts_that_keep_what_generation_needs_by_configs_of_their_own_are_computed_again():

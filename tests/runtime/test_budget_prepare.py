@@ -23,11 +23,11 @@ from hocket.capture import capture
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import find_frontier
-from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.uniform import uniform
+from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.model_blocks import uniform
 from hocket.runtime.rebuild import ModelSource
 from hocket.runtime.train.batches import settled
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.view.measured import placement_run_data
 
 

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 import hocket
 from hocket.base.errors import UsageError
 from hocket.capture.model import CaptureWarning
-from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.train.unrehearsed import BudgetExceededWarning
+from hocket.runtime.offload.budgeted_model import BudgetExceededWarning
+from hocket.runtime.offload.memory_tracker import Ledger
 
 BATCH = (torch.randn(16, 8), torch.randint(4, (16,)))
 

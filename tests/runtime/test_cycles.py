@@ -9,11 +9,11 @@ from runtime.train_loops import adamw
 from torch import nn
 
 import hocket
-from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.uniform import uniform
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.offload.dry_run import rehearsed_peak
+from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.model_blocks import uniform
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 
 
 class Noting(nn.Linear):

@@ -9,8 +9,8 @@ from hocket.base.errors import NoFeasiblePlanError, RunError
 from hocket.base.units import parse_bytes
 from hocket.planners.memory.frontier import find_frontier
 from hocket.planners.memory.maker import PLAIN
-from hocket.runtime.train import fitting
-from hocket.runtime.train.fitting import fastest_that_keeps
+from hocket.runtime.offload import plan_choice as fitting
+from hocket.runtime.offload.plan_choice import fastest_that_keeps
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.step import budgeted
 

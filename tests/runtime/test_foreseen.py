@@ -20,16 +20,15 @@ from hocket.planners.memory.maker import (
     RECOMPUTED_FROM_HOST,
 )
 from hocket.planners.placement.baselines import on_one_device
-from hocket.runtime.memory.blocks import blocks_by_module
-from hocket.runtime.memory.logits import can_be_in_chunks
-from hocket.runtime.memory.parts import model_blocks
-from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.runtime.offload.budgeted_model import Budgeted
+from hocket.runtime.offload.chunked_loss import can_be_in_chunks
+from hocket.runtime.offload.dry_run import rehearsed_peak, rounded_parameters
+from hocket.runtime.offload.model_blocks import model_blocks
+from hocket.runtime.offload.parameter_blocks import blocks_by_module
+from hocket.runtime.offload.plan_choice import KeptBudget
 from hocket.runtime.task import LoopOptions
-from hocket.runtime.train.budgeted import Budgeted
-from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 from hocket.runtime.training import TrainingLoop
 from hocket.simulate.engine import simulate
 from hocket.simulate.rewriting.casts import CAST

@@ -9,10 +9,10 @@ from torch import nn
 
 from hocket.capture import CaptureWarning
 from hocket.plan.sections import MemoryBlock
-from hocket.runtime.memory.blocks import Block
-from hocket.runtime.memory.copies import CopyEngines
-from hocket.runtime.memory.slots import Slots
-from hocket.runtime.memory.uniform import uniform
+from hocket.runtime.offload.copy_streams import CopyEngines
+from hocket.runtime.offload.model_blocks import uniform
+from hocket.runtime.offload.parameter_blocks import Block
+from hocket.runtime.offload.prefetch import Slots
 
 STREAMED = {"activations": "offloaded", "parameters": "streamed", "update": "host"}
 

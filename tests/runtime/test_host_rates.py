@@ -7,8 +7,8 @@ from runtime.budget_loops import CPU
 from hocket.api import find_cluster
 from hocket.base.errors import RunError
 from hocket.hardware.host_route import host_route
-from hocket.runtime.memory import host_rates
-from hocket.runtime.memory.host_rates import HostRates, measure_host_rates, rated_here
+from hocket.runtime.offload import host_bandwidth as host_rates
+from hocket.runtime.offload.host_bandwidth import HostRates, measure_host_rates, rated_here
 
 
 def test_rates_are_what_was_done_over_the_time_that_it_took(monkeypatch):

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from hocket.runtime.memory.ledger import Ledger, is_product
+from hocket.runtime.offload.memory_tracker import Ledger, is_product
 
 
 def test_what_other_threads_let_go_is_counted_once():

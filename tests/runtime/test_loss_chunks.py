@@ -15,9 +15,9 @@ from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.frontier import find_frontier
-from hocket.runtime.memory.logits import LazyLogits, can_be_in_chunks
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.offload.chunked_loss import LazyLogits, can_be_in_chunks
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 from hocket.simulate.verify import violations
 
 WORDS, WIDTH = 400, 16

@@ -17,10 +17,10 @@ from torch import nn
 
 import hocket
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.runtime.memory import home_step
-from hocket.runtime.memory.adam_loop import adam_loop
-from hocket.runtime.memory.one_pass import has_same_bits, is_one_pass, update_rounded
-from hocket.runtime.memory.uniform import uniform
+from hocket.runtime.offload import host_optimizer as home_step
+from hocket.runtime.offload.host_adam import has_same_bits, is_one_pass, update_rounded
+from hocket.runtime.offload.host_adam_kernel import adam_loop
+from hocket.runtime.offload.model_blocks import uniform
 
 exactly = pytest.mark.skipif(not has_same_bits(), reason="this processor gives other bits")
 

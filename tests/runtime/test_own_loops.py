@@ -12,7 +12,7 @@ from runtime.train_loops import adamw, assert_same_state, plain_steps
 from torch import nn
 
 from hocket.base.errors import UsageError
-from hocket.runtime.memory.uniform import uniform
+from hocket.runtime.offload.model_blocks import uniform
 
 
 def zeroed_between(loss_of, optimizer, batches):

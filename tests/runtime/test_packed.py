@@ -7,7 +7,7 @@ from runtime.train_loops import adamw
 
 import hocket
 from hocket.capture.packed import rows_are_whole
-from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.offload.memory_tracker import Ledger
 
 PACKED = torch.tensor(4 * [16 * [0, 1, 2, 3]])
 

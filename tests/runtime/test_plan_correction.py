@@ -11,17 +11,17 @@ from runtime.train_loops import adamw, plain_steps
 from hocket.capture import capture
 from hocket.plan.sections import Memory
 from hocket.planners.memory.frontier import find_frontier
-from hocket.runtime.task import LoopOptions
-from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.plan_correction import (
+from hocket.runtime.offload.dry_run import rehearsals_of
+from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.plan_correction import (
     NUM_TIMED,
     NUM_WARM_UP,
     PlanChangeWarning,
     PlanCorrection,
 )
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsed import rehearsals_of
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.task import LoopOptions
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 from hocket.runtime.training import TrainingLoop
 
 NUM_TRIED = NUM_WARM_UP + NUM_TIMED

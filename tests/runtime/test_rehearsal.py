@@ -18,8 +18,8 @@ import hocket
 from hocket.api import find_cluster
 from hocket.api.memory import BudgetWarning
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.runtime.memory.uniform import uniform
-from hocket.runtime.train.rehearsal import _beside_bytes, _small_bytes
+from hocket.runtime.offload.dry_run import _beside_bytes, _small_bytes
+from hocket.runtime.offload.model_blocks import uniform
 
 GPU = torch.device("cuda:0")
 WORKSPACE, LT_WORKSPACE = 32 * 2**20, 2**20

@@ -9,11 +9,11 @@ from torch.nn.utils import spectral_norm
 
 import hocket
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.uniform import block_names, uniform
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsal import rehearsed_peak
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.offload.dry_run import rehearsed_peak
+from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.model_blocks import block_names, uniform
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 
 BATCH = torch.randn(32, 8), torch.randint(3, (32,))
 OFFLOADED = {"activations": "offloaded", "parameters": "streamed", "update": "host"}

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations, prune
 
 import hocket
 from hocket.base.errors import UsageError
-from hocket.runtime.memory.uniform import uniform
+from hocket.runtime.offload.model_blocks import uniform
 
 WIDTH = 6
 

@@ -16,12 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hocket
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.memory.uniform import uniform
-from hocket.runtime.train.recorded import Recipe
-from hocket.runtime.train.rehearsed import BudgetLaunches, budget_launches
-from hocket.runtime.train.repeats import AS_ASKED, NOT_CUDA, NUM_WARM, REPLAYED
-from hocket.runtime.train.replayed_budget import FEWEST_REPLAYS, ReplayedBudget
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.offload.budget_graph import FEWEST_REPLAYS, ReplayedBudget
+from hocket.runtime.offload.dry_run import BudgetLaunches, budget_launches
+from hocket.runtime.offload.model_blocks import uniform
+from hocket.runtime.train.cuda_graphs import AS_ASKED, NOT_CUDA, NUM_WARM, REPLAYED
+from hocket.runtime.train.planned_optimizer import planned_update
+from hocket.runtime.train.trace_options import Recipe
 
 NUM_CALLED = NUM_WARM + 1
 """The first step makes the optimizer's state; those after it are alike."""

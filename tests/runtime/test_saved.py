@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hocket.runtime.memory.copies import CopyEngines, HostPool
-from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.saved import KnownStorages, SavedStorages
+from hocket.runtime.offload.copy_streams import CopyEngines, HostPool
+from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.offload.saved_tensors import KnownStorages, SavedStorages
 
 CPU = torch.device("cpu")
 SIZE = 1024

@@ -16,12 +16,11 @@ from runtime.budget_models import MODELS
 from runtime.train_loops import adamw
 
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.memory import updates as host
-from hocket.runtime.memory.blocks import Block
-from hocket.runtime.memory.copies import Ticket
-from hocket.runtime.memory.parts import model_blocks
-from hocket.runtime.memory.uniform import block_names
-from hocket.runtime.memory.updates import HostUpdates, end_all
+from hocket.runtime.offload import host_optimizer as host
+from hocket.runtime.offload.copy_streams import Ticket
+from hocket.runtime.offload.host_optimizer import HostUpdates, end_all
+from hocket.runtime.offload.model_blocks import block_names, model_blocks
+from hocket.runtime.offload.parameter_blocks import Block
 
 
 def test_what_is_under_way_is_ended_before_python_ends(monkeypatch):

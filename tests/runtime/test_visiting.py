@@ -9,9 +9,9 @@ from runtime.budget_models import MODELS
 from runtime.train_loops import adamw, assert_same_state, plain_steps
 
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.memory import travel
-from hocket.runtime.memory.copies import CopyEngines, Ticket
-from hocket.runtime.memory.uniform import uniform
+from hocket.runtime.offload import state_swap as travel
+from hocket.runtime.offload.copy_streams import CopyEngines, Ticket
+from hocket.runtime.offload.model_blocks import uniform
 from hocket.simulate.rewriting.homes import NUM_BERTHS
 
 

@@ -12,7 +12,7 @@ from runtime.train_loops import assert_same_state, plain_steps
 
 from hocket.base.errors import UsageError
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.runtime.memory.uniform import block_names
+from hocket.runtime.offload.model_blocks import block_names
 
 
 class _Slow(torch.optim.SGD):

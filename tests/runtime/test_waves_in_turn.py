@@ -9,7 +9,7 @@ from runtime.waved_models import fitted
 from hocket.api import make_problem
 from hocket.base.errors import CheckError, UsageError
 from hocket.planners.waves.round_robin import fit_partitions
-from hocket.runtime.memory.copies import CopyEngines
+from hocket.runtime.offload.copy_streams import CopyEngines
 from hocket.runtime.train.divided.turns import Partitions, turn_slots
 from hocket.simulate.verify import verify
 

@@ -6,9 +6,9 @@ from runtime.budget_loops import CPU
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hocket.runtime.memory import workspaces
-from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.workspaces import Workspaces
+from hocket.runtime.offload import kernel_workspaces as workspaces
+from hocket.runtime.offload.kernel_workspaces import Workspaces
+from hocket.runtime.offload.memory_tracker import Ledger
 
 ATEN = torch.ops.aten
 

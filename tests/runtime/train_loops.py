@@ -14,7 +14,7 @@ from hocket.capture.step import apply_model
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
 from hocket.runtime.train.batches import settled
-from hocket.runtime.train.update import planned_update
+from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.training import prepare
 
 NUM_DEVICES = 3

@@ -41,7 +41,7 @@ def detect(processes: int = 1) -> Cluster:
     if not torch.cuda.is_available():
         return cluster
     from hocket.cost.dispatch import measure_dispatch_s
-    from hocket.runtime.memory.host_rates import rated_here
+    from hocket.runtime.offload.host_bandwidth import rated_here
 
     device = torch.device("cuda", 0)
     return with_dispatch(rated_here(cluster, device), measure_dispatch_s(device))

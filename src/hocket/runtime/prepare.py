@@ -38,8 +38,8 @@ from hocket.runtime.train.divided.planned import (
     stated_degrees_strategy,
 )
 from hocket.runtime.train.divided.prioritised import hindrance
-from hocket.runtime.train.predicted import claimed_step_s
-from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.predicted_step import claimed_step_s
+from hocket.runtime.train.trace_options import Recipe
 from hocket.transformer import ParallelConfig
 
 Given = SavedPlan | ParallelConfig

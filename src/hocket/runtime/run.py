@@ -28,7 +28,7 @@ from hocket.plan.verify import raise_violations, require_structure, structure_vi
 from hocket.processes.heartbeat import Position, how_far
 from hocket.runtime.check import Agreement, check_parallel
 from hocket.runtime.launch import used_devices
-from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.offload.memory_tracker import Ledger
 from hocket.runtime.options import BACKENDS, OnProgress, OnStart, OnStep, RunCallbacks, RunOptions
 from hocket.runtime.rebuild import BuiltModel, ModelSource, build
 from hocket.runtime.record import StepRecord, measured_timeline
@@ -41,7 +41,7 @@ from hocket.runtime.strategies.placed import places_in_process
 from hocket.runtime.synthetic import PER_STEP, SyntheticTraining
 from hocket.runtime.threads import torch_threads
 from hocket.runtime.train.divided.build import refuse_degrees
-from hocket.runtime.train.predicted import claimed_step_s
+from hocket.runtime.train.predicted_step import claimed_step_s
 from hocket.simulate import Timeline, simulate
 from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.verify import update_violations

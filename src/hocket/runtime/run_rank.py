@@ -39,7 +39,7 @@ def train(parent: Parent) -> None:
 
 def _train(parent: Parent, header: dict[str, Any]) -> None:
     from hocket.runtime.connect import join_group, own_device
-    from hocket.runtime.train.programs import Programs
+    from hocket.runtime.train.traced_model import Programs
 
     device = own_device(header)
     training = _training(header, device, lambda: join_group(header, device))

@@ -23,7 +23,7 @@ import torch
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
-from hocket.runtime.train.weight import Weight
+from hocket.runtime.train.loss_weight import Weight
 from hocket.simulate.timeline import Timeline
 
 

@@ -19,15 +19,15 @@ from hocket.capture.precision import amp_forward
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import Lanes, Memory
 from hocket.plan.training import TransformerTraining
+from hocket.runtime.offload.budgeted_model import Budgeted
 from hocket.runtime.prepare import choose_strategy
 from hocket.runtime.record import StepRecord
 from hocket.runtime.strategy import ReportsProgress
 from hocket.runtime.task import LoopOptions, TrainingTask
-from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.divided.build import DivisionWarning
-from hocket.runtime.train.made_optimizer import torch_optimizer, trained_parameters
-from hocket.runtime.train.programs import Programs
-from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.planned_optimizer import torch_optimizer, trained_parameters
+from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.traced_model import Programs
 from hocket.runtime.training import TrainingLoop
 from hocket.runtime.transformer_model import built_in_model, token_batch
 

@@ -14,7 +14,7 @@ from hocket.plan.plan import Plan
 from hocket.runtime.strategy import Correction, Strategy
 from hocket.runtime.train.batches import Padding
 from hocket.runtime.train.divided.shares import Count
-from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.trace_options import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from hocket.base.checkpoint_folder import write_checkpoint
 from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError, system_reason
 from hocket.base.warn import warn_user
+from hocket.runtime.offload.patched_forward import require_free
 from hocket.runtime.strategy import (
     Correction,
     HoldsParts,
@@ -32,6 +33,7 @@ from hocket.runtime.strategy import (
     Timings,
 )
 from hocket.runtime.task import LoopOptions
+from hocket.runtime.train.broadcast import share_text
 from hocket.runtime.train.checkpoint import (
     State,
     newest_checkpoint,
@@ -42,12 +44,10 @@ from hocket.runtime.train.checkpoint import (
     write_part,
     write_state,
 )
-from hocket.runtime.train.cycles import unsearched
-from hocket.runtime.train.forwards import require_free
+from hocket.runtime.train.cuda_graphs import REPLAYED
+from hocket.runtime.train.deferred_gc import unsearched
 from hocket.runtime.train.ranked import rank_device
-from hocket.runtime.train.repeats import REPLAYED
-from hocket.runtime.train.shared import share_text
-from hocket.runtime.train.watch import UNTIMED, Watch, likely_cause
+from hocket.runtime.train.step_monitor import UNTIMED, Watch, likely_cause
 
 
 class DriftWarning(UserWarning):

@@ -36,19 +36,19 @@ from hocket.planners.memory.given_budget import (
     unusable_note,
 )
 from hocket.planners.placement.baselines import on_one_device
-from hocket.runtime.memory.allocator import expand_segments
-from hocket.runtime.memory.host_rates import rated_here
-from hocket.runtime.memory.logits import can_be_in_chunks
-from hocket.runtime.memory.uniform import uniform
+from hocket.runtime.offload.allocator import expand_segments
+from hocket.runtime.offload.budgeted_model import Budgeted
+from hocket.runtime.offload.chunked_loss import can_be_in_chunks
+from hocket.runtime.offload.dry_run import Rehearsals, rehearsals_of
+from hocket.runtime.offload.host_bandwidth import rated_here
+from hocket.runtime.offload.model_blocks import uniform
+from hocket.runtime.offload.plan_cache import known_plan
+from hocket.runtime.offload.plan_choice import KeptBudget
+from hocket.runtime.offload.plan_correction import PlanCorrection
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.strategies.placed import described, warn_without_loss
 from hocket.runtime.task import Prepared, TrainingTask
-from hocket.runtime.train.budgeted import Budgeted
-from hocket.runtime.train.fitting import KeptBudget
-from hocket.runtime.train.known_plans import known_plan
-from hocket.runtime.train.plan_correction import PlanCorrection
-from hocket.runtime.train.predicted import are_played, claimed_step_s, predicted_s
-from hocket.runtime.train.rehearsed import Rehearsals, rehearsals_of
+from hocket.runtime.train.predicted_step import are_played, claimed_step_s, predicted_s
 
 
 def budget_strategy(

@@ -34,10 +34,10 @@ from hocket.planners.placement.baselines import ONE_DEVICE
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.smaller import with_graph
 from hocket.runtime.task import Prepared, TrainingTask
-from hocket.runtime.train.modules import MovedModules
-from hocket.runtime.train.predicted import claimed_step_s
-from hocket.runtime.train.programs import Programs
-from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.eager_model import MovedModules
+from hocket.runtime.train.predicted_step import claimed_step_s
+from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.traced_model import Programs
 
 
 def placed_strategy(

@@ -16,14 +16,14 @@ import torch
 
 from hocket.base.errors import UsageError
 from hocket.plan.sections.lanes import NUM_LANES
-from hocket.runtime.memory.versions import versions_of
+from hocket.runtime.offload.optimizer_parts import versions_of
 from hocket.runtime.strategy import StepOutput
 from hocket.runtime.streams import DeviceStream
-from hocket.runtime.train.carry import Given
-from hocket.runtime.train.programs import Programs
-from hocket.runtime.train.recorded import RecordedStep
+from hocket.runtime.train.eager_step import Given
+from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.train.traced_model import Programs
+from hocket.runtime.train.traced_step import RecordedStep
 from hocket.runtime.train.waves import GradientSums, Wave, WaveOrder, Waves
-from hocket.runtime.train.weight import Weight
 
 Gradients = dict[str, torch.Tensor]
 

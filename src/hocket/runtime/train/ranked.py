@@ -23,8 +23,8 @@ from hocket.runtime.record import StepRecord
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
 from hocket.runtime.streams import new_stream
-from hocket.runtime.train.shared import share_slots
-from hocket.runtime.train.weight import Weight, starts_backward
+from hocket.runtime.train.broadcast import share_slots
+from hocket.runtime.train.loss_weight import Weight, starts_backward
 from hocket.runtime.worker import DeviceWorker
 
 

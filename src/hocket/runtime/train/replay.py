@@ -16,9 +16,9 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Role
 from hocket.runtime.setup import Setup
 from hocket.runtime.train.captured import StaticBatch
-from hocket.runtime.train.carry import EagerStep, Given
-from hocket.runtime.train.repeats import Repeats, Same
-from hocket.runtime.train.weight import Weight
+from hocket.runtime.train.cuda_graphs import Repeats, Same
+from hocket.runtime.train.eager_step import EagerStep, Given
+from hocket.runtime.train.loss_weight import Weight
 
 
 class _CapturedStep(NamedTuple):

@@ -25,6 +25,7 @@ from hocket.runtime.strategy import StepOutput
 from hocket.runtime.streams import DeviceStream
 from hocket.runtime.train.between_waves import BetweenWaves
 from hocket.runtime.train.captured import cloned, on_stream
+from hocket.runtime.train.cuda_graphs import Repeats
 from hocket.runtime.train.graph_nodes import (
     Nodes,
     arrows_of,
@@ -34,10 +35,9 @@ from hocket.runtime.train.graph_nodes import (
     new_arrows,
 )
 from hocket.runtime.train.lane_edges import allocations_of, lane_edges
-from hocket.runtime.train.programs import Programs
-from hocket.runtime.train.repeats import Repeats
 from hocket.runtime.train.replay import StaticInputs
 from hocket.runtime.train.slab_pools import SlabPools
+from hocket.runtime.train.traced_model import Programs
 from hocket.runtime.train.waves import Wave, WaveOrder, Waves, WaveStep
 
 # Two lanes captured as one chain of calls: what is asked for is noted, then it is taken apart.

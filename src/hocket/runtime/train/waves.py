@@ -25,11 +25,11 @@ from hocket.planners.waves.waiting import by_start
 from hocket.runtime.setup import Setup
 from hocket.runtime.strategy import StepOutput
 from hocket.runtime.streams import DeviceStream
-from hocket.runtime.train.carry import EagerStep, Given
-from hocket.runtime.train.programs import Programs
-from hocket.runtime.train.recorded import RecordedStep
-from hocket.runtime.train.repeats import called, never_replayed
-from hocket.runtime.train.weight import Weight
+from hocket.runtime.train.cuda_graphs import called, never_replayed
+from hocket.runtime.train.eager_step import EagerStep, Given
+from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.train.traced_model import Programs
+from hocket.runtime.train.traced_step import RecordedStep
 from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.parallel.lanes import lane_waits, pass_order
 

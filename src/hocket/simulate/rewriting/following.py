@@ -5,7 +5,7 @@ into the next forward pass instead, and state that came to the device is written
 steps are timed one after the other until each takes as long as the one before. Every stream runs
 its ops in the order of the graph, as in the simulator; the host updates one parameter after the
 other, of those whose gradients have come one that the next forward pass needs first, as the
-executor does (`runtime/memory/updates.py`); and what a step brings waits for what the step before
+executor does (`runtime/offload/host_optimizer.py`); what a step brings waits for what the last one
 changed. O(steps · (ops + reads + updates²)), compiled.
 """
 

@@ -28,8 +28,8 @@ from hocket.runtime.strategy import (
 )
 from hocket.runtime.train.divided.draws import draws_of
 from hocket.runtime.train.divided.shares import Count, microbatches, num_rows
+from hocket.runtime.train.loss_weight import Weight
 from hocket.runtime.train.waves import Waves
-from hocket.runtime.train.weight import Weight
 
 
 class Accumulated:

@@ -16,8 +16,8 @@ from hocket.base.arrays import IntArray
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase
 from hocket.runtime.train.divided.stack import find_stack, layer_of
-from hocket.runtime.train.like import placed_like
-from hocket.runtime.train.repeated import BlockOf
+from hocket.runtime.train.traced_recompute import BlockOf
+from hocket.runtime.train.traced_step import placed_like
 from hocket.simulate.parallel.recompute_and_host import second_run
 
 

@@ -20,7 +20,6 @@ from hocket.planners.parallel.schedules import make_schedule
 from hocket.runtime.collectives.priority_sync import Propagation
 from hocket.runtime.strategy import Passes, Strategy
 from hocket.runtime.train.batches import settled
-from hocket.runtime.train.called import CalledModel
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.accumulated import Accumulated, AccumulatedAlone
 from hocket.runtime.train.divided.again import all_layers
@@ -43,9 +42,10 @@ from hocket.runtime.train.divided.shares import (
 from hocket.runtime.train.divided.stack import find_stack, layer_paths
 from hocket.runtime.train.divided.staged import Pipeline
 from hocket.runtime.train.divided.tensor import divide_layers
-from hocket.runtime.train.programs import Programs
-from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.eager_model import CalledModel
 from hocket.runtime.train.replayed_waves import make_waves
+from hocket.runtime.train.trace_options import Recipe
+from hocket.runtime.train.traced_model import Programs
 from hocket.runtime.train.waves import WaveOrder, Waves
 from hocket.transformer import ParallelConfig
 from hocket.transformer.rules import broken_shares

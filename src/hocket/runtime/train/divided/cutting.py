@@ -18,7 +18,7 @@ from hocket.graph.graph import Graph, Phase
 from hocket.plan.sections import Schedule
 from hocket.runtime.train.divided.stack import find_stack, layer_of, stage_layers
 from hocket.runtime.train.divided.stages import makers_of
-from hocket.runtime.train.like import placed_like
+from hocket.runtime.train.traced_step import placed_like
 from hocket.simulate.parallel.stage_order import stages_of
 from hocket.transformer import ParallelConfig
 

@@ -20,8 +20,8 @@ from hocket.runtime.kernels import stand_in
 from hocket.runtime.package import needs_storage, pack, package_bytes, unpack
 from hocket.runtime.train.divided.cutting import Cutting
 from hocket.runtime.train.divided.stages import Part, Segment, segments_of, shared_gradients
-from hocket.runtime.train.recorded_calls import Slots, performed
-from hocket.runtime.train.weight import Weight, starts_backward
+from hocket.runtime.train.eager_step import Slots, performed
+from hocket.runtime.train.loss_weight import Weight, starts_backward
 
 
 class Bundle(NamedTuple):

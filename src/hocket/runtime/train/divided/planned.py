@@ -13,6 +13,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Lanes, Parallel, Replica, Schedule
 from hocket.plan.training import TransformerTraining
 from hocket.planners.parallel.schedules import make_schedule
+from hocket.runtime.offload.optimizer_parts import HostUpdate
 from hocket.runtime.strategy import Strategy
 from hocket.runtime.train.divided.again import blocks_like, covered_modules
 from hocket.runtime.train.divided.build import (
@@ -29,8 +30,7 @@ from hocket.runtime.train.divided.cutting import cut_at_ops
 from hocket.runtime.train.divided.mesh import Mesh, UnevenMesh
 from hocket.runtime.train.divided.shares import num_rows
 from hocket.runtime.train.divided.turns import Turns
-from hocket.runtime.train.on_host import HostUpdate
-from hocket.runtime.train.predicted import predicted_s
+from hocket.runtime.train.predicted_step import predicted_s
 from hocket.runtime.train.waves import wave_order
 from hocket.simulate.parallel.replayed import replayed_step_s
 from hocket.transformer import ParallelConfig

@@ -40,7 +40,7 @@ from hocket.runtime.train.divided.shares import (
     take_rows,
 )
 from hocket.runtime.train.divided.state import DividedState, Home
-from hocket.runtime.train.weight import Weight
+from hocket.runtime.train.loss_weight import Weight
 
 
 class Replicas:

@@ -21,11 +21,10 @@ from torch.distributed.fsdp import (
 
 from hocket.base.errors import UsageError
 from hocket.capture.step import apply_model
-from hocket.runtime.memory.again import computed_again
-from hocket.runtime.memory.unmoved import Unmoved
-from hocket.runtime.train.called import CalledModel
+from hocket.runtime.offload.recompute import Unmoved, computed_again
 from hocket.runtime.train.divided.stack import layer_paths
-from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.eager_model import CalledModel
+from hocket.runtime.train.trace_options import Recipe
 
 
 class _Applied(nn.Module):

@@ -30,10 +30,10 @@ from hocket.runtime.train.divided.mesh import Mesh
 from hocket.runtime.train.divided.piece import PARTS_OF_ACTION, Piece
 from hocket.runtime.train.divided.shares import Count, microbatches
 from hocket.runtime.train.divided.stages import Part, Segment
-from hocket.runtime.train.homes import Homes
-from hocket.runtime.train.recorded import Kind, Recipe
-from hocket.runtime.train.recorded_calls import Slots
-from hocket.runtime.train.weight import Weight
+from hocket.runtime.train.eager_step import Slots
+from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.train.model_tensors import Homes
+from hocket.runtime.train.trace_options import Kind, Recipe
 
 _Action = tuple[Segment, int]
 """A segment and its microbatch."""

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from hocket.runtime.train.broadcast import share_slots
 from hocket.runtime.train.checkpoint import TensorPiece, require_same_model
 from hocket.runtime.train.cuts import TensorCut
-from hocket.runtime.train.shared import share_slots
 
 _WEIGHT, _GRADIENT = "weight", "gradient"
 

@@ -24,7 +24,7 @@ from hocket.capture.fake import all_tensors
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Parallel
-from hocket.runtime.memory.copies import CopyEngines, Ticket
+from hocket.runtime.offload.copy_streams import CopyEngines, Ticket
 from hocket.runtime.strategy import StepOutput, Strategy, Timings
 from hocket.runtime.train.batches import Signature, signature_of
 from hocket.runtime.train.divided.build import DividedTask, agree
@@ -34,8 +34,8 @@ from hocket.runtime.train.divided.piece import Piece
 from hocket.runtime.train.divided.shares import microbatches
 from hocket.runtime.train.divided.staged import SegmentRun
 from hocket.runtime.train.divided.stages import Part, Segment
-from hocket.runtime.train.recorded_calls import Slots
-from hocket.runtime.train.weight import Weight
+from hocket.runtime.train.eager_step import Slots
+from hocket.runtime.train.loss_weight import Weight
 
 _BACKWARD = (Part.INPUT_GRADIENT, Part.WEIGHT_GRADIENT)
 

@@ -1,1 +1,0 @@
-"""Training steps that hold no more than a number of bytes on their device."""

@@ -1,0 +1,1 @@
+"""Training within a memory budget: offload, prefetch, recompute, host optimizer, dry run."""

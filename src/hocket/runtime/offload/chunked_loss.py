@@ -1,0 +1,314 @@
+"""Logits that are never whole: a language model's last layer and its cross-entropy, in chunks.
+
+The last layer returns a stand-in that knows its input. What people do to logits before the loss
+(rounding, reshaping, leaving out the last position) is done to the stand-in; ``cross_entropy`` of
+it goes through the rows in chunks, each made again in the backward pass (`chunked_loss`, and for
+layers that do more than multiply PyTorch's checkpoints). Anything else makes the logits whole, so
+that a model which does something else with them gets what it expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from hocket.base.errors import UsageError
+from hocket.graph.graph import Graph, Phase
+from hocket.runtime.autocast import autocast_dtype
+from hocket.runtime.offload.lazy_tensor import StandInTensor
+
+# The sum of cross-entropies of a linear layer's results, made and differentiated chunk by chunk.
+#
+# Chunks of the rows go through the layer one after the other, in the forward pass and again in the
+# backward pass, so that all logits never exist together (the idea of fused linear cross-entropies,
+# such as Liger's, with PyTorch's own kernels). Gradients of the weights are added up in place, in
+# 32 bits where they come in 16: as many roundings as the plain layer has, and no third copy of the
+# largest gradient of a language model.
+
+_SHORT = (torch.bfloat16, torch.float16)
+
+
+def summed_cross_entropy(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    *,
+    num_chunks: int,
+    dtype: torch.dtype,
+    ignore_index: int,
+) -> torch.Tensor:
+    """The sum over rows of the cross-entropy of ``linear(rows, weight, bias)`` in ``dtype``."""
+    how = (target, num_chunks, dtype, ignore_index, autocast_dtype(rows.device.type))
+    total: torch.Tensor
+    total = _ChunkedLoss.apply(rows, weight, bias, *how)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Any, weight: Any, bias: Any, target: Any, num_chunks: int,
+        dtype: torch.dtype, ignore_index: int, cast: torch.dtype | None,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(rows, weight, bias, target)
+        ctx.how = num_chunks, dtype, ignore_index, cast
+        layer = _layer(weight, bias, cast)
+        chunks = zip(rows.chunk(num_chunks), target.chunk(num_chunks), strict=True)
+        losses = [_loss(r, layer, labels, dtype, ignore_index) for r, labels in chunks]
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, given: torch.Tensor) -> Any:
+        rows, weight, bias, target = ctx.saved_tensors
+        num_chunks, dtype, ignore_index, cast = ctx.how
+        wanted = ctx.needs_input_grad[:3]
+        layer = [
+            None if tensor is None else tensor.requires_grad_(is_wanted)
+            for tensor, is_wanted in zip(_layer(weight, bias, cast), wanted[1:], strict=True)
+        ]
+        sums = [
+            torch.zeros(t.shape, dtype=_sum_dtype(t.dtype), device=t.device) if is_wanted else None
+            for t, is_wanted in zip((weight, bias), wanted[1:], strict=True)
+        ]
+        of_rows = torch.empty_like(rows) if wanted[0] else None
+        start = 0
+        for part, labels in zip(rows.chunk(num_chunks), target.chunk(num_chunks), strict=True):
+            part = part.detach().requires_grad_(wanted[0])
+            with torch.enable_grad(), _autocast(rows.device.type, cast):
+                loss = _loss(part, layer, labels, dtype, ignore_index)
+            inputs = [t for t in (part, *layer) if t is not None and t.requires_grad]
+            found = list(torch.autograd.grad(loss, inputs, given))
+            del loss
+            if of_rows is not None:
+                of_rows[start : start + len(part)].copy_(found.pop(0))
+            start += len(part)
+            for total in sums:
+                if total is not None:
+                    total.add_(found.pop(0))
+        back = [
+            None if total is None else total.to(tensor.dtype)
+            for total, tensor in zip(sums, (weight, bias), strict=True)
+        ]
+        return of_rows, *back, None, None, None, None, None
+
+
+def _layer(weight: torch.Tensor, bias: torch.Tensor | None, cast: torch.dtype | None) -> list[Any]:
+    """Weight and bias as the layer computes with them, once for all chunks."""
+    return [
+        None if tensor is None else tensor.detach().to(cast or tensor.dtype)
+        for tensor in (weight, bias)
+    ]
+
+
+def _loss(
+    rows: torch.Tensor, layer: list[Any], labels: torch.Tensor, dtype: torch.dtype,
+    ignore_index: int,
+) -> torch.Tensor:  # fmt: skip
+    weight, bias = layer
+    made = functional.linear(rows.to(weight.dtype), weight, bias).to(dtype)
+    return functional.cross_entropy(made, labels, ignore_index=ignore_index, reduction="sum")
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _SHORT else dtype
+
+
+def _autocast(kind: str, cast: torch.dtype | None) -> torch.autocast:
+    return torch.autocast(kind, cast, enabled=cast is not None, cache_enabled=False)
+
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+Within = Callable[[Callable[[], torch.Tensor]], torch.Tensor]
+"""Calls a function while the parameters of the last layer are there."""
+
+
+class LazyLogits(StandInTensor):
+    """What stands for the result of a last layer."""
+
+    rows: torch.Tensor
+    """Input of the layer."""
+    head: Head
+    layer: nn.Linear | None
+    """The layer itself, where it is nothing but linear."""
+    within: Within
+    num_chunks: int
+
+    @staticmethod
+    def __new__(  # noqa: D102
+        cls: Any,
+        rows: torch.Tensor,
+        head: Head,
+        layer: nn.Linear | None,
+        within: Within,
+        num_chunks: int,
+        num_classes: int,
+        dtype: torch.dtype,
+    ) -> LazyLogits:
+        shape = (*rows.shape[:-1], num_classes)
+        made: LazyLogits = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=rows.device
+        )
+        made.rows, made.head, made.layer = rows, head, layer
+        made.within, made.num_chunks = within, num_chunks
+        return made
+
+    def like(self, rows: torch.Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
+        """The same for other rows, or in another type."""
+        return LazyLogits(
+            rows, self.head, self.layer, self.within, self.num_chunks, self.shape[-1],
+            dtype or self.dtype,
+        )  # fmt: skip
+
+    def whole(self) -> torch.Tensor:
+        """The logits themselves."""
+        return self.within(lambda: self.head(self.rows).to(self.dtype))
+
+    @classmethod
+    def ruled(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is done to logits before the loss, and the loss."""
+        if func not in _RULES:
+            return NotImplemented
+        others = dict(kwargs)
+        logits, *more = args or (others.pop("input", None),)
+        is_meant = isinstance(logits, LazyLogits)
+        return _RULES[func](logits, *more, **others) if is_meant else NotImplemented
+
+
+def lazy_logits(
+    rows: torch.Tensor, forward: Head, head: nn.Linear, within: Within, num_chunks: int
+) -> LazyLogits:
+    """What stands for the result of a layer that is called now, by its ``forward``."""
+    dtype = autocast_dtype(rows.device.type) or rows.dtype
+    is_plain = getattr(forward, "__func__", None) is nn.Linear.forward
+    layer = head if is_plain else None
+    return LazyLogits(rows, forward, layer, within, num_chunks, head.out_features, dtype)
+
+
+def _cast(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+    if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype):
+        return logits.like(logits.rows, args[0])
+    return NotImplemented
+
+
+def _reshaped(logits: LazyLogits, *shape: Any) -> Any:
+    sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    if not sizes or sizes[-1] not in (logits.shape[-1], -1) or sizes.count(-1) > 1:
+        return NotImplemented
+    if sizes[-1] == -1 and logits.rows.shape[:-1].numel() != torch.Size(sizes[:-1]).numel():
+        return NotImplemented
+    return logits.like(logits.rows.reshape(*sizes[:-1], logits.rows.shape[-1]))
+
+
+def _flattened(logits: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> Any:
+    last = logits.dim() - 1
+    if end_dim % logits.dim() == last:
+        return NotImplemented
+    return logits.like(logits.rows.flatten(start_dim, end_dim % logits.dim()))
+
+
+def _sliced(logits: LazyLogits, index: Any) -> Any:
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(isinstance(part, slice) or part is Ellipsis for part in parts):
+        return NotImplemented
+    reaches_last = Ellipsis in parts or len(parts) == logits.dim()
+    if reaches_last and parts[-1] not in (slice(None), Ellipsis):
+        return NotImplemented
+    return logits.like(logits.rows[index])
+
+
+def _cross_entropy(
+    logits: LazyLogits,
+    target: torch.Tensor,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    is_usual = weight is None and size_average is None and reduce is None and not label_smoothing
+    if not is_usual or target.is_floating_point() or target.dim() != 1 or logits.dim() != 2:
+        return NotImplemented
+    if reduction not in ("mean", "sum"):
+        return NotImplemented
+
+    def loss_of(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        made = logits.head(rows).to(logits.dtype)
+        return functional.cross_entropy(made, labels, ignore_index=ignore_index, reduction="sum")
+
+    def summed() -> torch.Tensor:
+        if logits.layer is not None:
+            return summed_cross_entropy(
+                logits.rows, logits.layer.weight, logits.layer.bias, target, dtype=logits.dtype,
+                num_chunks=logits.num_chunks, ignore_index=ignore_index,
+            )  # fmt: skip
+        chunks = zip(
+            logits.rows.chunk(logits.num_chunks), target.chunk(logits.num_chunks), strict=True
+        )
+        # Nothing is drawn, and generators cannot be looked at while a CUDA graph is captured.
+        return torch.stack([
+            checkpoint(loss_of, *each, use_reentrant=False, preserve_rng_state=False)
+            for each in chunks
+        ]).sum()  # fmt: skip
+
+    def loss() -> torch.Tensor:
+        total = summed()
+        return total / (target != ignore_index).sum() if reduction == "mean" else total
+
+    return logits.within(loss)
+
+
+_RULES: Mapping[Any, Callable[..., Any]] = {
+    torch.Tensor.float: lambda logits: logits.like(logits.rows, torch.float32),
+    torch.Tensor.to: _cast,
+    torch.Tensor.contiguous: lambda logits: logits,
+    torch.Tensor.view: _reshaped,
+    torch.Tensor.reshape: _reshaped,
+    torch.Tensor.flatten: _flattened,
+    torch.Tensor.__getitem__: _sliced,
+    functional.cross_entropy: _cross_entropy,
+}
+
+
+def _last_linear(model: nn.Module) -> nn.Module | None:
+    found = None
+    if callable(named := getattr(model, "get_output_embeddings", None)):
+        found = named()
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return found if found is not None else linear[-1] if linear else None
+
+
+def can_be_in_chunks(model: nn.Module, graph: Graph) -> bool:
+    """True if there is a last layer, called once in the step, so that one block has all of it."""
+    head = _last_linear(model)
+    if not isinstance(head, nn.Linear):
+        return False
+    path = path_of(model, head)
+    is_forward = graph.op_phase == Phase.FORWARD
+    ops = [op for op in range(graph.num_ops) if is_forward[op] and graph.module_of(op) == path]
+    return bool(ops) and ops[-1] - ops[0] == len(ops) - 1
+
+
+def path_of(model: nn.Module, layer: nn.Module) -> str:
+    """Where a layer is in a model."""
+    paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
+    return paths[layer]
+
+
+def last_layer(model: nn.Module, path: str = "") -> nn.Linear:
+    """The last layer of a model: at ``path`` where that is known, or the one that it names or has
+    last."""
+    known = dict(model.named_modules()).get(path) if path else None
+    found = known if isinstance(known, nn.Linear) else _last_linear(model)
+    if not isinstance(found, nn.Linear):
+        raise UsageError(
+            f"{type(model).__name__} has no last nn.Linear to make logits of in chunks",
+            hint="plan with one chunk (loss_chunks 1)",
+        )
+    return found

@@ -1,0 +1,123 @@
+"""Kernels of ``torch.compile``, and a step of them launched as a whole.
+
+``torch.compile`` makes fewer and larger kernels; its own CUDA graphs hold one pass each and leave
+the update to the host, which for small models takes longer than all of them. Here forward and
+backward are one graph and the update another (`replayed_update`), so the host asks twice per step.
+The first steps run without graphs (`repeats`), beside the stream of the others, so that kernels are
+made and chosen. Gradients that wait for more are computed without graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hocket.capture.step import apply_model
+from hocket.runtime.strategy import StepOutput
+from hocket.runtime.train.batches import on_device, signature_of
+from hocket.runtime.train.captured import StaticBatch, cloned, model_key, on_stream
+from hocket.runtime.train.cuda_graphs import NOT_CUDA, Repeats, ReplayedUpdate, with_update
+from hocket.runtime.train.eager_model import CalledModel, detached
+from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.train.trace_options import Recipe
+
+
+class _CapturedPasses(NamedTuple):
+    """A graph of a step's passes, with what it reads and makes."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: StaticBatch
+    scale: torch.Tensor
+    outcome: StepOutput
+    gradients: list[torch.Tensor | None]
+
+
+class CompiledModel(CalledModel):
+    """A model on one device whose steps are compiled; see `Strategy`."""
+
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, device: torch.device, *, backend: str, replay: bool
+    ) -> None:
+        super().__init__(model.to(device), recipe)
+        self._device = device
+        self._run: Any = torch.compile(model, dynamic=False, backend=backend)
+        self._is_replayed = replay and device.type == "cuda"
+        self._aside = torch.cuda.Stream(device) if self._is_replayed else None  # type: ignore[no-untyped-call]
+        self._update: Any = recipe.make_update
+        if self._is_replayed and recipe.calls_optimizer:
+            self._update = ReplayedUpdate()
+        self.repeats: Repeats[_CapturedPasses] = Repeats("" if self._is_replayed else NOT_CUDA)
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        """Those that are trained now."""
+        return [each for each in self._model.parameters() if each.requires_grad]
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer."""
+        self._update(optimizer)
+
+    def clip(self, max_norm: float) -> None:
+        """By the norm of all gradients."""
+        torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """All is here."""
+
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
+        """Forward and backward by compiled kernels."""
+        batch = on_device(batch, self._device)
+        is_pending = any(parameter.grad is not None for parameter in self._parameters)
+        found = None
+        if not (is_pending or self.repeats.refusal):
+            key = signature_of(batch), model_key(self._model, self._device)
+            found = self.repeats.find(key, lambda: self._capture(batch))
+        if found is None:
+            scale = torch.as_tensor(weight, dtype=torch.float32, device=self._device)
+            with on_stream(self._aside, self._device):
+                outcome, gradients = self._passes(batch, scale)
+            self._add(gradients)
+            return outcome
+        graph, static, scale, outcome, gradients = found
+        static.refill(batch)
+        scale.fill_(weight)
+        graph.replay()
+        self._add(gradients)
+        return StepOutput(outcome.loss.clone(), cloned(outcome.outputs))
+
+    def _apply(self, batch: Any) -> Any:
+        return super()._apply(on_device(batch, self._device))
+
+    @property
+    def replays(self) -> str:
+        """How steps are launched; see `TellsReplay`."""
+        return with_update(self.repeats.told, self._update)
+
+    def _passes(
+        self, batch: Any, scale: torch.Tensor
+    ) -> tuple[StepOutput, list[torch.Tensor | None]]:
+        returned = (self._recipe.forward or apply_model)(self._run, batch)
+        loss = self._loss(returned)
+        gradients = torch.autograd.grad(
+            loss, self._parameters, scale.to(loss.dtype).expand_as(loss), allow_unused=True
+        )
+        return StepOutput(loss.detach(), detached(returned)), list(gradients)
+
+    def _capture(self, batch: Any) -> _CapturedPasses:
+        static = StaticBatch(batch)
+        scale, graph = torch.ones((), device=self._device), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outcome, gradients = self._passes(static.batch, scale)
+        return _CapturedPasses(graph, static, scale, outcome, gradients)
+
+    @torch.no_grad()
+    def _add(self, gradients: list[torch.Tensor | None]) -> None:
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)

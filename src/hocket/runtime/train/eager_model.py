@@ -1,0 +1,183 @@
+"""Carry steps by the model itself, its modules moved to where a plan of modules puts them.
+
+For models that cannot be recorded op by op: their path depends on data, or their gradients have no
+fixed size. Each module with ops of its own lives on one device; what it is called with is brought
+there, and what it returns is brought to the module that called it. Autograd does the backward, so
+the numbers are those of plain PyTorch. Between modules nothing overlaps, and order, splitting of
+modules and replay of a program are lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from hocket.base.arrays import IntArray
+from hocket.capture.fake import batch_tensors, map_batch, model_tensors
+from hocket.capture.loss import ChosenLoss
+from hocket.capture.step import apply_model
+from hocket.graph.graph import Graph, Phase
+from hocket.runtime.strategy import StepOutput, Timings
+from hocket.runtime.train.batches import brought, on_device
+from hocket.runtime.train.loss_weight import Weight
+from hocket.runtime.train.trace_options import Recipe, in_mode
+
+# Steps carried by the model itself, called as its person would call it; autograd goes back.
+#
+# For what works by hooks of modules, and for models that cannot be recorded.
+
+
+class CalledModel:
+    """A model that is called for every batch; see `Passes`."""
+
+    predicted_s: float | None = None
+    lost = ""
+
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, device: torch.device | None = None
+    ) -> None:
+        """Batches are moved to the ``device``, if one is given."""
+        self._model, self._recipe, self._batch_device = model, recipe, device
+        self._loss = ChosenLoss(recipe.loss)
+        self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
+
+    def _apply(self, batch: Any) -> Any:
+        if self._batch_device is not None:
+            moved = {
+                id(tensor): tensor.to(self._batch_device) for _, tensor in batch_tensors(batch)
+            }
+            batch = map_batch(batch, moved)
+        return (self._recipe.forward or apply_model)(self._model, batch)
+
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Updates wait for all gradients."""
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer."""
+        optimizer.step()
+
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
+        """Forward and backward of the model."""
+        outcome = self.forward(batch, step)
+        seed = torch.ones_like(outcome.loss).mul_(weight)
+        outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
+        return StepOutput(outcome.loss.detach(), detached(outcome.outputs))
+
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
+        """As `train`: modules are not timed."""
+        return self.train(batch, step, weight), None
+
+    def forward(self, batch: Any, step: int) -> StepOutput:
+        """What the model makes of a batch."""
+        returned = self._apply(batch)
+        return StepOutput(self._loss(returned), returned)
+
+    def evaluate(self, batch: Any) -> StepOutput:
+        """The loss, without gradients."""
+        with torch.no_grad(), in_mode(self._model, is_training=False):
+            return self.forward(batch, 0)
+
+    def predict(self, batch: Any) -> Any:
+        """What the model returns in evaluation mode."""
+        with torch.no_grad(), in_mode(self._model, is_training=False):
+            return self._apply(batch)
+
+
+def detached(tree: Any) -> Any:
+    """What a model returned, without what its gradients need."""
+    return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, tree)
+
+
+# Carry steps by the model itself, its modules moved to where a plan of modules puts them.
+#
+# For models that cannot be recorded op by op: their path depends on data, or their gradients have
+# no fixed size. Each module with ops of its own lives on one device; what it is called with is
+# brought there, and what it returns is brought to the module that called it. Autograd does the
+# backward, so the numbers are those of plain PyTorch. Between modules nothing overlaps, and order,
+# splitting of modules and replay of a program are lost.
+
+
+class MovedModules(CalledModel):
+    """A model whose modules are on the devices of a plan; see `Strategy`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        graph: Graph,
+        device_of: IntArray,
+        devices: Sequence[torch.device],
+        *,
+        lost: str,
+    ) -> None:
+        self.lost = lost
+        self._model = model
+        places = module_places(model, graph, device_of)
+        self._devices = {path: devices[place] for path, place in places.items()}
+        self._root = self._devices[""]
+        if len(set(devices)) > 1:
+            self._move()
+        super().__init__(model, recipe)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer."""
+        self._recipe.make_update(optimizer)
+
+    def clip(self, max_norm: float) -> None:
+        """By the norm of all gradients."""
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """All is here."""
+
+    def _apply(self, batch: Any) -> Any:
+        return super()._apply(on_device(batch, self._root))
+
+    def _move(self) -> None:
+        moved: set[int] = set()
+        for path, module in self._model.named_modules():
+            device = self._devices[path]
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                # A tied weight stays with the first module that has it; others get it by hooks.
+                if id(tensor) not in moved:
+                    moved.add(id(tensor))
+                    tensor.data = tensor.data.to(device)
+            caller = self._devices[path.rpartition(".")[0]] if path else device
+            module.register_forward_pre_hook(_bring_inputs(device), with_kwargs=True)
+            if caller != device:
+                module.register_forward_hook(_bring_result(caller))
+
+
+def module_places(model: nn.Module, graph: Graph, device_of: IntArray) -> dict[str, int]:
+    """The device of each module: where most of its own forward work is, else where its caller is.
+
+    Modules that share a parameter share a device: that of the first.
+    """
+    work: dict[str, Counter[int]] = {}
+    for op in range(graph.num_ops):
+        if graph.op_phase[op] == Phase.FORWARD:
+            weight = 1 + int(graph.bytes_touched[op])
+            work.setdefault(graph.module_of(op), Counter())[int(device_of[op])] += weight
+    first = next((int(device) for device in device_of), 0)
+    places: dict[str, int] = {}
+    owner: dict[int, int] = {}
+    for path, module in model.named_modules():
+        outer = places.get(path.rpartition(".")[0], first)
+        place = work[path].most_common(1)[0][0] if path in work else outer
+        for parameter in module.parameters(recurse=False):
+            place = owner.setdefault(id(parameter), place)
+        places[path] = place
+    return places
+
+
+def _bring_inputs(device: torch.device) -> Any:
+    return lambda module, args, kwargs: (brought(args, device), brought(kwargs, device))
+
+
+def _bring_result(device: torch.device) -> Any:
+    return lambda module, args, result: brought(result, device)

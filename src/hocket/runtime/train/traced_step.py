@@ -1,0 +1,289 @@
+"""A step of a person's model, recorded for one shape of batch and placed as the plan says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_unflatten
+
+from hocket.base.arrays import IntArray
+from hocket.capture.fake import all_tensors, batch_tensors
+from hocket.capture.program import Call, Program
+from hocket.capture.recording import Ref
+from hocket.graph.graph import Graph, Phase, Role
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.verify import raise_violations, structure_violations
+from hocket.runtime.held import Held
+from hocket.runtime.record import StepRecord
+from hocket.runtime.setup import Setup
+from hocket.runtime.single import SingleProcess
+from hocket.runtime.split import Do, Instruction, StepCalls, split
+from hocket.runtime.train.eager_step import EagerStep, kept_tensors
+from hocket.runtime.train.loss_weight import Weight, starts_backward
+from hocket.runtime.train.model_tensors import Homes
+from hocket.runtime.train.ranked import RankedStep
+from hocket.runtime.train.replay import ReplayedStep
+from hocket.runtime.train.traced_recompute import Redraws
+from hocket.runtime.worker import DeviceWorker
+from hocket.simulate import Timeline, simulate
+from hocket.simulate.engine import instructions_of
+from hocket.simulate.verify import update_violations
+
+# Place the ops of another step of the same model: another shape of batch, or no gradients.
+#
+# Where both have the same ops, each goes where it went. Else an op goes where the op of its name
+# went, or where most ops of its module are, or where its input is. Ops that must share a device
+# follow the first of them. O(ops + reads).
+
+
+def placed_like(graph: Graph, planned: Graph, device_of: IntArray) -> IntArray:
+    """A device for each op of ``graph``, as ``device_of`` has them for ``planned``."""
+    if graph.op_names == planned.op_names and np.array_equal(graph.group, planned.group):
+        return device_of
+    by_name = dict(zip(planned.op_names, device_of.tolist(), strict=True))
+    by_module: dict[str, Counter[int]] = {}
+    for op, device in enumerate(device_of.tolist()):
+        by_module.setdefault(planned.module_of(op), Counter())[device] += 1
+    found: list[int] = []
+    leader: dict[int, int] = {}
+    for op in range(graph.num_ops):
+        group = int(graph.group[op])
+        if group in leader:
+            found.append(leader[group])
+            continue
+        found.append(_place(graph, op, by_name, by_module, found))
+        if group >= 0:
+            leader[group] = found[-1]
+    return np.array(found, dtype=np.int32)
+
+
+def _place(
+    graph: Graph,
+    op: int,
+    by_name: dict[str, int],
+    by_module: dict[str, Counter[int]],
+    found: list[int],
+) -> int:
+    name = graph.op_names[op]
+    if name in by_name:
+        return by_name[name]
+    module = graph.module_of(op)
+    if module in by_module:
+        return by_module[module].most_common(1)[0][0]
+    makers = (int(graph.tensor_producer[tensor]) for tensor in graph.reads_of(op).tolist())
+    return next((found[maker] for maker in makers if maker >= 0), 0)
+
+
+# A step of a person's model, recorded for one shape of batch and placed as the plan says.
+
+# Carry out a recorded step on several real devices of this process, or with every op timed.
+#
+# What `EagerStep` is for one device, with the streams, events and marks of `SingleProcess`.
+
+
+class StreamedStep(SingleProcess):
+    """The forward and backward of a step, as `SingleProcess` runs it, on a person's own tensors."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        devices: Sequence[torch.device],
+        *,
+        seed: int | None,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
+        """``keep`` are tensors to hold beside loss and gradients."""
+        super().__init__(setup, None, devices, seed=seed)
+        self._keep = keep | {*setup.program.outputs}
+        self._weight: Weight = 1.0
+        self.gradients: dict[int, torch.Tensor] = {}
+        """By parameter."""
+        self._redraws = {worker: Redraws(setup.program, worker.device) for worker in self.workers}
+
+    def run(
+        self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
+    ) -> StepRecord:
+        """The whole step from the tensors that are there before, per device; and its times."""
+        for worker, tensors in zip(self.workers, given, strict=True):
+            worker.held = Held()
+            for number, tensor in tensors.items():
+                worker.held[number] = tensor
+        self.gradients, self._weight = {}, weight
+        record = self.step(step)
+        for parameter, gradient in self.program.gradients.items():
+            if parameter not in self.gradients:
+                self.gradients[parameter] = self.value(gradient)
+        return record
+
+    def value(self, tensor: int) -> torch.Tensor:
+        """A tensor that was kept."""
+        found: torch.Tensor = next(w.held[tensor] for w in self.workers if tensor in w.held)
+        return found
+
+    def forget(self) -> None:
+        """Drop all that the step held."""
+        for worker in self.workers:
+            worker.held = Held()
+        self.gradients = {}
+
+    def _run(self, worker: DeviceWorker, op: int, step: int) -> None:
+        call: Call = self.program.calls[op]
+        if call.phase == Phase.OPTIMIZER:
+            parameter, gradient = call.args[0].number, call.args[1].number
+            self.gradients[parameter] = worker.held[gradient]
+            return
+        run = partial(super()._run, worker, op, step)
+        if worker.seed is None:
+            self._redraws[worker].run(op, run)
+        else:
+            run()
+        if starts_backward(self.program, call):
+            (seed,) = (output for output in call.outputs if output is not None)
+            worker.held[seed].mul_(self._weight)
+
+    def _obey(
+        self, device: int, instruction: Instruction, step: int,
+        marks: dict[str, dict[int, Any]], memory: list[tuple[Any, int]],
+    ) -> None:  # fmt: skip
+        if instruction.do == Do.DROP and instruction.number in self._keep:
+            return
+        super()._obey(device, instruction, step, marks, memory)
+
+
+def plan_like(problem: Problem, planned: Graph, device_of: IntArray, planner: str) -> Plan:
+    """A plan that places the problem's graph as another graph of the same model is placed."""
+    return Plan(planner=planner).placing(placed_like(problem.graph, planned, device_of))
+
+
+class RecordedStep:
+    """One program of the loop, ready to be carried out."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        plan: Plan,
+        program: Program,
+        devices: Sequence[torch.device],
+        *,
+        seed: int | None,
+        everything: bool,
+        replay: bool,
+        is_ranked: bool = False,
+    ) -> None:
+        """``everything`` holds all that the model returns, not only single numbers.
+
+        With ``replay`` a step on one CUDA device is launched as a whole. Where the ranks of a
+        launcher share the plan, ``devices`` are all the one of this rank.
+        """
+        assert plan.device_of is not None
+        found = list(structure_violations(plan, problem))
+        found += [] if found else list(update_violations(plan.device_of, problem))
+        raise_violations(found, plan.planner)
+        self.problem, self.plan, self.program = problem, plan, program
+        self.devices, self.seed, self.is_ranked = list(devices), seed, is_ranked
+        self.has_run = False
+        """True once all of its ops have run on real tensors."""
+        self.predicted: Timeline = simulate(problem, plan)
+        parts = _parts(problem, plan, program, self.predicted, self.is_on_one_device)
+        self.setup = Setup(problem.graph, program, plan.device_of, parts)
+        self.keep = kept_tensors(self.setup, everything=everything)
+        self.runner: EagerStep | StreamedStep | RankedStep
+        self._present = self.setup.split.present
+        if is_ranked:
+            ranked = RankedStep(self.setup, self.devices[0], seed=seed, keep=self.keep)
+            here, self.runner = ranked.device_index, ranked
+            self._present = tuple(p if d == here else () for d, p in enumerate(self._present))
+        elif not self.is_on_one_device:
+            self.runner = self.timed()
+        else:
+            kind = ReplayedStep if replay and self.devices[0].type == "cuda" else EagerStep
+            self.runner = kind(self.setup, self.devices[0], seed=seed, keep=self.keep)
+        self._inputs: list[tuple[int, int, int]] = []
+        self._given: list[dict[int, torch.Tensor]] = []
+        self._addresses: list[int] = []
+
+    @property
+    def is_on_one_device(self) -> bool:
+        """True if all devices of the plan are one real device here."""
+        return len(set(self.devices)) == 1 and not self.is_ranked
+
+    def timed(self) -> StreamedStep:
+        """The same step with every op timed."""
+        return StreamedStep(self.setup, self.devices, seed=self.seed, keep=self.keep)
+
+    def given(self, model: nn.Module, homes: Homes, batch: Any) -> list[dict[int, torch.Tensor]]:
+        """What is there before the step, per device of the plan."""
+        if not self._given:
+            self._inputs = self._find_inputs(model, batch)
+        addresses = homes.addresses()
+        if addresses != self._addresses:
+            self._given = homes.settle(self.program, self._present, self.devices)
+            self._addresses = homes.addresses()
+        tensors = [tensor for _, tensor in batch_tensors(batch)]
+        for position, device, number in self._inputs:
+            tensor = tensors[position].detach()
+            self._given[device][number] = tensor.to(self.devices[device], non_blocking=True)
+        return self._given
+
+    def _find_inputs(self, model: nn.Module, batch: Any) -> list[tuple[int, int, int]]:
+        """Position in the batch, device and number of the tensors that the program reads."""
+        names = [name for name, role, _ in all_tensors(model, batch) if role == Role.INPUT]
+        position = {name: at for at, name in enumerate(names)}
+        return [
+            (position[self.program.names[number]], device, number)
+            for device, numbers in enumerate(self._present)
+            for number in numbers
+            if self.program.tensors[number].role == Role.INPUT
+        ]
+
+    def returned(self, carried: EagerStep | None = None) -> Any:
+        """What the model returned, with None for tensors that were not kept.
+
+        ``carried`` has carried the step out; without one, the step's own.
+        """
+        found = self.program.returned
+        if found is None:
+            return None
+        leaves = [self._leaf(leaf, carried or self.runner) for leaf in found.leaves]
+        return tree_unflatten(leaves, found.form)
+
+    def _leaf(self, leaf: Any, carried: EagerStep | StreamedStep | RankedStep) -> Any:
+        if not isinstance(leaf, Ref):
+            return leaf
+        return carried.value(leaf.number) if leaf.number in self.keep else None
+
+
+def _parts(
+    problem: Problem, plan: Plan, program: Program, predicted: Timeline, one_device: bool
+) -> StepCalls:
+    """What each device does; in recorded order where the planned one is not possible here.
+
+    On one device there is one generator of random numbers, which gives what the unsplit model gets
+    as long as ops draw in recorded order, and forward ends before backward begins, so that both can
+    be asked for one by one. What runs again does so late, as recorded, and not as soon as it could.
+    """
+    tables = instructions_of(problem, plan)
+    planned = split(problem.graph, tables, timeline=predicted, order=plan.by_device)
+    if not one_device or (not program.repeats and _keeps_order(planned, program)):
+        return planned
+    return split(problem.graph, tables)
+
+
+def _keeps_order(parts: StepCalls, program: Program) -> bool:
+    ops = np.array([number for _, (do, number) in parts.sequence if do == Do.RUN], dtype=np.int64)
+    drawn = [op for op in ops.tolist() if program.calls[op].draws]
+    phases = [program.calls[op].phase for op in ops.tolist()]
+    starts = [
+        at for at, op in enumerate(ops.tolist()) if starts_backward(program, program.calls[op])
+    ]
+    last_forward = max(
+        (at for at, phase in enumerate(phases) if phase == Phase.FORWARD), default=-1
+    )
+    return drawn == sorted(drawn) and all(at > last_forward for at in starts)
