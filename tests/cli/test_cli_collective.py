@@ -52,7 +52,7 @@ def test_an_odd_allocation_is_planned_to_its_bound_and_says_why():
     assert "chain" in names
     assert "ring over PCIe" in names
     text = run("allreduce", "--on", "dgx1-v100", "--gpus", "0,1,2,4")
-    assert "✔ packed trees" in text
+    assert "✔  packed trees" in text
     assert "limited by" in text
 
 

@@ -23,16 +23,16 @@ from hocket.view.parallel_report import parallel_report_html
 from hocket.view.parallel_text import mfu_sentence, range_sentence
 
 
-def test_report_on_a_telephone_keeps_division_step_and_memory():
+def test_report_on_a_telephone_keeps_config_step_and_memory():
     comparison = compare_configs(training(), QUICK)
     report = parallel_report_html(
         TransformerPlan(comparison.problem, plan_of(comparison)), comparison
     )
     heads = re.findall(r'<th scope="col"(?: class="([^"]*)")?>([^<]*)</th>', report)
-    candidates = heads[: [title for _, title in heads].index("Reason") + 1]
+    candidates = heads[: [title for _, title in heads].index("Of") + 1]
     assert len(candidates) > 5
     narrow = [title for classes, title in candidates if "wide" not in classes.split()]
-    assert narrow == ["", "ParallelConfig", "Step", "Fullest rank"]
+    assert narrow == ["", "Parallel config", "Step", "Peak"]
 
 
 def test_stated_stages_may_hold_the_embedding_or_the_output_layer_alone():

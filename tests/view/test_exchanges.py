@@ -75,7 +75,7 @@ def test_a_sharded_plan_shows_what_it_exchanges_and_what_limits_it(problem):
     text = plain(view.summary(problem, plan, timeline))
     assert "exchanges, 33.0 MiB" in text  # 11/4 x 3/4 of 4 MiB, by each of four
     assert view.shown(problem, plan, timeline)["moved_bytes"] == 33 * 2**20
-    assert "Exchanges of" in view.report_html(problem, plan, timeline)
+    assert "Collectives of" in view.report_html(problem, plan, timeline)
     assert "Nothing is sent" not in view.report_html(problem, plan, timeline)
     inner = unfolded(problem, plan)
     share = facts_of(*inner, timeline).path.shares[EXCHANGES]

@@ -206,20 +206,13 @@ def _export(plan: CollectivePlan, path: Path) -> Path:
 def _show(
     plan: CollectivePlan, written: list[Path], travel: PropagationChoice | None, as_json: bool
 ) -> None:
-    from hocket.view.collective import as_dict, limit, propagation_as_dict, rows, why
+    from hocket.view.collective import as_dict, limit, offers_table, propagation_as_dict, why
 
     if as_json:
         told = {} if travel is None else {"gradients": propagation_as_dict(travel)}
         emit({**as_dict(plan), **told, "written": [str(path) for path in written]})
         return
-    heads = ["", "rate", "of bound", "latency", "trees"]
-    timed = plan.size_bytes is not None
-    shown = _table([*heads, "time"] if timed else heads)
-    for row in rows(plan):
-        name = ("✔ " if row.is_chosen else "  ") + row.name
-        cells = [name, row.rate, row.share, row.latency, row.trees]
-        shown.add_row(*cells, row.time) if timed else shown.add_row(*cells)
-    console().print(shown)
+    console().print(offers_table(plan))
     click.echo(f"{why(plan)}; {limit(plan)}")
     if plan.fabric.is_peer_only:
         click.echo("links of the hosts are left aside; --links all uses them too")
@@ -230,28 +223,17 @@ def _show(
 
 
 def _show_gradients(travel: PropagationChoice) -> None:
-    from hocket.view.collective import propagation_rows, propagation_why
+    from hocket.view.collective import propagation_table, propagation_why
 
-    shown = _table(["gradients travel", "step", "over bound"])
-    for row in propagation_rows(travel):
-        shown.add_row(*row)
     click.echo()
-    console().print(shown)
+    console().print(propagation_table(travel))
     click.echo(propagation_why(travel))
-
-
-def _table(heads: list[str]) -> Any:
-    from rich.table import Table
-
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, head in enumerate(heads):
-        shown.add_column(head, justify="left" if index == 0 else "right", no_wrap=True)
-    return shown
 
 
 def _show_classes(cluster: Cluster, collective: str, size_bytes: int | None, as_json: bool) -> None:
     from hocket import api
     from hocket.base.units import format_rate
+    from hocket.view.table import FittedTable, name, number
 
     with working("planning all classes"):
         found = api.collective_classes(cluster, collective, size_bytes=size_bytes)
@@ -261,26 +243,28 @@ def _show_classes(cluster: Cluster, collective: str, size_bytes: int | None, as_
         summaries = {"over_rings": over_rings, "over_rings_and_chains": over_chains}
         emit({"num_classes": len(found), **summaries, "classes": found})
         return
-    shown = _table(["GPUs", "sets", "bound", "of bound", "trees", "over rings"])
-    for entry in found:
-        gain = entry["speedup_over_rings"]
-        shown.add_row(
-            ",".join(name.removeprefix("gpu") for name in entry["ranks"]),
+    rows = [
+        [
+            ",".join(rank.removeprefix("gpu") for rank in entry["ranks"]),
             str(entry["num_sets"]),
             format_rate(entry["bound_bps"], "B/s"),
             f"{100 - 100 * entry['gap']:.3g} %",
             str(entry["num_trees"]),
-            "-" if gain is None else f"{gain:.2f}x",
-        )
-    console().print(shown)
+            "-" if (gain := entry["speedup_over_rings"]) is None else f"{gain:.2f}x",
+        ]
+        for entry in found
+    ]
+    titles = ("sets", "bound", "of bound", "trees", "over rings")
+    columns = (name("GPUs"), *map(number, titles))
+    console().print(FittedTable(columns=columns, rows=rows))
     click.echo(f"{len(found)} classes of connected sets of three GPUs or more (simulated)")
-    for name, gains in (
+    for other, gains in (
         ("NCCL's rings", over_rings),
         ("the better of rings and chains", over_chains),
     ):
         if gains is not None:
             click.echo(
-                f"over {name}: {gains['geometric_mean']:.2f}x in the geometric mean, "
+                f"over {other}: {gains['geometric_mean']:.2f}x in the geometric mean, "
                 f"{gains['maximum']:.1f}x at most"
             )
 

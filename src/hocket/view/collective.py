@@ -1,8 +1,7 @@
-"""A planned collective in words: the table of ways to do it, why one won, and what limits all."""
+"""A planned collective as text and data: schedules, why one was chosen, and the lower bound."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -10,42 +9,34 @@ from hocket.base.units import format_bytes, format_rate, format_seconds
 from hocket.planners.communication.certificate import LinkCut, Partition
 from hocket.planners.communication.collective import CollectivePlan, Offer
 from hocket.planners.communication.priority import PropagationChoice
+from hocket.view.table import Column, FittedTable, name, number
 
 MAX_NAMES = 8
 _TELLING = 1.005
-"""Ratios below this would be told as 1.00."""
+"""Ratios below this would be printed as 1.00."""
 
 
-@dataclass(frozen=True)
-class CollectiveRow:
-    """One way to carry out the collective, as shown."""
-
-    name: str
-    rate: str
-    share: str
-    latency: str
-    trees: str
-    time: str
-    is_chosen: bool
-
-
-def rows(plan: CollectivePlan) -> list[CollectiveRow]:
-    """The bound first, then every offer."""
-    bound = CollectiveRow("bound", _rate(plan.bound_bps), "100 %", "", "", "", False)
-    return [bound, *(_row(plan, offer) for offer in plan.offers)]
-
-
-def _row(plan: CollectivePlan, offer: Offer) -> CollectiveRow:
+def offers_table(plan: CollectivePlan) -> FittedTable:
+    """The bound first, then every schedule with its rate, latency and time for the given size."""
     size = plan.size_bytes
-    return CollectiveRow(
-        name=offer.name,
-        rate=_rate(offer.rate_bps),
-        share=f"{float(100 * offer.rate_bps / plan.bound_bps):.3g} %",
-        latency=format_seconds(offer.latency_s),
-        trees=str(len(offer.section.trees)),
-        time="" if size is None else format_seconds(offer.times.time_s(size)),
-        is_chosen=offer.name == plan.chosen.name,
-    )
+    rows, styles = [["", "bound", _rate(plan.bound_bps), "100 %", "", "", ""]], [""]
+    for offer in plan.offers:
+        is_chosen = offer.name == plan.chosen.name
+        rows.append([
+            "✔" if is_chosen else "",
+            offer.name,
+            _rate(offer.rate_bps),
+            f"{float(100 * offer.rate_bps / plan.bound_bps):.3g} %",
+            format_seconds(offer.latency_s),
+            str(len(offer.section.trees)),
+            "" if size is None else format_seconds(offer.times.time_s(size)),
+        ])  # fmt: skip
+        styles.append("bold" if is_chosen else "")
+    columns = (
+        Column(title=""), name("schedule"), number("rate"), number("of bound"),
+        number("latency", 2), number("trees", 1), number("time"),
+    )  # fmt: skip
+    return FittedTable(columns=columns, rows=rows, styles=styles).without_empty()
 
 
 def _rate(rate_bps: Any) -> str:
@@ -55,27 +46,27 @@ def _rate(rate_bps: Any) -> str:
 def why(plan: CollectivePlan) -> str:
     """Why the chosen offer won."""
     others = [offer for offer in plan.offers if offer.name != plan.chosen.name]
-    name = plan.chosen.name
+    chosen = plan.chosen.name
     if not others:
-        return f"{name}: nothing else is possible on these links"
+        return f"{chosen}: nothing else is possible on these links"
     if plan.size_bytes is None:
         best = max(others, key=lambda offer: offer.rate_bps)
         if best.rate_bps == plan.chosen.rate_bps:
-            return f"{name} has the same rate as {best.name} with fewer trees"
+            return f"{chosen} has the same rate as {best.name} with fewer trees"
         gain = float(plan.chosen.rate_bps / best.rate_bps)
         if gain < _TELLING:
-            return f"{name} has about the rate of {best.name}, the next"
-        return f"{name} has {gain:.2f} times the rate of {best.name}, the next"
+            return f"{chosen} has about the rate of {best.name}, the next"
+        return f"{chosen} has {gain:.2f} times the rate of {best.name}, the next"
     best = min(others, key=lambda offer: offer.times.time_s(plan.size_bytes or 0))
     gain = best.times.time_s(plan.size_bytes) / plan.chosen.times.time_s(plan.size_bytes)
     size = format_bytes(plan.size_bytes)
     if gain < _TELLING:
-        return f"{name} is as fast as {best.name}, the next, for {size}"
-    return f"{name} is {gain:.2f} times as fast as {best.name}, the next, for {size}"
+        return f"{chosen} is as fast as {best.name}, the next, for {size}"
+    return f"{chosen} is {gain:.2f} times as fast as {best.name}, the next, for {size}"
 
 
 def limit(plan: CollectivePlan) -> str:
-    """What bounds every way of doing it."""
+    """The links that bound the rate of every schedule."""
     certificate = plan.certificate
     unit = plan.fabric.unit_bps
     if isinstance(certificate, LinkCut):
@@ -147,16 +138,16 @@ def _offer_dict(plan: CollectivePlan, offer: Offer) -> dict[str, Any]:
 # ── gradients ──
 
 
-def propagation_rows(travel: PropagationChoice) -> list[tuple[str, str, str]]:
-    """The lower bound, then every order with its step."""
-    found = [
-        ("  computing and communication, the longer", format_seconds(travel.lower_bound_s), "")
-    ]
+def propagation_table(travel: PropagationChoice) -> FittedTable:
+    """The lower bound, then every order of gradients with its step."""
+    bound_s = travel.lower_bound_s
+    rows = [["", "lower bound: computing or communication alone", format_seconds(bound_s), ""]]
     for offer in travel.offers:
-        mark = "✔ " if offer is travel.chosen else "  "
-        over = 100 * (offer.step_s / travel.lower_bound_s - 1)
-        found.append((mark + offer.how.name, format_seconds(offer.step_s), f"{over:.0f} %"))
-    return found
+        over = f"{100 * (offer.step_s / bound_s - 1):.0f} %"
+        mark = "✔" if offer is travel.chosen else ""
+        rows.append([mark, offer.how.name, format_seconds(offer.step_s), over])
+    columns = (Column(title=""), name("gradients sent"), number("step"), number("over bound"))
+    return FittedTable(columns=columns, rows=rows)
 
 
 def propagation_why(travel: PropagationChoice) -> str:

@@ -14,12 +14,13 @@ from itertools import pairwise
 from typing import Any
 
 from hocket import __version__
-from hocket.base.units import format_percent, format_rate, format_seconds
+from hocket.base.units import format_bytes, format_percent, format_rate, format_seconds
 from hocket.plan.sections.communication import Send, Tree, channel
 from hocket.planners.communication.collective import CollectivePlan
-from hocket.view.collective import limit, rows, why
+from hocket.view.collective import limit, offers_table, why
 from hocket.view.names import inert
-from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
+from hocket.view.page import Cell, ColumnHead, fitted, page_html, section, stats_html, table
+from hocket.view.sections import next_steps
 from hocket.view.spans import lanes
 from hocket.view.wording import sentence
 
@@ -33,41 +34,54 @@ Point = tuple[float, float]
 
 def collective_report_html(plan: CollectivePlan) -> str:
     """The report as one HTML text."""
-    title = f"{plan.collective} on {inert(plan.cluster.name)}"
     return page_html(
-        title=title,
+        title=f"{plan.collective} on {inert(plan.cluster.name)}",
         lead=f"{sentence(inert(why(plan), 400))} {sentence(inert(limit(plan), 400))}",
         stats=_stats(plan),
-        body=(_offers(plan), _trees(plan), _links(plan)),
+        body=(
+            section("schedules", "Schedules", fitted(offers_table(plan))),
+            _next(plan),
+            _trees(plan),
+            _links(plan),
+        ),
         footer=f"Planned with hocket {__version__}; the certificate was checked.",
     )
 
 
 def _stats(plan: CollectivePlan) -> str:
-    chosen = plan.chosen
+    chosen, size = plan.chosen, plan.size_bytes
+    bound = format_rate(float(plan.bound_bps), "B/s")
     entries = [
+        ("Ranks", str(len(chosen.section.ranks)), ", ".join(map(inert, chosen.section.ranks[:8]))),
         ("Rate", format_rate(float(chosen.rate_bps), "B/s"), chosen.name),
-        ("Of the bound", format_percent(1 - plan.gap), format_rate(float(plan.bound_bps), "B/s")),
+        ("Upper bound", bound, f"proven; this schedule reaches {format_percent(1 - plan.gap)}"),
         ("Latency", format_seconds(chosen.latency_s), f"{chosen.times.num_levels} steps"),
-        ("Trees", str(len(chosen.section.trees)), f"{len(chosen.section.ranks)} ranks"),
+        ("Trees", str(len(chosen.section.trees)), ""),
     ]
+    if size is not None:
+        taken = format_seconds(chosen.times.time_s(size))
+        entries.insert(1, ("Time", taken, f"for {format_bytes(size)}"))
+    rings = next((offer for offer in plan.offers if offer.name.startswith("ring")), None)
+    if rings is not None and rings is not chosen:
+        gain = float(chosen.rate_bps / rings.rate_bps)
+        entries.insert(1, ("Speed-up", f"{gain:.2f} x", f"over {rings.name}"))
     return stats_html(entries)
 
 
-def _offers(plan: CollectivePlan) -> str:
-    heads = [
-        ColumnHead("", "tick"),
-        ColumnHead("Way"),
-        ColumnHead("Rate", "number"),
-        ColumnHead("Of bound", "number"),
-        ColumnHead("Latency", "number wide"),
-        ColumnHead("Trees", "number wide"),
-    ]
-    lines: list[list[Cell]] = [
-        ["✔" if row.is_chosen else "", row.name, row.rate, row.share, row.latency, row.trees]
-        for row in rows(plan)
-    ]
-    return section("ways", "Ways to do it", table(heads, lines))
+def _next(plan: CollectivePlan) -> str:
+    names = plan.cluster.device_names
+    gpus = ",".join(str(names.index(rank)) for rank in plan.chosen.section.ranks)
+    on = inert(plan.cluster.name)
+    return next_steps(
+        (
+            f"hocket collective {plan.collective} --on {on} --gpus {gpus} --export trees.xml",
+            "the schedule as a program for MSCCL; .json for MSCCL++, .graph.xml for NCCL",
+        ),
+        (
+            'import hocket.torch_backend; torch.distributed.init_process_group("hocket")',
+            "planned trees in a PyTorch program",
+        ),
+    )
 
 
 def _links(plan: CollectivePlan) -> str:

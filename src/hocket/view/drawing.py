@@ -53,6 +53,13 @@ def time_axis(scale: Scale, bottom: float) -> Iterator[str]:
             yield svg_text(x + 3, MARGIN_PX + 12, format_seconds(tick * step_s), "muted")
 
 
+def bound_line(scale: Scale, bound_s: float, bottom: float) -> Iterator[str]:
+    """The lower bound of all strategies as a dashed line."""
+    x = scale.x(bound_s)
+    yield f'<path class="capacity" d="M{x:.1f} {MARGIN_PX + AXIS_PX - 12}V{bottom:.1f}"/>'
+    yield svg_text(x - 3, MARGIN_PX + 24, "lower bound", "muted", anchor="end")
+
+
 def tick_step(length: float, num_ticks: int) -> float:
     """The step of 1, 2 or 5 times a power of ten that gives at most ``num_ticks`` ticks."""
     rough = length / num_ticks

@@ -16,7 +16,7 @@ from hocket.simulate.at_peak import HeldStorage, held_at_peak
 from hocket.view.budgeted import WithinBudget, decided, expert_groups, parameter_bytes
 from hocket.view.host_copies import HostCopies
 from hocket.view.names import inert
-from hocket.view.table import Column, FittedTable
+from hocket.view.table import Column, FittedTable, name, number
 
 OURS, LEANEST = "hocket", "minimum memory"
 NUM_TENSORS = 5
@@ -118,38 +118,34 @@ def under_peak(plan: Fitted) -> list[HeldStorage]:
 
 def fit_table(fit: BudgetFit) -> RenderableType:
     """A line per plan, then what the chosen one does and what fills the peak."""
-    columns = (
-        Column(title=""),
-        Column(title="plan", is_name=True),
-        Column(title="step", align="right"),
-        Column(title="peak  ", align="right"),
-        Column(title="to host", align="right", rank=1),
-        Column(title="from host", align="right", rank=2),
-        Column(title="recomputed", align="right"),
-    )
-    lines = [_cells(fit, name, plan) for name, plan in shown_plans(fit)]
-    table = FittedTable(columns=columns, rows=lines, least_gap=1)
-    return Group(table, Text(), *map(Text, sentences(fit)))
+    return Group(plans_table(fit), Text(), *map(Text, sentences(fit)))
 
 
-def _cells(fit: BudgetFit, name: str, plan: Fitted) -> list[Text]:
-    fits = plan.peak_bytes <= fit.budget_bytes
-    is_chosen = plan is fit.chosen
-    peak = f"{format_bytes(plan.peak_bytes)} {' ' if fits else '✗'}"
-    found = numbers(plan)
+def plans_table(fit: BudgetFit) -> FittedTable:
+    """A line per plan: step, peak, bytes that move and arithmetic that is recomputed."""
     flops = float(fit.frontier.problem.graph.flops.sum())
-    share = found["recomputed_flops"] / flops if flops else 0.0
-    cells = [
-        "✔" if is_chosen else "",
-        name,
-        format_seconds(plan.step_s),
-        peak,
-        format_bytes(found["offloaded_bytes"]),
-        format_bytes(found["fetched_bytes"]),
-        format_percent(share),
-    ]
-    style = "bold" if is_chosen else "" if fits else "dim"
-    return [Text(cell, style=style) for cell in cells]
+    rows, styles = [], []
+    for label, plan in shown_plans(fit):
+        fits, is_chosen, found = (
+            plan.peak_bytes <= fit.budget_bytes,
+            plan is fit.chosen,
+            numbers(plan),
+        )
+        rows.append([
+            "✔" if is_chosen else "",
+            label,
+            format_seconds(plan.step_s),
+            f"{format_bytes(plan.peak_bytes)} {' ' if fits else '✗'}",
+            format_bytes(found["offloaded_bytes"]),
+            format_bytes(found["fetched_bytes"]),
+            format_percent(found["recomputed_flops"] / flops if flops else 0.0),
+        ])  # fmt: skip
+        styles.append("bold" if is_chosen else "" if fits else "dim")
+    columns = (
+        Column(title=""), name("plan"), number("step"), number("peak  "), number("to host", 1),
+        number("from host", 2), number("recomputed"),
+    )  # fmt: skip
+    return FittedTable(columns=columns, rows=rows, styles=styles, least_gap=1)
 
 
 def sentences(fit: BudgetFit) -> list[str]:
@@ -175,11 +171,11 @@ def sentences(fit: BudgetFit) -> list[str]:
 def _decision(fit: BudgetFit) -> str:
     """What the chosen plan does, or what the leanest would where nothing fits."""
     told, within = _told(fit), within_of(_told(fit))
-    name = next(name for name, plan in shown_plans(fit) if plan is told)
+    label = next(label for label, plan in shown_plans(fit) if plan is told)
     does = "nothing is offloaded or recomputed" if within is None else decided(within)
     if fit.chosen is not None:
-        return f"{name}: {does}."
-    also = "" if name == LEANEST else f", {name},"
+        return f"{label}: {does}."
+    also = "" if label == LEANEST else f", {label},"
     return (
         f"Nothing fits into {fit.limits}. The minimum-memory plan{also} would need "
         f"{format_bytes(fit.smallest_bytes)}: {does}."

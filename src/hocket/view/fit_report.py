@@ -14,16 +14,11 @@ from hocket.planners.memory.budget import BudgetFit
 from hocket.planners.memory.fitted import Fitted
 from hocket.planners.memory.maker import PLAIN
 from hocket.view.drawing import memory_card, svg_text
-from hocket.view.fit import (
-    numbers,
-    sentences,
-    shown_plans,
-    under_peak,
-)
+from hocket.view.fit import numbers, plans_table, sentences, under_peak
 from hocket.view.names import inert
-from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
+from hocket.view.page import Cell, ColumnHead, fitted, page_html, section, stats_html, table
 from hocket.view.picture import memory_paths
-from hocket.view.sections import next_steps, range_note, throughput_stats, training_stats
+from hocket.view.sections import head_stats, next_steps, range_note
 from hocket.view.spans import memory_envelope
 from hocket.view.step_inputs import step_data
 from hocket.view.wording import of_capacity, sentence
@@ -41,7 +36,7 @@ def fit_report_html(fit: BudgetFit) -> str:
         lead=" ".join(sentence(line.rstrip(".")) for line in sentences(fit)[:2]),
         stats=_stats(fit, told),
         body=(
-            _plans(fit),
+            section("plans", "Plans", fitted(plans_table(fit))),
             budgets_chart(fit),
             _next(fit),
             _curves(fit, told),
@@ -57,7 +52,7 @@ def summary_html(fit: BudgetFit) -> str:
     told = fit.chosen or fit.frontier.smallest
     return (
         f'<dl class="stats">{_stats(fit, told)}</dl>'
-        + _plans(fit)
+        + section("plans", "Plans", fitted(plans_table(fit)))
         + budgets_chart(fit)
         + _curves(fit, told)
     )
@@ -70,10 +65,9 @@ def _stats(fit: BudgetFit, told: Fitted) -> str:
     problem = fit.frontier.problem
     step = step_data(problem.graph)
     error = [note] if (note := range_note(problem, told.step_s)) else []
+    hourly = problem.cluster.devices[0].kind.price_per_hour or None
     entries = [
-        *training_stats(step),
-        ("Step", format_seconds(told.step_s), ", ".join(error + slower + gap)),
-        *throughput_stats(step, told.step_s),
+        *head_stats(step, told.step_s, ", ".join(error + slower + gap), hourly),
         ("Peak", of_capacity(told.peak_bytes, fit.budget_bytes), "of the budget"),
         ("To the host", format_bytes(numbers(told)["offloaded_bytes"]), "per step"),
         ("Budget", format_bytes(fit.budget_bytes), _of_device(fit)),
@@ -90,31 +84,6 @@ def _of_device(fit: BudgetFit) -> str:
         f"of its {format_bytes(has.memory_bytes)} {inert(has.name)} lets tensors fill "
         f"{format_bytes(usable)}"
     )
-
-
-def _plans(fit: BudgetFit) -> str:
-    heads = [
-        ColumnHead("", "tick"),
-        ColumnHead("Plan"),
-        ColumnHead("Step", "number"),
-        ColumnHead("Peak", "number"),
-        ColumnHead("To host", "number wide"),
-        ColumnHead("Recomputed", "number wide"),
-    ]
-    flops = max(float(fit.frontier.problem.graph.flops.sum()), 1.0)
-    lines: list[list[Cell]] = [
-        [
-            "✔" if plan is fit.chosen else "",
-            name,
-            format_seconds(plan.step_s),
-            of_capacity(plan.peak_bytes, fit.budget_bytes)
-            + ("" if plan.peak_bytes <= fit.budget_bytes else " ✗"),
-            format_bytes(numbers(plan)["offloaded_bytes"]),
-            format_percent(numbers(plan)["recomputed_flops"] / flops),
-        ]
-        for name, plan in shown_plans(fit)
-    ]
-    return section("plans", "Plans", table(heads, lines))
 
 
 def _curves(fit: BudgetFit, told: Fitted) -> str:

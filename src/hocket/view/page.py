@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from hocket import __version__
 from hocket.view.drawing import picture_css
+from hocket.view.table import Column, FittedTable
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 # Two voices that alternate: what a hocket is.
@@ -146,6 +147,38 @@ def table(
         lines.append(f"<tr{_classes(row_classes[index] if row_classes else '')}>{cells}</tr>")
     body = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<div class="scroll"><table>{body}</table></div>'
+
+
+def fitted(shown: FittedTable) -> str:
+    """A table that the terminal prints as well; columns that it may drop are hidden on phones."""
+    heads = [
+        ColumnHead(column.title.strip()[:1].upper() + column.title.strip()[1:], _classes_of(column))
+        for column in shown.columns
+    ]
+    rows = [
+        [_cell(column, cell.plain.strip()) for column, cell in zip(shown.columns, row, strict=True)]
+        for row in shown.cells
+    ]
+    names = {"bold": "chosen", "dim": "infeasible"}
+    return table(heads, rows, [names.get(style, "") for style in shown.styles])
+
+
+def _classes_of(column: Column) -> str:
+    if not column.title and not column.is_name:
+        return "tick"
+    words = ["name"] * column.is_name + ["nowrap"] * column.is_share
+    words += ["number"] * (column.align == "right" and not column.is_share)
+    return " ".join(words + ["wide"] * (column.rank > 0))
+
+
+def _cell(column: Column, text: str) -> Cell:
+    if text == "✔":
+        return Html('✔<span class="visually-hidden"> chosen</span>')
+    if text.endswith("✗"):
+        return Html(f'<span class="over">{escape(text)}</span>')
+    if column.is_share and text.endswith("%"):
+        return Html(bar(float(text.strip("<% ")) / 100) + escape(text))
+    return text
 
 
 def _classes(names: str) -> str:

@@ -195,6 +195,8 @@ class RankFacts:
     rank: int
     kind: str
     num_devices: int
+    price_per_hour: float
+    """Of one device; 0 where it is unknown."""
     first_device: str
     stages: tuple[int, ...]
     num_layers: int
@@ -220,6 +222,7 @@ def rank_facts(plan: TransformerPlan, timeline: Timeline) -> list[RankFacts]:
                 rank=rank,
                 kind=devices[names[0]].kind.name,
                 num_devices=len(names),
+                price_per_hour=devices[names[0]].kind.price_per_hour,
                 first_device=names[0],
                 stages=stages,
                 num_layers=sum(layers[stage] for stage in stages),

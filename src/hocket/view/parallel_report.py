@@ -17,7 +17,6 @@ from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.plan.transformer_plan import TransformerPlan
 from hocket.planners.parallel.forecast import label
-from hocket.planners.parallel.transformer_why import PARTS_IN_WORDS
 from hocket.simulate.pipeline import after_s, simulate_pipeline
 from hocket.simulate.timeline import Timeline
 from hocket.view.drawing import (
@@ -25,32 +24,17 @@ from hocket.view.drawing import (
     LEGEND_PX,
     MARGIN_PX,
     Scale,
+    bound_line,
     picture_css,
     svg_rect,
     svg_text,
     time_axis,
 )
 from hocket.view.names import LONGEST_SENTENCE, inert
-from hocket.view.page import (
-    Cell,
-    ColumnHead,
-    Html,
-    bar,
-    legend,
-    page_html,
-    section,
-    stack,
-    stats_html,
-    table,
-)
-from hocket.view.parallel import (
-    RankFacts,
-    counts_text,
-    fields_of,
-    rank_facts,
-    shown,
-    step_parts,
-)
+from hocket.view.page import fitted, page_html, section, stats_html
+from hocket.view.parallel import counts_text, rank_facts, shown, winning
+from hocket.view.parallel_text import configs_table, parts_table, rank_table
+from hocket.view.sections import head_stats, next_steps
 from hocket.view.spans import SpanRow, part, thinned
 from hocket.view.wording import of_capacity, sentence
 
@@ -86,7 +70,12 @@ LETTERS = {
 
 
 def pipeline_svg(
-    schedule: Schedule, timeline: Timeline, *, width: int = 960, styled: bool = True
+    schedule: Schedule,
+    timeline: Timeline,
+    *,
+    width: int = 960,
+    styled: bool = True,
+    bound_s: float | None = None,
 ) -> str:
     """The picture, ``width`` pixels wide; without ``styled`` the page brings `picture_css`."""
     scale = Scale(width, timeline.makespan_s, LABEL_PX)
@@ -101,6 +90,8 @@ def pipeline_svg(
         body += _device(
             schedule, timeline, device, scale, MARGIN_PX + AXIS_PX + device * (BAR_PX + GAP_PX)
         )
+    if bound_s is not None:
+        body += bound_line(scale, bound_s, bottom)
     body += _legend(schedule, timeline, height - 10)
     style = f"<style>{picture_css()}</style>" if styled else ""
     return (
@@ -270,165 +261,116 @@ def _letters(
 
 
 NUM_CANDIDATES = 12
-NUMBERS = {
-    "step": "Step", "tokens/s": "Tokens/s", "MFU": "MFU", "bubble": "Bubble",
-    "exposed": "Exposed", "per day": "Per day",
-}  # fmt: skip
-"""Columns of the table of candidates and their heads; the division stands in one."""
 MAX_RANKS = 64
-NARROW = frozenset({"step"})
-"""Numbers of candidates that stay where the window is a telephone's."""
-
-
-def _number_classes(title: str) -> str:
-    return "number" if title in NARROW else "number wide"
 
 
 def parallel_report_html(plan: TransformerPlan, comparison: Comparison | None = None) -> str:
     """The report as one HTML text."""
     timeline = simulate_pipeline(plan.schedule, plan.costs)
-    title = f"{inert(plan.model.name)} on {inert(plan.cluster.name)}"
-    facts = rank_facts(plan, timeline)
     why = plan.plan.notes.get("why", "")
-    lead = inert(why, LONGEST_SENTENCE) if why else _label(plan)
+    forecast = None if comparison is None else winning(comparison)
     return page_html(
-        title=title,
-        lead=sentence(lead),
-        stats=_stats(plan, timeline, facts),
+        title=f"{inert(plan.model.name)} on {inert(plan.cluster.name)}",
+        lead=sentence(inert(why, LONGEST_SENTENCE) if why else _label(plan)),
+        stats=_stats(plan, timeline, forecast),
         body=(
             _candidates(comparison),
             _pipeline(plan, timeline),
+            next_steps(*_NEXT),
             _parts(plan),
-            _ranks(facts),
+            _ranks(plan, timeline),
             _plan(plan),
         ),
         footer=f"Predicted by simulation with hocket {__version__}.",
     )
 
 
+_NEXT = (
+    ("hocket export plan.json --to megatron", "the same settings for Megatron, torchtitan, …"),
+    ("hocket run plan.json --check-only", "gradients of a small copy against one device"),
+    ("hocket launch plan.json train.py", "your training script, once per device of the plan"),
+)
+
+
 # ── sections ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _stats(plan: TransformerPlan, timeline: Timeline, facts: list[RankFacts]) -> str:
-    division = plan.division
-    tokens = division.global_batch * plan.model.sequence / (timeline.makespan_s or 1.0)
+def _stats(plan: TransformerPlan, timeline: Timeline, forecast: ConfigForecast | None) -> str:
+    config, step_s = plan.division, timeline.makespan_s
+    facts = rank_facts(plan, timeline)
     full = max(facts, key=lambda fact: fact.peak_bytes / max(fact.capacity_bytes, 1))
-    entries = [
-        ("Step", format_seconds(timeline.makespan_s), f"{tokens:,.0f} tokens per second"),
+    note = ""
+    if forecast is not None:
+        low_s, high_s = (format_seconds(edge) for edge in forecast.range_s)
+        note = f"expect {low_s} to {high_s}"
+    prices = [fact.num_devices * fact.price_per_hour for fact in facts]
+    step = {
+        "batch": config.global_batch, "sequence": plan.model.sequence, "amp": None,
+        "dtype": plan.dtype, "optimizer": "Adam",
+    }  # fmt: skip
+    entries = head_stats(step, step_s, note, sum(prices) if all(prices) else None)
+    if plan.mfu is not None:
+        entries.append(("MFU", format_percent(plan.mfu), "of the peak arithmetic"))
+        bound = format_seconds(bound_s(plan, step_s) or 0.0)
+        entries.append(("Lower bound", bound, "arithmetic alone, at the peak rate"))
+    entries += [
         ("Bubble", format_percent(timeline.idle_share), "of the devices' time"),
         (
             "Fullest rank",
             of_capacity(full.peak_bytes, full.capacity_bytes),
             f"pipeline rank {full.rank}",
         ),
-        ("Devices", f"{division.num_devices:,}", _label(plan)),
+        ("Devices", f"{config.num_devices:,}", _label(plan)),
     ]
-    if plan.mfu is not None:
-        entries.insert(1, ("MFU", format_percent(plan.mfu), "of the peak arithmetic"))
     return stats_html(entries)
+
+
+def bound_s(plan: TransformerPlan, step_s: float) -> float | None:
+    """The time of the model's arithmetic at the devices' peak rate, which no plan can beat."""
+    if plan.mfu is None:
+        return None
+    # Attention may skip the pairs of tokens that a causal mask leaves out.
+    return plan.problem.training.causal_share * plan.mfu * step_s
 
 
 def _candidates(comparison: Comparison | None) -> str:
     if comparison is None:
         return ""
     candidates = shown(comparison, NUM_CANDIDATES)
-    fields = [field for field in fields_of(candidates) if field.title in NUMBERS]
-    chosen = None if comparison.winner is None else 0
-    heads = [
-        ColumnHead("", "tick"),
-        ColumnHead("ParallelConfig"),
-        *(ColumnHead(NUMBERS[f.title], _number_classes(f.title)) for f in fields),
-        ColumnHead("Fullest rank", "number"),
-        ColumnHead("Reason", "wide"),
-    ]
-    rows = [
-        _candidate(candidate, [f.values[i] for f in fields], i == chosen)
-        for i, candidate in enumerate(candidates)
-    ]
-    classes = [
-        "chosen" if i == chosen else "" if c.feasible else "infeasible"
-        for i, c in enumerate(candidates)
-    ]
-    note = f'<p class="note">{escape(counts_text(comparison))}.</p>'
-    return section("candidates", "Candidates", table(heads, rows, classes), note)
-
-
-def _candidate(candidate: ConfigForecast, cells: list[str], chosen: bool) -> list[Cell]:
-    rank = candidate.fullest_rank
-    size = of_capacity(candidate.peak_bytes[rank], candidate.capacity_bytes[rank])
-    memory: Cell = size if candidate.feasible else Html(f'<span class="over">{size} ✗</span>')
-    tick = Html('✔<span class="visually-hidden"> chosen</span>' if chosen else "")
-    reason = inert(candidate.reason, LONGEST_SENTENCE)
-    program = candidate.problem.training.software.name
-    division = label(candidate.division, candidate.schedule_name, program)
-    return [tick, division, *cells, memory, reason]
+    reasons = "".join(
+        f"<li>{escape(inert(candidate.reason, LONGEST_SENTENCE))}</li>" for candidate in candidates
+    )
+    return section(
+        "candidates",
+        "Candidates",
+        fitted(configs_table(comparison, candidates, labelled=True)),
+        f'<p class="note">{escape(counts_text(comparison))}.</p>',
+        f"<details><summary>Why each won or lost</summary><ol>{reasons}</ol></details>",
+    )
 
 
 def _pipeline(plan: TransformerPlan, timeline: Timeline) -> str:
     if plan.schedule.num_devices == 1:
         return ""
-    picture = pipeline_svg(plan.schedule, timeline, width=1080, styled=False)
-    note = '<p class="note">Pipeline ranks over one step; what is empty is the bubble.</p>'
+    bound = bound_s(plan, timeline.makespan_s)
+    picture = pipeline_svg(plan.schedule, timeline, width=1080, styled=False, bound_s=bound)
+    note = (
+        '<p class="note">Pipeline ranks over one step, with the number of each microbatch; what is '
+        "empty is the bubble.</p>"
+    )
     region = 'class="scroll" tabindex="0" role="region" aria-label="Pipeline, picture"'
     return section("pipeline", "Pipeline", f"<div {region}>{picture}</div>", note)
 
 
 def _parts(plan: TransformerPlan) -> str:
-    parts = step_parts(plan)
-    total_s = sum(parts.values())
-    if not total_s:
-        return ""
-    classes = [f"share-{index % 6}" for index in range(len(parts))]
-    shares = [value / total_s for value in parts.values()]
-    names = [inert(PARTS_IN_WORDS.get(name, name)) for name in parts]
-    entries = [
-        (css, f"{name} {format_percent(share)}")
-        for css, name, share in zip(classes, names, shares, strict=True)
-    ]
-    rows: list[list[Cell]] = [
-        [name, format_seconds(value), format_percent(share)]
-        for name, value, share in zip(names, parts.values(), shares, strict=True)
-    ]
-    heads = (
-        ColumnHead("Part", "name"),
-        ColumnHead("Time", "number"),
-        ColumnHead("Of step", "number"),
-    )
-    body = stack(shares, classes) + legend(entries) + table(heads, rows)
-    return section("parts", "Where the step's time goes", body)
+    shown = parts_table(plan)
+    return section("parts", "Where the step's time goes", fitted(shown)) if shown.rows else ""
 
 
-def _ranks(facts: list[RankFacts]) -> str:
-    heads = (
-        ColumnHead("Rank", "number"),
-        ColumnHead("From device", "name"),
-        ColumnHead("Kind", "wide"),
-        ColumnHead("Layers", "number"),
-        ColumnHead("Busy", "nowrap"),
-        ColumnHead("State", "number wide"),
-        ColumnHead("Peak memory", "nowrap"),
-    )
-    rows: list[list[Cell]] = [
-        [
-            str(fact.rank),
-            inert(fact.first_device),
-            inert(fact.kind),
-            str(fact.num_layers),
-            Html(bar(fact.busy_share) + escape(format_percent(fact.busy_share))),
-            format_bytes(fact.state_bytes),
-            _memory(fact),
-        ]
-        for fact in facts[:MAX_RANKS]
-    ]
-    hidden = len(facts) - MAX_RANKS
+def _ranks(plan: TransformerPlan, timeline: Timeline) -> str:
+    hidden = len(plan.devices) - MAX_RANKS
     note = f'<p class="note">and {hidden} ranks more</p>' if hidden > 0 else ""
-    return section("ranks", "Pipeline ranks", table(heads, rows), note)
-
-
-def _memory(fact: RankFacts) -> Html:
-    size = of_capacity(fact.peak_bytes, fact.capacity_bytes)
-    text = size if fact.peak_bytes <= fact.capacity_bytes else f'<span class="over">{size} ✗</span>'
-    return Html(bar(fact.peak_bytes / max(fact.capacity_bytes, 1), "transfer") + text)
+    return section("ranks", "Pipeline ranks", fitted(rank_table(plan, timeline, MAX_RANKS)), note)
 
 
 def _label(plan: TransformerPlan) -> str:

@@ -10,10 +10,12 @@ from rich.text import Text
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.cost.chips import chip_of
 from hocket.plan.transformer_plan import TransformerPlan
+from hocket.planners.parallel.forecast import label
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
     MARK,
+    Field,
     counts_text,
     fields_of,
     only_here,
@@ -23,7 +25,7 @@ from hocket.view.parallel import (
     step_parts,
     winning,
 )
-from hocket.view.table import Column, FittedTable
+from hocket.view.table import Column, FittedTable, name, number, share
 from hocket.view.wording import count_of, of_capacity
 
 if TYPE_CHECKING:
@@ -39,28 +41,13 @@ MAX_RANKS = 16
 def comparison_table(comparison: Comparison, top: int) -> RenderableType:
     """A line per candidate with ✔ at the chosen one, why the others lost, then the sentence."""
     candidates = shown(comparison, top)
-    fields = fields_of(candidates)
-    columns = [
-        Column(title="", align="right"),
-        *(
-            Column(title=f.title, align="right" if f.is_number else "left", rank=f.rank)
-            for f in fields
-        ),
-        Column(title="peak ", align="right"),
-        Column(title="of", align="right", rank=5),
-    ]
-    chosen = None if comparison.winner is None else 0
-    rows = [
-        _row(candidate, index, [f.values[index] for f in fields], index == chosen)
-        for index, candidate in enumerate(candidates)
-    ]
     parts: list[RenderableType] = []
     if candidates:
-        parts.append(FittedTable(columns=tuple(columns), rows=rows, indent=1, least_gap=1))
+        parts.append(configs_table(comparison, candidates))
         if any(only_here(candidate) for candidate in candidates):
             program = comparison.problem.training.software.name
-            told = f"  {MARK} hocket run only: {program} does not have this schedule"
-            parts.append(Text(told, style="dim"))
+            note = f"  {MARK} hocket run only: {program} does not have this schedule"
+            parts.append(Text(note, style="dim"))
         reasons = _reasons(comparison, candidates)
         parts += [reasons] if reasons.plain else []
     winner = winning(comparison)
@@ -70,6 +57,40 @@ def comparison_table(comparison: Comparison, top: int) -> RenderableType:
         parts.append(Text(range_sentence(winner)))
         parts.append(Text(mfu_sentence(winner)))
     return Group(*parts, Text(counts_text(comparison), style="dim"))
+
+
+def configs_table(
+    comparison: Comparison, candidates: tuple[ConfigForecast, ...], *, labelled: bool = False
+) -> FittedTable:
+    """A line per parallel config, the chosen one first.
+
+    With ``labelled`` one column names each config, which a phone can show.
+    """
+    fields = fields_of(candidates)
+    if labelled:
+        first = [field.title for field in fields].index("step")
+        program = comparison.problem.training.software.name
+        names = tuple(label(c.division, c.schedule_name, program) for c in candidates)
+        fields = [Field("parallel config", names, is_number=False), *fields[first:]]
+    chosen = None if comparison.winner is None else 0
+    rows, styles = [], []
+    for index, candidate in enumerate(candidates):
+        rank, mark = candidate.fullest_rank, " " if candidate.feasible else "✗"
+        rows.append([
+            "✔" if index == chosen else str(index + 1),
+            *(field.values[index] for field in fields),
+            format_bytes(candidate.peak_bytes[rank]) + mark,
+            format_bytes(candidate.capacity_bytes[rank]),
+        ])  # fmt: skip
+        styles.append("bold" if index == chosen else "" if candidate.feasible else "dim")
+    columns = (
+        Column(title="", align="right"),
+        *(number(f.title, f.rank) if f.is_number else Column(title=f.title, rank=f.rank)
+          for f in fields),
+        number("peak "),
+        number("of", 5),
+    )  # fmt: skip
+    return FittedTable(columns=columns, rows=rows, styles=styles, indent=1, least_gap=1)
 
 
 def range_sentence(candidate: ConfigForecast) -> str:
@@ -102,30 +123,14 @@ def _reasons(comparison: Comparison, candidates: tuple[ConfigForecast, ...]) -> 
     return Text("\n".join(told), style="dim")
 
 
-def _row(candidate: ConfigForecast, index: int, cells: list[str], chosen: bool) -> list[Text]:
-    style = "bold" if chosen else "" if candidate.feasible else "dim"
-    tick = Text("✔", style="bold green") if chosen else Text(str(index + 1), style="dim")
-    return [
-        tick,
-        *(Text(cell, style=style) for cell in cells),
-        *_memory_cells(candidate, style),
-    ]
-
-
-def _memory_cells(candidate: ConfigForecast, style: str) -> tuple[Text, Text]:
-    """Peak of the fullest rank and what its devices have."""
-    rank = candidate.fullest_rank
-    mark = " " if candidate.feasible else "✗"
-    peak = Text.assemble((format_bytes(candidate.peak_bytes[rank]), style), (mark, "bold red"))
-    return peak, Text(format_bytes(candidate.capacity_bytes[rank]), style="dim")
-
-
 # ── plans ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def parallel_summary(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
     """What ``hocket show`` prints of a parallel plan."""
-    return Group(headline(plan, timeline), Text(), _rank_table(plan, timeline))
+    hidden = len(plan.devices) - MAX_RANKS
+    more = [Text(f"  and {hidden} ranks more", style="dim")] if hidden > 0 else []
+    return Group(headline(plan, timeline), Text(), rank_table(plan, timeline, MAX_RANKS), *more)
 
 
 def headline(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
@@ -151,58 +156,45 @@ def headline(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
     return Group(title, *(Text(" · ".join(words)) for words in (degrees, modes, numbers)))
 
 
-def _rank_table(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
-    facts = rank_facts(plan, timeline)
+def rank_table(plan: TransformerPlan, timeline: Timeline, most: int) -> FittedTable:
+    """The first ``most`` pipeline ranks: device, layers, load and memory."""
     rows = [
         [
-            Text(str(fact.rank)),
-            Text(inert(fact.first_device)),
-            Text(inert(fact.kind), style="dim"),
-            Text(str(fact.num_layers)),
-            Text(format_percent(fact.busy_share)),
-            Text(format_bytes(fact.state_bytes)),
-            Text(of_capacity(fact.peak_bytes, fact.capacity_bytes)),
-            Text("✗" if fact.peak_bytes > fact.capacity_bytes else "", style="bold red"),
+            str(fact.rank),
+            inert(fact.first_device),
+            inert(fact.kind),
+            str(fact.num_layers),
+            format_percent(fact.busy_share),
+            format_bytes(fact.state_bytes),
+            of_capacity(fact.peak_bytes, fact.capacity_bytes)
+            + ("  " if fact.peak_bytes <= fact.capacity_bytes else " ✗"),
         ]
-        for fact in facts[:MAX_RANKS]
+        for fact in rank_facts(plan, timeline)[:most]
     ]
-    table = FittedTable(
-        columns=(
-            Column(title="rank", align="right"),
-            Column(title="from device", is_name=True, rank=1),
-            Column(title="kind", is_name=True, rank=2),
-            Column(title="layers", align="right"),
-            Column(title="busy", align="right"),
-            Column(title="state", align="right", rank=3),
-            Column(title="peak memory", align="right"),
-            Column(title=""),
-        ),
-        rows=rows,
-    )
-    hidden = len(facts) - MAX_RANKS
-    if hidden <= 0:
-        return table
-    return Group(table, Text(f"  and {hidden} ranks more", style="dim"))
+    columns = (
+        number("rank"), name("from device", 1), name("type", 2), number("layers"), share("busy"),
+        number("state", 3), number("peak memory  "),
+    )  # fmt: skip
+    return FittedTable(columns=columns, rows=rows)
+
+
+def parts_table(plan: TransformerPlan) -> FittedTable:
+    """What the time of the step goes into, largest first."""
+    from hocket.planners.parallel.transformer_why import PARTS_IN_WORDS
+
+    parts = step_parts(plan)
+    total_s = sum(parts.values()) or 1.0
+    rows = [
+        [inert(PARTS_IN_WORDS.get(part, part)), format_seconds(value),
+         format_percent(value / total_s)]
+        for part, value in parts.items()
+    ]  # fmt: skip
+    columns = (name("the step's time goes into"), number("time"), share("of step"))
+    return FittedTable(columns=columns, rows=rows)
 
 
 def parallel_explanation(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
     """What ``hocket explain`` prints of a parallel plan: where the step's time goes."""
-    from hocket.planners.parallel.transformer_why import PARTS_IN_WORDS
-
-    step_s = timeline.makespan_s or 1.0
-    rows = [
-        [
-            Text(inert(PARTS_IN_WORDS.get(name, name))),
-            Text(format_seconds(value)),
-            Text(format_percent(value / step_s)),
-        ]
-        for name, value in step_parts(plan).items()
-    ]
-    columns = (
-        Column(title="the step's time goes into", is_name=True),
-        Column(title="time", align="right"),
-        Column(title="of step", align="right"),
-    )
     slowest = max(rank_facts(plan, timeline), key=lambda fact: fact.busy_share)
     why = plan.plan.notes.get("why")
     told = [Text(inert(why, LONGEST_SENTENCE))] if why else []
@@ -210,5 +202,6 @@ def parallel_explanation(plan: TransformerPlan, timeline: Timeline) -> Renderabl
         f"pipeline rank {slowest.rank} is busiest ({format_percent(slowest.busy_share)}); devices "
         f"wait {format_percent(timeline.idle_share)} of their time"
     )
-    table: list[RenderableType] = [FittedTable(columns=columns, rows=rows), Text()] if rows else []
+    parts = parts_table(plan)
+    table: list[RenderableType] = [parts, Text()] if parts.rows else []
     return Group(headline(plan, timeline), Text(), *table, Text(busiest), *told)

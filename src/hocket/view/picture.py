@@ -23,6 +23,7 @@ from hocket.view.drawing import (
     LEGEND_PX,
     MARGIN_PX,
     Scale,
+    bound_line,
     picture_css,
     svg_rect,
     svg_text,
@@ -87,7 +88,7 @@ def draw_timeline(
         body.append(svg_text(MARGIN_PX, top + 10, f"and {hidden} less used links", "muted"))
         top += 16
     if bound_s is not None:
-        body += _bound(scale, bound_s, top)
+        body += bound_line(scale, bound_s, top)
     height = top + LEGEND_PX
     grid = list(time_axis(scale, top))
     style = f"<style>{picture_css()}</style>" if styled else ""
@@ -125,13 +126,6 @@ def _pass_labels(passes: Sequence[Pass], scale: Scale, top: float) -> Iterator[s
     for each in passes:
         if (each.end_s - each.start_s) * scale.px_per_s >= _PASS_PX:
             yield svg_text(scale.x(each.start_s) + 3, top + 15, each.label, "mark-label")
-
-
-def _bound(scale: Scale, bound_s: float, bottom: float) -> Iterator[str]:
-    """The lower bound of all strategies as a dashed line."""
-    x = scale.x(bound_s)
-    yield f'<path class="capacity" d="M{x:.1f} {MARGIN_PX + AXIS_PX - 12}V{bottom:.1f}"/>'
-    yield svg_text(x - 3, MARGIN_PX + 24, "lower bound", "muted", anchor="end")
 
 
 def memory_paths(

@@ -11,14 +11,12 @@ from hocket.base.units import (
     format_bytes,
     format_count,
     format_percent,
-    format_rate,
     format_seconds,
 )
 from hocket.cost.ranges import step_range
 from hocket.plan.files import PLAN_SCHEMA
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.simulate.analysis import price_per_hour
 from hocket.simulate.timeline import Timeline
 from hocket.view.drawing import memory_card
 from hocket.view.facts import (
@@ -31,28 +29,44 @@ from hocket.view.facts import (
     TRANSFERS,
     DeviceFacts,
     Facts,
-    fullest_device,
 )
 from hocket.view.memory import KINDS, memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
-from hocket.view.page import Cell, ColumnHead, Html, bar, legend, section, stack, stats_html, table
+from hocket.view.page import (
+    Cell,
+    ColumnHead,
+    Html,
+    fitted,
+    legend,
+    section,
+    stack,
+    stats_html,
+    table,
+)
 from hocket.view.payload import MAX_PATH_STEPS
 from hocket.view.picture import memory_paths
+from hocket.view.shared import is_whole, strategies_table
 from hocket.view.spans import memory_envelope
 from hocket.view.step_inputs import step_data
 from hocket.view.story import advice, headroom_sentence, longest_steps, sent_counts
+from hocket.view.text import (
+    exchange_table,
+    link_table,
+    module_table,
+    placements_table,
+    top_table,
+)
 from hocket.view.wording import (
     STEPS_PRICED,
     count_of,
     dollars,
     held_of,
-    of_capacity,
     price_of_steps,
     sentence,
 )
 
 if TYPE_CHECKING:
-    from hocket.planners.candidates import Candidate, Comparison
+    from hocket.planners.candidates import Comparison
 
 MAX_LINKS, MAX_STEPS, MAX_MODULES = 40, 16, 400
 _CAUSE_CLASSES = {
@@ -69,17 +83,17 @@ _CAUSE_CLASSES = {
 # ── head ─────────────────────────────────────────────────────────────────────────────────────
 
 
+Stat = tuple[str, Cell, str]
+
+
 def stats(
     facts: Facts, problem: Problem, comparison: Comparison | None = None, *, measured: bool = False
 ) -> str:
     """The numbers that matter most: training, step with its error range, throughput, money."""
     full, busy = facts.fullest, facts.busiest
     memory = held_of(full.peak_bytes, full.capacity_bytes)
-    step = step_data(problem.graph)
-    entries: list[tuple[str, Cell, str]] = training_stats(step)
     error = "" if measured else range_note(problem, facts.step_s)
-    entries.append(("Step", format_seconds(facts.step_s), error or _rate(facts.step_s)))
-    entries += throughput_stats(step, facts.step_s)
+    entries = head_stats(step_data(problem.graph), facts.step_s, error, facts.price_per_hour)
     if comparison is not None and comparison.bound is not None:
         bound = format_seconds(comparison.bound.seconds)
         entries.append(("Lower bound", bound, "no strategy is faster"))
@@ -92,30 +106,32 @@ def stats(
         ),
         ("Moved", format_bytes(facts.moved_bytes + facts.copies.num_bytes), sent_counts(facts)),
     ]
-    if facts.price_per_hour is not None:
-        per_steps = price_of_steps(facts.price_per_hour, facts.step_s)
-        note = f"{per_steps} for {STEPS_PRICED:,} steps"
-        entries.append(("Per hour", dollars(facts.price_per_hour), note))
     return stats_html(entries)
 
 
-def training_stats(step: Mapping[str, Any]) -> list[tuple[str, Cell, str]]:
-    """Batch, sequence, precision and optimizer of the step, where the graph has them."""
-    if step["batch"] is None:
-        return []
-    size = f"{step['batch']}" + (f" x {step['sequence']}" if step["sequence"] else "")
-    precision = f"{step['amp']} autocast, " if step["amp"] else ""
-    precision += f"{step['dtype']} parameters, {step['optimizer'] or 'inference'}"
-    return [("Batch x sequence" if step["sequence"] else "Batch", size, precision)]
+def head_stats(
+    step: Mapping[str, Any], step_s: float, note: str = "", hourly: float | None = None
+) -> list[Stat]:
+    """Batch, precision, step, samples and tokens per second, and money: the head of every report.
 
-
-def throughput_stats(step: Mapping[str, Any], step_s: float) -> list[tuple[str, Cell, str]]:
-    """Samples and tokens per second."""
-    if not isinstance(step["batch"], int) or step_s <= 0:
-        return []
-    per_s = step["batch"] / step_s
-    tokens = f"{format_count(per_s * step['sequence'])} tokens/s" if step["sequence"] else ""
-    return [("Samples/s", format_count(per_s), tokens)]
+    ``note`` is the error range of the step, ``hourly`` the price of the devices that compute.
+    """
+    entries: list[Stat] = []
+    if step["batch"] is not None:
+        size = f"{step['batch']}" + (f" x {step['sequence']}" if step["sequence"] else "")
+        precision = f"{step['amp']} autocast, " if step["amp"] else ""
+        precision += f"{step['dtype']} parameters, {step['optimizer'] or 'inference'}"
+        entries.append(("Batch x sequence" if step["sequence"] else "Batch", size, precision))
+    rate = f"{1 / step_s:,.3g} steps per second" if 0 < step_s < 1 else ""
+    entries.append(("Step", format_seconds(step_s), note or rate))
+    if isinstance(step["batch"], int) and step_s > 0:
+        per_s = step["batch"] / step_s
+        tokens = f"{format_count(per_s * step['sequence'])} tokens/s" if step["sequence"] else ""
+        entries.append(("Samples/s", format_count(per_s), tokens))
+    if hourly is not None:
+        per_steps = f"{price_of_steps(hourly, step_s)} for {STEPS_PRICED:,} steps"
+        entries.append(("Per hour", dollars(hourly), per_steps))
+    return entries
 
 
 def range_note(problem: Problem, step_s: float) -> str:
@@ -136,10 +152,6 @@ def next_steps(*commands: tuple[str, str]) -> str:
     return section("next", "Do this next", f'<dl class="next">{rows}</dl>')
 
 
-def _rate(step_s: float) -> str:
-    return f"{1 / step_s:,.3g} steps per second" if 0 < step_s < 1 else ""
-
-
 # ── sections ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -147,46 +159,18 @@ def candidates(comparison: Comparison | None) -> str:
     """What was tried, what each would cost, and which one was chosen."""
     if comparison is None:
         return ""
-    heads = [
-        ColumnHead("", "tick"),
-        ColumnHead("Candidate", "name"),
-        ColumnHead("Step", "number"),
-        ColumnHead("Fullest device"),
-        ColumnHead("Per hour", "number wide"),
-        ColumnHead("Reason", "wide"),
-    ]
-    rows = [
-        _candidate(comparison, candidate, index == comparison.chosen)
-        for index, candidate in enumerate(comparison.candidates)
-    ]
-    if all(row[4] == "–" for row in rows):
-        heads, rows = heads[:4] + heads[5:], [row[:4] + row[5:] for row in rows]
-    classes = [
-        "chosen" if index == comparison.chosen else "" if candidate.feasible else "infeasible"
-        for index, candidate in enumerate(comparison.candidates)
-    ]
+    if is_whole(comparison):
+        shown = strategies_table(comparison)
+    else:
+        shown = placements_table(comparison, comparison.candidates)
+    reasons = "".join(
+        f"<li>{escape(inert(c.planner))}: {escape(inert(c.reason, LONGEST_SENTENCE))}</li>"
+        for c in comparison.candidates
+        if c.reason
+    )
     why = f'<p class="note">{escape(sentence(inert(comparison.why, LONGEST_SENTENCE)))}</p>'
-    return section("candidates", "Candidates", table(heads, rows, classes), why)
-
-
-def _candidate(comparison: Comparison, candidate: Candidate, chosen: bool) -> list[Cell]:
-    problem, least_s = comparison.problem, comparison.least_step_s
-    memory: Cell = "–"
-    hourly = "–"
-    if candidate.timeline is not None:
-        worst = fullest_device(problem, candidate.timeline)
-        peak, capacity = candidate.timeline.peak_bytes[worst], problem.memory_bytes[worst]
-        name = escape(inert(problem.cluster.device_names[worst]))
-        size = of_capacity(int(peak), int(capacity))
-        over = f'<span class="nowrap over">{size} ✗</span>'
-        fits = f'<span class="nowrap">{size}</span>'
-        memory = Html(f"{name} {fits if peak <= capacity else over}")
-        price = price_per_hour(problem, candidate.timeline)
-        hourly = dollars(price) if price is not None else "–"
-    tick = '✔<span class="visually-hidden"> chosen</span>' if chosen else ""
-    step = "–" if candidate.step_s is None else format_seconds(candidate.step_s, least_s)
-    reason = inert(candidate.reason, LONGEST_SENTENCE)
-    return [Html(tick), inert(candidate.planner), step, memory, hourly, reason]
+    details = f"<details><summary>Why each won or lost</summary><ul>{reasons}</ul></details>"
+    return section("candidates", "Candidates", fitted(shown), why, details if reasons else "")
 
 
 def memory(problem: Problem, timeline: Timeline, facts: Facts) -> str:
@@ -215,13 +199,9 @@ def modules(facts: Facts) -> str:
     """The decision itself: which layers are on which device."""
     if not facts.modules:
         return ""
-    heads = (ColumnHead("Modules", "name code"), ColumnHead("On"), ColumnHead("Ops", "number wide"))
-    rows: list[list[Cell]] = [
-        [module.name, module.on, f"{module.num_ops:,}"] for module in facts.modules[:MAX_MODULES]
-    ]
     hidden = len(facts.modules) - MAX_MODULES
     note = f'<p class="note">and {hidden} more</p>' if hidden > 0 else ""
-    return section("modules", "Modules", table(heads, rows), note)
+    return section("modules", "Modules", fitted(module_table(facts, MAX_MODULES)), note)
 
 
 def _memory_card(
@@ -245,52 +225,17 @@ def _memory_card(
 
 
 def links(facts: Facts) -> str:
-    """How busy each used link is and what it carries."""
-    if not facts.links:
-        told = "" if facts.exchanges else "<p>Nothing is sent between devices.</p>"
-        return section("links", "Links", told, _exchanges(facts))
-    heads = (
-        ColumnHead("Link", "name"),
-        ColumnHead("Busy", "nowrap"),
-        ColumnHead("Moved", "number"),
-        ColumnHead("Transfers", "number wide"),
-        ColumnHead("Bandwidth", "number wide"),
-    )
-    rows: list[list[Cell]] = [
-        [
-            link.name,
-            Html(bar(link.busy_share, "transfer") + escape(format_percent(link.busy_share))),
-            format_bytes(link.moved_bytes),
-            f"{link.num_transfers:,}",
-            format_rate(link.bandwidth_bps, "B/s"),
-        ]
-        for link in facts.links[:MAX_LINKS]
-    ]
+    """Load and traffic of each used link, and what devices gather, scatter and sum together."""
+    if not facts.links and not facts.exchanges:
+        return section("links", "Links", "<p>Nothing is sent between devices.</p>")
     hidden = len(facts.links) - MAX_LINKS
-    note = f'<p class="note">and {hidden} less used links</p>' if hidden > 0 else ""
-    return section("links", "Links", table(heads, rows), note, _exchanges(facts))
-
-
-def _exchanges(facts: Facts) -> str:
-    """What devices gather, scatter and sum together, over all links between them."""
-    if not facts.exchanges:
-        return ""
-    heads = (
-        ColumnHead("Exchanges of", "name"),
-        ColumnHead("Busy", "nowrap"),
-        ColumnHead("Sent", "number"),
-        ColumnHead("Exchanges", "number wide"),
+    return section(
+        "links",
+        "Links",
+        fitted(link_table(facts, MAX_LINKS)) if facts.links else "",
+        f'<p class="note">and {hidden} less used links</p>' if hidden > 0 else "",
+        fitted(exchange_table(facts)) if facts.exchanges else "",
     )
-    rows: list[list[Cell]] = [
-        [
-            each.device,
-            Html(bar(each.busy_share, "transfer") + escape(format_percent(each.busy_share))),
-            format_bytes(each.sent_bytes),
-            f"{each.num_exchanges:,}",
-        ]
-        for each in facts.exchanges
-    ]
-    return table(heads, rows)
 
 
 def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:
@@ -342,21 +287,7 @@ def top_ops(facts: Facts) -> str:
     """The ops that take the most time."""
     if not facts.top_ops:
         return ""
-    heads = (
-        ColumnHead("Op", "name code"),
-        ColumnHead("Kind", "wide code"),
-        ColumnHead("Module", "wide code"),
-        ColumnHead("Device"),
-        ColumnHead("Time", "number"),
-        ColumnHead("Of step", "number wide"),
-    )
-    rows = [
-        [op.name + (f" x {op.count}" if op.count > 1 else ""), op.kind, op.module or "–", op.device,
-         format_seconds(op.duration_s),
-         format_percent(op.step_share)]
-        for op in facts.top_ops
-    ]  # fmt: skip
-    return section("ops", "Longest ops", table(heads, rows))
+    return section("ops", "Longest ops", fitted(top_table(facts, len(facts.top_ops))))
 
 
 def plan_section(problem: Problem, plan: Plan) -> str:

@@ -24,11 +24,11 @@ from hocket.simulate.parallel import expand
 from hocket.simulate.timeline import Timeline
 from hocket.simulate.verify import violations
 from hocket.view import placed
-from hocket.view.facts import facts_of, fullest_device
+from hocket.view.facts import facts_of
 from hocket.view.names import LONGEST_SENTENCE, inert
-from hocket.view.table import Column, FittedTable
-from hocket.view.text import lacks_memory, verdict
-from hocket.view.wording import dollars, of_capacity
+from hocket.view.table import Column, FittedTable, name, number
+from hocket.view.text import candidate_style, fullest_cells, lacks_memory, verdict
+from hocket.view.wording import dollars
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Candidate, Comparison
@@ -157,32 +157,28 @@ def simulated(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any
 
 
 def whole_table(comparison: Comparison) -> RenderableType:
-    """The winner in words, a line per way, why it won and what bounds it."""
-    problem = comparison.problem
-    rows = [
-        _cells(problem, candidate, index == comparison.chosen, comparison.least_step_s)
-        for index, candidate in enumerate(comparison.candidates)
-    ]
-    columns = [
-        Column(title=""),
-        Column(title="strategy"),
-        Column(title="step", align="right"),
-        Column(title="samples/s", align="right", rank=2),
-        Column(title="$ per M samples", align="right", rank=1),
-        Column(title="fullest", is_name=True, rank=3),
-        Column(title="peak memory  ", align="right"),
-        Column(title="devices", align="right", rank=4),
-    ]
-    kept = [i for i in range(len(columns)) if i == 0 or any(row[i].plain for row in rows)]
-    table = FittedTable(
-        columns=tuple(columns[i] for i in kept), rows=[[row[i] for i in kept] for row in rows]
-    )
-    told = [
+    """The chosen strategy, a line per strategy, why it was chosen and the lower bound."""
+    notes = [
         Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
         for c in comparison.candidates
-        if not c.feasible and c.reason and not lacks_memory(problem, c)
+        if not c.feasible and c.reason and not lacks_memory(comparison.problem, c)
     ]
-    return Group(*_headline(comparison), *_map(comparison), table, *told, *_why(comparison))
+    table = strategies_table(comparison)
+    return Group(*_headline(comparison), *_map(comparison), table, *notes, *_why(comparison))
+
+
+def strategies_table(comparison: Comparison) -> FittedTable:
+    """A line per strategy: step, samples per second, money and memory."""
+    columns = (
+        Column(title=""), Column(title="strategy"), number("step"), number("samples/s", 2),
+        number("$ per M samples", 1), name("fullest", 3), number("peak memory  "),
+        number("devices", 4),
+    )  # fmt: skip
+    return FittedTable(
+        columns=columns,
+        rows=[_cells(comparison, candidate) for candidate in comparison.candidates],
+        styles=[candidate_style(comparison, candidate) for candidate in comparison.candidates],
+    ).without_empty()
 
 
 def _headline(comparison: Comparison) -> list[Text]:
@@ -248,23 +244,18 @@ def _why(comparison: Comparison) -> list[Text]:
     return lines
 
 
-def _cells(
-    problem: Problem, candidate: Candidate, chosen: bool, least_s: float | None
-) -> list[Text]:
-    style = "bold" if chosen else "" if candidate.feasible else "dim"
-    step_s, timeline = candidate.step_s, candidate.timeline
-    cells = ["✔" if chosen else "", inert(candidate.planner), "–", "", "", "", "", ""]
+def _cells(comparison: Comparison, candidate: Candidate) -> list[str]:
+    problem, step_s, timeline = comparison.problem, candidate.step_s, candidate.timeline
+    tick = "✔" if candidate is comparison.winner else ""
+    cells = [tick, inert(candidate.planner), "–", "", "", "", "", ""]
     if step_s:
-        cells[2] = format_seconds(step_s, least_s)
+        cells[2] = format_seconds(step_s, comparison.least_step_s)
         cells[3] = format_count(samples_per_s(problem, step_s))
         cells[4] = money_text(problem, candidate)
     if timeline is not None:
-        worst = fullest_device(problem, timeline)
-        peak, capacity = int(timeline.peak_bytes[worst]), int(problem.memory_bytes[worst])
-        cells[5] = inert(problem.cluster.device_names[worst])
-        cells[6] = of_capacity(peak, capacity) + (" ✗" if peak > capacity else "  ")
+        cells[5:7] = fullest_cells(problem, timeline)
         cells[7] = str(len(used_devices(timeline)))
-    return [Text(cell, style=style) for cell in cells]
+    return cells
 
 
 def money_text(problem: Problem, candidate: Candidate) -> str:

@@ -1,4 +1,4 @@
-"""Tables for the terminal that know the width that they have.
+"""Tables of all views: in a terminal they fit the width, `hocket.view.page` writes them as HTML.
 
 Numbers are never cut or wrapped: where the width is short, names give way first, then columns.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from rich.cells import cell_len
@@ -30,6 +31,23 @@ class Column:
     """Names may be shortened; everything else is shown whole or not at all."""
     rank: int = 0
     """Columns of the highest rank are dropped first; rank 0 stays."""
+    is_share: bool = False
+    """Cells are percentages, which a page draws as bars beside the numbers."""
+
+
+def name(title: str, rank: int = 0) -> Column:
+    """A column of names."""
+    return Column(title=title, is_name=True, rank=rank)
+
+
+def number(title: str, rank: int = 0) -> Column:
+    """A column of numbers."""
+    return Column(title=title, align="right", rank=rank)
+
+
+def share(title: str, rank: int = 0) -> Column:
+    """A column of percentages."""
+    return Column(title=title, align="right", rank=rank, is_share=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +55,28 @@ class FittedTable:
     """A table without lines whose names, then columns, give way when the width is short."""
 
     columns: tuple[Column, ...]
-    rows: Sequence[Sequence[Text]]
+    rows: Sequence[Sequence[str | Text]]
+    styles: Sequence[str] = ()
+    """Of each row: ``bold`` for the chosen one, ``dim`` for those that cannot be used."""
     indent: int = 2
     gap: int = 2
     least_gap: int = 2
     """Blanks between columns before one of them is dropped."""
+
+    @cached_property
+    def cells(self) -> list[list[Text]]:
+        """The rows, every cell in the style of its row."""
+        styles = self.styles or [""] * len(self.rows)
+        return [
+            [cell if isinstance(cell, Text) else Text(cell, style=style) for cell in row]
+            for row, style in zip(self.rows, styles, strict=True)
+        ]
+
+    def without_empty(self) -> FittedTable:
+        """The table without columns that say nothing."""
+        said = [i for i in range(len(self.columns)) if any(row[i].plain for row in self.cells)]
+        rows = [[row[i] for i in said] for row in self.cells]
+        return replace(self, columns=tuple(self.columns[i] for i in said), rows=rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         gap = self.gap
@@ -50,7 +85,7 @@ class FittedTable:
             gap = self.least_gap
             shown, widths = self._fit(options.max_width, gap)
         titles = [Text(column.title, style="dim") for column in self.columns]
-        for row in (titles, *self.rows):
+        for row in (titles, *self.cells):
             line = Text(" " * self.indent, no_wrap=True, overflow="ignore")
             for index in shown:
                 cell = row[index]
@@ -68,7 +103,7 @@ class FittedTable:
     def _fit(self, max_width: int, gap: int) -> tuple[list[int], list[int]]:
         """Columns that are shown, and the width of every column."""
         widths = [
-            max([cell_len(column.title), *(cell_len(row[i].plain) for row in self.rows)])
+            max([cell_len(column.title), *(cell_len(row[i].plain) for row in self.cells)])
             for i, column in enumerate(self.columns)
         ]
         shown = list(range(len(self.columns)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -24,7 +24,7 @@ from hocket.view.story import (
     path_sentence,
     sent_counts,
 )
-from hocket.view.table import Column, FittedTable
+from hocket.view.table import Column, FittedTable, name, number, share
 from hocket.view.wording import (
     STEPS_PRICED,
     count_of,
@@ -50,14 +50,26 @@ def candidate_table(comparison: Comparison, hidden: Collection[str] = ()) -> Ren
 
     Of the planners named in ``hidden`` only the chosen one has a line; how many more is said.
     """
-    problem = comparison.problem
-    kept_rows = [
-        index
+    kept = [
+        candidate
         for index, candidate in enumerate(comparison.candidates)
         if index == comparison.chosen or candidate.planner not in hidden
     ]
-    num_hidden = len(comparison.candidates) - len(kept_rows)
-    told_rows = [comparison.candidates[index] for index in kept_rows]
+    # A dash has a reason: ✗ in the line, or a sentence where memory is not what is missing.
+    notes = [
+        Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
+        for c in kept
+        if c.step_s is None and c.reason and not lacks_memory(comparison.problem, c)
+    ]
+    if num_hidden := len(comparison.candidates) - len(kept):
+        more = count_of(num_hidden, "further form")
+        notes.append(Text(f"{more} of these planners: --all shows them", style="dim"))
+    table = placements_table(comparison, kept)
+    return Group(table, *notes, *verdict(comparison), *_bound_line(comparison))
+
+
+def placements_table(comparison: Comparison, candidates: Sequence[Candidate]) -> FittedTable:
+    """A line per candidate: step, fullest device, devices and price where they are known."""
     alone_s = min(
         (
             c.timeline.makespan_s
@@ -66,44 +78,28 @@ def candidate_table(comparison: Comparison, hidden: Collection[str] = ()) -> Ren
         ),
         default=None,
     )
-    lines = [
-        _candidate_cells(
-            problem,
-            comparison.candidates[index],
-            index == comparison.chosen,
-            alone_s,
-            comparison.least_step_s,
-        )
-        for index in kept_rows
-    ]
-    columns = [
-        Column(title=""),
-        Column(title="candidate", is_name=True),
-        Column(title="busiest", align="right"),
-        Column(title="step", align="right"),
-        Column(title="fullest", is_name=True),
-        Column(title="peak memory  ", align="right"),
-        Column(title="devices", align="right", rank=3),
-        Column(title="speed-up", align="right", rank=4),
-        Column(title="per hour", align="right", rank=2),
-        Column(title=f"{STEPS_PRICED:,} steps", align="right", rank=1),
-    ]
-    # A column that says nothing (no price is known) is left out.
-    kept = [i for i in range(len(columns)) if i == 0 or any(line[i].plain for line in lines)]
-    table = FittedTable(
-        columns=tuple(columns[i] for i in kept),
-        rows=[[line[i] for i in kept] for line in lines],
-    )
-    # A dash has a reason: ✗ in the line, or a sentence where memory is not what is missing.
-    told = [
-        Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
-        for c in told_rows
-        if c.step_s is None and c.reason and not lacks_memory(problem, c)
-    ]
-    if num_hidden:
-        more = count_of(num_hidden, "further form")
-        told.append(Text(f"{more} of these planners: --all shows them", style="dim"))
-    return Group(table, *told, *verdict(comparison), *_bound_line(comparison))
+    columns = (
+        Column(title=""), name("candidate"), number("busiest"), number("step"), name("fullest"),
+        number("peak memory  "), number("devices", 3), number("speed-up", 4),
+        number("per hour", 2), number(f"{STEPS_PRICED:,} steps", 1),
+    )  # fmt: skip
+    rows = [_candidate_cells(comparison, candidate, alone_s) for candidate in candidates]
+    return FittedTable(
+        columns=columns, rows=rows, styles=[candidate_style(comparison, c) for c in candidates]
+    ).without_empty()
+
+
+def candidate_style(comparison: Comparison, candidate: Candidate) -> str:
+    """The style of a candidate's row."""
+    return "bold" if candidate is comparison.winner else "" if candidate.feasible else "dim"
+
+
+def fullest_cells(problem: Problem, timeline: Timeline) -> tuple[str, str]:
+    """The fullest device and ``7.4 of 8.0 GiB``, with ✗ where that does not fit."""
+    worst = fullest_device(problem, timeline)
+    peak, capacity = int(timeline.peak_bytes[worst]), int(problem.memory_bytes[worst])
+    name_of = inert(problem.cluster.device_names[worst])
+    return name_of, of_capacity(peak, capacity) + (" ✗" if peak > capacity else "  ")
 
 
 def lacks_memory(problem: Problem, candidate: Candidate) -> bool:
@@ -124,23 +120,16 @@ def _bound_line(comparison: Comparison) -> list[Text]:
 
 
 def _candidate_cells(
-    problem: Problem,
-    candidate: Candidate,
-    chosen: bool,
-    alone_s: float | None,
-    least_s: float | None,
-) -> list[Text]:
+    comparison: Comparison, candidate: Candidate, alone_s: float | None
+) -> list[str]:
     """Cells of one line; ``alone_s`` is the shortest step on one device, where it fits."""
-    style = "bold" if chosen else "" if candidate.feasible else "dim"
+    problem, least_s = comparison.problem, comparison.least_step_s
+    tick = "✔" if candidate is comparison.winner else ""
     step = "–" if candidate.step_s is None else format_seconds(candidate.step_s, least_s)
     load = "" if candidate.max_load_s is None else format_seconds(candidate.max_load_s, least_s)
-    device, hourly, per_steps, count, speed_up = "", "", "", "", ""
-    memory = Text()
+    device, memory, hourly, per_steps, count, speed_up = [""] * 6
     if candidate.timeline is not None:
-        worst = fullest_device(problem, candidate.timeline)
-        peak, capacity = int(candidate.timeline.peak_bytes[worst]), problem.memory_bytes[worst]
-        device = inert(problem.cluster.device_names[worst])
-        memory = _memory_cell(peak, int(capacity), style)
+        device, memory = fullest_cells(problem, candidate.timeline)
         if problem.cluster.num_devices > 1:
             used = len(used_devices(candidate.timeline))
             count = str(used)
@@ -152,29 +141,8 @@ def _candidate_cells(
         if price is not None and candidate.step_s is not None:
             hourly = dollars(price)
             per_steps = price_of_steps(price, candidate.step_s)
-    return [
-        Text("✔" if chosen else "", style="bold green"),
-        Text(inert(candidate.planner), style=style),
-        Text(load, style=style),
-        Text(step, style=style),
-        Text(device, style=style),
-        memory,
-        Text(count, style=style),
-        Text(speed_up, style=style),
-        Text(hourly, style=style),
-        Text(per_steps, style=style),
-    ]
-
-
-def _memory_cell(
-    peak_bytes: int,
-    capacity_bytes: int,
-    style: str = "",
-    says: Callable[[int, int], str] = of_capacity,
-) -> Text:
-    """``7.4 of 8.0 GiB``, with ✗ where it does not fit and room for it where it does."""
-    overflow = " ✗" if peak_bytes > capacity_bytes else "  "
-    return Text.assemble((says(peak_bytes, capacity_bytes), style), (overflow, "bold red"))
+    planner = inert(candidate.planner)
+    return [tick, planner, load, step, device, memory, count, speed_up, hourly, per_steps]
 
 
 def verdict(comparison: Comparison) -> list[Text]:
@@ -193,14 +161,16 @@ def plan_summary(
     facts = facts_of(problem, plan, timeline)
     parts: list[RenderableType] = [_headline(facts), *_budget_lines(plan, within), Text()]
     parts += [_device_table(facts), *_headroom_line(facts)]
-    parts += _module_table(facts)
+    parts += _modules(facts)
     parts += [Text(), _memory_table(facts, memory_by_role(problem, timeline))]
     if facts.links:
-        parts += [Text(), _link_table(facts)]
+        parts += [Text(), link_table(facts, _MOST_ROWS)]
+        if (hidden := len(facts.links) - _MOST_ROWS) > 0:
+            parts.append(Text(f"  and {hidden} less used", style="dim"))
     if facts.exchanges:
-        parts += [Text(), _exchange_table(facts)]
+        parts += [Text(), exchange_table(facts)]
     if facts.top_ops:
-        parts += [Text(), _top_table(facts)]
+        parts += [Text(), top_table(facts, _MOST_ROWS)]
     return Group(*parts)
 
 
@@ -224,25 +194,20 @@ def _headline(facts: Facts) -> RenderableType:
 
 
 def _device_table(facts: Facts) -> FittedTable:
-    return FittedTable(
-        columns=(
-            Column(title="device", is_name=True),
-            Column(title="kind", is_name=True, rank=1),
-            Column(title="ops", align="right"),
-            Column(title="busy", align="right"),
-            Column(title="peak memory  ", align="right"),
-        ),
-        rows=[
-            [
-                Text(device.name),
-                Text(device.kind, style="dim"),
-                Text(f"{device.num_ops:,}"),
-                Text(format_percent(device.busy_share)),
-                _memory_cell(device.peak_bytes, device.capacity_bytes, says=held_of),
-            ]
-            for device in facts.devices
-        ],
-    )
+    columns = (
+        name("device"), name("type", 1), number("ops"), number("busy"), number("peak memory  ")
+    )  # fmt: skip
+    rows = [
+        [
+            device.name,
+            device.kind,
+            f"{device.num_ops:,}",
+            format_percent(device.busy_share),
+            held_of(device.peak_bytes, device.capacity_bytes) + ("  " if device.fits else " ✗"),
+        ]
+        for device in facts.devices
+    ]
+    return FittedTable(columns=columns, rows=rows)
 
 
 def _headroom_line(facts: Facts) -> list[RenderableType]:
@@ -250,112 +215,85 @@ def _headroom_line(facts: Facts) -> list[RenderableType]:
     return [Text(sentence, style="dim")] if sentence else []
 
 
-def _module_table(facts: Facts) -> list[RenderableType]:
+def _modules(facts: Facts) -> list[RenderableType]:
     """The decision itself: which layers are on which device."""
     if not facts.modules:
         return []
-    table = FittedTable(
-        columns=(
-            Column(title="modules", is_name=True),
-            Column(title="on", is_name=True),
-            Column(title="ops", align="right", rank=1),
-        ),
-        rows=[
-            [Text(module.name), Text(module.on), Text(f"{module.num_ops:,}")]
-            for module in facts.modules[:_MOST_MODULES]
-        ],
-    )
     hidden = len(facts.modules) - _MOST_MODULES
     more = [Text(f"  and {hidden} more, all in the report", style="dim")] if hidden > 0 else []
-    return [Text(), table, *more]
+    return [Text(), module_table(facts, _MOST_MODULES), *more]
+
+
+def module_table(facts: Facts, most: int) -> FittedTable:
+    """Modules and their devices."""
+    rows = [[module.name, module.on, f"{module.num_ops:,}"] for module in facts.modules[:most]]
+    return FittedTable(columns=(name("modules"), name("on"), number("ops", 1)), rows=rows)
 
 
 def _memory_table(facts: Facts, held: dict[str, tuple[int, ...]]) -> FittedTable:
     """What fills each device when it is fullest, a column per kind of memory."""
-    return FittedTable(
-        columns=(
-            Column(title="at the peak", is_name=True),
-            *(Column(title=role, align="right", rank=rank) for rank, role in enumerate(held)),
-        ),
-        rows=[
-            [Text(device.name), *(Text(_or_dash(held[role][index])) for role in held)]
-            for index, device in enumerate(facts.devices)
-            if device.peak_bytes
-        ],
-    )
+    columns = (name("at the peak"), *(number(role, rank) for rank, role in enumerate(held)))
+    rows = [
+        [device.name, *(_or_dash(held[role][index]) for role in held)]
+        for index, device in enumerate(facts.devices)
+        if device.peak_bytes
+    ]
+    return FittedTable(columns=columns, rows=rows)
 
 
 def _or_dash(size_bytes: int) -> str:
     return format_bytes(size_bytes) if size_bytes else "–"
 
 
-def _link_table(facts: Facts) -> RenderableType:
-    table = FittedTable(
-        columns=(
-            Column(title="link", is_name=True),
-            Column(title="busy", align="right"),
-            Column(title="moved", align="right"),
-            Column(title="transfers", align="right", rank=1),
-            Column(title="bandwidth", align="right", rank=2),
-        ),
-        rows=[
-            [
-                Text(link.name),
-                Text(format_percent(link.busy_share)),
-                Text(format_bytes(link.moved_bytes)),
-                Text(f"{link.num_transfers:,}"),
-                Text(format_rate(link.bandwidth_bps, "B/s")),
-            ]
-            for link in facts.links[:_MOST_ROWS]
-        ],
-    )
-    hidden = len(facts.links) - _MOST_ROWS
-    if hidden <= 0:
-        return table
-    return Group(table, Text(f"  and {hidden} less used", style="dim"))
+def link_table(facts: Facts, most: int) -> FittedTable:
+    """Load and traffic of the busiest links."""
+    columns = (
+        name("link"), share("busy"), number("moved"), number("transfers", 1), number("bandwidth", 2)
+    )  # fmt: skip
+    rows = [
+        [
+            link.name,
+            format_percent(link.busy_share),
+            format_bytes(link.moved_bytes),
+            f"{link.num_transfers:,}",
+            format_rate(link.bandwidth_bps, "B/s"),
+        ]
+        for link in facts.links[:most]
+    ]
+    return FittedTable(columns=columns, rows=rows)
 
 
-def _exchange_table(facts: Facts) -> FittedTable:
+def exchange_table(facts: Facts) -> FittedTable:
     """What devices do together; it crosses all links of a ring or of trees, so no link has it."""
-    return FittedTable(
-        columns=(
-            Column(title="exchanges", is_name=True),
-            Column(title="busy", align="right"),
-            Column(title="sent", align="right"),
-            Column(title="exchanges", align="right", rank=1),
-        ),
-        rows=[
-            [
-                Text(each.device),
-                Text(format_percent(each.busy_share)),
-                Text(format_bytes(each.sent_bytes)),
-                Text(f"{each.num_exchanges:,}"),
-            ]
-            for each in facts.exchanges
-        ],
-    )
+    columns = (name("collectives of"), share("busy"), number("sent"), number("calls", 1))
+    rows = [
+        [
+            each.device,
+            format_percent(each.busy_share),
+            format_bytes(each.sent_bytes),
+            f"{each.num_exchanges:,}",
+        ]
+        for each in facts.exchanges
+    ]
+    return FittedTable(columns=columns, rows=rows)
 
 
-def _top_table(facts: Facts) -> FittedTable:
-    return FittedTable(
-        columns=(
-            Column(title="longest ops", is_name=True),
-            Column(title="kind", is_name=True, rank=1),
-            Column(title="device", is_name=True, rank=2),
-            Column(title="time", align="right"),
-            Column(title="of step", align="right"),
-        ),
-        rows=[
-            [
-                Text(op.name),
-                Text(op.kind, style="dim"),
-                Text(op.device),
-                Text(format_seconds(op.duration_s)),
-                Text(format_percent(op.step_share)),
-            ]
-            for op in facts.top_ops[:_MOST_ROWS]
-        ],
-    )
+def top_table(facts: Facts, most: int) -> FittedTable:
+    """The ops that take the most time, microbatches of one op together."""
+    columns = (
+        name("longest ops"), name("op", 1), name("device", 2), number("time"), number("of step")
+    )  # fmt: skip
+    rows = [
+        [
+            op.name + (f" x {op.count}" if op.count > 1 else ""),
+            op.kind,
+            op.device,
+            format_seconds(op.duration_s),
+            format_percent(op.step_share),
+        ]
+        for op in facts.top_ops[:most]
+    ]
+    return FittedTable(columns=columns, rows=rows)
 
 
 # ── hocket explain ───────────────────────────────────────────────────────────────────────────
@@ -368,26 +306,23 @@ def explanation(
     facts = facts_of(problem, plan, timeline)
     parts: list[RenderableType] = [_headline(facts), *_budget_lines(plan, within)]
     parts += _headroom_line(facts)
-    parts += _module_table(facts)
+    parts += _modules(facts)
     parts += [Text(), Text(path_sentence(facts)), Text()]
     rows = [
         [
-            Text(step.name),
-            Text(step.place),
-            Text(format_seconds(step.duration_s)),
-            Text(format_percent(step.step_share)),
-            Text(step.reason, style="dim"),
+            step.name,
+            step.place,
+            format_seconds(step.duration_s),
+            format_percent(step.step_share),
+            step.reason,
         ]
         for step in longest_steps(problem, timeline, facts, 10)
     ]
     if rows:
         columns = (
-            Column(title="longest steps of the path", is_name=True),
-            Column(title="on", is_name=True, rank=2),
-            Column(title="time", align="right"),
-            Column(title="of step", align="right"),
+            name("longest steps of the path"), name("on", 2), number("time"), number("of step"),
             Column(title="started after", rank=1),
-        )
+        )  # fmt: skip
         parts += [FittedTable(columns=columns, rows=rows), Text()]
     if facts.bottleneck:
         parts.append(Text(facts.bottleneck))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.planners.waves.round_robin import SWITCHING, PartitionFit
+from hocket.planners.waves.round_robin import SWITCHING, PartitionFit, PartitionWay
 from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay
 from hocket.planners.waves.why import reasons
-from hocket.view.table import Column, FittedTable
+from hocket.view.table import Column, FittedTable, name, number
 from hocket.view.wording import sentence
 
 if TYPE_CHECKING:
@@ -77,34 +78,37 @@ def numbers(way: WaveWay, fit: WaveFit) -> dict[str, Any]:
 
 
 def waves_table(outlook: WaveOutlook) -> RenderableType:
-    """A line per way, then the verdict."""
-    fit = outlook.fit
+    """A line per strategy, then the verdict."""
+    return Group(strategy_table(outlook.fit), Text(), *map(Text, sentences(outlook)))
+
+
+def strategy_table(fit: WaveFit | PartitionFit) -> FittedTable:
+    """A line per strategy: step, samples per second and peak, the best one marked."""
+    best: WaveWay | PartitionWay | None
+    if isinstance(fit, WaveFit):
+        best = fit.chosen if fit.pays else fit.best_alone
+        found: Sequence[tuple[str, WaveWay | PartitionWay]] = shown_ways(fit)
+        one_wave = [f"{each.peak_bytes / fit.one_wave_bytes:.2f} x" for _, each in found]
+    else:
+        best, found = fit.best, [(each.name, each) for each in fit.ways]
+        one_wave = [""] * len(found)
+    rows, styles = [], []
+    for (label, each), of_one in zip(found, one_wave, strict=True):
+        fits = each.peak_bytes <= fit.budget_bytes
+        rows.append([
+            "✔" if each is best else "",
+            label,
+            format_seconds(each.step_s),
+            f"{each.samples_per_s:,.1f}",
+            f"{format_bytes(each.peak_bytes)} {' ' if fits else '✗'}",
+            of_one,
+        ])  # fmt: skip
+        styles.append("bold" if each is best else "" if fits else "dim")
     columns = (
-        Column(title=""),
-        Column(title="way", is_name=True),
-        Column(title="step", align="right"),
-        Column(title="samples/s", align="right", rank=1),
-        Column(title="peak memory  ", align="right"),
-        Column(title="of one wave", align="right", rank=2),
-    )
-    lines = [_cells(fit, name, way) for name, way in shown_ways(fit)]
-    told = [Text(line) for line in sentences(outlook)]
-    return Group(FittedTable(columns=columns, rows=lines), Text(), *told)
-
-
-def _cells(fit: WaveFit, name: str, way: WaveWay) -> list[Text]:
-    fits = way.peak_bytes <= fit.budget_bytes
-    is_chosen = way is (fit.chosen if fit.pays else fit.best_alone)
-    cells = [
-        "✔" if is_chosen else "",
-        name,
-        format_seconds(way.step_s),
-        f"{way.samples_per_s:,.1f}",
-        f"{format_bytes(way.peak_bytes)} {' ' if fits else '✗'}",
-        f"{way.peak_bytes / fit.one_wave_bytes:.2f} x",
-    ]
-    style = "bold" if is_chosen else "" if fits else "dim"
-    return [Text(cell, style=style) for cell in cells]
+        Column(title=""), name("strategy"), number("step"), number("samples/s", 1),
+        number("peak memory  "), number("of one wave", 2),
+    )  # fmt: skip
+    return FittedTable(columns=columns, rows=rows, styles=styles).without_empty()
 
 
 def sentences(outlook: WaveOutlook) -> list[str]:
@@ -185,27 +189,8 @@ def partition_data(fit: PartitionFit) -> dict[str, Any]:
 
 
 def partition_table(fit: PartitionFit) -> RenderableType:
-    """A line per way, then the verdict."""
-    columns = (
-        Column(title=""),
-        Column(title="way", is_name=True),
-        Column(title="step", align="right"),
-        Column(title="samples/s", align="right"),
-        Column(title="peak memory  ", align="right"),
-    )
-    rows = []
-    for way in fit.ways:
-        fits = way.peak_bytes <= fit.budget_bytes
-        style = "bold" if way is fit.best else "" if fits else "dim"
-        cells = [
-            "✔" if way is fit.best else "",
-            way.name,
-            format_seconds(way.step_s),
-            f"{way.samples_per_s:,.1f}",
-            f"{format_bytes(way.peak_bytes)} {' ' if fits else '✗'}",
-        ]
-        rows.append([Text(cell, style=style) for cell in cells])
-    return Group(FittedTable(columns=columns, rows=rows), Text(), Text(partition_verdict(fit)))
+    """A line per strategy, then the verdict."""
+    return Group(strategy_table(fit), Text(), Text(partition_verdict(fit)))
 
 
 def partition_verdict(fit: PartitionFit) -> str:

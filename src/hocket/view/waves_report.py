@@ -6,24 +6,24 @@ were tried.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from hocket import __version__
 from hocket.base.units import format_bytes, format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.waves.round_robin import PartitionFit, PartitionWay
+from hocket.planners.waves.round_robin import PartitionFit, RoundRobin
 from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay
 from hocket.planners.waves.why import reasons
 from hocket.simulate.parallel.lane_blocks import LaneBlocks
 from hocket.view.drawing import memory_card
-from hocket.view.facts import facts_of
+from hocket.view.facts import Facts, facts_of
 from hocket.view.names import inert
-from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
+from hocket.view.page import Cell, ColumnHead, fitted, page_html, section, stats_html, table
 from hocket.view.picture import draw_timeline, memory_paths
+from hocket.view.sections import Stat, head_stats, next_steps, range_note
 from hocket.view.shared import unfolded
-from hocket.view.waves import partition_verdict, shown_ways, verdict
+from hocket.view.step_inputs import step_data
+from hocket.view.waves import partition_verdict, strategy_table, verdict
 from hocket.view.wording import of_capacity, sentence
 
 LANE_NAMES = ("tick", "tock")
@@ -32,86 +32,84 @@ LANE_NAMES = ("tick", "tock")
 def waves_report_html(fit: WaveFit) -> str:
     """The report as one HTML text."""
     told = fit.chosen or fit.leanest
-    name = inert(fit.problem.graph.name)
-    plan = fit.plan_of(told)
+    gain = "nothing else fits" if fit.gain is None else f"{fit.gain:.2f} times without lanes"
+    more = f"{told.peak_bytes / fit.one_wave_bytes:.2f} times one wave"
+    picture, facts = _timeline(fit.problem, fit.plan_of(told), told)
     return page_html(
-        title=f"Two waves of {name}",
+        title=f"Two waves of {inert(fit.problem.graph.name)}",
         lead=" ".join([verdict(fit), *(sentence(why) for why in reasons(fit))]),
-        stats=_stats(fit, told),
+        stats=stats_html([
+            *_head(fit.problem, told, facts),
+            ("Gain", "–" if fit.gain is None else f"{fit.gain:.2f} x", gain),
+            ("Peak", of_capacity(told.peak_bytes, fit.budget_bytes), more),
+        ]),
         body=(
-            _table_of(shown_ways(fit), fit.budget_bytes),
-            _timeline(fit.problem, plan, told),
+            section("strategies", "Strategies", fitted(strategy_table(fit))),
+            section(
+                "lanes", "Lanes", picture,
+                '<p class="note">The two lanes of each device, one above the other.</p>',
+            ),
+            _next(fit.problem),
             _curves(fit, told),
             _starts(fit),
         ),
         footer=f"Predicted by simulation with hocket {__version__}.",
-    )
+    )  # fmt: skip
 
 
 def partitions_report_html(fit: PartitionFit) -> str:
-    """The report of waves that take partitions in turn: the ways, and every device over time."""
+    """The report of waves that take partitions in turn."""
     turns, (*others, _) = fit.turns, fit.ways
-    inner, placed = unfolded(fit.problem, fit.plan())
-    facts = facts_of(inner, placed, turns.timeline)
-    picture = draw_timeline(inner, turns.timeline, facts, width=1080, styled=False)
+    picture, facts = _timeline(fit.problem, fit.plan(), turns)
     note = (
-        '<p class="note">As if all partitions were there: switching and what of fetches no slot '
-        "hides come on top.</p>"
+        '<p class="note">Shown without the time to switch partitions and without fetches that no '
+        "slot hides; the step time includes both.</p>"
     )
-    rate = f"{turns.samples_per_s:,.1f} samples per second"
     more = f"{fit.gain:.2f} times {max(others, key=lambda way: way.samples_per_s).name}"
     peak = of_capacity(turns.peak_bytes, fit.budget_bytes)
     return page_html(
         title=f"Waves in turn of {inert(fit.problem.graph.name)}",
         lead=partition_verdict(fit),
         stats=stats_html([
-            ("Step", format_seconds(turns.step_s), rate),
+            *_head(fit.problem, turns, facts),
             ("Gain", f"{fit.gain:.2f} x", more),
             ("Peak", peak, "of a device"),
         ]),
         body=(
-            _table_of(((way.name, way) for way in fit.ways), fit.budget_bytes),
-            section("devices", "Devices", f"<figure>{picture}</figure>", note),
+            section("strategies", "Strategies", fitted(strategy_table(fit))),
+            section("devices", "Devices", picture, note),
+            _next(fit.problem),
         ),
         footer=f"Predicted by simulation with hocket {__version__}.",
     )  # fmt: skip
 
 
-def _stats(fit: WaveFit, told: WaveWay) -> str:
-    gain = "nothing else fits" if fit.gain is None else f"{fit.gain:.2f} times without lanes"
-    more = told.peak_bytes / fit.one_wave_bytes
-    return stats_html([
-        ("Step", format_seconds(told.step_s), f"{told.samples_per_s:,.1f} samples per second"),
-        ("Gain", "–" if fit.gain is None else f"{fit.gain:.2f} x", gain),
-        ("Peak", of_capacity(told.peak_bytes, fit.budget_bytes), f"{more:.2f} times one wave"),
-    ])  # fmt: skip
+def _head(problem: Problem, told: WaveWay | RoundRobin, facts: Facts) -> list[Stat]:
+    note = range_note(problem, told.step_s)
+    return head_stats(step_data(problem.graph), told.step_s, note, facts.price_per_hour)
 
 
-def _table_of(ways: Iterable[tuple[str, WaveWay | PartitionWay]], budget_bytes: int) -> str:
-    heads = [
-        ColumnHead("Way"),
-        ColumnHead("Step", "number"),
-        ColumnHead("Samples/s", "number"),
-        ColumnHead("Peak", "number"),
-    ]
-    lines: list[list[Cell]] = [
-        [
-            name,
-            format_seconds(way.step_s),
-            f"{way.samples_per_s:,.1f}",
-            format_bytes(way.peak_bytes) + ("" if way.peak_bytes <= budget_bytes else " ✗"),
-        ]
-        for name, way in ways
-    ]
-    return section("ways", "Ways", table(heads, lines))
-
-
-def _timeline(problem: Problem, plan: Plan, told: WaveWay) -> str:
+def _timeline(problem: Problem, plan: Plan, told: WaveWay | RoundRobin) -> tuple[str, Facts]:
+    """The picture of every device over time, and the facts that it was drawn from."""
     inner, placed = unfolded(problem, plan)
     facts = facts_of(inner, placed, told.timeline)
     picture = draw_timeline(inner, told.timeline, facts, width=1080, styled=False)
-    note = '<p class="note">The two lanes of each device, one above the other.</p>'
-    return section("lanes", "Lanes", f"<figure>{picture}</figure>", note)
+    return f'<div class="scroll">{picture}</div>', facts
+
+
+def _next(problem: Problem) -> str:
+    if problem.cluster.num_devices > 1:
+        return next_steps(
+            ("hocket launch plan.json train.py", "your training script, once per device"),
+        )
+    return next_steps(
+        (
+            "train = hocket.prepare(model, optimizer, batch, compiled=True)",
+            "torch.compile often gains more than two lanes: time it first",
+        ),
+        ("hocket run plan.json --steps 5", "a few steps of two waves: predicted and measured"),
+        ('train = hocket.prepare(model, optimizer, batch, plan="plan.json")', "in your loop"),
+    )
 
 
 def _curves(fit: WaveFit, told: WaveWay) -> str:
