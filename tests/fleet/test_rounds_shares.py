@@ -1,4 +1,4 @@
-"""Shares by class against the policy itself, and orders of wishes against numpy's sorting."""
+"""Orders of wishes against numpy's sorting."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, Submit, Tick, new_state, step
-from hocket.fleet.rounds.share import (
-    ClassAnswer,
-    Groups,
-    _tables,
-    class_shares,
-    group_jobs,
-    to_snapshot,
-)
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Wishes
 
@@ -46,93 +37,6 @@ def job_classes(policy: str, kinds_of_job: list[int], num_devices: tuple[int, ..
     )
     state = new_state(kinds, devices, Rules(policy=policy))
     return step(state, Submit(time_s=0.0, jobs=jobs))[0]
-
-
-def grouped(state: FleetState) -> Groups:
-    groups = group_jobs(state, state.jobs)
-    assert groups is not None
-    return groups
-
-
-def answer_of(state: FleetState) -> ClassAnswer:
-    answer = class_shares(state, grouped(state))
-    assert answer is not None
-    return answer
-
-
-@pytest.mark.parametrize("policy", ["las", "las-agnostic"])
-@given(
-    kinds_of_job=st.lists(st.integers(0, 15), min_size=1, max_size=40),
-    num_devices=st.tuples(*[st.integers(2, 6)] * 3),
-)
-@settings(derandomize=True, deadline=None, max_examples=40)
-def test_shares_by_class_are_those_of_the_policy(
-    policy: str, kinds_of_job: list[int], num_devices: tuple[int, ...]
-) -> None:
-    state = job_classes(policy, kinds_of_job, num_devices).but(warm=None)
-    shares = answer_of(state).shares[grouped(state).of]
-    expected = find_policy(policy)(to_snapshot(state, state.jobs.steps_per_s, state.jobs.rows))
-    seen = state.jobs.steps_per_s if policy == "las" else (state.jobs.steps_per_s > 0.0)
-    mine, theirs = (seen * shares).sum(axis=1), (seen * expected.shares).sum(axis=1)
-    assert mine == pytest.approx(theirs, rel=2e-6)
-    used = (shares * state.jobs.rows["gang"][:, None]).sum(axis=0)
-    assert (used <= np.array(num_devices) * (1 + 1e-9)).all()
-    assert (shares.sum(axis=1) <= 1 + 1e-9).all()
-
-
-def test_what_was_asked_before_does_not_show_in_shares() -> None:
-    state = job_classes("las", [0, 1, 2, 3, 1, 1, 5, 9, 4] * 3, (3, 4, 2))
-    _tables.cache_clear()
-    cold = answer_of(state)
-    answer_of(job_classes("las", [5, 9, 9, 12, 3, 3], (3, 4, 2)))
-    assert np.array_equal(cold.shares, answer_of(state).shares)
-
-
-def arrays_of(value: object) -> list[bytes]:
-    """The contents of all arrays in nested tuples and dataclasses."""
-    if isinstance(value, np.ndarray):
-        return [value.tobytes()]
-    if isinstance(value, tuple):
-        return [content for part in value for content in arrays_of(part)]
-    return arrays_of(tuple(vars(value).values())) if hasattr(value, "__dict__") else []
-
-
-def test_tables_that_are_kept_are_never_written_to() -> None:
-    state = job_classes("las", [0, 1, 2, 3, 1, 1, 5, 9, 4] * 3, (3, 4, 2))
-    groups = grouped(state)
-    kept = _tables(groups.key, (3, 4, 2))
-    before = arrays_of(kept)
-    assert len(before) == 10
-    for kinds_of_job in ([0, 1, 2, 3, 5, 9, 4] * 5, [0, 1, 2, 3, 5, 9, 4, 4, 4]):
-        other = job_classes("las", kinds_of_job, (3, 4, 2))
-        assert grouped(other).key == groups.key
-        answer_of(other)
-    assert _tables(groups.key, (3, 4, 2)) is kept
-    assert arrays_of(kept) == before
-
-
-def test_nearly_equal_classes_are_left_to_the_policy() -> None:
-    state = job_classes("las", [0, 0, 1, 1, 2, 2, 2, 2], (3, 4, 2))
-    steps_per_s = state.jobs.steps_per_s.copy()
-    steps_per_s[0] *= 1.0 + 1e-10
-    near = state.but(jobs=state.jobs._replace(steps_per_s=steps_per_s))
-    assert class_shares(near, grouped(near)) is None
-    assert group_jobs(state.but(rules=Rules(policy="fifo")), state.jobs) is None
-
-
-@given(kinds_of_job=st.lists(st.integers(0, 15), min_size=20, max_size=60))
-@settings(derandomize=True, deadline=None, max_examples=40)
-def test_classes_are_in_the_order_of_their_bytes(kinds_of_job: list[int]) -> None:
-    state = job_classes("las", kinds_of_job, (3, 4, 2))
-    state.jobs.rows["phase"][::7] = 3
-    groups, wants = grouped(state), state.jobs.rows["phase"] < 2
-    rows = state.jobs.rows
-    values = np.column_stack([state.jobs.steps_per_s, rows["gang"], rows["weight"]])
-    keys = [row.tobytes() for row in values[wants]]
-    assert groups.key == b"".join(sorted(set(keys)))
-    assert groups.of[wants].tolist() == [sorted(set(keys)).index(key) for key in keys]
-    assert (groups.of[~wants] == -1).all()
-    assert groups.num_alike.tolist() == [keys.count(key) for key in sorted(set(keys))]
 
 
 @cache

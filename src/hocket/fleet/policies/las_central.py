@@ -12,11 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, LongArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.cluster_snapshot import ClusterSnapshot
 from hocket.fleet.policies.las import las_level_problem, lowest
-from hocket.fleet.solve.centre import Even, central_shares, even_program
+from hocket.fleet.solve.centre import central_shares
 
 
 def las_central(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocation:
@@ -27,9 +26,11 @@ def las_central(snapshot: ClusterSnapshot, warm: Warm | None = None) -> Allocati
     if can_run.any():
         keys = np.column_stack([rates, snapshot.gang])[can_run]
         classes, of, num_jobs = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-        even = las_program(classes[:, :-1], classes[:, -1], snapshot.num_devices)
-        central, bound = spread_central(even, num_jobs.astype(np.int64), snapshot.num_devices)
-        shares[can_run] = central[of.ravel()]
+        is_there = snapshot.num_devices > 0
+        central, bound = central_shares(
+            classes[:, :-1][:, is_there], classes[:, -1], snapshot.num_devices[is_there], num_jobs
+        )
+        shares[np.ix_(can_run, is_there)] = central[of.ravel()]
     progress = (rates * shares).sum(axis=1)[can_run]
     return Allocation(policy="las", shares=shares, objective=lowest(progress), bound=bound)
 
@@ -46,19 +47,3 @@ CENTRAL: dict[str, Callable[[ClusterSnapshot, Warm | None], Allocation]] = {
     "las-agnostic": las_central_agnostic,
 }
 """By the policy whose lowest job they have."""
-
-
-def las_program(rates: FloatArray, gang: FloatArray, num_devices: LongArray) -> Even:
-    """The program of classes on the kinds that there are."""
-    is_there = num_devices > 0
-    return even_program(rates[:, is_there], gang, num_devices[is_there].astype(float))
-
-
-def spread_central(
-    even: Even, num_jobs: LongArray, num_devices: LongArray
-) -> tuple[FloatArray, float]:
-    """Shares of classes on all kinds, and what no lowest job can exceed."""
-    shares = np.zeros((len(num_jobs), len(num_devices)))
-    central, bound = central_shares(even, num_jobs.astype(float))
-    shares[:, num_devices > 0] = central
-    return shares, bound

@@ -134,44 +134,6 @@ class Floor(NamedTuple):
     """``[server]``: when a reserved gang needs the whole of it; infinite for never."""
 
 
-class Alike(NamedTuple):
-    """Classes of jobs that are exactly alike, and scratch of the search for them."""
-
-    of: LongArray
-    """``[job]``: its class, -1 for a job that wants nothing."""
-    slots: LongArray
-    """A power of two of them, more than twice as many as jobs."""
-    values: FloatArray
-    """``[class, column]``: throughputs, gang and weight, in order of appearance."""
-    bits: LongArray
-    """The same memory, as whole numbers."""
-    num_alike: LongArray
-    rank: LongArray
-    """``[class]``: its place in the order of bytes, in which all that follow are."""
-    num_in_order: LongArray
-    key: LongArray
-    """``[class, column]``."""
-
-
-class Ascent(NamedTuple):
-    """What a climb writes to."""
-
-    questions: FloatArray
-    """``[2, question, pool]``: prices asked, and loads that they led to."""
-    weight: FloatArray
-    """``[question]``: how the answer mixes what was bought."""
-    inverse: FloatArray
-    basis: LongArray
-    by_pool: FloatArray
-    """``[5, pool]``: scratch, wide enough for columns and pools."""
-    by_class: FloatArray
-    """``[3, class]``: demand, slope of its price, and the cap from there on."""
-    bought: LongArray
-    """``[2, class]``: scratch."""
-    shares: FloatArray
-    """``[class, column]``: of one job."""
-
-
 class StopsAndStarts(NamedTuple):
     """Stops and starts, as `Actions` has them."""
 
@@ -188,38 +150,6 @@ class StopsAndStarts(NamedTuple):
     device: LongArray
     size: LongArray
     """Of stopped and started jobs, and of the devices of these."""
-
-
-def new_alike(num_jobs: int, num_kinds: int, max_classes: int) -> Alike:
-    """Room for the classes of some jobs; one class more than may be found."""
-    num_classes, width = min(num_jobs, max_classes + 1), num_kinds + 2
-    values = np.empty((num_classes, width))
-    by_class = np.empty((3, num_classes), dtype=np.int64)
-    return Alike(
-        of=np.empty(num_jobs, dtype=np.int64),
-        slots=np.empty(1 << (2 * num_jobs).bit_length(), dtype=np.int64),
-        values=values,
-        bits=values.view(np.int64),
-        num_alike=by_class[0],
-        rank=by_class[1],
-        num_in_order=by_class[2],
-        key=np.empty((num_classes, width), dtype=np.int64),
-    )
-
-
-def new_ascent(max_questions: int, num_pools: int, num_classes: int) -> Ascent:
-    """Room for the search of one level_answer."""
-    rows = num_pools + 1
-    return Ascent(
-        questions=np.empty((2, max_questions, num_pools)),
-        weight=np.empty(max_questions),
-        inverse=np.empty((rows, rows)),
-        basis=np.empty(rows, dtype=np.int64),
-        by_pool=np.empty((5, rows)),
-        by_class=np.empty((3, num_classes)),
-        bought=np.empty((2, num_classes), dtype=np.int64),
-        shares=np.empty((num_classes, num_pools)),
-    )
 
 
 class RoundScratch(NamedTuple):

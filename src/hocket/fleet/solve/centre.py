@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels.containers import table
 
 _EVENING_STEPS = 3
@@ -57,15 +57,13 @@ class Path(NamedTuple):
     """``[kind + 2, 2 (kind + 2)]``: equations of one class, or of what all have in common."""
 
 
-class Even(NamedTuple):
-    """A program that depends on classes only, and the units of its shares."""
+def central_shares(
+    rates: FloatArray, gang: FloatArray, num_devices: LongArray, num_jobs: LongArray
+) -> tuple[FloatArray, float]:
+    """Shares ``[class, kind]`` of each job inside of all that make the lowest job highest, and how
+    high it can be at most."""
+    from hocket.fleet.solve.centre_kernel import follow_path
 
-    program: CentreProgram
-    share_unit: FloatArray
-
-
-def even_program(rates: FloatArray, gang: FloatArray, num_devices: FloatArray) -> Even:
-    """The program of one job of each class."""
     num_classes, num_kinds = rates.shape
     least, time = -np.ones(rates.shape), np.ones(rates.shape)
     progress, level = -rates, np.ones(num_classes)
@@ -89,6 +87,7 @@ def even_program(rates: FloatArray, gang: FloatArray, num_devices: FloatArray) -
         units = [unit * one for unit, one in zip(units, row, strict=True)]
         share_unit, level_unit = share_unit * column, level_unit * level_column
     limit = np.concatenate([np.zeros(rates.size + num_classes), units[2], units[3] * num_devices])
+    alike = np.concatenate([np.repeat(num_jobs, num_kinds), num_jobs, num_jobs, np.ones(num_kinds)])
     program = CentreProgram(
         least=table(least, np.float64),
         progress=table(progress, np.float64),
@@ -97,29 +96,16 @@ def even_program(rates: FloatArray, gang: FloatArray, num_devices: FloatArray) -
         level=table(level, np.float64),
         limit=table(limit, np.float64),
         reward=level_unit,
-        num_alike=np.ones(num_classes),
-        num_rows_alike=np.ones(len(limit)),
+        num_alike=table(num_jobs, np.float64),
+        num_rows_alike=table(alike, np.float64),
     )
-    return Even(program, share_unit)
-
-
-def central_shares(even: Even, num_jobs: FloatArray) -> tuple[FloatArray, float]:
-    """Shares ``[class, kind]`` of each job inside of all that make the lowest job highest, and how
-    high it can be at most."""
-    from hocket.fleet.solve.centre_kernel import follow_path
-
-    num_classes, num_kinds = even.share_unit.shape
-    alike = np.concatenate([np.repeat(num_jobs, num_kinds), num_jobs, num_jobs, np.ones(num_kinds)])
-    size, num_columns = num_kinds + 2, num_classes * num_kinds + 1
+    size = num_kinds + 2
     path = Path(
-        by_column=np.empty((5, num_columns)),
+        by_column=np.empty((5, num_classes * num_kinds + 1)),
         by_row=np.empty((9, len(alike))),
         inverse=np.empty((num_classes, size, size)),
         block=np.empty((size, 2 * size)),
     )
-    program = even.program._replace(
-        num_alike=table(num_jobs, np.float64), num_rows_alike=table(alike, np.float64)
-    )
     scale, bound = follow_path(program, path)
-    shares = path.by_column[0, :-1].reshape(num_classes, num_kinds) * even.share_unit / scale
+    shares = path.by_column[0, :-1].reshape(num_classes, num_kinds) * share_unit / scale
     return np.clip(shares, 0.0, 1.0), bound
