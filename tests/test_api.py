@@ -105,8 +105,8 @@ def test_clusters_and_plans_are_named_by_text_or_path(tmp_path):
 
 def test_a_transformer_is_divided_by_name_or_shape():
     plan = hocket.plan_parallel("gpt-1.7b", "1xdgx-a100-80g", 64)
-    assert plan.division.num_devices == 8
-    assert hocket.plan_parallel(plan.model, plan.cluster, 64).division == plan.division
+    assert plan.config.num_devices == 8
+    assert hocket.plan_parallel(plan.model, plan.cluster, 64).config == plan.config
 
 
 def test_a_transformer_that_fits_nowhere_is_refused():

@@ -8,7 +8,7 @@ turn, with the same global batch for every row. A row that does not fit counts a
 placement the bound is taken where the bound already says that it loses. Prints one line per problem
 and the geometric means; times are processor seconds of planning, without capture. "Single rooms"
 are what each room plans without the search: ops placed, one device with accumulation and less
-memory, equal divisions (DDP, FSDP, GPipe); "families" the best ways of each kind in the search.
+memory, equal configs (DDP, FSDP, GPipe); "families" the best ways of each kind in the search.
 """
 
 from __future__ import annotations

@@ -59,14 +59,14 @@ CASES = (
 """Recomputation, microbatch, number of microbatches."""
 
 
-def plan_of(model: Transformer, division: ParallelConfig) -> TransformerPlan:
+def plan_of(model: Transformer, config: ParallelConfig) -> TransformerPlan:
     cluster = cluster_from_text("1xh200")
     software = find_software("torch")
-    step_s = predict(model, ParallelConfigs.of([division]), cluster, software).step_s
+    step_s = predict(model, ParallelConfigs.of([config]), cluster, software).step_s
     devices = ((cluster.device_names[0],),)
-    parallel = Parallel.of_config(division, model, devices)
-    plan = Plan(sections=(parallel, make_schedule("1f1b", 1, division.num_microbatches)))
-    work = TransformerTraining(model=model, global_batch=division.global_batch, software=software)
+    parallel = Parallel.of_config(config, model, devices)
+    plan = Plan(sections=(parallel, make_schedule("1f1b", 1, config.num_microbatches)))
+    work = TransformerTraining(model=model, global_batch=config.global_batch, software=software)
     problem = Problem(work=work, cluster=cluster)
     return TransformerPlan(problem, plan.claiming(step_s=float(step_s[0])))
 
@@ -82,15 +82,15 @@ def main() -> None:
     errors = []
     for model in SHAPES:
         for recompute, microbatch, count in CASES:
-            division = ParallelConfig(
+            config = ParallelConfig(
                 microbatch=microbatch, global_batch=microbatch * count, recompute=recompute
             )
-            plan = plan_of(model, division)
+            plan = plan_of(model, config)
             options = RunOptions(steps=steps, backend="nccl", checks=False)
             try:
                 measured_s = run_plan(plan.problem, plan.plan, options).median_step_s
             except Exception as error:
-                print(f"{model.name}, {division}: {error}", file=sys.stderr)
+                print(f"{model.name}, {config}: {error}", file=sys.stderr)
                 continue
             errors.append(plan.step_s / measured_s - 1)
             print(

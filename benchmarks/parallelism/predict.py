@@ -1,4 +1,4 @@
-"""CPU time of the step predictor over millions of divisions of GPT-3 175B on 4096 GPUs.
+"""CPU time of the step predictor over millions of configs of GPT-3 175B on 4096 GPUs.
 
 python benchmarks/parallelism/predict.py [MILLIONS]
 """
@@ -24,8 +24,8 @@ from hocket.transformer.files import find_model
 NUM_DEVICES, BATCH = 4096, 1536
 
 
-def divisions(count: int) -> ParallelConfigs:
-    """``count`` divisions over all devices, every field varied; not all of them are sensible."""
+def configs(count: int) -> ParallelConfigs:
+    """``count`` configs over all devices, every field varied; not all of them are sensible."""
     random = np.random.default_rng(0)
     tensor = 2 ** random.integers(0, 4, count, dtype=np.int32)
     context = 2 ** random.integers(0, 4, count, dtype=np.int32)
@@ -54,7 +54,7 @@ def draws(data: str, count: int) -> None:
     tables["selene"] = [row for name in selene for row in tables[name]]
     for name in ("selene", "vtrain-multi", "vtrain-single", "bloom"):
         rows = [row for row in tables[name] if row.step_s is not None]
-        cluster = site_cluster(rows[0].cluster, max(row.division.num_devices for row in rows))
+        cluster = site_cluster(rows[0].cluster, max(row.config.num_devices for row in rows))
         zero_shot = np.abs(prediction_errors(rows, cluster, Coefficients()))
         found = np.array([_left_out(rows, cluster, seed) for seed in range(count)])
         (mean, high), (worst, worst_high) = found.mean(axis=0), found.max(axis=0)
@@ -74,14 +74,14 @@ def _left_out(rows: list[Measured], cluster: Cluster, seed: int) -> tuple[float,
 
 def speed(millions: float) -> None:
     """Time three passes and say what they took; the first one may compile."""
-    asked = divisions(round(millions * 1e6))
+    asked = configs(round(millions * 1e6))
     model, software = find_model("gpt3-175b"), find_software("megatron-core")
     cluster = cluster_from_text("512xdgx-a100-80g")
     for _ in range(3):
         start_s = time.process_time()
         predict(model, asked, cluster, software)
         taken_s = time.process_time() - start_s
-        sys.stdout.write(f"{len(asked)} divisions: {taken_s:.3f} s of CPU\n")
+        sys.stdout.write(f"{len(asked)} configs: {taken_s:.3f} s of CPU\n")
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""How long the search for a division takes: scan of all divisions, and recheck of the best 200.
+"""How long the search for a config takes: scan of all configs, and recheck of the best 200.
 
     python benchmarks/parallelism/search.py [--rounds 3]
 
@@ -55,7 +55,7 @@ def measure(problem: Problem, limits: Limits, rounds: int) -> None:
         recheck_s.append(time.process_time() - middle)
     winner = compare_configs(replace(problem, limits=limits)).winner
     print(
-        f"{problem.work_name} on {problem.cluster.name}: {found.num_divisions:,} divisions, "
+        f"{problem.work_name} on {problem.cluster.name}: {found.num_configs:,} configs, "
         f"{found.num_fitting:,} fit; scan {min(scan_s[1:]):.2f} s, "
         f"recheck of {len(seen)} {min(recheck_s[1:]):.2f} s"
     )

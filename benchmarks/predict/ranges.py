@@ -62,8 +62,8 @@ def ratio_errors(rows: Sequence[Measured], coefficients: Mapping[str, Coefficien
     errors = np.log(predict_steps(rows, coefficients) / measured_s)
     groups: dict[object, list[float]] = defaultdict(list)
     for row, error in zip(rows, errors, strict=True):
-        shared = (row.model, row.software.name, row.division.num_devices)
-        groups[(*shared, row.division.global_batch)].append(error)
+        shared = (row.model, row.software.name, row.config.num_devices)
+        groups[(*shared, row.config.global_batch)].append(error)
     return [abs(a - b) for group in groups.values() for a, b in combinations(group, 2)]
 
 

@@ -6,7 +6,7 @@
 Each trains on a random placement of single ops over three devices of this process, with gradients
 accumulated over two batches, clipped, a schedule, two groups of parameters, and a checkpoint
 that is loaded under another random placement in the middle. Prints one line per model; losses,
-weights and buffers have to be equal bit for bit. With ``--divided`` the divisions and shares of
+weights and buffers have to be equal bit for bit. With ``--divided`` the configs and shares of
 `tests/runtime/divided_ranks.py` train on 2 and 4 processes beside one, in double precision: the
 largest difference of losses, weights and states has to be under 1e-6.
 """
@@ -68,13 +68,13 @@ def resumed(build: Callable[[], Any], folder: str) -> Callable[[Any], Any]:
 
 
 def divided(steps: int) -> int:
-    """Compare divisions with one process; how many differ."""
+    """Compare configs with one process; how many differ."""
     num_wrong = 0
-    for name, (_, division) in CASES.items():
-        if isinstance(division, ParallelConfig):
-            num_ranks = division.num_devices
+    for name, (_, config) in CASES.items():
+        if isinstance(config, ParallelConfig):
+            num_ranks = config.num_devices
         else:
-            num_ranks = sum(len(cuts) + 1 for cuts, _ in division) if division else 2
+            num_ranks = sum(len(cuts) + 1 for cuts, _ in config) if config else 2
             num_ranks *= PARTS.get(name, 1)
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:

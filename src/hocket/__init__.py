@@ -83,7 +83,7 @@ _HOME = {
     "lease": "hocket.service.lease",
     "parallel_for": "hocket.loops.function",
     "plan_graph": "hocket.api.planned",
-    "plan_parallel": "hocket.api.divisions",
+    "plan_parallel": "hocket.api.parallel_configs",
     "prepare": "hocket.training",
     "read_graph": "hocket.graph.files",
     "read_plan": "hocket.plan.files",

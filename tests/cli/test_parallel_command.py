@@ -25,7 +25,7 @@ def test_table_reason_and_files(hocket, tmp_path, monkeypatch):
     )  # fmt: skip
     assert out.count("✔") == 1
     assert "chosen because" in out
-    assert "divisions" in out
+    assert "configs" in out
     assert "wrote plan.json, report.html" in err
     assert json.loads((tmp_path / "plan.json").read_text())["schema"] == "hocket.plan/3"
     page = (tmp_path / "report.html").read_text()
@@ -107,7 +107,7 @@ def test_nothing_fits_is_exit_4_and_says_what_would_do(hocket):
         (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--schedule", "1f1"], 2, "'1f1b'"),
         (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "tensr=2"], 2, "'tensor'"),
         (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--software", "megatrn"], 2, "unknown"),
-        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "tensor=7"], 4, "no division"),
+        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "tensor=7"], 4, "no config"),
         (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "-o", "no/such/x.json"], 2, "folder"),
         (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "zero=9"], 2, "zero is 9"),
         (["--predict", "missing.toml"], 3, "no such file"),
@@ -169,7 +169,7 @@ def test_graph_option_has_no_meaning_for_parallel_plans(hocket, plan_file):
         assert "no graph" in hocket(name, plan_file, "--graph", "x.json", expect=2)[1]
 
 
-def test_schema_of_plans_knows_divisions(hocket):
+def test_schema_of_plans_knows_configs(hocket):
     sections = json.loads(hocket("schema", "plan")[0])["properties"]["sections"]["properties"]
     assert {"parallel", "schedule"} <= set(sections)
 

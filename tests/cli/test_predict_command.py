@@ -22,7 +22,7 @@ model = "gpt-18b"
 on = "4xdgx-a100-80g"
 batch = 64
 software = "megatron-2021"
-[division]
+[parallel]
 tensor = 8
 pipeline = 2
 microbatch = 2
@@ -31,7 +31,7 @@ recompute = "full"
 
 
 def _config(tmp_path, text):
-    path = tmp_path / "config.toml"
+    path = tmp_path / "parallel.toml"
     path.write_text(text)
     return path
 
@@ -57,7 +57,7 @@ layers = 10
 heads = 16
 vocabulary = 32000
 sequence = 1024
-[division]
+[parallel]
 pipeline = 4
 layers = [2, 3, 3, 2]
 schedule = "1f1b"
@@ -71,15 +71,15 @@ schedule = "1f1b"
     [
         (("tensor = 8", "tensr = 8"), "did you mean 'tensor'?"),
         (("tensor = 8", "tensor = 7"), "cannot be divided by tensor 7"),
-        (("tensor = 8", "tensor = 'x'"), "division.tensor"),
+        (("tensor = 8", "tensor = 'x'"), "parallel.tensor"),
         (("pipeline = 2", "pipeline = 99"), "needed"),
         (("microbatch = 2", "microbatch = 3"), "microbatches of 3"),
         (('"full"', '"ful"'), "did you mean 'full'?"),
         (("batch = 64", "batch = 0"), "batch is 0"),
         (("batch = 64", "batch = 2147483640"), "actions"),
         (("batch = 64", "batch = 64\ndtype = 'float7'"), "dtype"),
-        (("[division]", "[divisions]"), "did you mean 'division'?"),
-        (("[division]", "division = 3\n[x]"), "unknown key"),
+        (("[parallel]", "[paralel]"), "did you mean 'parallel'?"),
+        (("[parallel]", "parallel = 3\n[x]"), "unknown key"),
         (("batch = 64", "batch = "), "is not TOML"),
         (('"gpt-18b"', "3"), "model is 3"),
     ],
@@ -88,7 +88,7 @@ def test_bad_configurations_are_refused_with_their_place(change, said, hocket, t
     path = _config(tmp_path, CONFIG.replace(*change))
     out, err = hocket("parallel", "--predict", path, "--json", expect=3)
     assert said in out
-    assert "config.toml" in err
+    assert "parallel.toml" in err
 
 
 def test_predict_of_what_does_not_fit_is_told_not_refused(hocket, tmp_path):
@@ -101,7 +101,7 @@ def test_predict_of_what_does_not_fit_is_told_not_refused(hocket, tmp_path):
     assert result["reason"].startswith("lacks")
     plan = tmp_path / "plan.json"
     said, _ = hocket(
-        "parallel", "--predict", tmp_path / "config.toml", "--json", "-o", plan, expect=4
+        "parallel", "--predict", tmp_path / "parallel.toml", "--json", "-o", plan, expect=4
     )
     assert "hosts" not in json.loads(said)["error"]["message"]
     assert not plan.exists()
@@ -152,7 +152,7 @@ def test_predict_fills_clusters_of_unequal_devices(hocket, tmp_path):
 model = "gpt-3.6b"
 on = "1xdgx-a100-80g+1xdgx-h100"
 batch = 64
-[division]
+[parallel]
 pipeline = 2
 tensor = 2
 """

@@ -1,4 +1,4 @@
-"""Models, clusters and divisions for the tests of the step predictor."""
+"""Models, clusters and configs for the tests of the step predictor."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def cluster_of(text: str) -> Cluster:
     return cluster_from_text(text)
 
 
-def random_divisions(count: int, seed: int, max_degree: int = 3) -> ParallelConfigs:
+def random_configs(count: int, seed: int, max_degree: int = 3) -> ParallelConfigs:
     """ParallelConfigs with every field varied, each with at least one microbatch."""
     random = np.random.default_rng(seed)
 
@@ -96,8 +96,8 @@ def random_divisions(count: int, seed: int, max_degree: int = 3) -> ParallelConf
 
 
 def parts(model: Transformer, software: Software, on: str = ON, **fields: object) -> dict:
-    division = ParallelConfig(**{"data": 8, "global_batch": 64, "zero": 3, **fields})
-    found = predict(model, ParallelConfigs.of([division]), cluster_of(on), software)
+    config = ParallelConfig(**{"data": 8, "global_batch": 64, "zero": 3, **fields})
+    found = predict(model, ParallelConfigs.of([config]), cluster_of(on), software)
     return {name: float(value[0]) for name, value in found.parts().items()}
 
 

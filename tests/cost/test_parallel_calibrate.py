@@ -32,7 +32,7 @@ from hocket.transformer import ParallelConfig, ParallelConfigs
 
 ON = "8xdgx-a100-80g"
 SOFTWARE = find_software("megatron-2021")
-DIVISIONS = [
+CONFIGS = [
     ParallelConfig(tensor=t, pipeline=p, data=64 // (t * p), microbatch=b, global_batch=256,
              recompute="full")
     for t, p, b in (
@@ -46,13 +46,11 @@ MODELS = (gpt(2048, 24, 16), gpt(6144, 40, 48))
 def runs_with(coefficients: Coefficients, seed: int = 0, noise: float = 0.0) -> list[PublishedRun]:
     random = np.random.default_rng(seed)
     runs = []
-    for index, division in enumerate(DIVISIONS):
+    for index, config in enumerate(CONFIGS):
         model = MODELS[index % 2]
-        exact = predict(
-            model, ParallelConfigs.of([division]), cluster_of(ON), SOFTWARE, coefficients
-        )
+        exact = predict(model, ParallelConfigs.of([config]), cluster_of(ON), SOFTWARE, coefficients)
         step_s = float(exact.step_s[0] * np.exp(noise * random.standard_normal()))
-        runs.append(PublishedRun(model=model, division=division, software=SOFTWARE, step_s=step_s))
+        runs.append(PublishedRun(model=model, config=config, software=SOFTWARE, step_s=step_s))
     return runs
 
 
@@ -85,7 +83,7 @@ def test_what_no_run_depends_on_stays_one() -> None:
     alone = [
         PublishedRun(
             model=MODELS[0],
-            division=ParallelConfig(microbatch=b, global_batch=b * m),
+            config=ParallelConfig(microbatch=b, global_batch=b * m),
             software=SOFTWARE,
             step_s=0.3 * b * m,
         )
@@ -105,10 +103,10 @@ def test_too_few_runs_and_too_small_clusters_are_refused() -> None:
 
 
 def test_runs_share_what_no_coefficient_explains_with_runs_like_them() -> None:
-    """A division that is slow for a reason of its own is so for its neighbours, not for all."""
+    """A config that is slow for a reason of its own is so for its neighbours, not for all."""
     runs = runs_with(Coefficients())
     slow = [
-        replace(run, step_s=1.1 * run.step_s) if run.division.tensor == 8 else run for run in runs
+        replace(run, step_s=1.1 * run.step_s) if run.config.tensor == 8 else run for run in runs
     ]
     fitted = calibrate(slow[:9], cluster_of(ON))
     before, after = (
@@ -129,9 +127,9 @@ def test_steps_their_parts_and_their_stages_follow_measured_runs() -> None:
         cluster_of(ON),
     )
     plain = replace(anchor_of, anchors=())
-    model, division = MODELS[1], DIVISIONS[7]
+    model, config = MODELS[1], CONFIGS[7]
     figures, without = (
-        predict(model, ParallelConfigs.of([division]), cluster_of(ON), SOFTWARE, coefficients)
+        predict(model, ParallelConfigs.of([config]), cluster_of(ON), SOFTWARE, coefficients)
         for coefficients in (anchor_of, plain)
     )
     factor = figures.step_s[0] / without.step_s[0]
@@ -139,7 +137,7 @@ def test_steps_their_parts_and_their_stages_follow_measured_runs() -> None:
     assert abs(factor - 1) > 0.001
     assert sum(part[0] for part in figures.parts().values()) == pytest.approx(figures.step_s[0])
     costs, plain_costs = (
-        stage_costs(model, division, cluster_of(ON), SOFTWARE, coefficients)
+        stage_costs(model, config, cluster_of(ON), SOFTWARE, coefficients)
         for coefficients in (anchor_of, plain)
     )
     for name in ("forward_s", "input_gradient_s", "weight_gradient_s", "send_s", "after_s"):
@@ -192,7 +190,7 @@ def test_runs_are_read_with_their_defaults(tmp_path: Path) -> None:
     (run,) = found.runs
     assert found.num_skipped == 1
     assert run.step_s == 3.5
-    assert run.division == ParallelConfig(
+    assert run.config == ParallelConfig(
         tensor=8, pipeline=2, data=4, microbatch=1, global_batch=64, recompute="full"
     )
     assert (run.model.sequence, run.model.vocabulary, run.model.head_width) == (2048, 51200, 128)
@@ -206,7 +204,7 @@ def test_public_headers_are_understood(tmp_path: Path) -> None:
     path = table(tmp_path, "8,16,2,1024,16,24,1024,2,2,2,140.5", header=header)
     (run,) = read_runs(path, SOFTWARE, "none").runs
     assert run.step_s == pytest.approx(0.1405)
-    assert run.division.recompute == "none"
+    assert run.config.recompute == "none"
     assert run.model.sequence == 1024
 
 
@@ -247,8 +245,8 @@ def test_rows_whose_degrees_need_other_devices_are_skipped(tmp_path: Path) -> No
 def written(tmp_path: Path, runs: list[PublishedRun]) -> Path:
     rows = [
         ",".join(
-            map(str, (run.division.tensor, run.division.pipeline, run.division.data,
-                      run.division.microbatch, run.division.global_batch, run.model.hidden,
+            map(str, (run.config.tensor, run.config.pipeline, run.config.data,
+                      run.config.microbatch, run.config.global_batch, run.model.hidden,
                       run.model.layers, run.model.heads, run.step_s))
         )
         for run in runs
@@ -275,7 +273,7 @@ def test_the_command_writes_what_the_fit_gives(tmp_path: Path) -> None:
 
 
 def test_the_command_takes_arithmetic_that_the_devices_have(tmp_path: Path) -> None:
-    runs = [run for run in runs_with(Coefficients()) if run.division.tensor < 8]
+    runs = [run for run in runs_with(Coefficients()) if run.config.tensor < 8]
     result = CliRunner().invoke(
         root,
         ["calibrate", "parallel", str(written(tmp_path, runs)), "--on", "8xdgx1-v100",
@@ -307,9 +305,9 @@ def test_profiles_still_are_the_usual_argument(tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [1e-3, 1e3, 1e-30])
 def test_runs_in_other_units_are_refused_with_what_was_expected(factor):
     model = gpt(2048, 24, 16)
-    runs = [PublishedRun(model=model, division=d, software=SOFTWARE, step_s=s) for d, s in zip(
-        DIVISIONS[:4],
-        predict(model, ParallelConfigs.of(DIVISIONS[:4]), cluster_of(ON), SOFTWARE).step_s,
+    runs = [PublishedRun(model=model, config=d, software=SOFTWARE, step_s=s) for d, s in zip(
+        CONFIGS[:4],
+        predict(model, ParallelConfigs.of(CONFIGS[:4]), cluster_of(ON), SOFTWARE).step_s,
         strict=True,
     )]  # fmt: skip
     calibrate(runs, cluster_of(ON))

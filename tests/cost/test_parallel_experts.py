@@ -77,9 +77,9 @@ def test_norms_and_activations_computed_again_take_little_and_free_some():
         step_s(LLAMA, program, recompute=mode) for mode in ("none", "selective", "full")
     )
     assert none < some < none + 0.2 * (full - none)
-    division = ParallelConfig(tensor=1, data=1, global_batch=1)
+    config = ParallelConfig(tensor=1, data=1, global_batch=1)
     kept, less = (
-        stage_memory(LLAMA, replace(division, recompute=mode), program, FORMULAS_ONLY).peak_bytes[0]
+        stage_memory(LLAMA, replace(config, recompute=mode), program, FORMULAS_ONLY).peak_bytes[0]
         for mode in ("none", "selective")
     )
     again = 2 * (2 * LLAMA.hidden + LLAMA.mlp_width) * LLAMA.sequence

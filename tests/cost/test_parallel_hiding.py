@@ -54,8 +54,8 @@ def test_rounds_of_chunks_hide_the_gradients_of_those_after_them():
     # What follows the last microbatch is the same in the simulated stages.
     on = cluster_of(fields.pop("on"))
     found = parts(model, program, on.name, chunks=4, schedule="interleaved", **fields)
-    division = ParallelConfig(**fields, chunks=4, schedule="interleaved")
-    after_s = max(stage_costs(model, division, on, program).after_s)
+    config = ParallelConfig(**fields, chunks=4, schedule="interleaved")
+    after_s = max(stage_costs(model, config, on, program).after_s)
     assert after_s == pytest.approx(found["data"] + found["optimizer"])
 
 
@@ -91,10 +91,10 @@ def test_chunks_cost_the_same_in_the_simulated_stages():
     program = find_software("megatron-core")
     totals = []
     for chunks, schedule in ((1, "1f1b"), (4, "interleaved")):
-        division = ParallelConfig(
+        config = ParallelConfig(
             pipeline=4, data=2, global_batch=64, zero=1, chunks=chunks, schedule=schedule
         )
-        costs = stage_costs(LLAMA, division, cluster_of("dgx-h100"), program)
+        costs = stage_costs(LLAMA, config, cluster_of("dgx-h100"), program)
         totals.append(sum((*costs.forward_s, *costs.input_gradient_s, *costs.weight_gradient_s)))
     expected_s = 4 * 3 * efficiency.CONSTANTS.chunk_s
     assert totals[1] - totals[0] == pytest.approx(expected_s, rel=1e-3)

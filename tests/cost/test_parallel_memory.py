@@ -1,4 +1,4 @@
-"""Memory of divisions against published formulas, figures and measurements."""
+"""Memory of configs against published formulas, figures and measurements."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ def _chunks_of(schedule, chunks):
     return chunks if schedule in ("interleaved", "looped-bfs") else 1
 
 
-DIVISIONS = st.builds(
+CONFIGS = st.builds(
     lambda schedule, chunks, pipeline, data, microbatch, rounds, **rest: ParallelConfig(
         schedule=schedule,
         chunks=_chunks_of(schedule, chunks),
@@ -73,17 +73,17 @@ SPARSE = replace(
 MODELS = [replace(GPT, layers=48), replace(find_model("llama3-70b"), layers=48), SPARSE]
 
 
-# ── one division and many ────────────────────────────────────────────────────────────────────────
+# ── one config and many ────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 @settings(derandomize=True, deadline=None, max_examples=60)
-@given(division=DIVISIONS)
-def test_arrays_give_the_fullest_rank_of_the_stages(model, division):
+@given(config=CONFIGS)
+def test_arrays_give_the_fullest_rank_of_the_stages(model, config):
     for software in (PLAIN, FLASH):
-        ranks = stage_memory(model, division, software).peak_bytes
-        found = memory(model, ParallelConfigs.of([division]), software).total_bytes[0]
-        if model.experts and division.pipeline > 1:
+        ranks = stage_memory(model, config, software).peak_bytes
+        found = memory(model, ParallelConfigs.of([config]), software).total_bytes[0]
+        if model.experts and config.pipeline > 1:
             # There the heavier kind of layer stands for the dense ones.
             assert max(ranks) * (1 - 1e-6) <= found <= max(ranks) * 1.15
         else:
@@ -91,22 +91,22 @@ def test_arrays_give_the_fullest_rank_of_the_stages(model, division):
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
-@given(division=DIVISIONS, layers=st.integers(16, 60))
-def test_arrays_are_never_too_small_where_layers_do_not_divide(division, layers):
-    model = replace(GPT, layers=max(layers, division.num_stages))
-    ranks = stage_memory(model, division, PLAIN).peak_bytes
-    found = memory(model, ParallelConfigs.of([division]), PLAIN).total_bytes[0]
+@given(config=CONFIGS, layers=st.integers(16, 60))
+def test_arrays_are_never_too_small_where_layers_do_not_divide(config, layers):
+    model = replace(GPT, layers=max(layers, config.num_stages))
+    ranks = stage_memory(model, config, PLAIN).peak_bytes
+    found = memory(model, ParallelConfigs.of([config]), PLAIN).total_bytes[0]
     assert found >= max(ranks) * (1 - 1e-6)
 
 
-def test_no_divisions_give_no_figures():
+def test_no_configs_give_no_figures():
     assert len(memory(GPT, ParallelConfigs.of([]), PLAIN).total_bytes) == 0
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
-@given(division=DIVISIONS, overheads=st.sampled_from([DEFAULT_OVERHEADS, FORMULAS_ONLY]))
-def test_parts_and_overheads_make_the_total(division, overheads):
-    found = memory(GPT, ParallelConfigs.of([division]), PLAIN, overheads)
+@given(config=CONFIGS, overheads=st.sampled_from([DEFAULT_OVERHEADS, FORMULAS_ONLY]))
+def test_parts_and_overheads_make_the_total(config, overheads):
+    found = memory(GPT, ParallelConfigs.of([config]), PLAIN, overheads)
     parts = overheads.total(found.state_bytes, found.activation_bytes + found.edge_bytes)
     assert found.total_bytes == pytest.approx(parts, rel=1e-12)
 
@@ -142,12 +142,12 @@ def test_microbatches_in_flight_are_those_of_the_schedules(name, pipeline):
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_peaks_are_those_of_the_simulated_schedule(name, recompute):
     chunks = _chunks_of(name, 2)
-    division = ParallelConfig(
+    config = ParallelConfig(
         tensor=8, pipeline=4, chunks=chunks, data=2, global_batch=48, schedule=name,
         recompute=recompute,
     )  # fmt: skip
-    found = stage_memory(GPT, division, FLASH)
-    unit = (1.0,) * division.num_stages
+    found = stage_memory(GPT, config, FLASH)
+    unit = (1.0,) * config.num_stages
     costs = StageCosts(
         forward_s=unit,
         input_gradient_s=unit,
@@ -188,12 +188,12 @@ def test_activations_of_a_gpt_are_those_of_korthikanti(heads, width, tensor, mic
         ("full", True): 2 * s * b * h / t,
     }
     for (recompute, along), layer_bytes in published.items():
-        division = ParallelConfig(
+        config = ParallelConfig(
             tensor=t, pipeline=4, microbatch=b, global_batch=8 * b, recompute=recompute,
             sequence_parallel=along,
         )  # fmt: skip
         # A stage inside has neither embedding nor logits.
-        found = stage_memory(model, division, PLAIN, FORMULAS_ONLY).activation_bytes[1]
+        found = stage_memory(model, config, PLAIN, FORMULAS_ONLY).activation_bytes[1]
         assert found == pytest.approx(layer_bytes, abs=1)
     selective = ParallelConfig(tensor=t, pipeline=4, microbatch=b, global_batch=8 * b)
     found = stage_memory(model, selective, FLASH, FORMULAS_ONLY).activation_bytes[1]
@@ -201,8 +201,8 @@ def test_activations_of_a_gpt_are_those_of_korthikanti(heads, width, tensor, mic
 
 
 def test_weight_gradients_of_a_gpt_need_what_the_zero_bubble_paper_says():
-    division = ParallelConfig(pipeline=4, global_batch=8, schedule="zb-h1")
-    found = stage_memory(GPT, division, PLAIN, FORMULAS_ONLY).weight_gradient_bytes[1]
+    config = ParallelConfig(pipeline=4, global_batch=8, schedule="zb-h1")
+    found = stage_memory(GPT, config, PLAIN, FORMULAS_ONLY).weight_gradient_bytes[1]
     assert found == pytest.approx(24 * 32 * GPT.sequence * GPT.hidden, rel=1e-9)
 
 
@@ -216,17 +216,17 @@ def test_weight_gradients_of_a_gpt_need_what_the_zero_bubble_paper_says():
 def test_state_per_parameter_is_that_of_megatron_and_zero(zero, gradient_bytes, per_parameter):
     model = replace(GPT, layers=50)
     software = replace(PLAIN, gradient_bytes=gradient_bytes)
-    divisions = ParallelConfigs.of([ParallelConfig(data=8, global_batch=8, zero=zero)])
-    found = memory(model, divisions, software, FORMULAS_ONLY).state_bytes[0]
+    configs = ParallelConfigs.of([ParallelConfig(data=8, global_batch=8, zero=zero)])
+    found = memory(model, configs, software, FORMULAS_ONLY).state_bytes[0]
     layers = 0.0 if zero < 2 else (gradient_bytes + (4 if zero == 3 else 0)) / 50
     expected = parameter_counts(model).total * (per_parameter + layers)
     assert found == pytest.approx(expected, rel=0.01)
 
 
 def test_tensor_and_pipeline_ranks_together_hold_every_parameter():
-    division = ParallelConfig(tensor=4, pipeline=6, global_batch=6)
+    config = ParallelConfig(tensor=4, pipeline=6, global_batch=6)
     only_state = MemoryOverheads(constant_bytes=0, state_factor=1, activation_factor=0)
-    held = sum(stage_memory(GPT, division, PLAIN, only_state).state_bytes) * 4 / 18
+    held = sum(stage_memory(GPT, config, PLAIN, only_state).state_bytes) * 4 / 18
     copy_of_embedding = GPT.vocabulary * GPT.hidden
     assert held == pytest.approx(parameter_counts(GPT).total + copy_of_embedding, rel=1e-3)
 
@@ -257,19 +257,19 @@ def test_untied_embeddings_count_twice_on_one_device_and_once_on_two():
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
-@given(division=DIVISIONS)
-def test_more_sharing_and_recomputing_never_need_more_state_or_activations(division):
+@given(config=CONFIGS)
+def test_more_sharing_and_recomputing_never_need_more_state_or_activations(config):
     model = replace(GPT, layers=48)
 
     def peak(**change):
-        rows = ParallelConfigs.of([replace(division, **change)])
+        rows = ParallelConfigs.of([replace(config, **change)])
         return memory(model, rows, PLAIN, FORMULAS_ONLY).total_bytes[0]
 
     by_recompute = [peak(recompute=mode) for mode in ("none", "selective")]
-    assert by_recompute[0] >= by_recompute[1] * 0.999 or division.pipeline == 1
+    assert by_recompute[0] >= by_recompute[1] * 0.999 or config.pipeline == 1
     assert peak(zero=0) >= peak(zero=1) * (1 - 1e-12)
     assert peak(sequence_parallel=False) >= peak(sequence_parallel=True) * (1 - 1e-12)
-    assert peak(microbatch=division.microbatch, context=1) >= peak(context=2) * (1 - 1e-12)
+    assert peak(microbatch=config.microbatch, context=1) >= peak(context=2) * (1 - 1e-12)
 
 
 # ── published figures and measurements ───────────────────────────────────────────────────────────
@@ -287,11 +287,11 @@ def test_activations_of_korthikanti_figure_1_are_exact():
     gibibytes = {"22B": (59.25, 9.5625), "175B": (66.84375, 12.3515625),
                  "530B": (114.0234375, 23.076171875), "1T": (131.25, 26.5625)}  # fmt: skip
     for row in load_tables()["korthikanti-memory"]:
-        found = memory(row.model, ParallelConfigs.of([row.division]), row.software, FORMULAS_ONLY)
-        is_second = row.division.recompute == "selective"
+        found = memory(row.model, ParallelConfigs.of([row.config]), row.software, FORMULAS_ONLY)
+        is_second = row.config.recompute == "selective"
         published = gibibytes[row.row.split()[0]][is_second] * 2**30
         # Selective recomputation also makes the matrices of one layer again.
-        working = 5 * row.model.heads * row.model.sequence**2 * row.division.microbatch / 8
+        working = 5 * row.model.heads * row.model.sequence**2 * row.config.microbatch / 8
         found_bytes = found.activation_bytes[0] - working * is_second
         assert found_bytes == pytest.approx(published, rel=1e-3)
 

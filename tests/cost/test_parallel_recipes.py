@@ -72,16 +72,16 @@ def test_op_by_op_selection_keeps_between_nothing_and_all():
 def test_compilation_makes_norms_and_activations_again_instead_of_keeping_them():
     """Llama 3 405B as published on 8,192 H100, nothing computed again: it ran in 80 GB."""
     model = find_model("llama3-405b")
-    division = ParallelConfig(
+    config = ParallelConfig(
         tensor=8, pipeline=16, data=64, chunks=8, global_batch=2048, schedule="interleaved",
         zero=1, sequence_parallel=True, layers=(0, *[1] * 126, 0),
     )  # fmt: skip
     kept, compiled, chosen = (
         max(stage_memory(model, given, with_options(find_software("torch"), [text])).peak_bytes)
         for given, text in (
-            (division, ""),
-            (division, "compiled"),
-            (replace(division, recompute="selective"), "selective=activations"),
+            (config, ""),
+            (config, "compiled"),
+            (replace(config, recompute="selective"), "selective=activations"),
         )
     )
     assert compiled < 80e9 < kept
@@ -119,10 +119,10 @@ def test_eight_bits_are_faster_by_less_than_their_peak():
 
 
 def test_eight_bit_products_keep_less():
-    division = ParallelConfig(tensor=4, data=2, global_batch=8, zero=1, sequence_parallel=True)
+    config = ParallelConfig(tensor=4, data=2, global_batch=8, zero=1, sequence_parallel=True)
     program = find_software("megatron-core")
     wide, narrow = (
-        stage_memory(LLAMA, division, replace(program, dtype=dtype), FORMULAS_ONLY).peak_bytes[0]
+        stage_memory(LLAMA, config, replace(program, dtype=dtype), FORMULAS_ONLY).peak_bytes[0]
         for dtype in ("bfloat16", "float8")
     )
     # One byte less of the inputs of attention, of the MLP and of its second product.
@@ -132,14 +132,14 @@ def test_eight_bit_products_keep_less():
 
 def test_state_per_parameter_is_what_each_program_keeps():
     model = gpt(4096, 32, 32)
-    division = ParallelConfig(data=64, global_batch=64, zero=3)
+    config = ParallelConfig(data=64, global_batch=64, zero=3)
     single = ParallelConfig(data=1, global_batch=1)
     parameters = 6.9e9
     for name, total in (("megatron-core", 18), ("torch", 16)):
         program = replace(find_software(name), logit_bytes=0)
         whole = stage_memory(model, single, program, FORMULAS_ONLY).state_bytes[0]
         assert whole == pytest.approx(total * parameters, rel=0.05), name
-        divided = stage_memory(model, division, program, FORMULAS_ONLY).state_bytes[0]
+        divided = stage_memory(model, config, program, FORMULAS_ONLY).state_bytes[0]
         assert divided < 0.06 * whole
     pure = replace(
         find_software("fsdp"), gradient_bytes=2, optimizer_bytes=4, copies_gradients=False
@@ -170,10 +170,10 @@ def test_attention_is_as_fast_as_it_was_measured(kernel, tokens):
 @pytest.mark.parametrize("name", ["megatron-core", "torch", "fsdp", "megatron-deepspeed"])
 def test_memory_beside_the_formulas_is_the_program_s(name):
     program = find_software(name)
-    division = ParallelConfig(data=8, global_batch=16, zero=3)
-    (whole,) = memory(LLAMA, ParallelConfigs.of([division]), program).total_bytes
-    assert whole == pytest.approx(max(stage_memory(LLAMA, division, program).peak_bytes), rel=1e-6)
-    formulas = max(stage_memory(LLAMA, division, program, FORMULAS_ONLY).peak_bytes)
+    config = ParallelConfig(data=8, global_batch=16, zero=3)
+    (whole,) = memory(LLAMA, ParallelConfigs.of([config]), program).total_bytes
+    assert whole == pytest.approx(max(stage_memory(LLAMA, config, program).peak_bytes), rel=1e-6)
+    formulas = max(stage_memory(LLAMA, config, program, FORMULAS_ONLY).peak_bytes)
     assert whole - formulas >= program.overheads.constant_bytes
 
 
@@ -182,8 +182,8 @@ def test_replicas_that_divide_state_in_groups_hold_more_and_send_less_far():
     fields = {"data": 64, "global_batch": 64, "zero": 3}
     model = gpt(5120, 40, 40)
     whole, groups = program, with_options(program, ["hsdp=8"])
-    division = ParallelConfig(**fields)
-    held = [stage_memory(model, division, p, FORMULAS_ONLY).state_bytes[0] for p in (whole, groups)]
+    config = ParallelConfig(**fields)
+    held = [stage_memory(model, config, p, FORMULAS_ONLY).state_bytes[0] for p in (whole, groups)]
     parameters = 12.8e9
     assert held[1] - held[0] == pytest.approx(16 * parameters * (1 / 8 - 1 / 64), rel=0.05)
     # Sequences that are short hide only a part of gathering over the network.
@@ -193,7 +193,7 @@ def test_replicas_that_divide_state_in_groups_hold_more_and_send_less_far():
     every = with_options(program, ["hsdp=64"])
     assert step_s(model, every, **slow) == pytest.approx(step_s(model, whole, **slow))
     kernel = [
-        memory(model, ParallelConfigs.of([division]), p, FORMULAS_ONLY).total_bytes[0]
+        memory(model, ParallelConfigs.of([config]), p, FORMULAS_ONLY).total_bytes[0]
         for p in (whole, groups)
     ]
     assert kernel[1] - kernel[0] == pytest.approx(held[1] - held[0], rel=0.01)
@@ -202,10 +202,8 @@ def test_replicas_that_divide_state_in_groups_hold_more_and_send_less_far():
 def test_state_in_the_hosts_memory_frees_the_device_and_takes_time():
     program = find_software("torch")
     held = with_options(program, ["offload"])
-    division = ParallelConfig(data=8, global_batch=8, zero=3)
-    bytes_ = [
-        stage_memory(LLAMA, division, p, FORMULAS_ONLY).state_bytes[0] for p in (program, held)
-    ]
+    config = ParallelConfig(data=8, global_batch=8, zero=3)
+    bytes_ = [stage_memory(LLAMA, config, p, FORMULAS_ONLY).state_bytes[0] for p in (program, held)]
     assert bytes_[0] - bytes_[1] == pytest.approx(16 * 8.03e9 / 8, rel=0.02)
     on_device, on_host = (parts(LLAMA, p)["optimizer"] for p in (program, held))
     # A billion parameters of each device: 33 bytes each at an eighth of 200 GB/s, and 4 over PCIe.

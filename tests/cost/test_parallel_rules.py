@@ -11,18 +11,18 @@ from hocket.transformer import ParallelConfig, ParallelConfigs, Transformer
 
 
 def sequences_per_s(
-    model: Transformer, divisions: list[ParallelConfig], software: str = "megatron-2021"
+    model: Transformer, configs: list[ParallelConfig], software: str = "megatron-2021"
 ) -> list[float]:
-    num_hosts = max(1, divisions[0].num_devices // 8)
+    num_hosts = max(1, configs[0].num_devices // 8)
     prediction = predict(
         model,
-        ParallelConfigs.of(divisions),
+        ParallelConfigs.of(configs),
         cluster_of(f"{num_hosts}xdgx-a100-80g"),
         find_software(software),
     )
     return [
-        division.global_batch / step_s
-        for division, step_s in zip(divisions, prediction.step_s.tolist(), strict=True)
+        config.global_batch / step_s
+        for config, step_s in zip(configs, prediction.step_s.tolist(), strict=True)
     ]
 
 
@@ -136,7 +136,7 @@ def test_bloom_prefers_half_a_server_of_tensor_parallelism() -> None:
 
 
 def test_scattering_activations_helps_where_much_is_sent() -> None:
-    division = ParallelConfig(
+    config = ParallelConfig(
         tensor=8,
         pipeline=12,
         chunks=4,
@@ -145,10 +145,10 @@ def test_scattering_activations_helps_where_much_is_sent() -> None:
         recompute="full",
     )
     model = gpt(12288, 96, 96)
-    (with_scatter,) = sequences_per_s(model, [division])
+    (with_scatter,) = sequences_per_s(model, [config])
     prediction = predict(
         model,
-        ParallelConfigs.of([division]),
+        ParallelConfigs.of([config]),
         cluster_of("12xdgx-a100-80g"),
         # The same program before it sent parts: every rank sends all activations.
         type(find_software("torch"))(
@@ -160,4 +160,4 @@ def test_scattering_activations_helps_where_much_is_sent() -> None:
             fuses_accumulation=False,
         ),
     )
-    assert 1.02 < with_scatter * prediction.step_s[0] / division.global_batch < 1.2
+    assert 1.02 < with_scatter * prediction.step_s[0] / config.global_batch < 1.2

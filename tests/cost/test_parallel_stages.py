@@ -54,12 +54,12 @@ def test_closed_form_of_stage_costs_equals_the_prediction(
     count: int, software: str, is_mixture: bool, microbatch: int, data: int, **degrees: object
 ) -> None:
     model = mixture() if is_mixture else MODEL
-    division = ParallelConfig(
+    config = ParallelConfig(
         microbatch=microbatch, data=data, global_batch=count * microbatch * data, **degrees
     )
     program, cluster = find_software(software), cluster_of(ON)
-    predicted_s = predict(model, ParallelConfigs.of([division]), cluster, program).step_s[0]
-    costs = stage_costs(model, division, cluster, program)
+    predicted_s = predict(model, ParallelConfigs.of([config]), cluster, program).step_s[0]
+    costs = stage_costs(model, config, cluster, program)
     assert flush_s(costs, count) == pytest.approx(predicted_s, rel=0.02)
 
 
@@ -75,7 +75,7 @@ def test_closed_form_of_stage_costs_equals_the_prediction(
 def test_prediction_of_every_schedule_is_near_its_simulation(
     schedule: str, chunks: int, tolerance: float, recompute: str
 ) -> None:
-    division = ParallelConfig(
+    config = ParallelConfig(
         tensor=8,
         pipeline=8,
         microbatch=1,
@@ -85,8 +85,8 @@ def test_prediction_of_every_schedule_is_near_its_simulation(
         recompute=recompute,
     )
     program, cluster = find_software("megatron-core"), cluster_of(ON)
-    predicted_s = predict(MODEL, ParallelConfigs.of([division]), cluster, program).step_s[0]
-    costs = stage_costs(MODEL, division, cluster, program)
+    predicted_s = predict(MODEL, ParallelConfigs.of([config]), cluster, program).step_s[0]
+    costs = stage_costs(MODEL, config, cluster, program)
     timeline = simulate_pipeline(make_schedule(schedule, 8, 32, chunks), costs)
     assert predicted_s == pytest.approx(timeline.makespan_s, rel=tolerance)
 
@@ -96,12 +96,12 @@ def test_prediction_of_every_schedule_is_near_its_simulation(
 )
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_few_microbatches_are_not_taken_for_many(schedule: str, chunks: int, count: int) -> None:
-    division = ParallelConfig(
+    config = ParallelConfig(
         tensor=8, pipeline=8, global_batch=count, chunks=chunks, schedule=schedule
     )
     program, cluster = find_software("megatron-core"), cluster_of(ON)
-    predicted_s = predict(MODEL, ParallelConfigs.of([division]), cluster, program).step_s[0]
-    costs = stage_costs(MODEL, division, cluster, program)
+    predicted_s = predict(MODEL, ParallelConfigs.of([config]), cluster, program).step_s[0]
+    costs = stage_costs(MODEL, config, cluster, program)
     timeline = simulate_pipeline(make_schedule(schedule, 8, count, chunks), costs)
     assert predicted_s == pytest.approx(timeline.makespan_s, rel=0.08)
 
@@ -123,16 +123,16 @@ def test_uneven_stages_cost_what_their_layers_do() -> None:
 
 def test_slower_kinds_have_slower_stages() -> None:
     cluster = cluster_of("2xdgx-h100+2xdgx-a100-80g")
-    division = ParallelConfig(tensor=8, pipeline=4, global_batch=32)
+    config = ParallelConfig(tensor=8, pipeline=4, global_batch=32)
     kinds = ("h100-80g", "h100-80g", "a100-80g", "a100-80g")
-    costs = stage_costs(MODEL, division, cluster, find_software("torch"), kinds=kinds)
+    costs = stage_costs(MODEL, config, cluster, find_software("torch"), kinds=kinds)
     assert costs.forward_s[2] > 2 * costs.forward_s[1]
     assert costs.after_s[2] > costs.after_s[1]
 
 
 def test_transfers_are_quick_inside_a_host_and_nothing_on_one_device() -> None:
-    division = ParallelConfig(tensor=2, pipeline=8, chunks=2, schedule="zb-v", global_batch=32)
-    costs = stage_costs(MODEL, division, cluster_of(ON), find_software("torch"))
+    config = ParallelConfig(tensor=2, pipeline=8, chunks=2, schedule="zb-v", global_batch=32)
+    costs = stage_costs(MODEL, config, cluster_of(ON), find_software("torch"))
     assert len(costs.send_s) == 15
     # Ranks 0 to 3 share a host; the model turns around on the last rank.
     assert costs.send_s[0] < costs.send_s[3]
@@ -141,11 +141,11 @@ def test_transfers_are_quick_inside_a_host_and_nothing_on_one_device() -> None:
 
 
 def test_kinds_must_be_known_and_one_per_rank() -> None:
-    division, program = ParallelConfig(pipeline=2, global_batch=2), find_software("torch")
+    config, program = ParallelConfig(pipeline=2, global_batch=2), find_software("torch")
     with pytest.raises(UsageError, match="1 kinds of device for 2 pipeline ranks"):
-        stage_costs(MODEL, division, cluster_of(ON), program, kinds=["a100-80g"])
+        stage_costs(MODEL, config, cluster_of(ON), program, kinds=["a100-80g"])
     with pytest.raises(UsageError, match="unknown device kind 'a100'"):
-        stage_costs(MODEL, division, cluster_of(ON), program, kinds=["a100", "a100"])
+        stage_costs(MODEL, config, cluster_of(ON), program, kinds=["a100", "a100"])
 
 
 def test_stage_costs_are_what_plans_hold() -> None:

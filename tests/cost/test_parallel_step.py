@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from cost.parallel_samples import cluster_of, gpt, mixture, random_divisions
+from cost.parallel_samples import cluster_of, gpt, mixture, random_configs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ SOME = settings(derandomize=True, deadline=None, max_examples=15)
 
 
 def seconds(
-    division: ParallelConfig,
+    config: ParallelConfig,
     model: Transformer = MODELS[1],
     on: str = "8xdgx-a100-80g",
     software: str = "megatron-2021",
@@ -33,7 +33,7 @@ def seconds(
 ) -> float:
     prediction = predict(
         model,
-        ParallelConfigs.of([division]),
+        ParallelConfigs.of([config]),
         cluster_of(on),
         find_software(software),
         Coefficients(**coefficients),
@@ -44,8 +44,8 @@ def seconds(
 @SOME
 @given(st.sampled_from(MODELS), st.sampled_from(sorted(SOFTWARES)), st.integers(0, 10**6))
 def test_parts_add_up_and_are_not_negative(model: Transformer, software: str, seed: int) -> None:
-    divisions = random_divisions(50, seed)
-    prediction = predict(model, divisions, cluster_of("8xdgx-a100-80g"), SOFTWARES[software])
+    configs = random_configs(50, seed)
+    prediction = predict(model, configs, cluster_of("8xdgx-a100-80g"), SOFTWARES[software])
     parts = prediction.parts()
     assert tuple(parts) == (
         "compute", "bubble", "tensor", "other", "pipeline", "data", "optimizer",
@@ -54,40 +54,40 @@ def test_parts_add_up_and_are_not_negative(model: Transformer, software: str, se
     assert all(np.all(values >= 0) for values in parts.values())
     assert np.all((prediction.mfu > 0) & (prediction.mfu < 1))
     assert np.all((prediction.bubble >= 0) & (prediction.bubble < 1))
-    assert np.all(prediction.bubble_s[divisions.pipeline == 1] == 0)
+    assert np.all(prediction.bubble_s[configs.pipeline == 1] == 0)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_many_divisions_at_once_equal_few_at_a_time(
+def test_many_configs_at_once_equal_few_at_a_time(
     model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    divisions = random_divisions(keys.FEW + 500, seed=7)
+    configs = random_configs(keys.FEW + 500, seed=7)
     # Chunks hide transfers in the one, and weights are gathered for every pass in both.
     program = "megatron-core" if model.experts else "torch"
     cluster, software = cluster_of("8xdgx-a100-80g"), find_software(program)
-    together = predict(model, divisions, cluster, software)
-    part = divisions.take(np.arange(0, len(divisions), 97))
+    together = predict(model, configs, cluster, software)
+    part = configs.take(np.arange(0, len(configs), 97))
     apart = predict(model, part, cluster, software)
     assert np.allclose(together.step_s[::97], apart.step_s, rtol=1e-12)
     assert np.allclose(together.data_s[::97], apart.data_s, rtol=1e-12)
     monkeypatch.setattr(keys, "MAX_NUMBERS", 1)
-    assert np.allclose(predict(model, divisions, cluster, software).step_s, together.step_s)
+    assert np.allclose(predict(model, configs, cluster, software).step_s, together.step_s)
 
 
 def test_settings_of_their_own_equal_one_setting_for_all() -> None:
-    divisions, cluster = random_divisions(30, seed=3), cluster_of("8xdgx-a100-80g")
+    configs, cluster = random_configs(30, seed=3), cluster_of("8xdgx-a100-80g")
     programs = [SOFTWARES[name] for name in sorted(SOFTWARES)]
     alone, together = [], []
-    for i in range(len(divisions)):
+    for i in range(len(configs)):
         model, program = MODELS[i % 3], programs[i % len(programs)]
-        one = predict(model, divisions.take(np.array([i])), cluster, program)
+        one = predict(model, configs.take(np.array([i])), cluster, program)
         alone.append(one.step_s[0])
         together.append(setting_of(model, program, cluster.kinds[0], cluster.network))
-    stacked = predict_settings(stack_settings(together), divisions, Coefficients())
+    stacked = predict_settings(stack_settings(together), configs, Coefficients())
     assert np.allclose(stacked, alone, rtol=1e-12)
 
 
-def test_no_divisions_give_no_steps() -> None:
+def test_no_configs_give_no_steps() -> None:
     prediction = predict(
         MODELS[0], ParallelConfigs.of([]), cluster_of("2xdgx-a100-80g"), find_software("torch")
     )
@@ -98,12 +98,12 @@ def test_no_divisions_give_no_steps() -> None:
 @SOME
 @given(st.sampled_from(NAMES), st.integers(0, 10**6))
 def test_no_coefficient_above_one_shortens_a_step(name: str, seed: int) -> None:
-    divisions, cluster = random_divisions(40, seed), cluster_of("8xdgx-a100-80g")
+    configs, cluster = random_configs(40, seed), cluster_of("8xdgx-a100-80g")
     # Longer weight gradients may fill the bubble of schedules that split the backward pass.
-    divisions = replace(divisions, schedule=(divisions.schedule % 4).astype(np.int8))
+    configs = replace(configs, schedule=(configs.schedule % 4).astype(np.int8))
     software = find_software("megatron-2021")
-    usual = predict(MODELS[1], divisions, cluster, software).step_s
-    slower = predict(MODELS[1], divisions, cluster, software, Coefficients(**{name: 2.0})).step_s
+    usual = predict(MODELS[1], configs, cluster, software).step_s
+    slower = predict(MODELS[1], configs, cluster, software, Coefficients(**{name: 2.0})).step_s
     assert np.all(slower >= usual * (1 - 1e-12))
 
 
@@ -113,9 +113,9 @@ def test_faster_links_never_lengthen_a_step(seed: int) -> None:
     cluster = cluster_of("8xdgx-a100-80g")
     links = tuple(replace(x, bandwidth_bps=3 * x.bandwidth_bps) for x in cluster.links)
     faster: Cluster = replace(cluster, links=links)
-    divisions, software = random_divisions(40, seed), find_software("megatron-2021")
-    before = predict(MODELS[1], divisions, cluster, software).step_s
-    assert np.all(predict(MODELS[1], divisions, faster, software).step_s <= before)
+    configs, software = random_configs(40, seed), find_software("megatron-2021")
+    before = predict(MODELS[1], configs, cluster, software).step_s
+    assert np.all(predict(MODELS[1], configs, faster, software).step_s <= before)
 
 
 def test_one_device_communicates_nothing() -> None:
@@ -142,11 +142,11 @@ def test_work_grows_with_the_batch_and_shrinks_with_ranks() -> None:
 
 def test_unaligned_heads_are_much_slower() -> None:
     # BLOOM's search: hidden 13824 with 128 heads of width 108 took 147 s, with 96 of 144 107 s.
-    division = ParallelConfig(
+    config = ParallelConfig(
         tensor=4, pipeline=12, data=8, microbatch=2, global_batch=2048, recompute="full", zero=1
     )
     aligned, unaligned = (
-        seconds(division, gpt(13824, 78, heads, vocabulary=250880), "48xdgx-a100-80g",
+        seconds(config, gpt(13824, 78, heads, vocabulary=250880), "48xdgx-a100-80g",
                 "megatron-deepspeed")
         for heads in (96, 128)
     )  # fmt: skip
@@ -154,13 +154,11 @@ def test_unaligned_heads_are_much_slower() -> None:
 
 
 def test_overlap_hides_most_of_what_data_parallel_ranks_send() -> None:
-    division = ParallelConfig(data=64, microbatch=4, global_batch=256)
+    config = ParallelConfig(data=64, microbatch=4, global_batch=256)
     model, cluster = gpt(4096, 30, 32), cluster_of("8xdgx-a100-80g")
     plain = replace(find_software("torch"), overlaps_data=False)
-    shown = predict(model, ParallelConfigs.of([division]), cluster, plain).data_s[0]
-    hidden = predict(model, ParallelConfigs.of([division]), cluster, find_software("torch")).data_s[
-        0
-    ]
+    shown = predict(model, ParallelConfigs.of([config]), cluster, plain).data_s[0]
+    hidden = predict(model, ParallelConfigs.of([config]), cluster, find_software("torch")).data_s[0]
     assert 0 < hidden < 0.3 * shown
 
 
@@ -182,10 +180,10 @@ def test_all_reduce_is_near_what_nccl_takes(
 
 
 def test_few_microbatches_leave_a_bubble() -> None:
-    division = ParallelConfig(tensor=8, pipeline=8, microbatch=1, global_batch=8, recompute="full")
+    config = ParallelConfig(tensor=8, pipeline=8, microbatch=1, global_batch=8, recompute="full")
     prediction = predict(
         gpt(8192, 48, 64),
-        ParallelConfigs.of([division]),
+        ParallelConfigs.of([config]),
         cluster_of("8xdgx-a100-80g"),
         find_software("megatron-2021"),
     )

@@ -25,7 +25,7 @@ def errors(rows: list[Measured], coefficients: Coefficients = Coefficients()) ->
 
 
 def cluster_of(rows: list[Measured]) -> Cluster:
-    return site_cluster(rows[0].cluster, max(row.division.num_devices for row in rows))
+    return site_cluster(rows[0].cluster, max(row.config.num_devices for row in rows))
 
 
 def timed(rows: list[Measured]) -> list[Measured]:

@@ -40,18 +40,18 @@ def test_rows_that_are_not_described_are_left_out(change):
 
 def test_degrees_that_a_release_repeats_are_those_of_its_recipe():
     (stated,) = bridge_experts(ROW)
-    assert (stated.division.pipeline, stated.division.expert, stated.division.data) == (2, 8, 8)
+    assert (stated.config.pipeline, stated.config.expert, stated.config.data) == (2, 8, 8)
     (ran,) = bridge_experts(ROW | {"release": "26.02.01"})
-    assert (ran.division.pipeline, ran.division.expert, ran.division.data) == (1, 16, 16)
+    assert (ran.config.pipeline, ran.config.expert, ran.config.data) == (1, 16, 16)
 
 
 def test_other_slips_of_the_summary_are_those_of_its_recipes():
     (row,) = bridge_experts(ROW | {"release": "25.11", "model": "GPT OSS 120B", "mbs": "4"})
-    assert row.division.microbatch == 1
+    assert row.config.microbatch == 1
     llama = {"release": "26.02.01", "model": "LLAMA3_70B", "system": "DGX-GB300", "vp": "n/a",
              "precision": "MXFP8", "mbs": "2", "n_gpus": "64", "pp": "4"}  # fmt: skip
     (row,) = blackwell_dense(ROW | llama)
-    assert (row.division.chunks, row.division.microbatch) == (5, 1)
+    assert (row.config.chunks, row.config.microbatch) == (5, 1)
 
 
 def test_activations_of_some_layers_wait_in_the_host_where_weights_are_divided():
@@ -62,7 +62,7 @@ def test_activations_of_some_layers_wait_in_the_host_where_weights_are_divided()
     assert (divided.software.host_share, whole.software.host_share) == (0.5, 0.0)
     on_device = replace(divided.software, host_share=0.0)
     half, full = (
-        stage_memory(divided.model, divided.division, software, FORMULAS_ONLY)
+        stage_memory(divided.model, divided.config, software, FORMULAS_ONLY)
         for software in (divided.software, on_device)
     )
     layers = full.peak_bytes[0] - half.peak_bytes[0]
@@ -88,4 +88,4 @@ def test_ends_have_stages_of_their_own_where_chunks_outnumber_layers_by_two():
         ROW | {"system": "DGX-B200", "model": "LLAMA3.1_405B", "n_gpus": "256", "tp": "4",
                "pp": "16", "vp": "8"}
     )  # fmt: skip
-    assert row.division.layers == (0, *[1] * 126, 0)
+    assert row.config.layers == (0, *[1] * 126, 0)

@@ -60,7 +60,7 @@ def test_regret_is_what_the_choice_loses():
 
 def test_runs_of_different_batches_are_no_alternatives():
     rows = [
-        replace(row, division=replace(row.division, global_batch=2048 * (index + 1)))
+        replace(row, config=replace(row.config, global_batch=2048 * (index + 1)))
         for index, row in enumerate([TABLES["bloom"][0]] * 3)
     ]
     assert ranking_score(rows, np.ones(3)) is None

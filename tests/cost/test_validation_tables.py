@@ -106,13 +106,13 @@ def test_public_rows_are_consistent(name, public):
 
 def check_rows(name, rows):
     for row in rows:
-        division = row.division
-        assert division.global_batch % (division.microbatch * division.data) == 0
-        assert row.model.heads % division.tensor == 0
+        config = row.config
+        assert config.global_batch % (config.microbatch * config.data) == 0
+        assert row.model.heads % config.tensor == 0
         # Stages that are stated may hold the embedding or the output layer alone.
-        assert row.model.layers + (2 if division.layers else 0) >= division.num_stages
-        assert division.layers is None or sum(division.layers) == row.model.layers
-        assert division.layers is None or len(division.layers) == division.num_stages
+        assert row.model.layers + (2 if config.layers else 0) >= config.num_stages
+        assert config.layers is None or sum(config.layers) == row.model.layers
+        assert config.layers is None or len(config.layers) == config.num_stages
         assert row.step_s or row.memory_bytes or row.is_oom
         assert row.cluster in SITES
         assert row.table == name
@@ -126,8 +126,8 @@ def test_tables_name_their_source(name):
 def test_sc21_rates_follow_from_the_times():
     rates = [137, 138, 142, 135, 138, 140, 148, 155, 163, 163]
     for row, rate in zip(load_tables()["sc21-table1"], rates, strict=True):
-        flops = step_flops(row.model, row.division.global_batch, "hardware-full-recompute")
-        found = flops / row.step_s / row.division.num_devices / 1e12
+        flops = step_flops(row.model, row.config.global_batch, "hardware-full-recompute")
+        found = flops / row.step_s / row.config.num_devices / 1e12
         assert found == pytest.approx(rate, rel=0.011)
 
 
@@ -141,7 +141,7 @@ def test_names_of_sc21_rows_are_their_parameters():
 def write_rows(rows):
     """Rows as the columns of a table, such as `read_table` reads."""
     for row in rows:
-        division, model = row.division, row.model
+        config, model = row.config, row.model
         yield {
             "row": row.row,
             "cluster": row.cluster,
@@ -154,16 +154,16 @@ def write_rows(rows):
             "vocabulary": str(model.vocabulary),
             "sequence": str(model.sequence),
             "dropout": str(int(model.dropout)),
-            "tensor": str(division.tensor),
-            "pipeline": str(division.pipeline),
-            "data": str(division.data),
-            "chunks": str(division.chunks),
-            "microbatch": str(division.microbatch),
-            "global_batch": str(division.global_batch),
-            "recompute": division.recompute,
-            "zero": str(division.zero),
-            "sequence_parallel": str(int(division.sequence_parallel)),
-            "stages": " ".join(map(str, division.layers or ())),
+            "tensor": str(config.tensor),
+            "pipeline": str(config.pipeline),
+            "data": str(config.data),
+            "chunks": str(config.chunks),
+            "microbatch": str(config.microbatch),
+            "global_batch": str(config.global_batch),
+            "recompute": config.recompute,
+            "zero": str(config.zero),
+            "sequence_parallel": str(int(config.sequence_parallel)),
+            "stages": " ".join(map(str, config.layers or ())),
             "step_s": "" if row.step_s is None else f"{row.step_s:.6g}",
             "memory_gib": "" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.6g}",
             "oom": str(int(row.is_oom)),
@@ -249,4 +249,4 @@ def test_a_public_file_that_is_another_one_is_an_input_error(tmp_path, content):
 def _facts(row):
     step_s = None if row.step_s is None else f"{row.step_s:.5g}"
     memory = None if row.memory_bytes is None else round(row.memory_bytes / 2**30, 3)
-    return (row.model, replace(row.division), row.cluster, step_s, memory, row.is_oom)
+    return (row.model, replace(row.config), row.cluster, step_s, memory, row.is_oom)

@@ -30,7 +30,7 @@ def test_batches_zero_and_tensor_parallelism_come_back():
     config, files = read_back(plan)
     micro = config["train_micro_batch_size_per_gpu"]
     assert (micro, config["gradient_accumulation_steps"]) == (5, 3)
-    assert config["train_batch_size"] == 30 == micro * 3 * plan.division.data
+    assert config["train_batch_size"] == 30 == micro * 3 * plan.config.data
     assert config["zero_optimization"]["stage"] == 2
     assert config["tensor_parallel"]["autotp_size"] == 2
     assert list(files) == ["deepspeed.json"]

@@ -153,8 +153,8 @@ def test_zero_becomes_megatrons_fsdp(zero):
 
 def test_experts_come_back():
     experts = Experts(count=8, active=2, mlp_width=12, shared_width=6, dense_layers=1)
-    model, division, schedule = divided(replace(LLAMA, experts=experts), "1f1b", 2, data=2)
-    found, _ = read_back(plan_of(model, replace(division, expert=2), schedule))
+    model, config, schedule = divided(replace(LLAMA, experts=experts), "1f1b", 2, data=2)
+    found, _ = read_back(plan_of(model, replace(config, expert=2), schedule))
     assert (found.num_experts, found.moe_router_topk, found.moe_ffn_hidden_size) == (8, 2, 12)
     assert found.moe_shared_expert_intermediate_size == 6
     assert found.expert_model_parallel_size == 2
@@ -201,8 +201,8 @@ def test_what_megatron_cannot_say_is_refused(schedule, fields, message):
 
 
 def test_names_cannot_leave_the_comment():
-    model, division, schedule = divided(GPT, "1f1b", 2)
-    plan = plan_of(replace(model, name='x\nrm -rf "$HOME" """'), division, schedule)
+    model, config, schedule = divided(GPT, "1f1b", 2)
+    plan = plan_of(replace(model, name='x\nrm -rf "$HOME" """'), config, schedule)
     text = export_plan(plan, "megatron")["megatron.sh"]
     assert "# x_rm -rf __HOME_ ___ on 2 devices" in text
 

@@ -19,15 +19,15 @@ from hocket.runtime.transformer_model import built_in_model, token_batch
 
 
 def test_the_script_runs_by_itself_and_trains_as_one_device(tmp_path):
-    model, division, schedule = divided(GPT, "zb-v", 2, layers=(1, 2, 1, 1), recompute="full")
-    for name, text in export_plan(plan_of(model, division, schedule), "torch").items():
+    model, config, schedule = divided(GPT, "zb-v", 2, layers=(1, 2, 1, 1), recompute="full")
+    for name, text in export_plan(plan_of(model, config, schedule), "torch").items():
         (tmp_path / name).write_text(text)
     arguments = ["--steps=2", "--seed=4", "--dtype=float64"]
     printed = "".join(
         forked.answers(2, lone_script.run_without_us, str(tmp_path / "train.py"), arguments)
     )
     losses = [float(line.split()[3]) for line in printed.splitlines() if "loss" in line]
-    assert losses == pytest.approx(plain_losses(model, division.global_batch, seed=4), abs=1e-6)
+    assert losses == pytest.approx(plain_losses(model, config.global_batch, seed=4), abs=1e-6)
 
 
 def plain_losses(shape, num_samples, seed, steps=2):
@@ -46,8 +46,8 @@ def plain_losses(shape, num_samples, seed, steps=2):
 
 def test_the_script_needs_nothing_of_ours_and_names_nothing_twice():
     name = '"""\nimport subprocess'
-    model, division, schedule = divided(replace(LLAMA, name=name), "1f1b", 2)
-    tree = ast.parse(export_plan(plan_of(model, division, schedule), "torch")["train.py"])
+    model, config, schedule = divided(replace(LLAMA, name=name), "1f1b", 2)
+    tree = ast.parse(export_plan(plan_of(model, config, schedule), "torch")["train.py"])
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     whole = {n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
     assert not any(found.startswith(("hocket", "numpy")) for found in modules | whole)

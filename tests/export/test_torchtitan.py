@@ -156,7 +156,7 @@ def test_what_torchtitan_cannot_say_is_refused(model, schedule, fields, message)
 
 
 def test_names_cannot_leave_the_text():
-    model, division, schedule = divided(LLAMA, "1f1b", 2)
-    plan = plan_of(replace(model, name='"""\nimport os  # \\'), division, schedule)
+    model, parallel_config, schedule = divided(LLAMA, "1f1b", 2)
+    plan = plan_of(replace(model, name='"""\nimport os  # \\'), parallel_config, schedule)
     tree = ast.parse(export_plan(plan, "torchtitan")["hocket_plan.py"])
     assert not any(isinstance(node, ast.Import) for node in ast.walk(tree))

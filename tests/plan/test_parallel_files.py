@@ -53,7 +53,7 @@ def _schedule(num_devices, num_microbatches, *, split=False):
 
 
 def _plan(pipeline=2, data=2, num_microbatches=3, *, split=False, experts=None, layers=None):
-    division = ParallelConfig(
+    config = ParallelConfig(
         tensor=2, pipeline=pipeline, data=data, microbatch=1,
         global_batch=num_microbatches * data, schedule="gpipe", recompute="selective",
         zero=int(data > 1), sequence_parallel=True, layers=layers,
@@ -61,7 +61,7 @@ def _plan(pipeline=2, data=2, num_microbatches=3, *, split=False, experts=None, 
     cluster = cluster_from_text("8xa100-80g")
     names, each = cluster.device_names, 2 * data
     devices = tuple(names[i * each : (i + 1) * each] for i in range(pipeline))
-    placed = Parallel.of_config(division, MODEL, devices)
+    placed = Parallel.of_config(config, MODEL, devices)
     plan = Plan(
         planner="divide",
         sections=(placed, _schedule(pipeline, num_microbatches, split=split)),
@@ -69,7 +69,7 @@ def _plan(pipeline=2, data=2, num_microbatches=3, *, split=False, experts=None, 
     )
     work = TransformerTraining(
         model=replace(MODEL, experts=experts),
-        global_batch=division.global_batch,
+        global_batch=config.global_batch,
         software=find_software("megatron-core"),
     )
     claimed = plan.claiming(step_s=1.5, peak_bytes=(10**6 + 3000,) * pipeline)
@@ -96,7 +96,7 @@ def test_plan_read_back_is_the_plan(shape, num_microbatches, split, experts):
     plan = _plan(*shape, num_microbatches, split=split, experts=experts)
     again = _read(_data(plan))
     assert again.model == plan.model
-    assert again.division == plan.division
+    assert again.config == plan.config
     assert again.cluster.content_hash == plan.cluster.content_hash
     assert again.devices == plan.devices
     assert vars(again.costs) == vars(plan.costs)
@@ -117,7 +117,7 @@ def test_equal_plans_give_equal_bytes_and_the_file_is_compact(tmp_path):
 
 def test_uneven_layers_are_kept():
     plan = _plan(layers=(2, 4))
-    assert _read(_data(plan)).division.layers == (2, 4)
+    assert _read(_data(plan)).config.layers == (2, 4)
 
 
 def _set(*path_and_value):

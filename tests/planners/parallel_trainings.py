@@ -41,5 +41,5 @@ def winning(comparison):
 
 
 def fixing(problem, text):
-    """The problem with fields of its divisions fixed, such as ``tensor=8``."""
+    """The problem with fields of its configs fixed, such as ``tensor=8``."""
     return replace(problem, limits=fixed_limits(default_limits(problem), text))

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from planners.every_division import enumerate_divisions
+from planners.every_config import enumerate_configs
 from planners.parallel_trainings import QUICK, SMALL, outlooks, training, winning
 
 from hocket.cost.parallel.coefficients import Coefficients
@@ -37,9 +37,9 @@ def test_report_on_a_telephone_keeps_config_step_and_memory():
 
 def test_stated_stages_may_hold_the_embedding_or_the_output_layer_alone():
     model = find_model("llama3-405b")
-    division = ParallelConfig(pipeline=16, chunks=8, schedule="interleaved", global_batch=64)
-    assert list(broken_rules(model, division)) == ["128 stages are more than 126 layers"]
-    stated = replace(division, layers=(0, *[1] * 126, 0))
+    config = ParallelConfig(pipeline=16, chunks=8, schedule="interleaved", global_batch=64)
+    assert list(broken_rules(model, config)) == ["128 stages are more than 126 layers"]
+    stated = replace(config, layers=(0, *[1] * 126, 0))
     assert list(broken_rules(model, stated)) == []
     held = stage_memory(model, stated, find_software("megatron-core"))
     assert held.activation_bytes[0] < held.activation_bytes[1]
@@ -90,7 +90,7 @@ def test_the_range_to_expect_is_that_of_what_is_known(model, on, source, expecte
 def test_a_named_program_limits_what_is_tried():
     problem = training("gpt-39b", "4xdgx-a100-80g", 32, software="megatron-2021")
     limits = program_limits(default_limits(problem), "megatron-2021")
-    found = enumerate_divisions(problem.training.model, pools_of(problem)[0], 32, limits)
+    found = enumerate_configs(problem.training.model, pools_of(problem)[0], 32, limits)
     assert set(found.zero.tolist()) == {0}
     assert not found.sequence_parallel.any()
     assert set(found.context.tolist()) == {1}
@@ -102,7 +102,7 @@ def test_experts_are_divided_where_that_is_shorter():
     problem = training("qwen3-30b-a3b", "2xdgx-h100", 256, dtype="float8")
     limits = program_limits(default_limits(problem), "megatron-core")
     chosen = winning(compare_configs(replace(problem, limits=limits), QUICK))
-    assert chosen.division.expert == 8
+    assert chosen.config.expert == 8
     whole = winning(
         compare_configs(replace(problem, limits=fixed_limits(limits, "expert=1")), QUICK)
     )
@@ -112,6 +112,6 @@ def test_experts_are_divided_where_that_is_shorter():
 def test_megatron_core_divides_gradients_without_pipelines_only():
     problem = training("gpt-7.5b", "16xa100-80g", 32)
     limits = program_limits(default_limits(problem), "megatron-core")
-    found = enumerate_divisions(problem.training.model, pools_of(problem)[0], 32, limits)
+    found = enumerate_configs(problem.training.model, pools_of(problem)[0], 32, limits)
     assert found.zero[found.pipeline > 1].max() == 1
     assert found.zero[found.pipeline == 1].max() == 3

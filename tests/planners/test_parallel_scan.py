@@ -1,10 +1,10 @@
-"""The scan of all divisions against plain enumeration, and the shortcuts that it takes."""
+"""The scan of all configs against plain enumeration, and the shortcuts that it takes."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from planners.every_division import enumerate_divisions
+from planners.every_config import enumerate_configs
 from planners.parallel_trainings import training
 
 from hocket.cost.parallel.memory import memory
@@ -15,12 +15,12 @@ from hocket.planners.parallel.transformer_search import default_limits, scan
 from hocket.transformer import RECOMPUTES
 
 
-def judged(problem, divisions):
+def judged(problem, configs):
     """What memory and time the closed forms give, asked without any of the scan's shortcuts."""
-    held = memory(problem.training.model, divisions, problem.training.software).total_bytes
+    held = memory(problem.training.model, configs, problem.training.software).total_bytes
     step_s = predict(
         problem.training.model,
-        divisions,
+        configs,
         problem.cluster,
         problem.training.software,
         problem.training.coefficients,
@@ -36,14 +36,14 @@ def judged(problem, divisions):
         ("mixtral-8x7b", "2xdgx-h100", 4),
     ],
 )
-def test_scan_finds_the_best_of_all_divisions(model, on, batch):
+def test_scan_finds_the_best_of_all_configs(model, on, batch):
     problem = training(model, on, batch)
     limits = default_limits(problem)
     found = scan(problem, 0, limits, 50)
-    every = enumerate_divisions(problem.training.model, pools_of(problem)[0], batch, limits)
+    every = enumerate_configs(problem.training.model, pools_of(problem)[0], batch, limits)
     held, step_s = judged(problem, every)
     fits = held <= pools_of(problem)[0].memory_bytes
-    assert found.num_divisions == len(every)
+    assert found.num_configs == len(every)
     assert found.num_fitting == fits.sum()
     kept_held, kept_s = judged(problem, found.fitting)
     assert np.all(kept_held <= pools_of(problem)[0].memory_bytes)
@@ -61,7 +61,7 @@ def test_more_recomputation_never_shortens_a_step(software):
     """
     problem = training("gpt-18b", "16xdgx-a100-80g", 96, software)
     limits = replace(default_limits(problem), recomputes=("none",))
-    every = enumerate_divisions(problem.training.model, pools_of(problem)[0], 96, limits)
+    every = enumerate_configs(problem.training.model, pools_of(problem)[0], 96, limits)
     some = every.take(np.random.default_rng(1).integers(0, len(every), 20_000))
     none_s, selective_s, full_s = (
         judged(problem, replace(some, recompute=some.recompute + np.int8(mode)))[1]

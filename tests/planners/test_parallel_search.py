@@ -52,7 +52,7 @@ def test_winner_is_as_short_as_any_and_its_plan_is_legal(model, on, batch):
     assert winner.tokens_per_s == pytest.approx(
         batch * winner.problem.training.model.sequence / winner.step_s
     )
-    assert sum(len(names) for names in plan[Parallel].rank_devices) == winner.division.num_devices
+    assert sum(len(names) for names in plan[Parallel].rank_devices) == winner.config.num_devices
     written = plan_to_data(comparison.problem, plan)
     again = plan_from_data(written, "plan")
     assert plan_to_data(again.problem, again.plan) == written
@@ -104,18 +104,18 @@ def test_layers_that_do_not_divide_are_shared_out():
     problem = training(replace(SMALL, layers=30), "4xa100-80g", 32)
     limits = fixed_limits(default_limits(problem), "pipeline=4,chunks=1,tensor=1")
     winner = winning(compare_configs(replace(problem, limits=limits), QUICK))
-    assert len(winner.division.layers) == 4
-    assert sum(winner.division.layers) == 30
-    assert max(winner.division.layers) <= 9
+    assert len(winner.config.layers) == 4
+    assert sum(winner.config.layers) == 30
+    assert max(winner.config.layers) <= 9
 
 
 def test_heavy_output_layer_gets_fewer_layers():
     problem = training(replace(SMALL, vocabulary=500_000), "4xa100-80g", 32)
     limits = fixed_limits(default_limits(problem), "pipeline=4,schedule=1f1b,tensor=1")
     winner = winning(compare_configs(replace(problem, limits=limits), QUICK))
-    assert winner.division.layers[-1] < 3
+    assert winner.config.layers[-1] < 3
     even = winning(compare_configs(replace(problem, limits=limits), replace(QUICK, num_balanced=0)))
-    assert even.division.layers is None
+    assert even.config.layers is None
     assert winner.step_s < even.step_s
 
 
@@ -182,7 +182,7 @@ def test_unequal_kinds_share_a_pipeline_and_the_fast_ones_get_more_layers():
     plan = best.as_candidate().plan
     assert violations(plan, comparison.problem) == []
     assert all(len({kinds[name] for name in names}) == 1 for names in plan[Parallel].rank_devices)
-    layers = np.array(best.division.layers or [30 // best.division.pipeline])
+    layers = np.array(best.config.layers or [30 // best.config.pipeline])
     fast = np.array([kinds[names[0]] == "a100-80g" for names in plan[Parallel].rank_devices])
     assert layers[fast].mean() > layers[~fast].mean()
 
@@ -206,7 +206,7 @@ def test_fixed_degrees_hold_on_mixed_clusters(fixed):
     problem = training(SMALL, "4xa100-80g+4xh100-80g", 16)
     comparison = compare_configs(fixing(problem, fixed), QUICK)
     name, value = fixed.split("=")
-    assert {getattr(c.division, name) for c in outlooks(comparison)} == {int(value)}
+    assert {getattr(c.config, name) for c in outlooks(comparison)} == {int(value)}
 
 
 def test_a_kind_alone_is_tried_on_mixed_clusters():

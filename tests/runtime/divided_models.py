@@ -1,4 +1,4 @@
-"""Models of different kinds with batches and losses, as those who train divisions write them."""
+"""Models of different kinds with batches and losses, as those who train configs write them."""
 
 import torch
 from torch import nn

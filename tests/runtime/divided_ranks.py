@@ -114,7 +114,7 @@ def shared(graph, replicas, *, holds_less, parts=1, schedule="1f1b", in_turn=Fal
 
 
 def write_plans(folder, cases):
-    """Plans of the cases that are no divisions, once for all ranks."""
+    """Plans of the cases that are no configs, once for all ranks."""
     for name in cases:
         if name not in CASES or isinstance(CASES[name][1], ParallelConfig):
             continue
@@ -144,7 +144,7 @@ def plan_of(name, graph):
 
 
 def start(name, folder):
-    build, division = CASES[name]
+    build, config = CASES[name]
     torch.manual_seed(0)
     model, batches, forward = build()
     twin = copy.deepcopy(model)
@@ -159,12 +159,12 @@ def start(name, folder):
             save_file(model.state_dict(), weights)
         model = model.to("meta")
     optimizer, plain = optimizer_of(model), optimizer_of(twin)
-    if not isinstance(division, ParallelConfig):
-        division = folder / f"{name}.json"
+    if not isinstance(config, ParallelConfig):
+        config = folder / f"{name}.json"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         train = hocket.prepare(
-            model, optimizer, batches[0], plan=division, forward=forward, accumulate=ACCUMULATE,
+            model, optimizer, batches[0], plan=config, forward=forward, accumulate=ACCUMULATE,
             clip_norm=CLIP, weights=weights,
         )  # fmt: skip
     return train, twin, plain, batches, forward
@@ -217,7 +217,7 @@ def compare(name, folder, steps=None):
 
 
 def save(folder):
-    """Ten steps on one division, saved whole and in parts."""
+    """Ten steps on one config, saved whole and in parts."""
     train, *_, batches, _ = start("tied-split", folder)
     for number in range(10):
         train.step(batches[number % 3])
@@ -226,7 +226,7 @@ def save(folder):
 
 
 def resume(name, folder):
-    """Ten more steps from each checkpoint on another division."""
+    """Ten more steps from each checkpoint on another config."""
     states = []
     for kind in ("whole", "parts"):
         train, twin, plain, batches, forward = start(name, folder)

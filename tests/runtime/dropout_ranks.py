@@ -34,16 +34,16 @@ def sum_of(model, x):
     return model(x).sum() / x.shape[0]
 
 
-def seen(tell, divisions):
-    """By division: gradients of the scales in three steps, and again from after the first."""
-    return {name: _draws(division) for name, division in divisions.items()}
+def seen(tell, configs):
+    """By config: gradients of the scales in three steps, and again from after the first."""
+    return {name: _draws(config) for name, config in configs.items()}
 
 
-def _draws(division):
+def _draws(config):
     torch.manual_seed(0)
-    model, batch = Dropped(), torch.ones(division.global_batch, WIDTH)
+    model, batch = Dropped(), torch.ones(config.global_batch, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    train = hocket.prepare(model, optimizer, batch, plan=division, forward=sum_of, seed=7)
+    train = hocket.prepare(model, optimizer, batch, plan=config, forward=sum_of, seed=7)
 
     def step():
         train.step(batch)

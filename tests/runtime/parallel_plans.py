@@ -1,4 +1,4 @@
-"""Small models, divisions and plans for tests of parallel runs."""
+"""Small models, configs and plans for tests of parallel runs."""
 
 from dataclasses import replace
 
@@ -36,42 +36,42 @@ def costs_of(num_stages, num_devices, forward_s=1.0):
 
 
 def divided(model, schedule_name, pipeline, microbatches=4, **fields):
-    """A model with enough layers, its division and schedule."""
+    """A model with enough layers, its config and schedule."""
     if schedule_name == "synthesised":
         uneven = replace(costs_of(pipeline, pipeline), forward_s=(1.0, 2.0, 1.0, 3.0)[:pipeline])
         schedule = synthesise(uneven, microbatches, (8,) * pipeline)
         schedule_name = "zb-h1"
     else:
         schedule = make_schedule(schedule_name, pipeline, microbatches)
-    division = ParallelConfig(
+    config = ParallelConfig(
         pipeline=pipeline, chunks=schedule.num_stages // pipeline, schedule=schedule_name, **fields
     )
-    division = replace(division, global_batch=microbatches * division.microbatch * division.data)
-    layers = division.layers or (1,) * division.num_stages
-    return replace(model, layers=sum(layers)), division, schedule
+    config = replace(config, global_batch=microbatches * config.microbatch * config.data)
+    layers = config.layers or (1,) * config.num_stages
+    return replace(model, layers=sum(layers)), config, schedule
 
 
-def plan_of(model, division, schedule, on=None, dtype="bfloat16"):
+def plan_of(model, config, schedule, on=None, dtype="bfloat16"):
     """A plan on the first devices of a cluster."""
-    cluster = cluster_from_text(on or f"{division.num_devices}xa100-80g")
-    names, size = cluster.device_names, division.num_devices // division.pipeline
+    cluster = cluster_from_text(on or f"{config.num_devices}xa100-80g")
+    names, size = cluster.device_names, config.num_devices // config.pipeline
     devices = tuple(
-        tuple(names[rank * size : (rank + 1) * size]) for rank in range(division.pipeline)
+        tuple(names[rank * size : (rank + 1) * size]) for rank in range(config.pipeline)
     )
-    plan = Plan(sections=(Parallel.of_config(division, model, devices), schedule))
+    plan = Plan(sections=(Parallel.of_config(config, model, devices), schedule))
     work = TransformerTraining(
-        model=model, global_batch=division.global_batch, software=Software(name="", dtype=dtype)
+        model=model, global_batch=config.global_batch, software=Software(name="", dtype=dtype)
     )
     return TransformerPlan(
         Problem(work=work, cluster=cluster),
-        plan.claiming(step_s=1.5, peak_bytes=(10,) * division.pipeline),
+        plan.claiming(step_s=1.5, peak_bytes=(10,) * config.pipeline),
     )
 
 
 def circular_plan():
     """A plan whose ranks wait for each other: the first wants a gradient before it has sent all."""
-    model, division, schedule = divided(LLAMA, "1f1b", 2, microbatches=2)
+    model, config, schedule = divided(LLAMA, "1f1b", 2, microbatches=2)
     work, microbatch = schedule.work.copy(), schedule.microbatch.copy()
     work[:4], microbatch[:4] = (0, 1, 0, 1), (0, 0, 1, 1)
     work[4:], microbatch[4:] = (0, 0, 1, 1), (0, 1, 0, 1)
-    return plan_of(model, division, replace(schedule, work=work, microbatch=microbatch))
+    return plan_of(model, config, replace(schedule, work=work, microbatch=microbatch))

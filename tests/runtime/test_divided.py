@@ -46,7 +46,7 @@ def found(folder):
 
 
 @pytest.mark.parametrize("case", [*SMALL, *NAMED, *FOUR])
-def test_a_division_trains_as_one_process_does(found, case):
+def test_a_config_trains_as_one_process_does(found, case):
     for seen in found(case):
         assert seen["keys"]
         for what in ("loss", "weights", "states", "evaluate", "predict"):
@@ -80,7 +80,7 @@ def test_a_rank_holds_its_part_of_the_weights_alone(found, case):
 
 
 @pytest.mark.parametrize("case", RESUMED)
-def test_a_checkpoint_resumes_on_other_ranks_with_another_division(found, case):
+def test_a_checkpoint_resumes_on_other_ranks_with_another_config(found, case):
     for seen in found(case):
         for what, error in seen.items():
             assert error < TOLERANCE, (what, error)

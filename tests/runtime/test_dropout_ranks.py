@@ -6,7 +6,7 @@ from runtime.dropout_ranks import seen
 
 from hocket.transformer import ParallelConfig
 
-DIVISIONS = {
+CONFIGS = {
     "data": ParallelConfig(data=4, global_batch=4),
     "data x pipeline": ParallelConfig(data=2, pipeline=2, global_batch=2, microbatch=1),
     "microbatches": ParallelConfig(data=2, pipeline=2, global_batch=4, microbatch=1),
@@ -15,10 +15,10 @@ DIVISIONS = {
 
 @pytest.fixture(scope="module")
 def ranks():
-    return forked.answers(4, seen, DIVISIONS)
+    return forked.answers(4, seen, CONFIGS)
 
 
-@pytest.mark.parametrize("name", DIVISIONS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_replicas_draw_other_masks_and_a_resumed_step_the_same(ranks, name):
     for found in (rank[name] for rank in ranks):
         first, second, third = found["steps"]
@@ -27,7 +27,7 @@ def test_replicas_draw_other_masks_and_a_resumed_step_the_same(ranks, name):
         scales = [scale for scale in first if scale is not None]
         assert scales, "every rank has a layer"
         # The mean over samples of masks that are 0 or 4: alike ones would give no other value.
-        num_samples = DIVISIONS[name].global_batch
+        num_samples = CONFIGS[name].global_batch
         values = {value for scale in scales for value in scale}
         assert values <= {4 * kept / num_samples for kept in range(num_samples + 1)}
         assert values - {0.0, 4.0}, "replicas draw the same"

@@ -18,7 +18,7 @@ from cli.terminal import hocket
 from forked_command import ForkedCommand
 from ports import reserved_port
 
-from hocket.api.divisions import limited, make_training, plan_of
+from hocket.api.parallel_configs import limited, make_training, plan_of
 from hocket.api.planners import compare_ways
 from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan, read_plan, write_plan
@@ -82,9 +82,9 @@ def test_a_killed_rank_is_named_and_all_are_gone(alone):
 
 
 @pytest.fixture(scope="module")
-def division(alone, tmp_path_factory):
+def config(alone, tmp_path_factory):
     """A plan of `hocket parallel` with two stages, for the six modules of the script."""
-    folder = tmp_path_factory.mktemp("division")
+    folder = tmp_path_factory.mktemp("config")
     shape = Transformer(
         name="six", hidden=64, layers=6, heads=4, kv_heads=4, head_width=16, mlp_width=64,
         mlp="gelu", vocabulary=64, sequence=64, tied_embeddings=False, learned_positions=True,
@@ -95,8 +95,8 @@ def division(alone, tmp_path_factory):
     return folder / "plan.json"
 
 
-def test_a_division_trains_a_script_on_two_machines_as_on_one(division, tmp_path):
-    command = ("launch", division, SCRIPT, "--save", "one")
+def test_a_config_trains_a_script_on_two_machines_as_on_one(config, tmp_path):
+    command = ("launch", config, SCRIPT, "--save", "one")
     with ForkedCommand(*command, cwd=tmp_path, forks_ranks=True) as one:
         said = [one.communicate()]
     assert one.returncode == 0, said
@@ -104,7 +104,7 @@ def test_a_division_trains_a_script_on_two_machines_as_on_one(division, tmp_path
         machines = [
             both.enter_context(ForkedCommand(
                 "launch", "--nodes", "2", "--node-rank", index, "--address", f"127.0.0.1:{port}",
-                division, SCRIPT, "--save", "two", cwd=tmp_path,
+                config, SCRIPT, "--save", "two", cwd=tmp_path,
                 forks_ranks=True,
             ))
             for index in range(2)

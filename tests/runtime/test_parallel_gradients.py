@@ -57,7 +57,7 @@ QUICK = ("zb-v", "interleaved", "synthesised", "tensor 2, zero 1, sequence paral
 )
 def test_loss_and_gradients_are_those_of_one_device(name):
     plan = plan_of(*RIGHT[name])
-    refuse(plan.model, plan.division)
+    refuse(plan.model, plan.config)
     with forked_worker_groups():
         found = differences(small_plan(plan))
     assert found.loss_error <= TOLERANCE
@@ -65,10 +65,10 @@ def test_loss_and_gradients_are_those_of_one_device(name):
 
 
 def test_split_backward_never_meets_ddp_or_resharding():
-    _, division, schedule = divided(GPT, "zb-v", 2, data=2)
+    _, config, schedule = divided(GPT, "zb-v", 2, data=2)
     assert schedule.splits_backward
-    assert data_program(division, splits_backward=True).kind == "reduce-after"
-    sharded = replace(division, zero=2)
+    assert data_program(config, splits_backward=True).kind == "reduce-after"
+    sharded = replace(config, zero=2)
     assert data_program(sharded, splits_backward=True) == DataProgram("fsdp", reshards=False)
 
 
@@ -85,9 +85,9 @@ def test_split_backward_never_meets_ddp_or_resharding():
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_with_a_way_out(model, fields, message):
-    _, division, schedule = divided(model, "1f1b", 2)
+    _, config, schedule = divided(model, "1f1b", 2)
     with pytest.raises(UsageError, match=message) as caught:
-        check_parallel(plan_of(model, replace(division, **fields), schedule, on="32xv100-16g"))
+        check_parallel(plan_of(model, replace(config, **fields), schedule, on="32xv100-16g"))
     assert caught.value.hint
 
 
@@ -104,11 +104,11 @@ def test_a_pipeline_of_shards_is_refused_before_anything_starts():
 
 def test_small_size_keeps_the_structure_on_few_ranks():
     model = replace(LLAMA, hidden=4096, layers=96, heads=32, kv_heads=8, head_width=128)
-    _, division, schedule = divided(
+    _, config, schedule = divided(
         model, "interleaved", 16, microbatches=32, tensor=8, data=4, zero=1, microbatch=2,
         layers=(3,) * 31 + (2,),
     )  # fmt: skip
-    small_model, small, small_schedule = small_of(model, division, schedule)
+    small_model, small, small_schedule = small_of(model, config, schedule)
     assert (small.tensor, small.pipeline, small.data, small.chunks) == (2, 2, 2, 2)
     assert small.num_microbatches == small_schedule.num_microbatches
     assert (small.zero, small.recompute, small.schedule) == (1, "none", "interleaved")
@@ -116,8 +116,8 @@ def test_small_size_keeps_the_structure_on_few_ranks():
     assert small_model.layers == 6
     assert small_model.kv_heads < small_model.heads
     for name in ("zb-h2", "zb-v", "synthesised"):
-        _, division, schedule = divided(GPT, name, 4)
-        _, small, small_schedule = small_of(GPT, division, schedule)
+        _, config, schedule = divided(GPT, name, 4)
+        _, small, small_schedule = small_of(GPT, config, schedule)
         assert small_schedule is schedule
         assert small.pipeline == 4
 
@@ -125,10 +125,10 @@ def test_small_size_keeps_the_structure_on_few_ranks():
 @pytest.mark.parametrize(("kind", "made"), [("interleaved", "zb-h1"), ("zb-h1", "interleaved")])
 def test_small_size_splits_backwards_as_the_plan_does(kind, made):
     """Another program would agree over replicas, and the planned one would not be checked."""
-    _, division, _ = divided(GPT, kind, 4, microbatches=8, data=2)
-    division = replace(division, chunks=2)
+    _, config, _ = divided(GPT, kind, 4, microbatches=8, data=2)
+    config = replace(config, chunks=2)
     schedule = make_schedule(made, 4, 8, 2)
-    _, small, small_schedule = small_of(GPT, division, schedule)
+    _, small, small_schedule = small_of(GPT, config, schedule)
     assert small.pipeline == 2
     assert small_schedule.splits_backward == schedule.splits_backward
 
@@ -151,7 +151,7 @@ def test_a_schedule_that_waits_for_itself_is_refused_before_anything_starts():
         run_plan(plan.problem, plan.plan, RunOptions(checks=False))
 
 
-def test_a_wrong_division_is_told(monkeypatch):
+def test_a_wrong_config_is_told(monkeypatch):
     wrong = Agreement(loss_error=0.0, gradient_error=0.25, worst="layers.3.mlp.up.weight")
     monkeypatch.setattr(check_module, "differences", lambda saved: wrong)
     with pytest.raises(CheckError, match=r"'layers\.3\.mlp\.up\.weight' by 2\.5e-01"):

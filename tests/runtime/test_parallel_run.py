@@ -49,7 +49,7 @@ def test_run_prints_losses_of_one_device_and_what_was_predicted(tmp_path, capsys
         main(["run", str(path), "--steps", "2", "--seed", "3", "--json"])
     out, err = capsys.readouterr()
     result = json.loads(out)
-    expected = plain_losses(plan.model, plan.division.global_batch, seed=3)
+    expected = plain_losses(plan.model, plan.config.global_batch, seed=3)
     assert result["losses"] == pytest.approx(expected, abs=1e-5)
     assert (result["backend"], result["dtype"]) == ("gloo", "float32")
     assert result["check"] == {"is_right": True, "loss_error": 0.0, "gradient_error": 2e-9}
@@ -136,12 +136,12 @@ def test_options_without_meaning_are_refused(options, tmp_path, capsys):
 
 def test_what_has_no_room_on_this_machine_is_refused(monkeypatch):
     large = replace(LLAMA, name="large", hidden=16384, layers=126, mlp_width=53248)
-    _, division, schedule = divided(large, "1f1b", 2)
-    plan = plan_of(large, division, schedule)
+    _, config, schedule = divided(large, "1f1b", 2)
+    plan = plan_of(large, config, schedule)
     with pytest.raises(UsageError, match=r"training large here takes .* TiB") as caught:
         run_plan(plan.problem, plan.plan, RunOptions())
     assert "--check-only" in caught.value.hint
-    wide = replace(division, data=64, global_batch=256)
+    wide = replace(config, data=64, global_batch=256)
     with pytest.raises(UsageError, match="takes 128 devices"):
         room.require_room_for_states(
             plan_of(large, wide, schedule, on="128xv100-16g"), torch.float32
@@ -170,13 +170,13 @@ def test_gpus_are_chosen_where_there_are_enough(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     devices = cluster_from_text("3xv100-16g").devices
-    assert choose_backend("division", "auto", devices[:2]) == ("nccl", ["cuda:0", "cuda:1"])
-    assert choose_backend("division", "auto", devices) == ("gloo", ["cpu"] * 3)
-    assert choose_backend("division", "gloo", devices[:2])[0] == "gloo"
+    assert choose_backend("transformer", "auto", devices[:2]) == ("nccl", ["cuda:0", "cuda:1"])
+    assert choose_backend("transformer", "auto", devices) == ("gloo", ["cpu"] * 3)
+    assert choose_backend("transformer", "gloo", devices[:2])[0] == "gloo"
     with pytest.raises(UsageError, match="this machine has 2 CUDA devices"):
-        choose_backend("division", "nccl", devices)
-    with pytest.raises(UsageError, match="'single' does not run a division"):
-        choose_backend("division", "single", devices)
+        choose_backend("transformer", "nccl", devices)
+    with pytest.raises(UsageError, match="'single' does not run a config"):
+        choose_backend("transformer", "single", devices)
 
 
 def test_weights_follow_from_names_and_the_seed():

@@ -262,8 +262,8 @@ def test_options_of_another_kind_of_plan_are_refused():
     RunOptions(steps=3, scale=0.5).require_meaning("placement")
     with pytest.raises(UsageError, match="dtype has no meaning for a placement"):
         RunOptions(dtype="bfloat16").require_meaning("placement")
-    with pytest.raises(UsageError, match="scale has no meaning for a division"):
-        RunOptions(scale=0.5).require_meaning("division")
+    with pytest.raises(UsageError, match="scale has no meaning for a config"):
+        RunOptions(scale=0.5).require_meaning("transformer")
 
 
 # ── interrupted and killed ───────────────────────────────────────────────────────────────────────

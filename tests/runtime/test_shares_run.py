@@ -23,7 +23,7 @@ from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
 from hocket.runtime import pace, room
-from hocket.runtime.train.divided.build import DivisionWarning
+from hocket.runtime.train.divided.build import ParallelWarning
 from hocket.training import prepare
 from hocket.transformer import ParallelConfig
 from tests.cli.terminal import hocket
@@ -304,7 +304,7 @@ def test_microbatches_with_batch_norm_are_accumulated_as_in_pytorch():
     problem = make_problem(graph, "1xcpu-core")
     replica = Replica(devices=problem.cluster.device_names, microbatches=(3, 2))
     plan = SavedPlan(problem, Plan(planner="shares").having(Parallel(replicas=(replica,))))
-    with pytest.warns(DivisionWarning, match="'1' normalises each microbatch"):
+    with pytest.warns(ParallelWarning, match="'1' normalises each microbatch"):
         train = prepare(model, update, x, plan=plan, forward=loss_of, outputs=True)
     for _ in range(3):
         train.step(x)
@@ -319,7 +319,7 @@ def test_microbatches_with_batch_norm_are_accumulated_as_in_pytorch():
     assert torch.equal(train.outputs["rows"], x.sum(1))
 
 
-def test_a_seed_holds_where_a_division_is_one_device():
+def test_a_seed_holds_where_a_config_is_one_device():
     seen = []
     for elsewhere in (1, 2):
         torch.manual_seed(0)

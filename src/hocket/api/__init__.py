@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.api.collectives import collective_bound, collective_classes, plan_collective
-    from hocket.api.divisions import make_training, plan_parallel
+    from hocket.api.parallel_configs import make_training, plan_parallel
     from hocket.api.planned import (
         ON_FILE,
         ON_THIS_MACHINE,
@@ -49,8 +49,8 @@ _HOME = {
     "collective_bound": "collectives",
     "collective_classes": "collectives",
     "plan_collective": "collectives",
-    "make_training": "divisions",
-    "plan_parallel": "divisions",
+    "make_training": "parallel_configs",
+    "plan_parallel": "parallel_configs",
 }
 
 

@@ -161,7 +161,7 @@ def run_plan(
     on_step: OnStep = lambda number, record: None,
     on_progress: OnProgress = lambda what: None,
 ) -> RunResult:
-    """Carry out a plan, placement or division, on this machine; see `hocket.runtime.run`."""
+    """Carry out a plan, placement or config, on this machine; see `hocket.runtime.run`."""
     from hocket.base.extras import require
 
     require("torch", "running a plan")

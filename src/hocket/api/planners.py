@@ -108,7 +108,7 @@ def compare_divided(
 
 
 def fixed_degrees(texts: Sequence[str]) -> Constraints:
-    """``data=2,pipeline=4`` as limits of a division of recorded ops."""
+    """``data=2,pipeline=4`` as limits of a config of recorded ops."""
     limits = []
     for part in ",".join(texts).split(","):
         name, _, value = (word.strip() for word in part.partition("="))

@@ -17,7 +17,7 @@ def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
     """The best plan for a plan's problem where ops take what ``profile`` says.
 
     Ops of shares were timed at the size of a microbatch; what was measured is fitted for all sizes.
-    Raises `UsageError` for a division, whose costs are those of a transformer's shape.
+    Raises `UsageError` for a config, whose costs are those of a transformer's shape.
     """
     require_single_ops(saved)
     problem = saved.problem

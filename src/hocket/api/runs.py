@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from hocket.plan.problem import Problem
     from hocket.runtime.check import Agreement
 
-__all__ = ["BACKENDS", "RunOptions", "check_division", "step_on_processor_s"]
+__all__ = ["BACKENDS", "RunOptions", "check_config", "step_on_processor_s"]
 
 
-def check_division(problem: Problem, plan: Plan) -> Agreement:
-    """Run a plan's division at toy size against one device; raises where they differ."""
+def check_config(problem: Problem, plan: Plan) -> Agreement:
+    """Run a plan's config at toy size against one device; raises where they differ."""
     from hocket.plan.transformer_plan import TransformerPlan
     from hocket.runtime.check import check_parallel
 

@@ -155,7 +155,12 @@ def parallel_command(
     from dataclasses import replace
 
     from hocket.api.clusters import cluster_from_text
-    from hocket.api.divisions import Coefficients, find_software, usual_dtype, write_coefficients
+    from hocket.api.parallel_configs import (
+        Coefficients,
+        find_software,
+        usual_dtype,
+        write_coefficients,
+    )
     from hocket.cost.parallel.calibrate import calibrate, prediction_errors
     from hocket.cost.parallel.measurements import read_runs
     from hocket.view.inputs import coefficients_data
@@ -181,7 +186,7 @@ def parallel_command(
 
 
 def _show(coefficients: Coefficients, before: FloatArray, after: FloatArray) -> None:
-    from hocket.api.divisions import NAMES
+    from hocket.api.parallel_configs import NAMES
 
     for name in NAMES:
         click.echo(f"{name:<12}{getattr(coefficients, name):>7.3f}")

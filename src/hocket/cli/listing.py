@@ -68,7 +68,7 @@ def _policies() -> Names:
 
 
 def _programs() -> Names:
-    from hocket.api.divisions import PROGRAMS, SOFTWARES, Abilities
+    from hocket.api.parallel_configs import PROGRAMS, SOFTWARES, Abilities
 
     return [
         (name, f"schedules: {', '.join(PROGRAMS.get(name, Abilities()).schedules)}")

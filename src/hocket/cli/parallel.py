@@ -63,7 +63,7 @@ _AMP = {"bfloat16": "bf16", "float16": "fp16"}
 @click.option("--report", type=click.Path(path_type=Path), default=None,
               help="Also write the HTML report here.")  # fmt: skip
 @click.option("--predict", "config", type=click.Path(path_type=Path), default=None,
-              metavar="CONFIG", help="Predict the one division of a TOML file.")  # fmt: skip
+              metavar="CONFIG", help="Predict the one config of a TOML file.")  # fmt: skip
 @overwrite_option
 @json_option
 def command(
@@ -93,7 +93,7 @@ def command(
     simulated: the search and the answer are those of hocket plan. Other programs are known by a
     closed form of the model's shape.
     """
-    from hocket.api.divisions import limited
+    from hocket.api.parallel_configs import limited
 
     if output is not None or (config is None and not as_json):
         require_own_kind(output or Path("plan.json"), "parallel", overwrite=overwrite)
@@ -218,7 +218,7 @@ def _answer(
     as_json: bool,
 ) -> None:
     """Write the winner's files and print the result; exit 4 where there is no winner."""
-    from hocket.api.divisions import plan_of
+    from hocket.api.parallel_configs import plan_of
     from hocket.base.errors import NoFeasiblePlanError
 
     try:
@@ -302,7 +302,7 @@ def _make_training(
     spare: float | None = None,
 ) -> Problem:
     from hocket.api import make_training
-    from hocket.api.divisions import (
+    from hocket.api.parallel_configs import (
         DEFAULT_SOFTWARE,
         find_software,
         read_coefficients,
@@ -328,7 +328,7 @@ def _make_training(
     return problem
 
 
-# ── one division ─────────────────────────────────────────────────────────────────────────────────
+# ── one config ─────────────────────────────────────────────────────────────────────────────────
 
 
 _BESIDES_PREDICT = frozenset({"config", "output", "report", "overwrite", "as_json"})
@@ -352,8 +352,8 @@ def _refuse_besides_predict() -> None:
 
 
 def _predict(config: Path, output: Path | None, report: Path | None, as_json: bool) -> None:
-    from hocket.api.divisions import outlook_of, read_configuration, single
-    from hocket.view.parallel import division_data, parts_data
+    from hocket.api.parallel_configs import outlook_of, read_configuration, single
+    from hocket.view.parallel import forecast_data, parts_data
     from hocket.view.parallel_text import comparison_table
 
     _require_folders(output, report)
@@ -368,7 +368,7 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
     outlook = outlook_of(problem, comparison.candidates[0])
     if not as_json:
         console().print(comparison_table(comparison, 1))
-    result = division_data(outlook) | parts_data(outlook)
+    result = forecast_data(outlook) | parts_data(outlook)
     if output is not None or report is not None:
         _answer(comparison, result, output, report, as_json)
     elif as_json:

@@ -85,7 +85,7 @@ _LONG_STEP_S = 20.0
 @click.option(
     "--check-only",
     is_flag=True,
-    help="For a parallel plan: only compare its division with one device at toy size.",
+    help="For a parallel plan: only compare its config with one device at toy size.",
 )
 @json_option
 def command(
@@ -176,11 +176,11 @@ def command(
 
 
 def _check(saved: SavedPlan, as_json: bool) -> None:
-    from hocket.api.runs import check_division
+    from hocket.api.runs import check_config
     from hocket.view.measured import agreement_data
 
     with working("comparing with one device at toy size"):
-        agreement = check_division(saved.problem, saved.plan)
+        agreement = check_config(saved.problem, saved.plan)
     if as_json:
         emit({"check": agreement_data(agreement)})
     else:

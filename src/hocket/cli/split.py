@@ -71,7 +71,7 @@ _LOG_S = 10.0
               help="Of the machine that will serve; default: this one.")  # fmt: skip
 @click.option("--device", default="cpu", show_default=True, help="To train on, such as cuda.")
 @click.option("--seed", type=int, default=0, show_default=True,
-              help="Of random weights, of the data's division and of retraining.")  # fmt: skip
+              help="Of random weights, of the data's config and of retraining.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("parts"),
               show_default=True, help="Folder to write.")  # fmt: skip
 @json_option

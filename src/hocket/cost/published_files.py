@@ -24,7 +24,7 @@ from hocket.cost.published_megatron import (
     h100_weak_scaling,
     nemo_float8,
 )
-from hocket.cost.published_tables import Measured, Record, division_of, gpt, gpt_of, read_records
+from hocket.cost.published_tables import Measured, Record, config_of, gpt, gpt_of, read_records
 from hocket.transformer import ParallelConfig
 from hocket.transformer.counts import step_flops
 from hocket.transformer.files import find_model
@@ -52,7 +52,7 @@ def _llm_foundry(record: Record) -> Measured:
         hidden=hidden, layers=layers, heads=heads, sequence=int(record["seq"]), vocabulary=50368,
         dropout=False,
     )  # fmt: skip
-    division = ParallelConfig(
+    config = ParallelConfig(
         data=int(record["n_gpus"]),
         microbatch=int(record["microbatch"]),
         global_batch=int(record["global_batch"]),
@@ -70,10 +70,10 @@ def _llm_foundry(record: Record) -> Measured:
         table="",
         row=f"{record['model']} {record['seq']} on {record['n_gpus']}",
         model=model,
-        division=division,
+        config=config,
         cluster=_MPT_SITES[record["gpu"]],
         software=software,
-        step_s=division.global_batch * model.sequence / float(record["tokens_per_s"]),
+        step_s=config.global_batch * model.sequence / float(record["tokens_per_s"]),
     )
 
 
@@ -110,7 +110,7 @@ def _titan(record: Record) -> Measured:
     local, data = int(record["local_batch"]), int(record["fsdp"])
     chunks = 2 if "nterleaved" in record["schedule"] else 1
     num_microbatches = pipeline * chunks if pipeline > 1 else 1
-    division = ParallelConfig(
+    config = ParallelConfig(
         tensor=int(record["tp"]),
         pipeline=pipeline,
         data=data,
@@ -124,16 +124,16 @@ def _titan(record: Record) -> Measured:
         zero=(1 if pipeline > 1 else 3) if data * context > 1 else 0,
         sequence_parallel=int(record["tp"]) > 1,
     )
-    rate = float(record["tokens_per_s_per_gpu"]) * division.num_devices
+    rate = float(record["tokens_per_s_per_gpu"]) * config.num_devices
     memory = record["memory_gib"]
     return Measured(
         table="",
         row=f"{record['model']} on {record['n_gpus']}, {record['techniques']}",
         model=model,
-        division=division,
+        config=config,
         cluster="titan-h200" if "H200" in record["model"] else "titan-h100",
         software=_titan_software(record["techniques"]),
-        step_s=division.global_batch * model.sequence / rate,
+        step_s=config.global_batch * model.sequence / rate,
         memory_bytes=float(memory) * _TODAY_GIB if memory else None,
     )
 
@@ -216,9 +216,7 @@ def _sc21_zero3(record: Record) -> list[Measured]:
         return []
     row = _selene(record, row=f"{record['params_billion']}B on {record['n_gpus']}")
     return [
-        replace(
-            row, division=replace(row.division, zero=3), software=find_software("deepspeed-zero3")
-        )
+        replace(row, config=replace(row.config, zero=3), software=find_software("deepspeed-zero3"))
     ]
 
 
@@ -227,7 +225,7 @@ def _selene(record: Record, row: str, chunks: int = 1) -> Measured:
         table="",
         row=row,
         model=gpt_of(record),
-        division=division_of(record, chunks=chunks, recompute="full"),
+        config=config_of(record, chunks=chunks, recompute="full"),
         cluster="selene",
         software=find_software("megatron-2021"),
         step_s=float(record["iter_time_s"]),
@@ -250,7 +248,7 @@ def _january_2021(record: Record) -> list[Measured]:
             table="",
             row=record["model"],
             model=model,
-            division=ParallelConfig(
+            config=ParallelConfig(
                 tensor=tensor,
                 pipeline=model_parallel // tensor,
                 data=num_devices // model_parallel,
@@ -271,7 +269,7 @@ def _korthikanti(record: Record) -> list[Measured]:
         table="",
         row=f"{record['model']} full recompute",
         model=gpt_of(common),
-        division=division_of(common, chunks=int(record["v"]), recompute="full"),
+        config=config_of(common, chunks=int(record["v"]), recompute="full"),
         cluster="selene",
         software=find_software("megatron-2022"),
         step_s=float(record["iter_full_recompute_s"]),
@@ -279,7 +277,7 @@ def _korthikanti(record: Record) -> list[Measured]:
     both = replace(
         row,
         row=f"{record['model']} sequence parallel, selective recompute",
-        division=replace(row.division, recompute="selective", sequence_parallel=True),
+        config=replace(row.config, recompute="selective", sequence_parallel=True),
         step_s=float(record["iter_seqpar_selective_s"]),
     )
     return [row, both]
@@ -295,7 +293,7 @@ def _mt_nlg(record: Record) -> list[Measured]:
             table="",
             row=f"on {record['n_gpus']}",
             model=gpt_of(common),
-            division=division_of(common, recompute="full", zero=1),
+            config=config_of(common, recompute="full", zero=1),
             cluster="selene",
             software=find_software("megatron-deepspeed"),
             step_s=float(record["iter_time_s"]),
@@ -313,8 +311,8 @@ def _bloom(record: Record) -> list[Measured]:
     memory = float(record["mem_gb_max"]) * _GIB if record["mem_gb_max"] else None
     if not is_oom and step_s is None and memory is None:
         return []
-    division = division_of(record, recompute="full", zero=int(record["zero_stage"]))
-    if division.num_devices != int(record["n_gpus"]):
+    config = config_of(record, recompute="full", zero=int(record["zero_stage"]))
+    if config.num_devices != int(record["n_gpus"]):
         return []  # a slip in the source: its degrees need another number of devices
     sums_in_float32 = "fp32" in record["precision"]
     return [
@@ -322,9 +320,7 @@ def _bloom(record: Record) -> list[Measured]:
             table="",
             row=f"line {record['source_line']}",
             model=gpt_of(record),
-            division=replace(
-                division, layers=bloom_stages(int(record["layers"]), division.pipeline)
-            ),
+            config=replace(config, layers=bloom_stages(int(record["layers"]), config.pipeline)),
             cluster="jean-zay",
             software=replace(
                 find_software("megatron-deepspeed"),
@@ -379,7 +375,7 @@ def _vtrain(record: Record, cluster: str, recompute: str) -> list[Measured]:
             table="",
             row="",
             model=gpt_of(common),
-            division=division_of(common, recompute=recompute),
+            config=config_of(common, recompute=recompute),
             cluster=cluster,
             # Megatron's own pipeline: that of DeepSpeed would send whole activations between hosts.
             software=find_software("megatron-2021"),

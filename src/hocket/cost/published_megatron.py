@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.softwares import find_software
-from hocket.cost.published_tables import Measured, Record, division_of, gpt_of
+from hocket.cost.published_tables import Measured, Record, config_of, gpt_of
 from hocket.transformer import Experts, ParallelConfig, Transformer
 from hocket.transformer.counts import step_flops
 from hocket.transformer.files import find_model, model_from_dict
@@ -26,24 +26,24 @@ def h100_weak_scaling(record: Record) -> list[Measured]:
     microbatch = replica if record["pp"] == "1" else 1
     common = {**record, "seq": "4096", "vocab": "131072", "microbatch": str(microbatch)}
     model = gpt_of(common, dropout=False)
-    division = division_of(common, recompute="none", zero=1)
-    chunks = _least_chunks(model.layers // division.pipeline) if division.pipeline > 1 else 1
-    division = replace(
-        division,
-        sequence_parallel=division.tensor > 1,
+    config = config_of(common, recompute="none", zero=1)
+    chunks = _least_chunks(model.layers // config.pipeline) if config.pipeline > 1 else 1
+    config = replace(
+        config,
+        sequence_parallel=config.tensor > 1,
         chunks=chunks,
         schedule="interleaved" if chunks > 1 else "1f1b",
     )
-    flops = step_flops(model, division.global_batch, "model")
+    flops = step_flops(model, config.global_batch, "model")
     return [
         Measured(
             table="",
             row=record["model"],
             model=model,
-            division=division,
+            config=config,
             cluster="eos",
             software=find_software("megatron-core-2024"),
-            step_s=flops / (float(record["tflops_per_gpu"]) * 1e12 * division.num_devices),
+            step_s=flops / (float(record["tflops_per_gpu"]) * 1e12 * config.num_devices),
         )
     ]
 
@@ -93,7 +93,7 @@ def nemo_float8(record: Record) -> list[Measured]:
     model = replace(model, sequence=int(record["seq"]))
     degrees = {key: int(record[key]) for key in ("tp", "pp", "cp", "vp", "mbs", "gbs")}
     num_devices = int(record["n_gpus"])
-    division = ParallelConfig(
+    config = ParallelConfig(
         tensor=degrees["tp"],
         pipeline=degrees["pp"],
         context=degrees["cp"],
@@ -111,10 +111,10 @@ def nemo_float8(record: Record) -> list[Measured]:
             table="",
             row=f"{name} on {num_devices}",
             model=model,
-            division=division,
+            config=config,
             cluster="eos",
             software=replace(find_software("megatron-core-2024"), dtype="float8"),
-            step_s=division.global_batch * model.sequence / rate,
+            step_s=config.global_batch * model.sequence / rate,
         )
     ]
 
@@ -134,7 +134,7 @@ def _dgx_2020(record: Record) -> list[Measured]:
             table="",
             row=f"{record['model']} on {record['n_gpus']} {'V100' if is_volta else 'A100'}",
             model=gpt_of(common),
-            division=division_of(common, recompute="full"),
+            config=config_of(common, recompute="full"),
             cluster="dgx2" if is_volta else "dgx-a100-2020",
             software=find_software("megatron-2021"),
             step_s=float(record["iter_time_ms"]) / 1e3,
@@ -218,22 +218,22 @@ def _rows(record: Record, *, is_hopper: bool, has_experts: bool) -> list[Measure
 
 def _measured(record: Record, shape: Transformer) -> Measured:
     model = replace(shape, sequence=int(record["seq"]))
-    division = _ran(record, _division(record, model))
-    rate = float(record["tokens_per_s_per_gpu"].partition("(")[0]) * division.num_devices
+    config = _ran(record, _config(record, model))
+    rate = float(record["tokens_per_s_per_gpu"].partition("(")[0]) * config.num_devices
     site = _SITES[record["system"]]
     return Measured(
         table="",
-        row=f"{record['release']} {record['model']} on {division.num_devices}",
+        row=f"{record['release']} {record['model']} on {config.num_devices}",
         release=record["release"],
         model=model,
-        division=division,
+        config=config,
         cluster=f"{site}-experts" if model.experts else site,
-        software=_software(record, model, division.zero),
-        step_s=division.global_batch * model.sequence / rate,
+        software=_software(record, model, config.zero),
+        step_s=config.global_batch * model.sequence / rate,
     )
 
 
-def _division(record: Record, model: Transformer) -> ParallelConfig:
+def _config(record: Record, model: Transformer) -> ParallelConfig:
     tensor, pipeline, context = (_degree(record[key]) for key in ("tp", "pp", "cp"))
     chunks = _degree(record["vp"]) if pipeline > 1 else 1
     return ParallelConfig(
@@ -258,18 +258,18 @@ def _ends_apart(layers: int, num_stages: int) -> tuple[int, ...] | None:
     return (0, *[1] * layers, 0) if num_stages == layers + 2 else None
 
 
-def _ran(record: Record, division: ParallelConfig) -> ParallelConfig:
+def _ran(record: Record, config: ParallelConfig) -> ParallelConfig:
     """Where the summary contradicts the recipes of its own release and rates of its neighbours, the
     recipes hold: for Qwen3 30B on H100 it repeats the degrees of 26.02, for Llama-3 70B on GB300 it
     leaves out the chunks (v0.3.1), for GPT-OSS on H100 it has Blackwell's microbatch (v0.2.0)."""
     row = (record["release"], record["model"], record["system"], record["precision"])
     if row[:3] == ("26.02.01", "Qwen3_30B_a3B", "DGX-H100"):
-        return replace(division, pipeline=1, chunks=1, schedule="1f1b", data=16, expert=16)
+        return replace(config, pipeline=1, chunks=1, schedule="1f1b", data=16, expert=16)
     if row == ("26.02.01", "LLAMA3_70B", "DGX-GB300", "MXFP8"):
-        return replace(division, chunks=5, schedule="interleaved", microbatch=1)
+        return replace(config, chunks=5, schedule="interleaved", microbatch=1)
     if row[:3] == ("25.11", "GPT OSS 120B", "DGX-H100"):
-        return replace(division, microbatch=1)
-    return division
+        return replace(config, microbatch=1)
+    return config
 
 
 _IN_HOST = {

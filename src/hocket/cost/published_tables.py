@@ -29,7 +29,7 @@ class Measured:
     row: str
     """Its place in the table, for people."""
     model: Transformer
-    division: ParallelConfig
+    config: ParallelConfig
     cluster: str
     """A name in `hocket.cost.validation.SITES`."""
     software: Software
@@ -59,10 +59,8 @@ def gpt_of(record: Record, *, dropout: bool = True) -> Transformer:
     )
 
 
-def division_of(
-    record: Record, *, recompute: str, chunks: int = 1, zero: int = 0
-) -> ParallelConfig:
-    """The division of a row."""
+def config_of(record: Record, *, recompute: str, chunks: int = 1, zero: int = 0) -> ParallelConfig:
+    """The config of a row."""
     return ParallelConfig(
         tensor=int(record["tp"]),
         pipeline=int(record["pp"]),
@@ -80,7 +78,7 @@ TABLES = Path(__file__).parent / "published"
 """Folder of the tables that come with hocket."""
 MAX_TABLE_BYTES = 16_000_000
 MAX_ROWS = 10_000
-"""Of a table: each row becomes a model and a division, a thousand times its text."""
+"""Of a table: each row becomes a model and a config, a thousand times its text."""
 COLUMNS = (
     "row", "cluster", "software", "gradient_bytes", "spare_gradient_bytes", "hidden", "layers",
     "heads", "vocabulary", "sequence", "dropout", "tensor", "pipeline", "data", "chunks",
@@ -167,7 +165,7 @@ def _measured_of_named(table: str, record: Mapping[str, str]) -> Measured:
         table=table,
         row=record["row"],
         model=replace(find_model(record["model"]), layers=whole("layers"), dropout=False),
-        division=ParallelConfig(
+        config=ParallelConfig(
             tensor=tensor,
             pipeline=whole("pipeline"),
             context=whole("context"),
@@ -211,7 +209,7 @@ def _measured(table: str, record: Mapping[str, str]) -> Measured:
             vocabulary=whole("vocabulary"),
             dropout=bool(whole("dropout")),
         ),
-        division=ParallelConfig(
+        config=ParallelConfig(
             tensor=whole("tensor"),
             pipeline=whole("pipeline"),
             data=whole("data"),

@@ -97,8 +97,8 @@ def ranking_score(rows: Sequence[Measured], predicted_s: FloatArray) -> RankingS
     measured_s = np.array([row.step_s for row in rows], dtype=np.float64)
     groups: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
-        division = row.division
-        key = (row.model, division.num_devices, division.global_batch, row.cluster, row.release)
+        config = row.config
+        key = (row.model, config.num_devices, config.global_batch, row.cluster, row.release)
         groups[key].append(index)
     several = [np.array(group) for group in groups.values() if len(group) > 1]
     if not several:
@@ -381,7 +381,7 @@ def calibration_rows(rows: Sequence[Measured]) -> list[int]:
 def alike(rows: Sequence[Measured]) -> FloatArray:
     """[run, run]: how much of what is unexplained two runs share."""
     found = np.concatenate(
-        [places(row.model, row.software, ParallelConfigs.of([row.division])) for row in rows]
+        [places(row.model, row.software, ParallelConfigs.of([row.config])) for row in rows]
     )
     programs = np.array([row.software.name for row in rows])
     return likeness(found, found, programs[:, None] == programs[None, :])
@@ -467,9 +467,9 @@ def predict_steps(rows: Sequence[Measured], coefficients: Mapping[str, Coefficie
         groups[row.cluster, row.model, row.software].append(index)
     predicted_s = np.empty(len(rows))
     for (site, model, software), group in groups.items():
-        divisions = ParallelConfigs.of(rows[index].division for index in group)
+        configs = ParallelConfigs.of(rows[index].config for index in group)
         cluster = _cluster([row for row in rows if row.cluster == site])
-        figures = predict(model, divisions, cluster, software, coefficients[site])
+        figures = predict(model, configs, cluster, software, coefficients[site])
         predicted_s[group] = figures.step_s
     return predicted_s
 
@@ -478,7 +478,7 @@ def predict_memory(rows: Sequence[Measured], overheads: MemoryOverheads | None) 
     """Predicted bytes on the fullest device of each run; overheads of its program unless given."""
     return np.array(
         [
-            max(stage_memory(row.model, row.division, row.software, overheads).peak_bytes)
+            max(stage_memory(row.model, row.config, row.software, overheads).peak_bytes)
             for row in rows
         ],
         dtype=np.float64,
@@ -518,8 +518,8 @@ def fitted_overheads(rows: Sequence[Measured]) -> MemoryOverheads:
     only_state = MemoryOverheads(constant_bytes=0.0, state_factor=1.0, activation_factor=0.0)
     state_bytes, activation_bytes = [], []
     for row in rows:
-        whole = stage_memory(row.model, row.division, row.software, FORMULAS_ONLY)
-        state = stage_memory(row.model, row.division, row.software, only_state)
+        whole = stage_memory(row.model, row.config, row.software, FORMULAS_ONLY)
+        state = stage_memory(row.model, row.config, row.software, only_state)
         fullest = int(np.argmax(whole.peak_bytes))
         state_bytes.append(state.peak_bytes[fullest])
         activation_bytes.append(whole.peak_bytes[fullest] - state.peak_bytes[fullest])
@@ -529,7 +529,7 @@ def fitted_overheads(rows: Sequence[Measured]) -> MemoryOverheads:
 
 def _cluster(rows: Sequence[Measured]) -> Cluster:
     """The part of a site that holds the largest of the runs."""
-    return site_cluster(rows[0].cluster, max(row.division.num_devices for row in rows))
+    return site_cluster(rows[0].cluster, max(row.config.num_devices for row in rows))
 
 
 # ── scores ───────────────────────────────────────────────────────────────────────────────────────

@@ -14,20 +14,20 @@ _LONGEST_NAME = 80
 
 def cannot(plan: TransformerPlan, program: str, what: str, instead: str) -> UsageError:
     """The error for a part of a plan that a program has no words for."""
-    return UsageError(f"{program} {what}", hint=instead, where=str_of(plan.division))
+    return UsageError(f"{program} {what}", hint=instead, where=str_of(plan.config))
 
 
 def refuse_for_torch(plan: TransformerPlan) -> None:
     """Refuse what PyTorch's own engines cannot do, or do wrongly without an error."""
     refuse_plan(plan)
-    division = plan.division
-    if division.shares is not None:
+    config = plan.config
+    if config.shares is not None:
         raise cannot(
             plan, "an exported script", "splits batches evenly",
             "train with unequal batches in your own loop: hocket launch plan.json train.py",
         )  # fmt: skip
     # Seen at small size against one device, torch 2.13.
-    if division.zero == 3 and plan.schedule.splits_backward and division.data > 1:
+    if config.zero == 3 and plan.schedule.splits_backward and config.data > 1:
         raise cannot(
             plan, "FSDP2 that reshards after each forward (ZeRO 3)",
             "loses gradients of the last stage without an error under a schedule that splits the "
@@ -47,9 +47,9 @@ def refuse_dtype(plan: TransformerPlan, program: str) -> None:
 
 def shard_ranks(plan: TransformerPlan) -> int:
     """Replicas that divide weights or state among them: all, fewer in groups (HSDP), or one."""
-    data = plan.division.data
+    data = plan.config.data
     most = plan.problem.training.software.most_shards
-    return 1 if plan.division.zero == 0 else int(min(data, most))
+    return 1 if plan.config.zero == 0 else int(min(data, most))
 
 
 def plain(name: str) -> str:
@@ -65,7 +65,7 @@ def is_even(layers: tuple[int, ...]) -> bool:
 def is_looped(plan: TransformerPlan) -> bool:
     """True if stages go round the devices in order, as all programs place them by default."""
     devices: list[int] = plan.schedule.device_of_stage.tolist()
-    return devices == [stage % plan.division.pipeline for stage in range(len(devices))]
+    return devices == [stage % plan.config.pipeline for stage in range(len(devices))]
 
 
 def ranks_per_machine(plan: TransformerPlan) -> int:
@@ -89,7 +89,7 @@ def ranks_per_machine(plan: TransformerPlan) -> int:
 def launch(plan: TransformerPlan, program: str) -> str:
     """The command that starts a program on every machine."""
     size = ranks_per_machine(plan)
-    machines = plan.division.num_devices // size
+    machines = plan.config.num_devices // size
     where = (
         "--standalone"
         if machines == 1

@@ -25,49 +25,49 @@ def deepspeed_files(plan: TransformerPlan) -> dict[str, str]:
     """The configuration, and a module for the parts that are code."""
     _refuse(plan)
     files = {"deepspeed.json": json.dumps(deepspeed_config(plan), indent=2) + "\n"}
-    if plan.division.pipeline > 1:
+    if plan.config.pipeline > 1:
         files["pipeline.py"] = _pipeline_module(plan)
-    elif plan.division.recompute == "full":
+    elif plan.config.recompute == "full":
         files["recompute.py"] = _RECOMPUTE
     return files
 
 
 def _refuse(plan: TransformerPlan) -> None:
-    division = plan.division
+    parallel = plan.config
     reasons = (
         (
-            division.tensor > 1 and division.pipeline > 1,
+            parallel.tensor > 1 and parallel.pipeline > 1,
             "joins tensor and pipeline parallelism only inside Megatron-DeepSpeed",
             "export --to megatron",
         ),
         (
-            division.pipeline > 1 and (division.schedule != "1f1b" or division.chunks > 1
+            parallel.pipeline > 1 and (parallel.schedule != "1f1b" or parallel.chunks > 1
                                        or plan.schedule.name != "1f1b"),
             f"has no schedule {plan.schedule.name!r}; its pipelines run 1f1b",
             "plan again with --schedule 1f1b",
         ),
         (
-            division.pipeline > 1 and division.zero >= 2,
+            parallel.pipeline > 1 and parallel.zero >= 2,
             "runs pipelines with ZeRO 0 and 1 only",
             "plan again with --fix zero=1",
         ),
         (
-            division.pipeline > 1 and not is_even(stage_layers(plan.model, plan.division)),
+            parallel.pipeline > 1 and not is_even(stage_layers(plan.model, plan.config)),
             "takes no list of layers per stage",
             "plan with layers that divide evenly, or export --to megatron",
         ),
         (
-            division.tensor > 1 and division.zero == 3,
+            parallel.tensor > 1 and parallel.zero == 3,
             "runs tensor parallelism with ZeRO 0, 1 and 2 only",
             "plan again with --fix zero=2",
         ),
         (
-            division.sequence_parallel,
+            parallel.sequence_parallel,
             "has no sequence parallelism over tensor-parallel ranks",
             "plan again with --fix sequence_parallel=false",
         ),
         (
-            division.context > 1,
+            parallel.context > 1,
             "has no ring attention over context-parallel ranks",
             "plan again with --fix context=1",
         ),
@@ -82,7 +82,7 @@ def _refuse(plan: TransformerPlan) -> None:
             "plan again with --dtype bfloat16, or export --to megatron",
         ),
         (
-            division.recompute == "selective",
+            parallel.recompute == "selective",
             "cannot recompute the inside of attention alone",
             "plan again with --fix recompute=none: fused attention keeps as little",
         ),
@@ -94,27 +94,27 @@ def _refuse(plan: TransformerPlan) -> None:
 
 def deepspeed_config(plan: TransformerPlan) -> dict[str, Any]:
     """The JSON file's content."""
-    division = plan.division
+    parallel = plan.config
     config: dict[str, Any] = {
-        "train_batch_size": division.global_batch,
-        "train_micro_batch_size_per_gpu": division.microbatch,
-        "gradient_accumulation_steps": division.num_microbatches,
+        "train_batch_size": parallel.global_batch,
+        "train_micro_batch_size_per_gpu": parallel.microbatch,
+        "gradient_accumulation_steps": parallel.num_microbatches,
         **_DTYPES[plan.dtype],
-        "zero_optimization": {"stage": division.zero},
+        "zero_optimization": {"stage": parallel.zero},
     }
-    if division.tensor > 1:
-        config["tensor_parallel"] = {"autotp_size": division.tensor}
+    if parallel.tensor > 1:
+        config["tensor_parallel"] = {"autotp_size": parallel.tensor}
     return config
 
 
 def _pipeline_module(plan: TransformerPlan) -> str:
-    interval = int(plan.division.recompute == "full")
+    interval = int(plan.config.recompute == "full")
     return f'''"""The pipeline of {plain(plan.model.name)}: DeepSpeed is told about it in code."""
 
 from deepspeed.pipe import PipelineModule
 
-NUM_STAGES = {plan.division.pipeline}
-LAYERS_PER_STAGE = {stage_layers(plan.model, plan.division)[0]}
+NUM_STAGES = {plan.config.pipeline}
+LAYERS_PER_STAGE = {stage_layers(plan.model, plan.config)[0]}
 ACTIVATION_CHECKPOINT_INTERVAL = {interval}
 
 

@@ -38,7 +38,7 @@ def megatron_files(plan: TransformerPlan) -> dict[str, str]:
     text = "\n".join(
         [
             "#!/usr/bin/env bash",
-            f"# {plain(plan.model.name)} on {plan.division.num_devices} devices of "
+            f"# {plain(plan.model.name)} on {plan.config.num_devices} devices of "
             f"{plain(plan.cluster.name)}.",
             "# Run it in the folder of Megatron-LM and add data, tokenizer and learning rate:",
             "#   ./megatron.sh --data-path … --tokenizer-type … --lr … --train-iters …",
@@ -68,31 +68,31 @@ def megatron_flags(plan: TransformerPlan) -> Flags:
 
 
 def _refuse(plan: TransformerPlan) -> None:
-    division = plan.division
-    is_own = division.schedule in _OWN_SCHEDULES and plan.schedule.name in _OWN_SCHEDULES
-    if division.pipeline > 1 and not (is_own and is_looped(plan)):
+    config = plan.config
+    is_own = config.schedule in _OWN_SCHEDULES and plan.schedule.name in _OWN_SCHEDULES
+    if config.pipeline > 1 and not (is_own and is_looped(plan)):
         raise cannot(
             plan, _NAME, f"has no schedule {plan.schedule.name!r}; it runs 1f1b and interleaved",
             "plan again with --schedule 1f1b or interleaved, or export --to torch",
         )  # fmt: skip
-    if division.zero >= 2 and division.pipeline > 1:
+    if config.zero >= 2 and config.pipeline > 1:
         raise cannot(
             plan, _NAME, "divides gradients and weights (ZeRO 2, 3) by its FSDP only, which is not "
             "exported together with a pipeline",
             "plan again with --fix zero=1",
         )  # fmt: skip
-    if division.num_microbatches % division.pipeline and division.chunks > 1:
+    if config.num_microbatches % config.pipeline and config.chunks > 1:
         raise cannot(
             plan, _NAME, "interleaves only where microbatches divide by the pipeline degree",
             "choose another batch or microbatch size",
         )  # fmt: skip
-    if plan.model.experts is not None and division.tensor > 1 and not division.sequence_parallel:
+    if plan.model.experts is not None and config.tensor > 1 and not config.sequence_parallel:
         raise cannot(
             plan, _NAME, "trains experts beside tensor parallelism with sequence parallelism only",
             "plan again with --fix sequence_parallel=true",
         )  # fmt: skip
-    replicas = division.data * division.context
-    if replicas % division.expert and division.expert % replicas:
+    replicas = config.data * config.context
+    if replicas % config.expert and config.expert % replicas:
         raise cannot(
             plan, _NAME, "divides experts over some or all of data x context, or tensor ranks too",
             "plan again with an expert degree that divides data x context",
@@ -143,41 +143,39 @@ def _expert_flags(model: Transformer) -> Flags:
 
 
 def _degree_flags(plan: TransformerPlan) -> Flags:
-    division = plan.division
+    config = plan.config
     flags: Flags = {
-        "--tensor-model-parallel-size": str(division.tensor),
-        "--pipeline-model-parallel-size": str(division.pipeline),
-        "--micro-batch-size": str(division.microbatch),
-        "--global-batch-size": str(division.global_batch),
+        "--tensor-model-parallel-size": str(config.tensor),
+        "--pipeline-model-parallel-size": str(config.pipeline),
+        "--micro-batch-size": str(config.microbatch),
+        "--global-batch-size": str(config.global_batch),
     }
     flags |= _DTYPE_FLAGS[plan.dtype]
-    if division.context > 1:
-        flags["--context-parallel-size"] = str(division.context)
+    if config.context > 1:
+        flags["--context-parallel-size"] = str(config.context)
     if plan.model.experts is not None:
-        flags["--expert-model-parallel-size"] = str(division.expert)
-        replicas = division.data * division.context
-        if division.expert > replicas:
+        flags["--expert-model-parallel-size"] = str(config.expert)
+        replicas = config.data * config.context
+        if config.expert > replicas:
             # Some of the tensor-parallel ranks hold other experts, so fewer share each matrix.
-            flags["--expert-tensor-parallel-size"] = str(
-                division.tensor * replicas // division.expert
-            )
-    if division.sequence_parallel:
+            flags["--expert-tensor-parallel-size"] = str(config.tensor * replicas // config.expert)
+    if config.sequence_parallel:
         flags["--sequence-parallel"] = None
     return flags
 
 
 def _stage_flags(plan: TransformerPlan) -> Flags:
     """How layers lie on stages."""
-    division, layers = plan.division, stage_layers(plan.model, plan.division)
-    if division.pipeline == 1:
+    config, layers = plan.config, stage_layers(plan.model, plan.config)
+    if config.pipeline == 1:
         return {}
     if is_even(layers):
-        if division.chunks == 1:
+        if config.chunks == 1:
             return {}
-        return {"--num-virtual-stages-per-pipeline-rank": str(division.chunks)}
+        return {"--num-virtual-stages-per-pipeline-rank": str(config.chunks)}
     middle = layers[1:-1]
     # Megatron takes these flags only where both ends have layers.
-    if division.chunks == 1 and middle and is_even(middle) and layers[0] and layers[-1]:
+    if config.chunks == 1 and middle and is_even(middle) and layers[0] and layers[-1]:
         return {
             "--decoder-first-pipeline-num-layers": str(layers[0]),
             "--decoder-last-pipeline-num-layers": str(layers[-1]),
@@ -199,8 +197,8 @@ def pipeline_layout(layers: tuple[int, ...]) -> str:
 
 def _data_flags(plan: TransformerPlan) -> Flags:
     strategies = {2: "optim_grads", 3: "optim_grads_params"}
-    zero = plan.division.zero
-    if plan.division.data * plan.division.context == 1:
+    zero = plan.config.zero
+    if plan.config.data * plan.config.context == 1:
         return {}
     # Predictions for Megatron-Core hide this traffic, which it does only if it is told to.
     flags: Flags = {"--overlap-grad-reduce": None}
@@ -218,9 +216,9 @@ def _data_flags(plan: TransformerPlan) -> Flags:
 
 
 def _recompute_flags(plan: TransformerPlan) -> Flags:
-    if plan.division.recompute == "none":
+    if plan.config.recompute == "none":
         return {}
-    if plan.division.recompute == "selective":
+    if plan.config.recompute == "selective":
         return {"--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
     return {
         "--recompute-granularity": "full",

@@ -28,7 +28,7 @@ def export_plan(plan: TransformerPlan, target: str) -> dict[str, str]:
     if target not in writers:
         raise unknown_name("export target", target, writers)
     verify_schedule(plan.schedule)
-    if target != "torchtitan" and 1 < shard_ranks(plan) < plan.division.data:
+    if target != "torchtitan" and 1 < shard_ranks(plan) < plan.config.data:
         raise cannot(
             plan, target, "is not told here to divide state inside groups of replicas",
             "export --to torchtitan, or plan without --options hsdp=N",

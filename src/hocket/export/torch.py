@@ -45,7 +45,7 @@ def _script(plan: TransformerPlan) -> str:
         text = files(package).joinpath(name).read_text(encoding="utf-8")
         bodies.append(_taken(text, wanted, imports))
     head = (
-        f'"""Train {plain(plan.model.name)} on {plan.division.num_devices} devices of '
+        f'"""Train {plain(plan.model.name)} on {plan.config.num_devices} devices of '
         f"{plain(plan.cluster.name)}, divided as planned.\n\n"
         f'Start on every machine: {launch(plan, "train.py")}\n"""'
     )
@@ -108,13 +108,13 @@ def _import_lines(imports: Imports) -> str:
 
 
 def _start(plan: TransformerPlan) -> str:
-    data = data_program(plan.division, splits_backward=plan.schedule.splits_backward)
+    data = data_program(plan.config, splits_backward=plan.schedule.splits_backward)
     return f"""if __name__ == "__main__":
     train(
         TrainingJob(
             model={plan.model!r},
-            division={plan.division!r},
-            layers={stage_layers(plan.model, plan.division)!r},
+            config={plan.config!r},
+            layers={stage_layers(plan.model, plan.config)!r},
             actions=read_actions(Path(__file__).with_name("{CSV}")),
             device_of_stage={tuple(plan.schedule.device_of_stage.tolist())!r},
             data={data!r},

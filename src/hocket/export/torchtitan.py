@@ -31,34 +31,34 @@ def torchtitan_files(plan: TransformerPlan) -> dict[str, str]:
     """A module with the configuration, and the schedule where there is a pipeline."""
     _refuse(plan)
     files = {"hocket_plan.py": _module(plan)}
-    if plan.division.pipeline > 1:
+    if plan.config.pipeline > 1:
         files[CSV] = to_torch_csv(plan.schedule)
     return files
 
 
 def _refuse(plan: TransformerPlan) -> None:
-    division = plan.division
-    if division.context == 1 and plan.model.experts is None:
+    config = plan.config
+    if config.context == 1 and plan.model.experts is None:
         refuse_for_torch(plan)
     refuse_dtype(plan, _NAME)
-    others = division.tensor * division.pipeline * division.context
-    if division.data * division.context > 1 and division.zero == 0 and others > 1:
+    others = config.tensor * config.pipeline * config.context
+    if config.data * config.context > 1 and config.zero == 0 and others > 1:
         raise cannot(
             plan, _NAME, "replicates weights (ZeRO 0) only where there is no other parallelism",
             "plan again with --fix zero=1: weights stay whole during a step then, too",
         )  # fmt: skip
-    if division.data % shard_ranks(plan):
+    if config.data % shard_ranks(plan):
         raise cannot(
             plan, _NAME,
-            f"cannot divide {division.data} replicas into groups of {shard_ranks(plan)}",
+            f"cannot divide {config.data} replicas into groups of {shard_ranks(plan)}",
             "plan with --options hsdp=N for an N that divides them",
         )  # fmt: skip
-    if division.pipeline > 1 and not is_looped(plan) and not _is_folded(plan):
+    if config.pipeline > 1 and not is_looped(plan) and not _is_folded(plan):
         raise cannot(
             plan, _NAME, "places stages in a loop or in a V, not as the plan does",
             "export --to torch",
         )  # fmt: skip
-    if plan.model.tied_embeddings and division.pipeline > 1:
+    if plan.model.tied_embeddings and config.pipeline > 1:
         raise cannot(
             plan, _NAME, "cannot tie embeddings over pipeline stages", "plan with --fix pipeline=1"
         )
@@ -67,29 +67,29 @@ def _refuse(plan: TransformerPlan) -> None:
 def _is_folded(plan: TransformerPlan) -> bool:
     """True if the second half of the stages goes back over the devices."""
     devices: list[int] = plan.schedule.device_of_stage.tolist()
-    there = list(range(plan.division.pipeline))
+    there = list(range(plan.config.pipeline))
     return devices == there + there[::-1]
 
 
 def parallelism_fields(plan: TransformerPlan) -> dict[str, Any]:
     """Values of ``ParallelismConfig``."""
-    division = plan.division
+    config = plan.config
     shards = shard_ranks(plan)
     fields: dict[str, Any] = {
-        "data_parallel_replicate_degree": division.data // shards,
+        "data_parallel_replicate_degree": config.data // shards,
         "data_parallel_shard_degree": shards,
-        "fsdp_reshard_after_forward": "always" if division.zero == 3 else "never",
-        "tensor_parallel_degree": division.tensor,
-        "enable_sequence_parallel": division.sequence_parallel,
-        "context_parallel_degree": division.context,
-        "expert_parallel_degree": division.expert,
-        "pipeline_parallel_degree": division.pipeline,
+        "fsdp_reshard_after_forward": "always" if config.zero == 3 else "never",
+        "tensor_parallel_degree": config.tensor,
+        "enable_sequence_parallel": config.sequence_parallel,
+        "context_parallel_degree": config.context,
+        "expert_parallel_degree": config.expert,
+        "pipeline_parallel_degree": config.pipeline,
     }
-    if division.pipeline > 1:
+    if config.pipeline > 1:
         fields |= {
             "pipeline_parallel_schedule": _placement(plan),
             "pipeline_parallel_schedule_csv": CSV,
-            "pipeline_parallel_microbatch_size": division.microbatch,
+            "pipeline_parallel_microbatch_size": config.microbatch,
             "module_fqns_per_model_part": _module_names(plan),
         }
     return fields
@@ -98,12 +98,12 @@ def parallelism_fields(plan: TransformerPlan) -> dict[str, Any]:
 def _placement(plan: TransformerPlan) -> str:
     if not is_looped(plan):
         return "ZBVZeroBubble"
-    return "PipelineScheduleMulti" if plan.division.chunks > 1 else "PipelineScheduleSingle"
+    return "PipelineScheduleMulti" if plan.config.chunks > 1 else "PipelineScheduleSingle"
 
 
 def _module_names(plan: TransformerPlan) -> list[list[str]]:
     names, first = [], 0
-    for count in stage_layers(plan.model, plan.division):
+    for count in stage_layers(plan.model, plan.config):
         names.append([f"layers.{number}" for number in range(first, first + count)])
         first += count
     names[0].insert(0, "tok_embeddings")
@@ -112,12 +112,12 @@ def _module_names(plan: TransformerPlan) -> list[list[str]]:
 
 
 def _training_fields(plan: TransformerPlan) -> dict[str, Any]:
-    division = plan.division
+    config = plan.config
     # Without a pipeline torchtitan repeats local batches until the global one is done.
-    rounds = division.num_microbatches if division.pipeline > 1 else 1
+    rounds = config.num_microbatches if config.pipeline > 1 else 1
     return {
-        "local_batch_size": division.microbatch * rounds,
-        "global_batch_size": division.global_batch,
+        "local_batch_size": config.microbatch * rounds,
+        "global_batch_size": config.global_batch,
         "seq_len": plan.model.sequence,
         "mixed_precision_param": plan.dtype,
     }
@@ -127,7 +127,7 @@ def _module(plan: TransformerPlan) -> str:
     known, name = _KNOWN.get(plan.model.name), plain(plan.model.name)
     start = launch(plan, "-m torchtitan.train --module hocket_plan --config planned")
     lines = [
-        f'"""{name} on {plan.division.num_devices} devices of {plain(plan.cluster.name)}.',
+        f'"""{name} on {plan.config.num_devices} devices of {plain(plan.cluster.name)}.',
         "",
         f"Start on every machine: {start}"
         if known
@@ -162,9 +162,9 @@ def _assignments(owner: str, fields: dict[str, Any]) -> list[str]:
 
 
 def _recompute_lines(plan: TransformerPlan) -> list[str]:
-    if plan.division.recompute == "full":
+    if plan.config.recompute == "full":
         return ['    config.activation_checkpoint.mode = "full"']
     lines = ['    config.activation_checkpoint.mode = "none"']
-    if plan.division.recompute == "selective":
+    if plan.config.recompute == "selective":
         lines.insert(0, "    # The fused attention recomputes its inside by itself, as planned.")
     return lines

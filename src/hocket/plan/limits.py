@@ -1,4 +1,4 @@
-"""What a division may be: the part of a problem that says which ones are tried at all."""
+"""What a config may be: the part of a problem that says which ones are tried at all."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ class Problem:
     contiguous: bool = False
     """True if no path of forward ops may leave a device and come back to it."""
     spare: float = 0.0
-    """Share of each device's memory that divisions leave free."""
+    """Share of each device's memory that configs leave free."""
     limits: Limits | None = None
-    """Which divisions are tried; None for all that the training's program can run."""
+    """Which configs are tried; None for all that the training's program can run."""
     seed: int = 0
 
     def __repr__(self) -> str:

@@ -43,7 +43,7 @@ class TransformerPlan:
         return self.problem.training.software.dtype
 
     @property
-    def division(self) -> ParallelConfig:
+    def config(self) -> ParallelConfig:
         """The degrees."""
         return self.plan[Parallel].config
 
@@ -76,7 +76,7 @@ class TransformerPlan:
     @property
     def mfu(self) -> float | None:
         """The model's arithmetic over what the used devices could do at their peak."""
-        per_rank, dtype = self.division.num_devices // self.division.pipeline, self.dtype
+        per_rank, dtype = self.config.num_devices // self.config.pipeline, self.dtype
         kinds = [device.kind for device in self.first_devices]
         peak_flops = sum(
             per_rank * kind.peak_flops.get(dtype, max(kind.peak_flops.values())) for kind in kinds
@@ -88,7 +88,7 @@ class TransformerPlan:
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens of all replicas per second."""
-        tokens = self.division.global_batch * self.model.sequence
+        tokens = self.config.global_batch * self.model.sequence
         return tokens / self.step_s if self.step_s else None
 
 

@@ -78,7 +78,7 @@ class Comparison:
     bound: LowerBound | None = None
     """What no plan can beat, where that is known."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What was tried: divisions, those that fit, those that were simulated."""
+    """What was tried: configs, those that fit, those that were simulated."""
 
     def __repr__(self) -> str:
         chosen = None if self.winner is None else self.winner.planner

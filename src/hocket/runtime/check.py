@@ -34,35 +34,35 @@ _MAX_KEPT_ACTIONS = 512
 
 
 def small_of(
-    model: Transformer, division: ParallelConfig, schedule: Schedule
+    model: Transformer, config: ParallelConfig, schedule: Schedule
 ) -> tuple[Transformer, ParallelConfig, Schedule]:
-    """A small model, and the division with its schedule on at most eight ranks."""
-    small = small_division(division)
+    """A small model, and the config with its schedule on at most eight ranks."""
+    small = small_config(config)
     if (
-        small.pipeline == division.pipeline
-        and small.chunks == division.chunks
-        and (len(schedule.work) <= _MAX_KEPT_ACTIONS * division.pipeline)
+        small.pipeline == config.pipeline
+        and small.chunks == config.chunks
+        and (len(schedule.work) <= _MAX_KEPT_ACTIONS * config.pipeline)
     ):
         microbatches = schedule.num_microbatches
     else:
-        schedule = _shorter(division, small, schedule)
+        schedule = _shorter(config, small, schedule)
         microbatches = schedule.num_microbatches
     small = replace(small, global_batch=microbatches * small.microbatch * small.data)
-    layers = _layers(division, small)
+    layers = _layers(config, small)
     return small_model(model, sum(layers)), replace(small, layers=layers), schedule
 
 
-def small_division(division: ParallelConfig) -> ParallelConfig:
-    """The division with degrees of at most two, four for a pipeline alone."""
-    others = (division.tensor > 1) + (division.data > 1)
+def small_config(config: ParallelConfig) -> ParallelConfig:
+    """The config with degrees of at most two, four for a pipeline alone."""
+    others = (config.tensor > 1) + (config.data > 1)
     most = _MAX_STAGES_ALONE if not others else 2
-    pipeline = min(division.pipeline, most)
+    pipeline = min(config.pipeline, most)
     return replace(
-        division,
-        tensor=min(division.tensor, 2),
-        data=min(division.data, 2),
+        config,
+        tensor=min(config.tensor, 2),
+        data=min(config.data, 2),
         pipeline=pipeline,
-        chunks=min(division.chunks, 2) if pipeline > 1 else 1,
+        chunks=min(config.chunks, 2) if pipeline > 1 else 1,
         microbatch=1,
         layers=None,
     )
@@ -84,20 +84,20 @@ def small_model(model: Transformer, num_layers: int) -> Transformer:
     )
 
 
-def _layers(division: ParallelConfig, small: ParallelConfig) -> tuple[int, ...]:
-    """One layer per stage; where the division is uneven, stages take turns with two."""
-    uneven = division.layers is not None and len(set(division.layers)) > 1
+def _layers(config: ParallelConfig, small: ParallelConfig) -> tuple[int, ...]:
+    """One layer per stage; where the config is uneven, stages take turns with two."""
+    uneven = config.layers is not None and len(set(config.layers)) > 1
     return tuple(2 if uneven and stage % 2 else 1 for stage in range(small.num_stages))
 
 
-def _shorter(division: ParallelConfig, small: ParallelConfig, schedule: Schedule) -> Schedule:
+def _shorter(config: ParallelConfig, small: ParallelConfig, schedule: Schedule) -> Schedule:
     """A schedule of the same kind for fewer ranks; one of its own making becomes a named one.
 
     One that folds its stages and splits nothing becomes a looped one.
     """
     from hocket.planners.parallel.schedules import make_schedule
 
-    names = ("1f1b" if small.pipeline == 1 else division.schedule, "interleaved", "zb-h1")
+    names = ("1f1b" if small.pipeline == 1 else config.schedule, "interleaved", "zb-h1")
     made = [make_schedule(n, small.pipeline, 2 * small.pipeline, small.chunks) for n in names]
     # How replicas agree follows from whether backwards are split, so that must stay as it is.
     alike = (found for found in made if found.splits_backward == schedule.splits_backward)
@@ -128,11 +128,11 @@ class Agreement:
 def check_parallel(plan: TransformerPlan) -> Agreement:
     """Train a plan's configuration at small size against one device; raises where they differ."""
     refuse_plan(plan)
-    refuse_degrees(plan.division)
+    refuse_degrees(plan.config)
     found = differences(small_plan(plan))
     if not found.is_right:
         raise CheckError(
-            f"{str_of(plan.division)} trains wrongly: at small size the loss is off by "
+            f"{str_of(plan.config)} trains wrongly: at small size the loss is off by "
             f"{found.loss_error:.1e} and the gradient of {found.worst!r} by "
             f"{found.gradient_error:.1e}",
             hint="choose another schedule or ZeRO stage, and please report this",
@@ -142,13 +142,13 @@ def check_parallel(plan: TransformerPlan) -> Agreement:
 
 def small_plan(plan: TransformerPlan) -> SavedPlan:
     """Return the plan with a small model on few devices."""
-    model, division, schedule = small_of(plan.model, plan.division, plan.schedule)
+    model, config, schedule = small_of(plan.model, plan.config, plan.schedule)
     names = plan.cluster.device_names
-    each = division.num_devices // division.pipeline
-    parallel = Parallel.of_config(division, model, tuple(
-        tuple(names[rank * each : (rank + 1) * each]) for rank in range(division.pipeline)
+    each = config.num_devices // config.pipeline
+    parallel = Parallel.of_config(config, model, tuple(
+        tuple(names[rank * each : (rank + 1) * each]) for rank in range(config.pipeline)
     ))  # fmt: skip
-    work = replace(plan.problem.training, model=model, global_batch=division.global_batch)
+    work = replace(plan.problem.training, model=model, global_batch=config.global_batch)
     problem = replace(plan.problem, work=work)
     return SavedPlan(problem, Plan(planner=plan.plan.planner, sections=(parallel, schedule)))
 

@@ -108,7 +108,7 @@ class TrainingJob:
     """One model trained for some steps with one parallel configuration."""
 
     model: Transformer
-    division: ParallelConfig
+    config: ParallelConfig
     layers: tuple[int, ...]
     """Layers of each virtual stage."""
     actions: Actions
@@ -193,7 +193,7 @@ def make_pipeline(
 ) -> Any:
     """PyTorch's runtime for the stages of one rank, with the order of the job."""
     runtime: Any = schedules._PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
-        list(stages), n_microbatches=job.division.num_microbatches, loss_fn=loss
+        list(stages), n_microbatches=job.config.num_microbatches, loss_fn=loss
     )
     runtime.pipeline_order = {
         rank: [schedules._Action.from_str(f"{stage}{letter}{microbatch}")
@@ -206,9 +206,9 @@ def make_pipeline(
 
 def boundary_shapes(job: TrainingJob, stage: int) -> tuple[torch.Tensor, torch.Tensor]:
     """What goes into a stage and comes out of it for one microbatch, without data."""
-    model, division = job.model, job.division
-    parts = division.tensor if division.sequence_parallel else 1
-    tokens = division.microbatch, model.sequence
+    model, config = job.model, job.config
+    parts = config.tensor if config.sequence_parallel else 1
+    tokens = config.microbatch, model.sequence
     dtype = getattr(torch, job.dtype)
     between = torch.empty(
         tokens[0], tokens[1] // parts, model.hidden, dtype=dtype, device="meta"
@@ -349,11 +349,11 @@ class Trainer:
     """One rank of a job."""
 
     def __init__(self, job: TrainingJob, device: torch.device) -> None:
-        division = job.division
+        config = job.config
         self.job, self.device = job, device
         self.mesh = init_device_mesh(
             device.type,
-            (division.pipeline, division.data, division.tensor),
+            (config.pipeline, config.data, config.tensor),
             mesh_dim_names=("pp", "dp", "tp"),
         )
         self.pipeline_rank, self.data_rank, self.tensor_rank = (
@@ -388,19 +388,19 @@ class Trainer:
     # ── building ─────────────────────────────────────────────────────────────────────────────
 
     def _build(self, number: int) -> nn.Module:
-        job, division = self.job, self.job.division
+        job, config = self.job, self.job.config
 
         def divide(module: nn.Module) -> nn.Module:
-            if division.tensor > 1:
+            if config.tensor > 1:
                 module = divide_over_tensor_ranks(
-                    module, self.mesh["tp"], sequence_parallel=division.sequence_parallel
+                    module, self.mesh["tp"], sequence_parallel=config.sequence_parallel
                 )
             return shard_part(module, self.mesh["dp"], job.data)
 
         stage = build_stage(
             job.model,
             slices_of(job.layers)[number],
-            recompute=division.recompute,
+            recompute=config.recompute,
             seed=job.seed,
             dtype=getattr(torch, job.dtype),
             device=self.device,
@@ -427,7 +427,7 @@ class Trainer:
 
     def _batch(self, number: int) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
         """The input of the first stage and the target of the last, where this rank has them."""
-        share = self.job.division.global_batch // self.job.division.data
+        share = self.job.config.global_batch // self.job.config.data
         sequences = range(self.data_rank * share, (self.data_rank + 1) * share)
         ids, targets = token_batch(self.job.model, sequences, seed=self.job.seed, step=number)
         return (
@@ -444,7 +444,7 @@ class Trainer:
             return None
         mean = torch.stack([loss.detach() for loss in losses]).mean()
         dist.all_reduce(mean, group=self.mesh["dp"].get_group())
-        return float(mean) / self.job.division.data
+        return float(mean) / self.job.config.data
 
     def _sum_tied(self) -> None:
         """Give both copies of a tied embedding the sum of their gradients."""

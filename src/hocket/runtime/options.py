@@ -44,9 +44,9 @@ class RunOptions:
     the same."""
 
     checks: bool = True
-    """Of a division: whether it is first compared with one device at toy size."""
+    """Of a config: whether it is first compared with one device at toy size."""
     dtype: str | None = None
-    """Of a division: type of weights and activations; None: float32 on processors, on GPUs the
+    """Of a config: type of weights and activations; None: float32 on processors, on GPUs the
     planned one where training in it needs no scaling, else bfloat16."""
 
     def require_meaning(self, kind: str) -> None:
@@ -66,13 +66,13 @@ class RunOptions:
 
 
 _ARTICLE = {
-    "placement": "a placement", "division": "a division", "shares": "shares of a batch",
+    "placement": "a placement", "transformer": "a transformer plan", "shares": "shares of a batch",
     "budget": "a memory plan", "waves": "waves",
 }  # fmt: skip
 _ONLY_FOR = {
     "slowdown": ("placement",), "model": ("placement", "shares", "budget", "waves"),
     "scale": ("placement", "shares"),
-    "checks": ("division",), "dtype": ("division",),
+    "checks": ("transformer",), "dtype": ("transformer",),
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from hocket.runtime.strategies.placed import placed_strategy
 from hocket.runtime.strategy import Strategy
 from hocket.runtime.task import Prepared, TrainingTask
 from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
-from hocket.runtime.train.divided.build import DividedTask, DivisionWarning
+from hocket.runtime.train.divided.build import DividedTask, ParallelWarning
 from hocket.runtime.train.divided.planned import (
     divides,
     parallel_strategy,
@@ -66,7 +66,7 @@ def choose_strategy(
     # Trials while tracing must not change what the loop draws.
     with torch.random.fork_rng():
         if isinstance(given, ParallelConfig):
-            named = Plan(planner="division", notes={"how": repr(given)})
+            named = Plan(planner="parallel config", notes={"how": repr(given)})
             return Prepared(stated_degrees_strategy(_parallel_task(task, None), given), named, None)
         if given is not None and divides(given.plan):
             strategy = parallel_strategy(_parallel_task(task, given), given.problem, given.plan)
@@ -125,7 +125,7 @@ def _sums_by(task: TrainingTask, saved: SavedPlan | None) -> str | None:
         return PLANNED
     warn_user(
         "the plan has an exchange of its own for these links, and GPUs exchange gradients by NCCL",
-        DivisionWarning,
+        ParallelWarning,
     )
     return None
 
@@ -139,7 +139,7 @@ def _propagates(task: TrainingTask, saved: SavedPlan | None) -> Callable[[], Pro
         warn_user(
             f"the plan sends gradients by priority, and {hindered}: they are summed at the end of "
             "each step, and the numbers are the same",
-            DivisionWarning,
+            ParallelWarning,
         )
         return None
     return lambda: wrap(

@@ -18,7 +18,7 @@ class Case:
     """A model with its parallel configuration."""
 
     model: Transformer
-    division: ParallelConfig
+    config: ParallelConfig
 
 
 @dataclass(frozen=True)
@@ -32,37 +32,35 @@ class Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        lambda case: case.division.context > 1,
+        lambda case: case.config.context > 1,
         "context parallelism is planned and predicted but not run",
         "choose context 1: hocket parallel … --fix context=1",
     ),
     Rule(
-        lambda case: case.division.expert > 1 or case.model.experts is not None,
+        lambda case: case.config.expert > 1 or case.model.experts is not None,
         "models with experts are planned and predicted but not run",
         "export the plan instead: hocket export … --to megatron",
     ),
     Rule(
         lambda case: (
-            case.model.heads % case.division.tensor > 0
-            or case.model.kv_heads % case.division.tensor > 0
+            case.model.heads % case.config.tensor > 0
+            or case.model.kv_heads % case.config.tensor > 0
         ),
         "the tensor-parallel ranks cannot share the heads evenly",
         "choose a tensor degree that divides heads and key-value heads",
     ),
     Rule(
-        lambda case: case.model.mlp_width % case.division.tensor > 0,
+        lambda case: case.model.mlp_width % case.config.tensor > 0,
         "the tensor-parallel ranks cannot share the width of the MLP evenly",
         "choose a tensor degree that divides it",
     ),
     Rule(
-        lambda case: (
-            case.division.sequence_parallel and case.model.sequence % case.division.tensor > 0
-        ),
+        lambda case: case.config.sequence_parallel and case.model.sequence % case.config.tensor > 0,
         "the tensor-parallel ranks cannot share the sequence evenly",
         "turn sequence parallelism off",
     ),
     Rule(
-        lambda case: 0 in (case.division.layers or ())[1:-1],
+        lambda case: 0 in (case.config.layers or ())[1:-1],
         "a stage between the first and the last has no layers, so it has nothing to run",
         "give each stage a layer, or use fewer stages",
     ),
@@ -74,27 +72,27 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def refuse(model: Transformer, division: ParallelConfig) -> None:
+def refuse(model: Transformer, config: ParallelConfig) -> None:
     """Raise where a configuration cannot be run."""
-    case = Case(model, division)
+    case = Case(model, config)
     for rule in RULES:
         if rule.applies(case):
-            raise UsageError(rule.reason, hint=rule.instead, where=str_of(division))
+            raise UsageError(rule.reason, hint=rule.instead, where=str_of(config))
 
 
 def refuse_plan(plan: TransformerPlan) -> None:
     """`refuse` the configuration of a plan, and a schedule whose actions wait for each other."""
     from hocket.planners.parallel.schedules import verify_schedule
 
-    refuse(plan.model, plan.division)
+    refuse(plan.model, plan.config)
     verify_schedule(plan.schedule)
 
 
-def str_of(division: ParallelConfig) -> str:
+def str_of(config: ParallelConfig) -> str:
     """Format a configuration in a few words."""
     return (
-        f"tensor {division.tensor} x pipeline {division.pipeline} x data {division.data}, "
-        f"{division.schedule}, zero {division.zero}"
+        f"tensor {config.tensor} x pipeline {config.pipeline} x data {config.data}, "
+        f"{config.schedule}, zero {config.zero}"
     )
 
 
@@ -116,7 +114,7 @@ class DataProgram:
     """True if FSDP2 gives gathered weights back after each forward."""
 
 
-def data_program(division: ParallelConfig, *, splits_backward: bool) -> DataProgram:
+def data_program(config: ParallelConfig, *, splits_backward: bool) -> DataProgram:
     """Choose how data-parallel ranks of an exported script agree on the right gradients.
 
     DDP reduces gradients from hooks that a split backward pass does not set off, so there the
@@ -125,10 +123,10 @@ def data_program(division: ParallelConfig, *, splits_backward: bool) -> DataProg
     PyTorch's pipelines sum the gradients of microbatches whole and divide them once at the end, so
     both are the same program.
     """
-    if division.data == 1:
+    if config.data == 1:
         return DataProgram("none")
-    if division.zero:
-        return DataProgram("fsdp", reshards=division.zero == 3)
-    if splits_backward or division.tensor > 1:
+    if config.zero:
+        return DataProgram("fsdp", reshards=config.zero == 3)
+    if splits_backward or config.tensor > 1:
         return DataProgram("reduce-after")
     return DataProgram("ddp")

@@ -28,20 +28,20 @@ class RunResult:
     """Of every step; None in inference."""
     step_s: tuple[float, ...]
     predicted_step_s: float
-    """Of a division, with what surrounds its pipeline."""
+    """Of a config, with what surrounds its pipeline."""
     predicted: Timeline
-    """By device; of a division, by pipeline rank, of which all devices are alike."""
+    """By device; of a config, by pipeline rank, of which all devices are alike."""
     measured: Timeline | None
-    """The step that took the middle time; None where its parts were not timed (divisions on
+    """The step that took the middle time; None where its parts were not timed (configs on
     GPUs)."""
     peak_bytes: Mapping[str, int]
     """By device, measured: on processors of a placement, on GPUs always."""
     executed: tuple[Problem, Plan] | None = None
     """The part of the batch that was carried out, where that was not the whole plan."""
     dtype: str | None = None
-    """Of a division: type of weights and activations."""
+    """Of a config: type of weights and activations."""
     agreement: Agreement | None = None
-    """Of a division: how far it is from one device at toy size, where that was checked."""
+    """Of a config: how far it is from one device at toy size, where that was checked."""
 
     @property
     def median_step_s(self) -> float:

@@ -96,19 +96,19 @@ _INSTEAD = (
 
 def require_room_for_states(plan: TransformerPlan, dtype: torch.dtype) -> None:
     """Refuse a run of a transformer's shape whose states alone would fill this machine."""
-    model, division = plan.model, plan.division
-    if division.num_devices > _MAX_PROCESSES:
+    model, config = plan.model, plan.config
+    if config.num_devices > _MAX_PROCESSES:
         raise UsageError(
-            f"the plan takes {division.num_devices} devices; on one machine at most "
+            f"the plan takes {config.num_devices} devices; on one machine at most "
             f"{_MAX_PROCESSES} processes are started",
             hint=_INSTEAD,
         )
     # Each rank builds the whole model; gradients and both moments of Adam follow the sharding.
-    gradients = 1 if division.zero == 3 else division.data
-    moments = 1 if division.zero else division.data
-    copies = division.num_devices + gradients + 2 * moments
+    gradients = 1 if config.zero == 3 else config.data
+    moments = 1 if config.zero else config.data
+    copies = config.num_devices + gradients + 2 * moments
     needed = num_parameters(model) * dtype.itemsize * copies
-    needed += division.num_devices * PROCESS_BYTES
+    needed += config.num_devices * PROCESS_BYTES
     available = available_bytes()
     if needed > available:
         raise UsageError(

@@ -46,7 +46,7 @@ from hocket.simulate import Timeline, simulate
 from hocket.simulate.engine import simulate_parallel
 from hocket.simulate.verify import update_violations
 
-Kind = Literal["placement", "division", "shares", "budget", "waves"]
+Kind = Literal["placement", "transformer", "shares", "budget", "waves"]
 """By what a plan decides."""
 _NUM_KEPT = 8
 """Last steps of which the one in the middle is shown."""
@@ -76,7 +76,7 @@ def kind_of(plan: Plan) -> Kind:
     if plan.get(Lanes) is not None:
         return "waves"
     if plan.get(Parallel) is not None:
-        return "division" if is_transformer_plan(plan) else "shares"
+        return "transformer" if is_transformer_plan(plan) else "shares"
     return "placement" if plan.get(Memory) is None else "budget"
 
 
@@ -179,7 +179,9 @@ def choose_backend(kind: Kind, wanted: str, devices: Sequence[Device]) -> tuple[
 
     Raises `UsageError` where this machine cannot.
     """
-    known: tuple[str, ...] = ("gloo", "nccl") if kind == "division" else ("single", "gloo", "nccl")
+    known: tuple[str, ...] = (
+        ("gloo", "nccl") if kind == "transformer" else ("single", "gloo", "nccl")
+    )
     known = ("single",) if kind in ("budget", "waves") else known
     gpus = torch.cuda.device_count()
     if wanted == "auto":
@@ -211,7 +213,7 @@ def choose_backend(kind: Kind, wanted: str, devices: Sequence[Device]) -> tuple[
 
 def _suited(kind: Kind, devices: Sequence[Device], gpus: int) -> str:
     """Return the natural backend of a plan on this machine."""
-    if kind in ("budget", "waves") or (len(devices) == 1 and kind != "division"):
+    if kind in ("budget", "waves") or (len(devices) == 1 and kind != "transformer"):
         return "single"
     if kind == "placement":
         num_accelerators = sum(not device.kind.is_cpu for device in devices)
@@ -371,7 +373,7 @@ def _require_room_for_replicas(
         raise UsageError(error.message, hint=hint) from None
 
 
-def _division(
+def _transformer(
     kind: Kind,
     problem: Problem,
     plan: Plan,
@@ -382,7 +384,7 @@ def _division(
     """Make a plan of a transformer's shape ready, which trains the built-in model of that shape."""
     divided = TransformerPlan(problem, plan)
     refuse_plan(divided)
-    refuse_degrees(divided.division)
+    refuse_degrees(divided.config)
     backend, places = _chosen(kind, problem, plan, options.backend, None)
     is_trained = divided.dtype in TRAINED_DTYPES
     usual = divided.dtype if is_trained else TRAINED_DTYPES[0]
@@ -434,7 +436,7 @@ def _one_device(
 
 
 _MAKERS: Mapping[Kind, _Maker] = {
-    "placement": _placement, "shares": _shares, "division": _division,
+    "placement": _placement, "shares": _shares, "transformer": _transformer,
     "budget": _one_device, "waves": _one_device,
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ from hocket.runtime.prepare import choose_strategy
 from hocket.runtime.record import StepRecord
 from hocket.runtime.strategy import ReportsProgress
 from hocket.runtime.task import LoopOptions, TrainingTask
-from hocket.runtime.train.divided.build import DivisionWarning
+from hocket.runtime.train.divided.build import ParallelWarning
 from hocket.runtime.train.planned_optimizer import torch_optimizer, trained_parameters
 from hocket.runtime.train.trace_options import Recipe
 from hocket.runtime.train.traced_model import Programs
@@ -79,7 +79,7 @@ class SyntheticTraining:
         with warnings.catch_warnings():
             # They warn of what a loop may rely on (batch norm); a run is a trial. It reports the
             # loss that it minimises itself.
-            warnings.simplefilter("ignore", DivisionWarning)
+            warnings.simplefilter("ignore", ParallelWarning)
             warnings.simplefilter("ignore", CaptureWarning)
             self.strategy = choose_strategy(task, saved).strategy
         self.loop = TrainingLoop(model, self.optimizer, self.strategy, task.options)

@@ -242,7 +242,7 @@ class TrainingLoop:
         """Write a checkpoint below ``folder`` and return its path; it is whole or not there.
 
         ``extra`` is kept beside it: the ``state_dict()`` of a scheduler, an epoch. All ranks call
-        it, and the first one writes; with ``sharded`` each rank of a division writes what it has,
+        it, and the first one writes; with ``sharded`` each rank of a config writes what it has,
         into a folder that all of them see.
         """
         try:

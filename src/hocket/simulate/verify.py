@@ -48,7 +48,7 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
     if found or problem.work is None:
         return found
     if isinstance(problem.work, TransformerTraining):
-        return _division_violations(plan, problem, timeline)
+        return _config_violations(plan, problem, timeline)
     if plan.get(Parallel) is not None:
         return _share_violations(problem, plan, timeline)
     assert plan.device_of is not None, "structure was checked"
@@ -96,9 +96,7 @@ def lane_violations(lanes: Lanes, blocks: LaneBlocks) -> Iterator[Violation]:
         )
 
 
-def _division_violations(
-    plan: Plan, problem: Problem, timeline: Timeline | None
-) -> list[Violation]:
+def _config_violations(plan: Plan, problem: Problem, timeline: Timeline | None) -> list[Violation]:
     """Ranks that wait for each other in a circle, and devices that lack memory."""
     try:
         timeline = timeline or simulate(problem, plan)

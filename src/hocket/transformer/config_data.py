@@ -10,14 +10,14 @@ from hocket.transformer.parallel_config import RECOMPUTES, SCHEDULES, ParallelCo
 MAX_DEGREE = 1_000_000
 MAX_BATCH = 2**31 - 1
 COUNTS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch")
-"""Whole numbers of a division from 1 up."""
+"""Whole numbers of a config from 1 up."""
 CHOICES: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "recompute": RECOMPUTES}
 KEYS = (*COUNTS, *CHOICES, "sequence_parallel", "zero", "layers", "shares")
-"""What a division states besides its batch."""
+"""What a config states besides its batch."""
 
 
 def config_from_data(data: object, path: str, global_batch: int | None = None) -> ParallelConfig:
-    """The division of a table; what is left out is 1 or off. The batch is given or stated."""
+    """The config of a table; what is left out is 1 or off. The batch is given or stated."""
     required = () if global_batch is not None else ("global_batch",)
     table = fields.record(data, path, required=required, optional=KEYS)
     stated = {key: _value(key, entry, f"{path}.{key}") for key, entry in table.items()}

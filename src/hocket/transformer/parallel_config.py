@@ -82,7 +82,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ParallelConfigs:
-    """Many divisions of one model with even stages: one array per field, all of one length.
+    """Many configs of one model with even stages: one array per field, all of one length.
 
     ``schedule`` and ``recompute`` hold positions in `SCHEDULES` and `RECOMPUTES`.
     """
@@ -115,9 +115,9 @@ class ParallelConfigs:
         return ParallelConfigs(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     @staticmethod
-    def of(divisions: Iterable[ParallelConfig]) -> ParallelConfigs:
-        """The arrays of single divisions; their own layers per stage are not kept."""
-        rows = list(divisions)
+    def of(configs: Iterable[ParallelConfig]) -> ParallelConfigs:
+        """The arrays of single configs; their own layers per stage are not kept."""
+        rows = list(configs)
 
         def column(name: str, dtype: type[np.generic]) -> NDArray[np.generic]:
             return np.array([getattr(row, name) for row in rows], dtype=dtype)

@@ -9,22 +9,22 @@ from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.planners.goal import num_devices
 from hocket.transformer.captured import from_graph
-from hocket.view.parallel import divisions_data
+from hocket.view.parallel import forecasts_data
 from hocket.view.placed import device_peaks
 from hocket.view.shared import placing, sharing
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Candidate, Comparison
 
-MOST_DIVISIONS = 10
+MOST_CONFIGS = 10
 FEW_DEVICES = 8
-"""Up to so many devices alike, shares of a batch seldom lose to divisions that split ops."""
+"""Up to so many devices alike, shares of a batch seldom lose to configs that split ops."""
 
 
-def comparison_data(comparison: Comparison, most_divisions: int = MOST_DIVISIONS) -> dict[str, Any]:
-    """What was compared and what won. Of divisions, of which there are hundreds, the first few."""
+def comparison_data(comparison: Comparison, most_configs: int = MOST_CONFIGS) -> dict[str, Any]:
+    """What was compared and what won. Of configs, of which there are hundreds, the first few."""
     if isinstance(comparison.problem.work, TransformerTraining):
-        told = divisions_data(comparison, most_divisions)
+        told = forecasts_data(comparison, most_configs)
         return told | {"answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison)}
     told = _asked(comparison) | _compared(comparison) | _bound(comparison) | _won(comparison)
     return told | {"answered_by": answered_by(comparison), "elsewhere": elsewhere(comparison)}
@@ -46,7 +46,7 @@ def elsewhere(comparison: Comparison) -> str:
             return ""
         return (
             "these devices are unequal: hocket plan MODEL also gives each as many samples as it is "
-            "fast, which divisions do not"
+            "fast, which configs do not"
         )
     fits_few = comparison.winner is not None and problem.cluster.num_devices <= FEW_DEVICES
     if fits_few or not _is_transformer(problem):

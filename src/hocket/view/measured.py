@@ -141,10 +141,10 @@ def shares_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str
     }
 
 
-# ── divisions, by pipeline rank ──────────────────────────────────────────────────────────────────
+# ── configs, by pipeline rank ──────────────────────────────────────────────────────────────────
 
 
-def division_run_table(problem: Problem, plan: Plan, result: RunResult) -> RenderableType:
+def parallel_run_table(problem: Problem, plan: Plan, result: RunResult) -> RenderableType:
     """The step, then per pipeline rank how long one of its devices computes."""
     columns = (
         Column(title="pipeline rank", align="right"),
@@ -168,8 +168,8 @@ def division_run_table(problem: Problem, plan: Plan, result: RunResult) -> Rende
     return Group(_title(result), FittedTable(columns=columns, rows=rows))
 
 
-def division_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
-    """What ``hocket run --json`` tells of a division."""
+def parallel_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
+    """What ``hocket run --json`` tells of a config."""
     return {
         **_common(result),
         "dtype": result.dtype,
@@ -180,7 +180,7 @@ def division_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[s
 
 
 def agreement_data(agreement: Agreement) -> dict[str, Any]:
-    """How far a division is from one device."""
+    """How far a config is from one device."""
     return {
         "is_right": agreement.is_right,
         "loss_error": agreement.loss_error,

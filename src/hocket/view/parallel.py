@@ -1,4 +1,4 @@
-"""What there is to tell about divisions and parallel plans, worked out once for text and report."""
+"""What there is to tell about configs and parallel plans, worked out once for text and report."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Field:
 
 def fields_of(candidates: tuple[ConfigForecast, ...]) -> list[Field]:
     """The columns of the table of candidates but the memory, those that say nothing left out."""
-    divisions = [candidate.division for candidate in candidates]
+    configs = [candidate.config for candidate in candidates]
 
     def whole(name: str, *, skip: int = 0) -> tuple[str, ...]:
-        numbers = [getattr(division, name) for division in divisions]
+        numbers = [getattr(config, name) for config in configs]
         return tuple("" if set(numbers) == {skip} else str(number) for number in numbers)
 
     def told(text: Any) -> tuple[str, ...]:
         return tuple(text(candidate) for candidate in candidates)
 
-    orders = told(lambda c: schedule_text(c.division, c.schedule_name) + MARK * only_here(c))
+    orders = told(lambda c: schedule_text(c.config, c.schedule_name) + MARK * only_here(c))
     columns = [
         Field("on", kinds_text(candidates), is_number=False, rank=4),
         Field("tensor", whole("tensor")),
@@ -78,7 +78,7 @@ def only_here(candidate: ConfigForecast) -> bool:
     from hocket.planners.parallel.abilities import is_hocket_only
 
     program = candidate.problem.training.software.name
-    return candidate.division.pipeline > 1 and is_hocket_only(program, candidate.schedule_name)
+    return candidate.config.pipeline > 1 and is_hocket_only(program, candidate.schedule_name)
 
 
 def kinds_text(candidates: tuple[ConfigForecast, ...]) -> tuple[str, ...]:
@@ -94,11 +94,11 @@ def kinds_text(candidates: tuple[ConfigForecast, ...]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def schedule_text(division: ParallelConfig, name: str) -> str:
+def schedule_text(config: ParallelConfig, name: str) -> str:
     """``interleaved x4``, or nothing where there is no pipeline."""
-    if division.pipeline == 1:
+    if config.pipeline == 1:
         return "–"
-    return inert(name) + (f" x{division.chunks}" if division.chunks > 1 else "")
+    return inert(name) + (f" x{config.chunks}" if config.chunks > 1 else "")
 
 
 def price_text(candidate: ConfigForecast) -> str:
@@ -110,20 +110,20 @@ def price_text(candidate: ConfigForecast) -> str:
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def division_data(candidate: ConfigForecast) -> dict[str, Any]:
+def forecast_data(candidate: ConfigForecast) -> dict[str, Any]:
     """A candidate as ``--json`` prints it."""
-    division = asdict(candidate.division)
+    config = asdict(candidate.config)
     return {
-        **{name: value for name, value in division.items() if name != "layers"},
+        **{name: value for name, value in config.items() if name != "layers"},
         "schedule": candidate.schedule_name,
         "hocket_run_only": only_here(candidate),
-        "layers": list(candidate.division.layers) if candidate.division.layers else None,
+        "layers": list(candidate.config.layers) if candidate.config.layers else None,
         "kinds": [
             {"kind": pools_of(candidate.problem)[pool].kind.name, "ranks": ranks}
             for pool, ranks in zip(candidate.stages.pools, candidate.stages.ranks, strict=True)
         ],
-        "num_devices": candidate.division.num_devices,
-        "num_microbatches": candidate.division.num_microbatches,
+        "num_devices": candidate.config.num_devices,
+        "num_microbatches": candidate.config.num_microbatches,
         "step_s": candidate.step_s,
         "step_range_s": list(candidate.range_s),
         "estimate_s": candidate.estimate_s,
@@ -142,8 +142,8 @@ def division_data(candidate: ConfigForecast) -> dict[str, Any]:
     }
 
 
-def divisions_data(comparison: Comparison, top: int) -> dict[str, Any]:
-    """A comparison of divisions, with the first ``top`` candidates and misfits."""
+def forecasts_data(comparison: Comparison, top: int) -> dict[str, Any]:
+    """A comparison of configs, with the first ``top`` candidates and misfits."""
     problem, winner = comparison.problem, winning(comparison)
     return {
         "model": problem.training.model.name,
@@ -151,8 +151,8 @@ def divisions_data(comparison: Comparison, top: int) -> dict[str, Any]:
         "software": problem.training.software.name,
         "global_batch": problem.training.global_batch,
         **{f"num_{name}": count for name, count in comparison.counts.items()},
-        "chosen": None if winner is None else division_data(winner) | parts_data(winner),
-        "candidates": [division_data(candidate) for candidate in shown(comparison, top)],
+        "chosen": None if winner is None else forecast_data(winner) | parts_data(winner),
+        "candidates": [forecast_data(candidate) for candidate in shown(comparison, top)],
         "why": comparison.why,
     }
 
@@ -171,16 +171,16 @@ def shown(comparison: Comparison, top: int) -> tuple[ConfigForecast, ...]:
 
 
 def winning(comparison: Comparison) -> ConfigForecast | None:
-    """The outlook of the chosen division."""
+    """The outlook of the chosen config."""
     winner = comparison.winner
     return None if winner is None else outlook_of(comparison.problem, winner)
 
 
 def counts_text(comparison: Comparison) -> str:
-    """``1,234 divisions, 56 fit, 7 simulated``."""
+    """``1,234 configs, 56 fit, 7 simulated``."""
     counts = comparison.counts
     return (
-        f"{count_of(counts['divisions'], 'division')}, {counts['fitting']:,} fit, "
+        f"{count_of(counts['configs'], 'config')}, {counts['fitting']:,} fit, "
         f"{counts['simulated']:,} simulated"
     )
 
@@ -209,8 +209,8 @@ class RankFacts:
 def rank_facts(plan: TransformerPlan, timeline: Timeline) -> list[RankFacts]:
     """Facts of each pipeline rank."""
     devices = {device.name: device for device in plan.cluster.devices}
-    layers = plan.division.layers or (
-        (plan.model.layers // plan.division.num_stages,) * plan.division.num_stages
+    layers = plan.config.layers or (
+        (plan.model.layers // plan.config.num_stages,) * plan.config.num_stages
     )
     step_s = timeline.makespan_s or 1.0
     found = []
@@ -260,7 +260,7 @@ def plan_data(divided: TransformerPlan, timeline: Timeline) -> dict[str, Any]:
     return {
         "model": divided.model.name,
         "cluster": {"name": cluster.name, "hash": cluster.content_hash},
-        "config": asdict(divided.division),
+        "config": asdict(divided.config),
         "step_s": timeline.makespan_s,
         "predicted_step_s": divided.step_s,
         "bubble": timeline.idle_share,

@@ -296,7 +296,7 @@ _NEXT = (
 
 
 def _stats(plan: TransformerPlan, timeline: Timeline, forecast: ConfigForecast | None) -> str:
-    config, step_s = plan.division, timeline.makespan_s
+    config, step_s = plan.config, timeline.makespan_s
     facts = rank_facts(plan, timeline)
     full = max(facts, key=lambda fact: fact.peak_bytes / max(fact.capacity_bytes, 1))
     note = ""
@@ -374,16 +374,16 @@ def _ranks(plan: TransformerPlan, timeline: Timeline) -> str:
 
 
 def _label(plan: TransformerPlan) -> str:
-    return inert(label(plan.division, plan.schedule.name, plan.problem.training.software.name))
+    return inert(label(plan.config, plan.schedule.name, plan.problem.training.software.name))
 
 
 def _plan(plan: TransformerPlan) -> str:
-    division = plan.division
-    layers = division.layers
+    config = plan.config
+    layers = config.layers
     entries = [
         ("ParallelConfig", _label(plan)),
-        ("Microbatches", f"{division.num_microbatches:,} of {division.microbatch}"),
-        ("Batch", f"{division.global_batch:,} sequences of {plan.model.sequence:,} tokens"),
+        ("Microbatches", f"{config.num_microbatches:,} of {config.microbatch}"),
+        ("Batch", f"{config.global_batch:,} sequences of {plan.model.sequence:,} tokens"),
         ("Layers per stage", " ".join(map(str, layers)) if layers else "even"),
         ("Software", inert(plan.problem.training.software.name or "–")),
         ("Cluster", f"{inert(plan.cluster.name)}, {plan.cluster.content_hash[:12]}"),

@@ -70,7 +70,7 @@ def configs_table(
     if labelled:
         first = [field.title for field in fields].index("step")
         program = comparison.problem.training.software.name
-        names = tuple(label(c.division, c.schedule_name, program) for c in candidates)
+        names = tuple(label(c.config, c.schedule_name, program) for c in candidates)
         fields = [Field("parallel config", names, is_number=False), *fields[first:]]
     chosen = None if comparison.winner is None else 0
     rows, styles = [], []
@@ -135,24 +135,24 @@ def parallel_summary(plan: TransformerPlan, timeline: Timeline) -> RenderableTyp
 
 def headline(plan: TransformerPlan, timeline: Timeline) -> RenderableType:
     """The model, how it is divided, and the step."""
-    division = plan.division
+    config = plan.config
     title = Text(f"{inert(plan.model.name)} on {inert(plan.cluster.name)}", style="bold")
     degrees = [
-        f"tensor {division.tensor}",
-        f"pipeline {division.pipeline}",
-        f"data {division.data}",
+        f"tensor {config.tensor}",
+        f"pipeline {config.pipeline}",
+        f"data {config.data}",
     ]
-    degrees += [f"context {division.context}"] * (division.context > 1)
-    degrees += [f"expert {division.expert}"] * (division.expert > 1)
-    degrees.append(f"microbatches {division.num_microbatches} of {division.microbatch}")
-    modes = [schedule_text(division, plan.schedule.name)] * (division.pipeline > 1)
-    modes += [f"recompute {division.recompute}", f"ZeRO {division.zero}"]
-    modes += ["sequence parallel"] * division.sequence_parallel
-    tokens = division.global_batch * plan.model.sequence / (timeline.makespan_s or 1.0)
+    degrees += [f"context {config.context}"] * (config.context > 1)
+    degrees += [f"expert {config.expert}"] * (config.expert > 1)
+    degrees.append(f"microbatches {config.num_microbatches} of {config.microbatch}")
+    modes = [schedule_text(config, plan.schedule.name)] * (config.pipeline > 1)
+    modes += [f"recompute {config.recompute}", f"ZeRO {config.zero}"]
+    modes += ["sequence parallel"] * config.sequence_parallel
+    tokens = config.global_batch * plan.model.sequence / (timeline.makespan_s or 1.0)
     numbers = [f"step {format_seconds(timeline.makespan_s)}", f"{tokens:,.0f} tokens/s"]
     numbers += [f"MFU {format_percent(plan.mfu)}"] if plan.mfu is not None else []
     numbers.append(f"bubble {format_percent(timeline.idle_share)}")
-    numbers.append(count_of(division.num_devices, "device"))
+    numbers.append(count_of(config.num_devices, "device"))
     return Group(title, *(Text(" · ".join(words)) for words in (degrees, modes, numbers)))
 
 

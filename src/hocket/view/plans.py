@@ -129,7 +129,7 @@ def _parallel() -> PlanView:
 
 def _transformer() -> PlanView:
     from hocket.simulate.verify import violations
-    from hocket.view.measured import division_run_data, division_run_table
+    from hocket.view.measured import parallel_run_data, parallel_run_table
     from hocket.view.parallel import plan_data, plan_numbers
     from hocket.view.parallel_report import parallel_report_html
     from hocket.view.parallel_text import parallel_explanation, parallel_summary
@@ -158,8 +158,8 @@ def _transformer() -> PlanView:
         simulated=simulated,
         report_html=lambda problem, plan, _: parallel_report_html(TransformerPlan(problem, plan)),
         trace=_pipeline_trace,
-        run_table=division_run_table,
-        ran=division_run_data,
+        run_table=parallel_run_table,
+        ran=parallel_run_data,
     )
 
 

@@ -70,7 +70,7 @@ class MeasuredRun(Protocol):
         """What was trained."""
 
     @property
-    def division(self) -> ParallelConfig:
+    def config(self) -> ParallelConfig:
         """How."""
 
     @property
@@ -87,14 +87,14 @@ class _Runs:
     """Measured runs as arrays."""
 
     setting: Setting
-    divisions: ParallelConfigs
+    configs: ParallelConfigs
     measured_s: FloatArray
     programs: tuple[str, ...]
     places: FloatArray
 
     def log_errors(self, coefficients: Coefficients) -> FloatArray:
         """Of the formulas, without what runs tell about runs like them."""
-        predicted_s = predict_settings(self.setting, self.divisions, coefficients)
+        predicted_s = predict_settings(self.setting, self.configs, coefficients)
         return np.log(predicted_s / self.measured_s)
 
     def slopes(self, logarithms: FloatArray) -> FloatArray:
@@ -176,7 +176,7 @@ def prediction_errors(
     timed = _timed(runs, cluster)
     factor = [
         factors(
-            coefficients.anchors, run.model, run.software, ParallelConfigs.of([run.division])
+            coefficients.anchors, run.model, run.software, ParallelConfigs.of([run.config])
         ).item()
         for run in runs
         if run.step_s is not None
@@ -196,7 +196,7 @@ def _timed(runs: Sequence[MeasuredRun], cluster: Cluster) -> _Runs:
         setting_of(run.model, run.software, slowest_kind(cluster, run.software), network)
         for run in timed
     ]
-    largest = max(run.division.num_devices for run in timed)
+    largest = max(run.config.num_devices for run in timed)
     if largest > network.num_devices:
         raise UsageError(
             f"a run used {largest} devices but {cluster.name!r} has {network.num_devices}",
@@ -204,11 +204,11 @@ def _timed(runs: Sequence[MeasuredRun], cluster: Cluster) -> _Runs:
         )
     return _Runs(
         stack_settings(settings),
-        ParallelConfigs.of(run.division for run in timed),
+        ParallelConfigs.of(run.config for run in timed),
         np.array([run.step_s for run in timed], dtype=np.float64),
         tuple(run.software.name for run in timed),
         np.concatenate(
-            [places(run.model, run.software, ParallelConfigs.of([run.division])) for run in timed]
+            [places(run.model, run.software, ParallelConfigs.of([run.config])) for run in timed]
         ),
     )
 

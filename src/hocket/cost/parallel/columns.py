@@ -15,7 +15,7 @@ Bytes = NDArray[np.int8]
 
 
 class ConfigColumns(NamedTuple):
-    """The fields of divisions."""
+    """The fields of configs."""
 
     tensor: IntArray
     pipeline: IntArray
@@ -84,17 +84,17 @@ class StepTables(NamedTuple):
     """How each schedule fills the pipeline."""
 
 
-def columns_of(divisions: ParallelConfigs) -> ConfigColumns:
-    """The fields of divisions, read-only."""
+def columns_of(configs: ParallelConfigs) -> ConfigColumns:
+    """The fields of configs, read-only."""
     numbers = {
-        name: table(getattr(divisions, name), np.int32)
+        name: table(getattr(configs, name), np.int32)
         for name in ConfigColumns._fields
-        if getattr(divisions, name).dtype == np.int32
+        if getattr(configs, name).dtype == np.int32
     }
     return ConfigColumns(
         **numbers,
-        schedule=table(divisions.schedule, np.int8),
-        recompute=table(divisions.recompute, np.int8),
-        zero=table(divisions.zero, np.int8),
-        sequence_parallel=table(divisions.sequence_parallel, np.int8),
+        schedule=table(configs.schedule, np.int8),
+        recompute=table(configs.recompute, np.int8),
+        zero=table(configs.zero, np.int8),
+        sequence_parallel=table(configs.sequence_parallel, np.int8),
     )

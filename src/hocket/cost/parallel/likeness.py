@@ -3,7 +3,7 @@
 Kriging (Matheron 1963; around the formulas of a model: Kennedy and O'Hagan 2001): what a run took
 over what was predicted is shared by its neighbours, the less the more doublings of sizes and
 degrees lie between. Far from all measured runs nothing is added to the formulas. O(runs) per
-division, in pieces that fit into caches.
+config, in pieces that fit into caches.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ OTHER_PROGRAM = 4.0
 _PIECE = 4096
 
 
-def places(model: Transformer, software: Software, divisions: ParallelConfigs) -> FloatArray:
-    """Where divisions of a model lie: one line each, a unit per doubling or setting."""
-    count = divisions.global_batch // (divisions.microbatch * divisions.data)
+def places(model: Transformer, software: Software, configs: ParallelConfigs) -> FloatArray:
+    """Where configs of a model lie: one line each, a unit per doubling or setting."""
+    count = configs.global_batch // (configs.microbatch * configs.data)
     sizes = (model.hidden, model.layers, model.heads, model.sequence)
     degrees = (
-        divisions.tensor, divisions.pipeline, divisions.data, divisions.context, divisions.expert,
-        divisions.microbatch, np.maximum(count, 1), divisions.chunks,
+        configs.tensor, configs.pipeline, configs.data, configs.context, configs.expert,
+        configs.microbatch, np.maximum(count, 1), configs.chunks,
     )  # fmt: skip
-    settings = (divisions.recompute, divisions.zero, int(software.dtype == "float8"))
+    settings = (configs.recompute, configs.zero, int(software.dtype == "float8"))
     columns = [np.log2(value) for value in (*sizes, *degrees)]
     columns += [np.asarray(value, dtype=np.float64) for value in settings]
-    found = np.stack(np.broadcast_arrays(*columns, divisions.zero)[:-1], axis=1)
+    found = np.stack(np.broadcast_arrays(*columns, configs.zero)[:-1], axis=1)
     return np.asarray(found, dtype=np.float64)
 
 
@@ -56,18 +56,18 @@ def likeness(
 
 
 def factors(
-    anchors: Sequence[Anchor], model: Transformer, software: Software, divisions: ParallelConfigs
+    anchors: Sequence[Anchor], model: Transformer, software: Software, configs: ParallelConfigs
 ) -> FloatArray:
-    """What measured runs make of the predicted steps of divisions: 1 far from all of them."""
-    found = np.ones(len(divisions))
+    """What measured runs make of the predicted steps of configs: 1 far from all of them."""
+    found = np.ones(len(configs))
     if not anchors:
         return found
     measured = np.array([anchor.place for anchor in anchors])
     is_same = np.array([anchor.program == software.name for anchor in anchors])
     weights = np.array([anchor.weight for anchor in anchors])
-    for start in range(0, len(divisions), _PIECE):
+    for start in range(0, len(configs), _PIECE):
         piece = slice(start, start + _PIECE)
-        part = divisions.take(np.arange(*piece.indices(len(divisions))))
+        part = configs.take(np.arange(*piece.indices(len(configs))))
         shared = likeness(places(model, software, part), measured, is_same)
         found[piece] = np.exp(shared @ weights)
     return found

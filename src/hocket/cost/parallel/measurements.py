@@ -67,7 +67,7 @@ class PublishedRun:
     """One measured run."""
 
     model: Transformer
-    division: ParallelConfig
+    config: ParallelConfig
     software: Software
     step_s: float
 
@@ -207,17 +207,17 @@ def _run(
     step_s = row.seconds()
     if step_s is None:
         return None
-    division = _division(row, recompute)
-    if row.text("num_devices") and row.count("num_devices") != division.num_devices:
+    config = _config(row, recompute)
+    if row.text("num_devices") and row.count("num_devices") != config.num_devices:
         return None
-    if division.global_batch % (division.data * division.microbatch):
+    if config.global_batch % (config.data * config.microbatch):
         raise row.error("global_batch", "a multiple of data x microbatch")
     return PublishedRun(
-        model=_model(row, sequence), division=division, software=software, step_s=step_s
+        model=_model(row, sequence), config=config, software=software, step_s=step_s
     )
 
 
-def _division(row: _MeasuredRow, recompute: Recompute) -> ParallelConfig:
+def _config(row: _MeasuredRow, recompute: Recompute) -> ParallelConfig:
     stated = row.text("recompute") or recompute
     if stated not in RECOMPUTES:
         raise row.error("recompute", f"one of {', '.join(RECOMPUTES)}")

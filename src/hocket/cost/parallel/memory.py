@@ -1,9 +1,9 @@
-"""Memory of the fullest device for millions of divisions of a transformer, in closed form.
+"""Memory of the fullest device for millions of configs of a transformer, in closed form.
 
 State follows Rajbhandari et al. 2020 (ZeRO); activations follow Korthikanti et al. 2022;
 microbatches in flight follow each schedule's warm-up. Whatever depends on few values is a small
-table; a division is then a few look-ups and products: O(divisions), about 20 ns each.
-`stage_memory` is the same for one division with all its stages, of any size.
+table; a config is then a few look-ups and products: O(configs), about 20 ns each.
+`stage_memory` is the same for one config with all its stages, of any size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "DEFAULT_OVERHEADS",
     "FORMULAS_ONLY",
     "GIVEN_BACK",
-    "DivisionMemory",
+    "ConfigMemory",
     "MemoryOverheads",
     "StageMemory",
     "fit_overheads",
@@ -40,8 +40,8 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class DivisionMemory:
-    """Bytes on the fullest device of each division; overheads are in the total only."""
+class ConfigMemory:
+    """Bytes on the fullest device of each config; overheads are in the total only."""
 
     state_bytes: FloatArray
     """Weights, gradients and optimizer state, and layers that ZeRO holds whole for a while."""
@@ -55,11 +55,11 @@ class DivisionMemory:
 
 def memory(
     model: Transformer,
-    divisions: ParallelConfigs,
+    configs: ParallelConfigs,
     software: Software,
     overheads: MemoryOverheads | None = None,
-) -> DivisionMemory:
-    """Memory of the fullest device of each division; overheads are the program's unless given.
+) -> ConfigMemory:
+    """Memory of the fullest device of each config; overheads are the program's unless given.
 
     Stages are even; where layers do not divide, the first stages have one more. The first and the
     last rank of each pipeline are looked at: one of them is the fullest.
@@ -67,21 +67,21 @@ def memory(
     from hocket.cost.parallel.memory_kernel import fill
 
     overheads = overheads or software.overheads
-    num = len(divisions)
-    result = DivisionMemory(**{field.name: np.empty(num) for field in fields(DivisionMemory)})
+    num = len(configs)
+    result = ConfigMemory(**{field.name: np.empty(num) for field in fields(ConfigMemory)})
     if num:
         tables = memory_tables(
             model,
             software,
-            int(divisions.tensor.max()),
-            int(divisions.pipeline.max()),
-            int(divisions.chunks.max()),
+            int(configs.tensor.max()),
+            int(configs.pipeline.max()),
+            int(configs.chunks.max()),
         )
         figures = (
             overheads.constant_bytes,
             overheads.state_factor,
             overheads.activation_factor,
         )
-        columns = columns_of(divisions)
-        fill(columns, tables, figures, *(getattr(result, f.name) for f in fields(DivisionMemory)))
+        columns = columns_of(configs)
+        fill(columns, tables, figures, *(getattr(result, f.name) for f in fields(ConfigMemory)))
     return result

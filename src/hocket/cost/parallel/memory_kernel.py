@@ -1,4 +1,4 @@
-"""Memory of every division, compiled: a few look-ups and two dozen products for each."""
+"""Memory of every config, compiled: a few look-ups and two dozen products for each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fill(
     edge_bytes: FloatArray,
     total_bytes: FloatArray,
 ) -> None:
-    """Write the figures of every division."""
+    """Write the figures of every config."""
     constant, state_factor, activation_factor = overheads
     for i in range(len(of.tensor)):
         schedule = of.schedule[i]

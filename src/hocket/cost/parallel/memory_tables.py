@@ -1,4 +1,4 @@
-"""All that the memory of a division is looked up in, as arrays for compiled code."""
+"""All that the memory of a config is looked up in, as arrays for compiled code."""
 
 from __future__ import annotations
 

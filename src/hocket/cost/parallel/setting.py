@@ -1,7 +1,7 @@
 """Model, program and machine as the numbers that the formulas need.
 
-Every number is an array: of no dimension where it is the same for all divisions, or of one where
-divisions of different models are computed at once, as calibration does.
+Every number is an array: of no dimension where it is the same for all configs, or of one where
+configs of different models are computed at once, as calibration does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hocket.transformer import Experts, Transformer
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Setting:
-    """All that a step's time depends on besides the division and the coefficients."""
+    """All that a step's time depends on besides the config and the coefficients."""
 
     hidden: FloatArray
     layers: FloatArray

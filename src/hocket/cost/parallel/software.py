@@ -1,4 +1,4 @@
-"""What the training program does that its speed and memory depend on, besides the division."""
+"""What the training program does that its speed and memory depend on, besides the config."""
 
 from __future__ import annotations
 

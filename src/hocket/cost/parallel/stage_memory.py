@@ -1,4 +1,4 @@
-"""Memory of every stage and every device of one division, with stages of any size.
+"""Memory of every stage and every device of one config, with stages of any size.
 
 The same tables as `memory`, but each stage keeps its own layers and each rank its own stages. Time
 is linear in the number of virtual stages.
@@ -26,7 +26,7 @@ from hocket.transformer.stages import stage_layers, stage_ranks
 
 @dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Bytes of one division, overheads included."""
+    """Bytes of one config, overheads included."""
 
     activation_bytes: tuple[int, ...]
     """Per virtual stage: what it keeps of one microbatch until the end of its backward."""
@@ -40,26 +40,26 @@ class StageMemory:
 
 def stage_memory(
     model: Transformer,
-    division: ParallelConfig,
+    config: ParallelConfig,
     software: Software,
     overheads: MemoryOverheads | None = None,
 ) -> StageMemory:
-    """Memory of the stages of one division; overheads are the program's unless given."""
+    """Memory of the stages of one config; overheads are the program's unless given."""
     overheads = overheads or software.overheads
-    rates = _Rates.of(model, division, software)
-    stages = _stages(model, division, rates)
+    rates = _Rates.of(model, config, software)
+    stages = _stages(model, config, rates)
     factor = overheads.activation_factor
-    ranks = stage_ranks(division)
+    ranks = stage_ranks(config)
     states, peaks = [], []
-    for rank in range(division.pipeline):
+    for rank in range(config.pipeline):
         mine = [stage for stage, on in zip(stages, ranks, strict=True) if on == rank]
         state = sum(stage.state for stage in mine) + max(stage.live for stage in mine)
         if rank == ranks[0] == ranks[-1]:
-            state += rates.both_ends(division.num_stages)
+            state += rates.both_ends(config.num_stages)
         working = max(stage.working for stage in mine)
         fixed = overheads.constant_bytes + overheads.state_factor * state + factor * working
         states.append(fixed)
-        peaks.append(fixed + factor * _held_bytes(division, rank, mine))
+        peaks.append(fixed + factor * _held_bytes(config, rank, mine))
     return StageMemory(
         activation_bytes=tuple(round(factor * stage.activation) for stage in stages),
         weight_gradient_bytes=tuple(round(factor * stage.weight_gradient) for stage in stages),
@@ -88,13 +88,13 @@ class _Stage:
 
 @dataclass(frozen=True, eq=False)
 class _Rates:
-    """Figures of one division that all its stages share."""
+    """Figures of one config that all its stages share."""
 
     held: StateTables
     kept: ActivationTables
     tensor: int
     mode: tuple[int, int, int]
-    """Where the division is in the tables of activations."""
+    """Where the config is in the tables of activations."""
     share: float
     """Sequences of one microbatch on one device."""
     per_parameter: float
@@ -104,25 +104,25 @@ class _Rates:
     live: float
 
     @classmethod
-    def of(cls, model: Transformer, division: ParallelConfig, software: Software) -> _Rates:
-        mode = RECOMPUTES.index(division.recompute)
-        if division.recompute == "full" and SPLITS_BACKWARD[SCHEDULES.index(division.schedule)]:
+    def of(cls, model: Transformer, config: ParallelConfig, software: Software) -> _Rates:
+        mode = RECOMPUTES.index(config.recompute)
+        if config.recompute == "full" and SPLITS_BACKWARD[SCHEDULES.index(config.schedule)]:
             mode = SPLIT_FULL
-        ranks = division.data * division.context
-        expert_ranks = min(division.expert, ranks)
+        ranks = config.data * config.context
+        expert_ranks = min(config.expert, ranks)
         shards = min(ranks, software.most_shards)
-        held = state_tables(model, division.tensor)
-        kept, divided = (float(table[division.zero]) for table in bytes_per_parameter(software))
+        held = state_tables(model, config.tensor)
+        kept, divided = (float(table[config.zero]) for table in bytes_per_parameter(software))
         return cls(
             held=held,
-            kept=activation_tables(model, software, division.tensor),
-            tensor=division.tensor,
-            mode=(division.tensor, int(division.sequence_parallel), mode),
-            share=division.microbatch / division.context,
+            kept=activation_tables(model, software, config.tensor),
+            tensor=config.tensor,
+            mode=(config.tensor, int(config.sequence_parallel), mode),
+            share=config.microbatch / config.context,
             per_parameter=kept + divided / shards,
             per_routed=kept + divided * min(expert_ranks / shards, 1.0),
-            routed=float(held.routed[division.tensor]) / expert_ranks,
-            live=float(live_bytes_per_parameter(software)[division.zero]),
+            routed=float(held.routed[config.tensor]) / expert_ranks,
+            live=float(live_bytes_per_parameter(software)[config.zero]),
         )
 
     def stage(self, num_dense: int, num_sparse: int, is_first: bool, is_last: bool) -> _Stage:
@@ -167,9 +167,9 @@ class _Rates:
         return max(dense, sparse)
 
 
-def _stages(model: Transformer, division: ParallelConfig, rates: _Rates) -> list[_Stage]:
+def _stages(model: Transformer, config: ParallelConfig, rates: _Rates) -> list[_Stage]:
     dense_left = model.experts.dense_layers if model.experts else model.layers
-    sizes = stage_layers(model, division)
+    sizes = stage_layers(model, config)
     stages = []
     for index, size in enumerate(sizes):
         num_dense = min(size, dense_left)
@@ -179,14 +179,12 @@ def _stages(model: Transformer, division: ParallelConfig, rates: _Rates) -> list
     return stages
 
 
-def _held_bytes(division: ParallelConfig, rank: int, stages: list[_Stage]) -> float:
+def _held_bytes(config: ParallelConfig, rank: int, stages: list[_Stage]) -> float:
     """Activations of all microbatches that a rank keeps at its fullest moment."""
-    pipeline, chunks, index = np.array(
-        [[division.pipeline], [division.chunks], [rank]], dtype=float
-    )
-    held = in_flight_chunks(division.schedule, pipeline, chunks, index).item() / division.chunks
-    num_microbatches = min(float(division.num_microbatches), held)
+    pipeline, chunks, index = np.array([[config.pipeline], [config.chunks], [rank]], dtype=float)
+    held = in_flight_chunks(config.schedule, pipeline, chunks, index).item() / config.chunks
+    num_microbatches = min(float(config.num_microbatches), held)
     # The loss is at the last stage: where its backward follows at once, one microbatch has logits.
-    num_logits = division.num_microbatches if np.isinf(held) else 1
+    num_logits = config.num_microbatches if np.isinf(held) else 1
     total = sum(stage.layers + stage.edge for stage in stages) * num_microbatches
     return total + sum(stage.logits for stage in stages) * num_logits

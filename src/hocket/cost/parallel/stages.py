@@ -1,4 +1,4 @@
-"""What every virtual stage of one division costs, for the simulation of its schedule.
+"""What every virtual stage of one config costs, for the simulation of its schedule.
 
 The same physics as `predict`, but each stage has its own number of layers, its own kind of device
 and its own neighbours.
@@ -31,38 +31,36 @@ from hocket.transformer.stages import stage_layers, stage_ranks
 
 def stage_costs(
     model: Transformer,
-    division: ParallelConfig,
+    config: ParallelConfig,
     cluster: Cluster,
     software: Software,
     coefficients: Coefficients = Coefficients(),  # noqa: B008 - frozen
     kinds: Sequence[str] | None = None,
 ) -> StageCosts:
     """Costs of the virtual stages; ``kinds`` names the kind of device of each pipeline rank."""
-    of_rank = _kinds(division, cluster, software, kinds)
+    of_rank = _kinds(config, cluster, software, kinds)
     parts = {
         kind.name: _parts(
-            division, setting_of(model, software, kind, cluster.networks[kind.name]), coefficients
+            config, setting_of(model, software, kind, cluster.networks[kind.name]), coefficients
         )
         for kind in {kind.name: kind for kind in of_rank}.values()
     }
-    layers, ranks = stage_layers(model, division), stage_ranks(division)
+    layers, ranks = stage_layers(model, config), stage_ranks(config)
     last = len(layers) - 1
     times = [
-        parts[of_rank[rank].name].stage_s(division, count, stage == 0, stage == last)
+        parts[of_rank[rank].name].stage_s(config, count, stage == 0, stage == last)
         for stage, (count, rank) in enumerate(zip(layers, ranks, strict=True))
     ]
-    held = stage_memory(model, division, software)
+    held = stage_memory(model, config, software)
     (factor,) = factors(
-        coefficients.anchors, model, software, ParallelConfigs.of([division])
+        coefficients.anchors, model, software, ParallelConfigs.of([config])
     ).tolist()
     between = setting_of(model, software, of_rank[0], cluster.network)
     return StageCosts(
         forward_s=tuple(factor * stage[0] for stage in times),
         input_gradient_s=tuple(factor * stage[1] for stage in times),
         weight_gradient_s=tuple(factor * stage[2] for stage in times),
-        send_s=tuple(
-            factor * send_s for send_s in _sends_s(division, ranks, between, coefficients)
-        ),
+        send_s=tuple(factor * send_s for send_s in _sends_s(config, ranks, between, coefficients)),
         activation_bytes=held.activation_bytes,
         weight_gradient_bytes=held.weight_gradient_bytes,
         state_bytes=held.state_bytes,
@@ -81,11 +79,11 @@ class _KindTimes:
     """The same after the last backward, and the optimizer."""
 
     def stage_s(
-        self, division: ParallelConfig, layers: int, is_first: bool, is_last: bool
+        self, config: ParallelConfig, layers: int, is_first: bool, is_last: bool
     ) -> tuple[float, float, float]:
         """Forward, gradient of the inputs and of the weights of one virtual stage."""
         times = self.layer
-        constants, chunks = efficiency.CONSTANTS, division.chunks
+        constants, chunks = efficiency.CONSTANTS, config.chunks
         constant_s = constants.microbatch_s + self.each_s + (chunks - 1) * constants.chunk_s
         constant_s = constant_s / chunks
         embedding_s = times.embedding_s.item() / 2 * is_first
@@ -98,20 +96,18 @@ class _KindTimes:
         )
 
 
-def _parts(division: ParallelConfig, setting: Setting, coefficients: Coefficients) -> _KindTimes:
-    slices, degrees = _slices(division), _degrees(division)
+def _parts(config: ParallelConfig, setting: Setting, coefficients: Coefficients) -> _KindTimes:
+    slices, degrees = _slices(config), _degrees(config)
     one = np.ones(1)
     ranks = rank_times(setting, degrees, coefficients)
     # A microbatch's work as `predict` sees it is what collectives can hide behind.
     stage = stage_times(setting, slices, degrees.pipeline, one, coefficients)
-    hidden_s, chunks = setting.overlaps_data * stage.busy_s, np.asarray(division.chunks)
-    each_s = exposed_s(ranks.each_s, hidden_s, division.zero == GATHERED)
+    hidden_s, chunks = setting.overlaps_data * stage.busy_s, np.asarray(config.chunks)
+    each_s = exposed_s(ranks.each_s, hidden_s, config.zero == GATHERED)
     beside_s = setting.overlaps_pipeline * stage.busy_s - (ranks.each_s - each_s)
     sent_s = exposed_exchange_s(stage.exchange_s, beside_s, chunks)
     taken_s = ranks.each_s + chunks * (stage.exchange_s - sent_s)
-    rounds = hiding_rounds(
-        np.asarray(division.pipeline), chunks, np.asarray(division.num_microbatches)
-    )
+    rounds = hiding_rounds(np.asarray(config.pipeline), chunks, np.asarray(config.num_microbatches))
     left_s = rounds * np.maximum(hidden_s - taken_s, 0.0)
     after_s = exposed_s(ranks.once_s, left_s) + ranks.ends_s + ranks.optimizer_s
     return _KindTimes(
@@ -122,14 +118,14 @@ def _parts(division: ParallelConfig, setting: Setting, coefficients: Coefficient
 
 
 def _kinds(
-    division: ParallelConfig, cluster: Cluster, software: Software, names: Sequence[str] | None
+    config: ParallelConfig, cluster: Cluster, software: Software, names: Sequence[str] | None
 ) -> list[DeviceKind]:
     """The kind of device of each pipeline rank."""
     if names is None:
-        return [slowest_kind(cluster, software)] * division.pipeline
-    if len(names) != division.pipeline:
+        return [slowest_kind(cluster, software)] * config.pipeline
+    if len(names) != config.pipeline:
         raise UsageError(
-            f"{len(names)} kinds of device for {division.pipeline} pipeline ranks",
+            f"{len(names)} kinds of device for {config.pipeline} pipeline ranks",
             hint="name one kind per rank",
         )
     known = {kind.name: kind for kind in cluster.kinds}
@@ -140,14 +136,14 @@ def _kinds(
 
 
 def _sends_s(
-    division: ParallelConfig, ranks: Sequence[int], setting: Setting, coefficients: Coefficients
+    config: ParallelConfig, ranks: Sequence[int], setting: Setting, coefficients: Coefficients
 ) -> tuple[float, ...]:
     """Time from each stage to the next: nothing on one device, less inside a host."""
-    per_rank = division.tensor * division.context * division.data
+    per_rank = config.tensor * config.context * config.data
     per_host = int(setting.devices_per_host)
     hosts = [rank * per_rank // per_host for rank in ranks]
     near, far = (
-        boundary_s(setting, _slices(division), np.full(1, flag), coefficients).item()
+        boundary_s(setting, _slices(config), np.full(1, flag), coefficients).item()
         for flag in (0.0, 1.0)
     )
     return tuple(
@@ -156,25 +152,25 @@ def _sends_s(
     )
 
 
-def _slices(division: ParallelConfig) -> LayerSlices:
+def _slices(config: ParallelConfig) -> LayerSlices:
     return LayerSlices(
-        tensor=_one(division.tensor),
-        context=_one(division.context),
-        expert=_one(division.expert),
-        microbatch=_one(division.microbatch),
-        recompute=_one(RECOMPUTES.index(division.recompute)),
-        sequence_parallel=_one(division.sequence_parallel),
+        tensor=_one(config.tensor),
+        context=_one(config.context),
+        expert=_one(config.expert),
+        microbatch=_one(config.microbatch),
+        recompute=_one(RECOMPUTES.index(config.recompute)),
+        sequence_parallel=_one(config.sequence_parallel),
     )
 
 
-def _degrees(division: ParallelConfig) -> Degrees:
+def _degrees(config: ParallelConfig) -> Degrees:
     return Degrees(
-        tensor=_one(division.tensor),
-        pipeline=_one(division.pipeline),
-        data=_one(division.data),
-        context=_one(division.context),
-        expert=_one(division.expert),
-        zero=_one(division.zero),
+        tensor=_one(config.tensor),
+        pipeline=_one(config.pipeline),
+        data=_one(config.data),
+        context=_one(config.context),
+        expert=_one(config.expert),
+        zero=_one(config.zero),
     )
 
 

@@ -1,10 +1,10 @@
-"""The time of a training step, for any number of divisions at once.
+"""The time of a training step, for any number of configs at once.
 
 A step is m microbatches on the most loaded device of a pipeline, the filling and draining of the
 pipeline (the bubble), transfers between stages, collectives of data-parallel ranks as far as
 nothing hides them, and the optimizer (Narayanan et al., SC'21, with their terms for communication
 made explicit). Times are computed for the distinct combinations of fields that they depend on, and
-looked up for each division: O(divisions).
+looked up for each config: O(configs).
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.transformer import SCHEDULES, ParallelConfigs, Transformer
 from hocket.transformer.counts import step_flops
 
-# Which divisions share a stage, and which hold weights alike.
+# Which configs share a stage, and which hold weights alike.
 #
 # Times depend on few fields at once: they are computed for the combinations that occur and looked
-# up for each division. Few divisions are sorted; many are numbered without sorting, each field by
-# its position among the values that it takes. O(divisions + product of distinct values).
+# up for each config. Few configs are sorted; many are numbered without sorting, each field by
+# its position among the values that it takes. O(configs + product of distinct values).
 
 FEW = 20_000
 """ParallelConfigs that are sorted rather than numbered: less than loading compiled code takes."""
@@ -66,7 +66,7 @@ _SMALL = 128
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Keys:
-    """Distinct stages and ranks, and which of them each division has."""
+    """Distinct stages and ranks, and which of them each config has."""
 
     slices: LayerSlices
     pipeline: FloatArray
@@ -76,20 +76,20 @@ class Keys:
     rank: IntArray
 
 
-def num_devices(divisions: ParallelConfigs) -> IntArray:
-    """Devices that each division takes."""
-    return divisions.tensor * divisions.pipeline * divisions.data * divisions.context
+def num_devices(configs: ParallelConfigs) -> IntArray:
+    """Devices that each config takes."""
+    return configs.tensor * configs.pipeline * configs.data * configs.context
 
 
-def keys_of(divisions: ParallelConfigs, devices_per_host: int) -> Keys:
-    """The distinct combinations among divisions."""
-    if len(divisions) > FEW:
-        numbered = _numbered(divisions, devices_per_host)
+def keys_of(configs: ParallelConfigs, devices_per_host: int) -> Keys:
+    """The distinct combinations among configs."""
+    if len(configs) > FEW:
+        numbered = _numbered(configs, devices_per_host)
         if numbered is not None:
             return numbered
-    crosses = num_devices(divisions) > devices_per_host
+    crosses = num_devices(configs) > devices_per_host
     values = {
-        name: getattr(divisions, name)
+        name: getattr(configs, name)
         for name in {*Places._fields, *RankPlaces._fields} - {"crosses"}
     }
     values["crosses"] = crosses
@@ -128,11 +128,11 @@ def _sorted(columns: list[NDArray[np.generic]]) -> tuple[list[FloatArray], IntAr
 # ── without sorting ──────────────────────────────────────────────────────────────────────────────
 
 
-def _numbered(divisions: ParallelConfigs, devices_per_host: int) -> Keys | None:
+def _numbered(configs: ParallelConfigs, devices_per_host: int) -> Keys | None:
     """As sorting gives; None where there are too many combinations to number."""
     from hocket.cost.parallel.step_kernels import mark_ranks, mark_stages, mark_values
 
-    columns = columns_of(divisions)
+    columns = columns_of(configs)
     seen = Seen(**{name: np.zeros(_size(columns, name), np.bool_) for name in Seen._fields})
     mark_values(columns, devices_per_host, seen)
     values = {name: np.flatnonzero(flags) for name, flags in seen._asdict().items()}
@@ -140,10 +140,10 @@ def _numbered(divisions: ParallelConfigs, devices_per_host: int) -> Keys | None:
     rank_sizes = [len(values[name]) for name in RankPlaces._fields]
     if max(np.prod(sizes, dtype=np.float64) for sizes in (stage_sizes, rank_sizes)) > MAX_NUMBERS:
         return None
-    code, found = _codes(divisions, stage_sizes)
+    code, found = _codes(configs, stage_sizes)
     mark_stages(columns, devices_per_host, Places(**_places(seen, Places._fields)), code, found)
     stages = _renamed(code, found, stage_sizes, [values[name] for name in Places._fields])
-    rank_code, found = _codes(divisions, rank_sizes)
+    rank_code, found = _codes(configs, rank_sizes)
     mark_ranks(columns, RankPlaces(**_places(seen, RankPlaces._fields)), rank_code, found)
     ranks = _renamed(rank_code, found, rank_sizes, [values[name] for name in RankPlaces._fields])
     return _keys(
@@ -172,8 +172,8 @@ def _places(seen: Seen, names: tuple[str, ...]) -> dict[str, IntArray]:
     return places
 
 
-def _codes(divisions: ParallelConfigs, sizes: list[int]) -> tuple[IntArray, BoolArray]:
-    return np.empty(len(divisions), dtype=np.int32), np.zeros(int(np.prod(sizes)), np.bool_)
+def _codes(configs: ParallelConfigs, sizes: list[int]) -> tuple[IntArray, BoolArray]:
+    return np.empty(len(configs), dtype=np.int32), np.zeros(int(np.prod(sizes)), np.bool_)
 
 
 def _renamed(
@@ -196,34 +196,34 @@ _WAY = np.array([_WAYS[name] for name in SCHEDULES], dtype=np.int32)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Times:
-    """The times of distinct stages and ranks, and which of them each division has."""
+    """The times of distinct stages and ranks, and which of them each config has."""
 
     setting: Setting
-    divisions: ParallelConfigs
+    configs: ParallelConfigs
     stages: StageTimes
     ranks: RankTimes
     stage: IntArray
     rank: IntArray
 
     def parts(self) -> dict[str, FloatArray]:
-        """The parts of every division's step by name."""
-        divisions, stages, ranks, stage, rank = (
-            self.divisions, self.stages, self.ranks, self.stage, self.rank,
+        """The parts of every config's step by name."""
+        configs, stages, ranks, stage, rank = (
+            self.configs, self.stages, self.ranks, self.stage, self.rank,
         )  # fmt: skip
-        count = divisions.global_batch // (divisions.microbatch * divisions.data)
+        count = configs.global_batch // (configs.microbatch * configs.data)
         busy_s, tensor_s, other_s = (
             stages.busy_s[stage],
             stages.tensor_s[stage],
             stages.other_s[stage],
         )
         hidden_s = np.broadcast_to(self.setting.overlaps_data, stages.busy_s.shape)[stage] * busy_s
-        each_s = exposed_s(ranks.each_s[rank], hidden_s, divisions.zero == GATHERED)
+        each_s = exposed_s(ranks.each_s[rank], hidden_s, configs.zero == GATHERED)
         gathered_s = ranks.each_s[rank] - each_s
         beside_s = (self.setting.overlaps_pipeline * stages.busy_s)[stage] - gathered_s
-        sent_s = exposed_exchange_s(stages.exchange_s[stage], beside_s, divisions.chunks)
+        sent_s = exposed_exchange_s(stages.exchange_s[stage], beside_s, configs.chunks)
         # Work hides one thing at a time: collectives and transfers of a microbatch, or of the step.
-        taken_s = ranks.each_s[rank] + divisions.chunks * (stages.exchange_s[stage] - sent_s)
-        rounds = hiding_rounds(divisions.pipeline, divisions.chunks, count)
+        taken_s = ranks.each_s[rank] + configs.chunks * (stages.exchange_s[stage] - sent_s)
+        rounds = hiding_rounds(configs.pipeline, configs.chunks, count)
         left_s = rounds * np.maximum(hidden_s - taken_s, 0.0)
         once_s = exposed_s(ranks.once_s[rank], left_s) + ranks.ends_s[rank]
         return {
@@ -232,7 +232,7 @@ class Times:
             "tensor": count * tensor_s,
             "other": count * other_s,
             "pipeline": count
-            * (divisions.chunks * sent_s + (divisions.chunks - 1) * efficiency.CONSTANTS.chunk_s),
+            * (configs.chunks * sent_s + (configs.chunks - 1) * efficiency.CONSTANTS.chunk_s),
             "data": once_s + count * each_s,
             "optimizer": ranks.optimizer_s[rank],
         }
@@ -242,19 +242,19 @@ class Times:
 
         ``each_s`` is exposed once per microbatch on every stage, so that the fill has it, too.
         """
-        way, stage, fill_s = _WAY[self.divisions.schedule], self.stage, self.stages.fill_s
-        others = self.divisions.pipeline - 1
-        flush_s = (fill_s[FLUSH, stage] + others * each_s) / self.divisions.chunks
+        way, stage, fill_s = _WAY[self.configs.schedule], self.stage, self.stages.fill_s
+        others = self.configs.pipeline - 1
+        flush_s = (fill_s[FLUSH, stage] + others * each_s) / self.configs.chunks
         # Few microbatches have too few weight gradients to fill the wait.
-        enough = np.maximum(np.array(DEPTH)[way] * self.divisions.pipeline, 1)
+        enough = np.maximum(np.array(DEPTH)[way] * self.configs.pipeline, 1)
         filled = np.minimum(1.0, count / enough)
         split_s = filled * fill_s[way, stage] + (1 - filled) * fill_s[SCARCE, stage]
         lag_s = np.where(way == V_HALF, count * self.stages.lag_s[stage], 0.0)
         return np.asarray(np.where(way == FLUSH, flush_s, split_s + lag_s), dtype=np.float64)
 
     def step_s(self) -> FloatArray:
-        """Every division's step; for many in compiled code, which makes no arrays on the way."""
-        if len(self.divisions) <= FEW:
+        """Every config's step; for many in compiled code, which makes no arrays on the way."""
+        if len(self.configs) <= FEW:
             return _sum(self.parts())
         from hocket.cost.parallel.step_kernels import add_up
 
@@ -275,14 +275,14 @@ class Times:
             constants.never_hidden,
             constants.chunk_s,
         )
-        step_s = np.empty(len(self.divisions))
-        add_up(columns_of(self.divisions), self.stage, self.rank, tables, hiding, step_s)
+        step_s = np.empty(len(self.configs))
+        add_up(columns_of(self.configs), self.stage, self.rank, tables, hiding, step_s)
         return step_s
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepPrediction:
-    """Seconds of a step and its parts, one entry per division; the parts add up to the step."""
+    """Seconds of a step and its parts, one entry per config; the parts add up to the step."""
 
     step_s: FloatArray
     times: Times
@@ -341,35 +341,35 @@ class StepPrediction:
     @property
     def tokens_per_s(self) -> FloatArray:
         """Tokens per second of all devices together."""
-        return self.times.divisions.global_batch * self.tokens_per_sequence / self.step_s
+        return self.times.configs.global_batch * self.tokens_per_sequence / self.step_s
 
     @property
     def mfu(self) -> FloatArray:
         """Share of the peak that the model's own FLOPs reach."""
-        rate = self.times.divisions.global_batch * self.flops_per_sequence / self.step_s
-        return rate / (num_devices(self.times.divisions) * self.times.setting.peak_flops)
+        rate = self.times.configs.global_batch * self.flops_per_sequence / self.step_s
+        return rate / (num_devices(self.times.configs) * self.times.setting.peak_flops)
 
 
 def predict(
     model: Transformer,
-    divisions: ParallelConfigs,
+    configs: ParallelConfigs,
     cluster: Cluster,
     software: Software,
     coefficients: Coefficients = Coefficients(),  # noqa: B008 - frozen
 ) -> StepPrediction:
-    """The step times of divisions of one model; of unequal devices the slowest kind counts."""
+    """The step times of configs of one model; of unequal devices the slowest kind counts."""
     network = network_of(cluster)
     setting = setting_of(model, software, slowest_kind(cluster, software), network)
-    keys = keys_of(divisions, network.devices_per_host)
+    keys = keys_of(configs, network.devices_per_host)
     times = Times(
         setting=setting,
-        divisions=divisions,
+        configs=configs,
         stages=stage_times(setting, keys.slices, keys.pipeline, keys.crosses_hosts, coefficients),
         ranks=rank_times(setting, keys.degrees, coefficients),
         stage=keys.stage,
         rank=keys.rank,
     )
-    factor = factors(coefficients.anchors, model, software, divisions)
+    factor = factors(coefficients.anchors, model, software, configs)
     return StepPrediction(
         step_s=factor * times.step_s(),
         factor=factor,
@@ -380,20 +380,20 @@ def predict(
 
 
 def predict_settings(
-    setting: Setting, divisions: ParallelConfigs, coefficients: Coefficients
+    setting: Setting, configs: ParallelConfigs, coefficients: Coefficients
 ) -> FloatArray:
-    """Step times where each division has a setting of its own: another model, or program.
+    """Step times where each config has a setting of its own: another model, or program.
 
     By the formulas alone: anchors are no part of a setting.
     """
-    index = np.arange(len(divisions), dtype=np.int32)
-    columns = {f.name: getattr(divisions, f.name).astype(np.float64) for f in fields(divisions)}
+    index = np.arange(len(configs), dtype=np.int32)
+    columns = {f.name: getattr(configs, f.name).astype(np.float64) for f in fields(configs)}
     slices = LayerSlices(**{f.name: columns[f.name] for f in fields(LayerSlices)})
     degrees = Degrees(**{f.name: columns[f.name] for f in fields(Degrees)})
-    crosses = (num_devices(divisions) > setting.devices_per_host).astype(np.float64)
+    crosses = (num_devices(configs) > setting.devices_per_host).astype(np.float64)
     times = Times(
         setting=setting,
-        divisions=divisions,
+        configs=configs,
         stages=stage_times(setting, slices, degrees.pipeline, crosses, coefficients),
         ranks=rank_times(setting, degrees, coefficients),
         stage=index,

@@ -1,4 +1,4 @@
-"""Distinct combinations among millions of divisions, and their steps, in compiled code."""
+"""Distinct combinations among millions of configs, and their steps, in compiled code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mark_stages(
     code: IntArray,
     seen: BoolArray,
 ) -> None:
-    """Number the stages of all divisions, and note which numbers occur."""
+    """Number the stages of all configs, and note which numbers occur."""
     for i in range(len(columns.tensor)):
         tensor, pipeline, context = columns.tensor[i], columns.pipeline[i], columns.context[i]
         crosses = int(tensor * pipeline * columns.data[i] * context > devices_per_host)
@@ -58,7 +58,7 @@ def mark_stages(
 
 @kernel
 def mark_ranks(columns: ConfigColumns, places: RankPlaces, code: IntArray, seen: BoolArray) -> None:
-    """Number the ways to hold weights of all divisions, and note which numbers occur."""
+    """Number the ways to hold weights of all configs, and note which numbers occur."""
     for i in range(len(columns.tensor)):
         number = (
             places.tensor[columns.tensor[i]]
@@ -88,7 +88,7 @@ def add_up(
     hiding: tuple[float, float, float, float],
     step_s: FloatArray,
 ) -> None:
-    """The step of every division; ``hiding``: whether collectives overlap, whether transfers to the
+    """The step of every config; ``hiding``: whether collectives overlap, whether transfers to the
     next stage do, what never hides of them, and what each further chunk costs."""
     overlaps, overlaps_pipeline, never, chunk_s = hiding
     for i in range(len(stage)):

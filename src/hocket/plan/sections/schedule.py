@@ -150,20 +150,20 @@ class Schedule(Section):
         if placed.layers is None:
             yield Violation("schedule", "the schedule is for stages of layers, not for ops")
             return
-        division = placed.config
-        if self.num_microbatches != division.num_microbatches:
+        config = placed.config
+        if self.num_microbatches != config.num_microbatches:
             yield Violation(
                 "schedule",
                 f"the schedule is for {self.num_microbatches} microbatches, "
-                f"the division makes {division.num_microbatches}",
+                f"the config makes {config.num_microbatches}",
             )
-        elif self.num_stages != division.num_stages or self.num_devices != division.pipeline:
+        elif self.num_stages != config.num_stages or self.num_devices != config.pipeline:
             yield Violation(
                 "schedule",
                 f"the schedule has {self.num_stages} stages on {self.num_devices} ranks, "
-                f"the division {division.num_stages} on {division.pipeline}",
+                f"the config {config.num_stages} on {config.pipeline}",
             )
-        elif np.any(self.device_of_stage >= division.pipeline):
+        elif np.any(self.device_of_stage >= config.pipeline):
             yield Violation("schedule", "a stage is on a rank that does not exist")
         elif self.num_stages * self.num_microbatches <= MAX_ACTIONS:  # more breaks a rule anyway
             yield from _wrong_actions(self)

@@ -148,7 +148,7 @@ def solve_exactly(matrix: list[list[int]], right: Sequence[int]) -> list[Fractio
         for r in range(step + 1, size):
             row, factor = rows[r], rows[r][step]
             for c in range(step + 1, size + 1):
-                # Bareiss: the division leaves no rest, and numbers stay those of determinants.
+                # Bareiss: the config leaves no rest, and numbers stay those of determinants.
                 row[c] = (lead * row[c] - factor * top[c]) // last
             row[step] = 0
         last = lead

@@ -1,7 +1,7 @@
-"""One division from a TOML file, to be predicted as it is.
+"""One config from a TOML file, to be predicted as it is.
 
 The file names the model (``model = "gpt3-175b"`` or a ``[model]`` table), the cluster (``on``), the
-batch and the degrees (``[division]``); what is left out is 1 or off, and replicas fill the cluster.
+batch and the degrees (``[parallel]``); what is left out is 1 or off, and replicas fill the cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Configuration:
     options: tuple[str, ...]
     """How the program is set, as `hocket.cost.parallel.options` names it."""
     coefficients: Path | None
-    division: ParallelConfig
+    config: ParallelConfig
     fills_cluster: bool
     """True if the file leaves the data degree to the cluster's size."""
 
@@ -53,29 +53,29 @@ def read_configuration(path: str | Path) -> Configuration:
 
 
 def filled(configuration: Configuration, groups: Sequence[int]) -> ParallelConfig:
-    """The division, with as many replicas as tensor-parallel groups allow where none are stated.
+    """The config, with as many replicas as tensor-parallel groups allow where none are stated.
 
     ``groups`` counts them per kind of device; the replicas of a stage are of one kind.
     """
-    division = configuration.division
+    config = configuration.config
     if not configuration.fills_cluster:
-        return division
-    pipeline, context = division.pipeline, division.context
+        return config
+    pipeline, context = config.pipeline, config.context
     possible = range(sum(groups) // (pipeline * context), 0, -1)
     held = (n for n in possible if sum(own // (n * context) for own in groups) >= pipeline)
-    return replace(division, data=next(held, 1))
+    return replace(config, data=next(held, 1))
 
 
-def check_configuration(model: Transformer, division: ParallelConfig, where: str) -> None:
-    """Raise `InputFileError` where the division is impossible for the model."""
-    broken = list(broken_rules(model, division))
+def check_configuration(model: Transformer, config: ParallelConfig, where: str) -> None:
+    """Raise `InputFileError` where the config is impossible for the model."""
+    broken = list(broken_rules(model, config))
     if broken:
-        raise InputFileError("; ".join(broken[:3]), hint="change [division] or batch", where=where)
+        raise InputFileError("; ".join(broken[:3]), hint="change [parallel] or batch", where=where)
 
 
 def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
     top = fields.record(
-        data, "the file", required=("model", "on", "batch", "division"),
+        data, "the file", required=("model", "on", "batch", "parallel"),
         optional=("dtype", "software", "options", "coefficients"),
     )  # fmt: skip
     model = top["model"]
@@ -91,8 +91,8 @@ def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
         software=fields.text(top["software"], "software") if "software" in top else None,
         options=_options(top.get("options", [])),
         coefficients=None if file is None else folder / fields.text(file, "coefficients"),
-        division=config_from_data(top["division"], "division", batch),
-        fills_cluster="data" not in top["division"],
+        config=config_from_data(top["parallel"], "parallel", batch),
+        fills_cluster="data" not in top["parallel"],
     )
 
 

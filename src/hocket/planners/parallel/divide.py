@@ -9,7 +9,7 @@ from hocket.plan.problem import Problem
 
 
 def divide(problem: Problem, plan: Plan) -> Plan:
-    """Data x tensor x pipeline: every division by a closed form, the best few hundred simulated."""
+    """Data x tensor x pipeline: every config by a closed form, the best few hundred simulated."""
     from hocket.planners.parallel.transformer_search import compare_configs, plan_of
 
     found = plan_of(compare_configs(problem))

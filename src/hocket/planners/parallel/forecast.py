@@ -1,4 +1,4 @@
-"""The outlook of a division: what is predicted for it, before and after it becomes a plan."""
+"""The outlook of a config: what is predicted for it, before and after it becomes a plan."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class PoolStages:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ConfigForecast:
-    """One division and what is predicted for it."""
+    """One config and what is predicted for it."""
 
     problem: Problem
-    division: ParallelConfig
+    config: ParallelConfig
     stages: PoolStages
     estimate_s: float
     """Step time by the closed form, which chose what is simulated."""
@@ -80,9 +80,9 @@ class ConfigForecast:
 
     @property
     def schedule_name(self) -> str:
-        """The division's schedule, or that one was made for its stages."""
+        """The config's schedule, or that one was made for its stages."""
         own = self.schedule is not None and self.schedule.name == SYNTHESISED
-        return SYNTHESISED if own else self.division.schedule
+        return SYNTHESISED if own else self.config.schedule
 
     @property
     def cluster(self) -> Cluster:
@@ -165,7 +165,7 @@ class ConfigForecast:
 
     @property
     def _devices_per_rank(self) -> int:
-        return self.division.num_devices // self.division.pipeline
+        return self.config.num_devices // self.config.pipeline
 
     @property
     def exposed_share(self) -> float:
@@ -186,23 +186,23 @@ class ConfigForecast:
         return None if hourly is None else hourly * self.step_s / SECONDS_PER_HOUR
 
     def as_candidate(self, why: str = "") -> Candidate:
-        """The division as a plan on its devices, with the reason why it won or lost."""
+        """The config as a plan on its devices, with the reason why it won or lost."""
         program = self.problem.training.software.name
-        name = label(self.division, self.schedule_name, program)
+        name = label(self.config, self.schedule_name, program)
         return Candidate(
             planner=name, plan=self._plan(why), timeline=None, feasible=self.feasible,
             reason=self.reason, plan_seconds=0.0,
         )  # fmt: skip
 
     def _plan(self, why: str) -> Plan:
-        division = self.division
+        config = self.config
         devices = rank_devices(
             tuple(pools_of(self.problem)[pool] for pool in self.stages.pools),
             self.stages.ranks,
-            division.tensor,
-            division.data * division.context,
+            config.tensor,
+            config.data * config.context,
         )
-        parallel = Parallel.of_config(division, self.problem.training.model, devices)
+        parallel = Parallel.of_config(config, self.problem.training.model, devices)
         plan = Plan(
             planner="divide",
             work_hash=self.problem.work_hash,
@@ -220,13 +220,13 @@ class ConfigForecast:
 
 def outlook_of(problem: Problem, candidate: Candidate) -> ConfigForecast:
     """What a candidate's plan claims, with all that follows from it."""
-    assert candidate.plan is not None, "every division is a plan"
+    assert candidate.plan is not None, "every config is a plan"
     plan, claims = candidate.plan, candidate.plan.claims
     parallel, schedule = plan[Parallel], plan.get(Schedule)
     step_s = claims.step_s or 0.0
     return ConfigForecast(
         problem=problem,
-        division=parallel.config,
+        config=parallel.config,
         stages=_stages(problem, parallel),
         estimate_s=claims.estimated_step_s or step_s,
         parts_s=claims.parts_s,
@@ -264,15 +264,15 @@ def most_in_the_middle(num_layers: int, num_stages: int) -> tuple[int, ...]:
 DEGREES = ("tensor", "pipeline", "data", "context", "expert")
 
 
-def label(division: ParallelConfig, schedule: str, program: str = "") -> str:
-    """A division in words: ``tensor 8, pipeline 12, microbatch 1, interleaved x2, ZeRO 1``."""
-    words = [f"{name} {getattr(division, name)}" for name in DEGREES if getattr(division, name) > 1]
-    words.append(f"microbatch {division.microbatch}")
-    if division.pipeline > 1:
-        many = f" x{division.chunks}" if division.chunks > 1 else ""
+def label(config: ParallelConfig, schedule: str, program: str = "") -> str:
+    """A config in words: ``tensor 8, pipeline 12, microbatch 1, interleaved x2, ZeRO 1``."""
+    words = [f"{name} {getattr(config, name)}" for name in DEGREES if getattr(config, name) > 1]
+    words.append(f"microbatch {config.microbatch}")
+    if config.pipeline > 1:
+        many = f" x{config.chunks}" if config.chunks > 1 else ""
         only = " (hocket run only)" if is_hocket_only(program, schedule) else ""
         words.append(schedule + many + only)
-    words += [f"{division.recompute} recompute"] * (division.recompute != "none")
-    words += [f"ZeRO {division.zero}"] * (division.zero > 0)
-    words += ["sequence parallel"] * division.sequence_parallel
+    words += [f"{config.recompute} recompute"] * (config.recompute != "none")
+    words += [f"ZeRO {config.zero}"] * (config.zero > 0)
+    words += ["sequence parallel"] * config.sequence_parallel
     return ", ".join(words)

@@ -1,4 +1,4 @@
-"""The accelerators of a cluster by kind and host, as divisions take them.
+"""The accelerators of a cluster by kind and host, as configs take them.
 
 Tensor-parallel ranks exchange most and so stay on one host: a host of 8 offers two groups of 4 or
 one of 6. Groups of data-parallel replicas and their tensor ranks are of one kind, so that none
@@ -44,7 +44,7 @@ class Pool:
 
     @cached_property
     def limit_bytes(self) -> int:
-        """What a division may fill of it."""
+        """What a config may fill of it."""
         return int((1 - self.spare) * self.memory_bytes)
 
     def num_groups(self, tensor: int) -> int:

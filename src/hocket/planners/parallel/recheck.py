@@ -36,7 +36,7 @@ from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import ParallelConfig
 from hocket.transformer.parallel_config import FOLDED
 
-# Layers of a division's stages where equal shares do not exist or are not best.
+# Layers of a config's stages where equal shares do not exist or are not best.
 #
 # What a layer costs on each device kind follows from the costs of stages with one layer and with
 # none: their difference is a layer, and stages without layers show the embedding before the first
@@ -66,9 +66,9 @@ def best_order(candidate: ConfigForecast) -> tuple[PoolStages, tuple[int, ...]]:
 
 
 def _partition(candidate: ConfigForecast, *, reorder: bool) -> LayerPartition:
-    division, kinds = candidate.division, candidate.kinds
+    config, kinds = candidate.config, candidate.kinds
     schedule = make_schedule(
-        division.schedule, division.pipeline, division.num_microbatches, division.chunks
+        config.schedule, config.pipeline, config.num_microbatches, config.chunks
     )
     names = list(dict.fromkeys(kinds))
     memory = dict(zip(kinds, candidate.limit_bytes, strict=True))
@@ -78,7 +78,7 @@ def _partition(candidate: ConfigForecast, *, reorder: bool) -> LayerPartition:
         kinds=[names.index(kind) for kind in kinds],
         memory_bytes=[max(memory[kind] - fixed_bytes, 0) for kind in names],
         in_flight=in_flight_counts(schedule).tolist(),
-        num_microbatches=division.num_microbatches,
+        num_microbatches=config.num_microbatches,
         rank_of_stage=schedule.device_of_stage.tolist(),
         reorder=reorder,
     )
@@ -88,14 +88,14 @@ def layer_costs(
     candidate: ConfigForecast, kinds: Sequence[str], rank_of_stage: IntArray
 ) -> tuple[LayerCosts, int]:
     """The embedding, the layers and the output layer on each kind, and what all ranks hold."""
-    num_layers, division = candidate.problem.training.model.layers, candidate.division
+    num_layers, config = candidate.problem.training.model.layers, candidate.config
     forward, backward = np.zeros((2, num_layers + 2, len(kinds)))
     for column, kind in enumerate(kinds):
         none, one = (_alike(candidate, kind, count) for count in (0, 1))
         forward[:, column] = _spread(num_layers, none.forward_s, one.forward_s)
         backward[:, column] = _spread(num_layers, _backward_s(none), _backward_s(one))
     activation = _spread(num_layers, none.activation_bytes, one.activation_bytes)
-    state, fixed_bytes = _state_bytes(num_layers, division.chunks, none, one, rank_of_stage)
+    state, fixed_bytes = _state_bytes(num_layers, config.chunks, none, one, rank_of_stage)
     costs = LayerCosts(
         forward_s=forward,
         backward_s=backward[None],
@@ -109,14 +109,14 @@ def layer_costs(
 
 def _alike(candidate: ConfigForecast, kind: str, count: int) -> StageCosts:
     """Costs of stages that all have ``count`` layers, on ranks of one kind."""
-    training, division = candidate.problem.training, candidate.division
+    training, config = candidate.problem.training, candidate.config
     return stage_costs(
         training.model,
-        replace(division, layers=(count,) * division.num_stages),
+        replace(config, layers=(count,) * config.num_stages),
         candidate.cluster,
         training.software,
         training.coefficients,
-        kinds=(kind,) * division.pipeline,
+        kinds=(kind,) * config.pipeline,
     )
 
 
@@ -173,7 +173,7 @@ def recheck(
     seen = ranked([simulated(candidate) for candidate in candidates[: effort.num_simulated]])
     chosen = _to_balance(seen, effort)
     better = ranked([balanced(c) if i in chosen else c for i, c in enumerate(seen)])
-    pipelines = [i for i, c in enumerate(better) if c.division.pipeline > 1 and c.feasible]
+    pipelines = [i for i, c in enumerate(better) if c.config.pipeline > 1 and c.feasible]
     for index in pipelines[:num_synthesised]:
         better[index] = synthesised(better[index])
     return ranked([*better, *candidates[effort.num_simulated :]])
@@ -181,8 +181,8 @@ def recheck(
 
 def _to_balance(candidates: Sequence[ConfigForecast], effort: RecheckEffort) -> set[int]:
     """Positions of the best candidates with one stage and with several stages per rank."""
-    plain = [i for i, c in enumerate(candidates) if c.division.chunks == 1]
-    others = [i for i, c in enumerate(candidates) if c.division.chunks > 1]
+    plain = [i for i, c in enumerate(candidates) if c.config.chunks == 1]
+    others = [i for i, c in enumerate(candidates) if c.config.chunks > 1]
     return {*plain[: effort.num_balanced], *others[: effort.num_balanced_chunks]}
 
 
@@ -196,39 +196,39 @@ def ranked(candidates: Sequence[ConfigForecast]) -> list[ConfigForecast]:
         return order
     longest_s = order[0].step_s * (1 + AS_SHORT)
     equals = [c for c in order if c.feasible and c.step_s <= longest_s]
-    first = min(equals, key=lambda c: _fuss(c.division))
+    first = min(equals, key=lambda c: _fuss(c.config))
     return [first, *(candidate for candidate in order if candidate is not first)]
 
 
-def _fuss(division: ParallelConfig) -> tuple[int, ...]:
-    """What a division asks of a program, the least usual first."""
+def _fuss(config: ParallelConfig) -> tuple[int, ...]:
+    """What a config asks of a program, the least usual first."""
     return (
-        division.context,
-        division.schedule not in ("1f1b", "interleaved"),
-        division.zero if division.zero > 1 else 0,
-        division.pipeline,
-        division.tensor,
-        division.chunks,
-        division.zero,
-        division.sequence_parallel,
+        config.context,
+        config.schedule not in ("1f1b", "interleaved"),
+        config.zero if config.zero > 1 else 0,
+        config.pipeline,
+        config.tensor,
+        config.chunks,
+        config.zero,
+        config.sequence_parallel,
     )
 
 
 def simulated(candidate: ConfigForecast) -> ConfigForecast:
     """The candidate with even shares of layers or, on unequal devices, with the best ones."""
-    division, model = candidate.division, candidate.problem.training.model
+    config, model = candidate.config, candidate.problem.training.model
     if len(candidate.stages.pools) > 1:
         return _with_best_layers(candidate)
-    if division.layers is None and model.layers % division.num_stages:
-        division = replace(division, layers=most_in_the_middle(model.layers, division.num_stages))
-    return run(candidate, division)
+    if config.layers is None and model.layers % config.num_stages:
+        config = replace(config, layers=most_in_the_middle(model.layers, config.num_stages))
+    return run(candidate, config)
 
 
 def balanced(candidate: ConfigForecast) -> ConfigForecast:
     """The candidate with other shares of layers where these are shorter and fit; on unequal
     devices, which have the best ones, with these in another order."""
     is_mixed = len(candidate.stages.pools) > 1
-    if candidate.division.num_stages == 1 or not (candidate.simulated or is_mixed):
+    if candidate.config.num_stages == 1 or not (candidate.simulated or is_mixed):
         return candidate
     other = _in_best_order(candidate) if is_mixed else _with_best_layers(candidate)
     if not other.feasible or (candidate.feasible and other.step_s >= candidate.step_s):
@@ -245,12 +245,12 @@ def synthesised(candidate: ConfigForecast) -> ConfigForecast:
     assert candidate.costs is not None
     schedule = synthesise(
         candidate.costs,
-        candidate.division.num_microbatches,
+        candidate.config.num_microbatches,
         candidate.limit_bytes,
-        is_folded=candidate.division.schedule in FOLDED,
-        split_backward=candidate.division.zero < 2,
+        is_folded=candidate.config.schedule in FOLDED,
+        split_backward=candidate.config.zero < 2,
     )
-    other = _seen(candidate, candidate.division, schedule, candidate.costs)
+    other = _seen(candidate, candidate.config, schedule, candidate.costs)
     # Where a known schedule is best, its own candidate has it.
     is_own = other.schedule_name == SYNTHESISED and other.feasible
     return other if is_own and other.step_s < candidate.step_s * (1 - AS_SHORT) else candidate
@@ -261,45 +261,45 @@ def _with_best_layers(candidate: ConfigForecast) -> ConfigForecast:
         layers = best_layers(candidate)
     except NoFeasiblePlanError as error:
         return replace(candidate, feasible=False, reason=error.message)
-    return run(candidate, replace(candidate.division, layers=_or_none(layers)))
+    return run(candidate, replace(candidate.config, layers=_or_none(layers)))
 
 
 def _in_best_order(candidate: ConfigForecast) -> ConfigForecast:
-    if candidate.division.chunks > 1:
+    if candidate.config.chunks > 1:
         return candidate
     try:
         stages, layers = best_order(candidate)
     except NoFeasiblePlanError:
         return candidate
-    division = replace(candidate.division, layers=_or_none(layers))
-    return run(replace(candidate, stages=stages), division)
+    config = replace(candidate.config, layers=_or_none(layers))
+    return run(replace(candidate, stages=stages), config)
 
 
 def _or_none(layers: tuple[int, ...]) -> tuple[int, ...] | None:
     return None if len(set(layers)) == 1 else layers
 
 
-def run(candidate: ConfigForecast, division: ParallelConfig) -> ConfigForecast:
-    """The candidate with this division, carried out in the simulator."""
+def run(candidate: ConfigForecast, config: ParallelConfig) -> ConfigForecast:
+    """The candidate with this config, carried out in the simulator."""
     training = candidate.problem.training
     costs = stage_costs(
-        training.model, division, candidate.cluster, training.software, training.coefficients,
+        training.model, config, candidate.cluster, training.software, training.coefficients,
         kinds=candidate.kinds,
     )  # fmt: skip
     schedule = make_schedule(
-        division.schedule, division.pipeline, division.num_microbatches, division.chunks
+        config.schedule, config.pipeline, config.num_microbatches, config.chunks
     )
-    return _seen(candidate, division, schedule, costs)
+    return _seen(candidate, config, schedule, costs)
 
 
 def _seen(
-    candidate: ConfigForecast, division: ParallelConfig, schedule: Schedule, costs: StageCosts
+    candidate: ConfigForecast, config: ParallelConfig, schedule: Schedule, costs: StageCosts
 ) -> ConfigForecast:
     """The candidate as the simulator sees this schedule with these costs."""
     timeline = simulate_pipeline(schedule, costs)
     seen = replace(
         candidate,
-        division=division,
+        config=config,
         step_s=timeline.makespan_s,
         bubble=timeline.idle_share,
         parts_s=_shared_out(candidate.parts_s, timeline.makespan_s, timeline.idle_share),

@@ -4,7 +4,7 @@ Degrees come from small tables: tensor degrees that divide heads and widths, pip
 the number of layers, context degrees that divide the sequence, data degrees that divide the batch.
 Rows of these tables (*shapes*, which fix all but how memory is spent) are multiplied by the few
 ways to spend memory (recomputation, ZeRO, sequence parallelism), block by block, so that millions
-of divisions cost some repeats and tiles of small columns: O(divisions) with no Python per division.
+of configs cost some repeats and tiles of small columns: O(configs) with no Python per config.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hocket.transformer.parallel_config import (
 )
 from hocket.transformer.rules import broken_degrees
 
-BLOCK_DIVISIONS = 1 << 20
+BLOCK_CONFIGS = 1 << 20
 """Configs of one block: enough that tables made for each do not count, and few for memory."""
 FEW_DEVICES = 128
 """Up to this many devices every number of replicas is tried, else only the largest that fits."""
@@ -43,7 +43,7 @@ FEW_DEVICES = 128
 class ConfigBlock:
     """Configs in rows of ``num_variants``: a row is one shape with all ways to spend memory."""
 
-    divisions: ParallelConfigs
+    configs: ParallelConfigs
     num_variants: int
     num_recomputes: int
     """Variants are all with the first mode of recomputation, then all with the next."""
@@ -52,7 +52,7 @@ class ConfigBlock:
 
 
 def joined(parts: list[ParallelConfigs]) -> ParallelConfigs:
-    """Several sets of divisions as one."""
+    """Several sets of configs as one."""
     return ParallelConfigs(
         **{
             f.name: np.concatenate([getattr(d, f.name) for d in parts])
@@ -61,20 +61,20 @@ def joined(parts: list[ParallelConfigs]) -> ParallelConfigs:
     )
 
 
-def division_blocks(
+def config_blocks(
     model: Transformer,
     pool: Pool,
     global_batch: int,
     limits: Limits,
-    block_divisions: int = BLOCK_DIVISIONS,
+    block_configs: int = BLOCK_CONFIGS,
 ) -> Iterator[ConfigBlock]:
-    """All divisions that exist, in blocks of about ``block_divisions`` and in a fixed order."""
+    """All configs that exist, in blocks of about ``block_configs`` and in a fixed order."""
     shapes = _shapes(model, pool, global_batch, limits)
-    yield from shape_blocks(shapes, global_batch, limits, block_divisions)
+    yield from shape_blocks(shapes, global_batch, limits, block_configs)
 
 
 def shape_blocks(
-    shapes: IntArray, global_batch: int, limits: Limits, block_divisions: int = BLOCK_DIVISIONS
+    shapes: IntArray, global_batch: int, limits: Limits, block_configs: int = BLOCK_CONFIGS
 ) -> Iterator[ConfigBlock]:
     """Rows of the columns in `SHAPE` with all ways to spend memory."""
     groups = _variant_group(shapes)
@@ -83,7 +83,7 @@ def shape_blocks(
         own = np.flatnonzero(groups == group)
         if not variants:
             continue
-        step = max(1, block_divisions // len(variants))
+        step = max(1, block_configs // len(variants))
         for start in range(0, len(own), step):
             yield _block(shapes, own[start : start + step], variants, global_batch)
 
@@ -275,7 +275,7 @@ def _block(
         "sequence_parallel": np.tile(flag.astype(np.bool_), len(rows)),
     }
     return ConfigBlock(
-        divisions=ParallelConfigs(**columns),
+        configs=ParallelConfigs(**columns),
         num_variants=count,
         num_recomputes=len(set(recompute.tolist())),
         shapes=own,

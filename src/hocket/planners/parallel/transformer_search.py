@@ -1,10 +1,10 @@
-"""Choose how a transformer's training is divided: scan all divisions, simulate the best.
+"""Choose how a transformer's training is divided: scan all configs, simulate the best.
 
 This is PTD-P (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 Using Megatron-LM", SC 2021) made automatic: instead of rules for tensor, pipeline and data degrees,
 all of them go through a closed form of memory and step time, and the best few hundred through the
 event simulator, which decides. Unequal device kinds are joined as stages of one pipeline.
-O(divisions) array work, then O(actions) per simulated candidate.
+O(configs) array work, then O(actions) per simulated candidate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hocket.planners.parallel.recheck import RecheckEffort, ranked, recheck, run
 from hocket.planners.parallel.space import (
     SHAPE,
     ConfigBlock,
-    division_blocks,
+    config_blocks,
     divisors,
     joined,
     microbatches,
@@ -48,28 +48,28 @@ from hocket.planners.parallel.space import (
 from hocket.planners.parallel.transformer_why import Told, explain, explain_one, shortage
 from hocket.transformer import SCHEDULES, ParallelConfig, ParallelConfigs
 
-# Every division through the closed forms of memory and time, the best of each shape kept.
+# Every config through the closed forms of memory and time, the best of each shape kept.
 #
-# Blocks of divisions are judged as arrays: first what they hold, then, for those that fit, how long
+# Blocks of configs are judged as arrays: first what they hold, then, for those that fit, how long
 # they take. Of one shape (degrees, microbatch, schedule) only the best way to spend memory is kept,
 # so that what goes to the simulator differs in what the simulator sees; and where a shape fits with
-# less recomputation, more of it is not asked for, since it only costs time. O(divisions), some
+# less recomputation, more of it is not asked for, since it only costs time. O(configs), some
 # dozens of array passes.
 
 NEARLY = 1.25
-"""How much more than there is a division may hold to be shown among those that do not fit."""
+"""How much more than there is a config may hold to be shown among those that do not fit."""
 NUM_NEARLY = 5
 SPARE = 10
-"""How many times as many divisions are kept until those too much alike are left out."""
+"""How many times as many configs are kept until those too much alike are left out."""
 MOST_ALIKE = 3
 """ParallelConfigs that differ in their number of chunks alone."""
 ALIKE = ("tensor", "pipeline", "data", "context", "expert", "microbatch", "schedule")
-"""What divisions that are alike share."""
+"""What configs that are alike share."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scan:
-    """What is left of all divisions."""
+    """What is left of all configs."""
 
     fitting: ParallelConfigs
     """The best that fit, shortest step first, one per shape."""
@@ -77,22 +77,22 @@ class Scan:
     """Of their shapes, the shortest steps that lack a little memory."""
     smallest: ParallelConfigs
     """The one that holds least; empty where there is none."""
-    num_divisions: int
+    num_configs: int
     num_fitting: int
 
 
 def scan(problem: Problem, pool: int, limits: Limits, num_kept: int) -> Scan:
-    """The best ``num_kept`` divisions over the devices of one pool."""
+    """The best ``num_kept`` configs over the devices of one pool."""
     judge = _Judge(problem, pools_of(problem)[pool], pool_clusters(problem)[pool])
     training = problem.training
-    blocks = division_blocks(training.model, judge.pool, training.global_batch, limits)
+    blocks = config_blocks(training.model, judge.pool, training.global_batch, limits)
     parts = [judge.part(block, SPARE * num_kept) for block in blocks]
     fitting = _diverse(_scan_best(parts, "fitting", "fitting_s", SPARE * num_kept), num_kept)
     return Scan(
         fitting=fitting,
         nearly=judge.nearly(fitting, limits),
         smallest=_scan_best(parts, "smallest", "smallest_bytes", 1),
-        num_divisions=sum(part.num_divisions for part in parts),
+        num_configs=sum(part.num_configs for part in parts),
         num_fitting=sum(part.num_fitting for part in parts),
     )
 
@@ -105,7 +105,7 @@ class _Part:
     fitting_s: FloatArray
     smallest: ParallelConfigs
     smallest_bytes: FloatArray
-    num_divisions: int
+    num_configs: int
     num_fitting: int
 
 
@@ -118,18 +118,18 @@ class _Judge:
     cluster: Cluster
 
     def part(self, block: ConfigBlock, num_kept: int) -> _Part:
-        divisions = block.divisions
-        held_bytes = self.held_bytes(divisions)
+        configs = block.configs
+        held_bytes = self.held_bytes(configs)
         fits = held_bytes <= self.pool.limit_bytes
-        step_s = self.step_s(divisions, _least_recompute(fits, block))
+        step_s = self.step_s(configs, _least_recompute(fits, block))
         best = _best_of_rows(step_s, block.num_variants, num_kept)
         smallest = np.array([np.argmin(held_bytes)], dtype=np.intp)
         return _Part(
-            fitting=divisions.take(best),
+            fitting=configs.take(best),
             fitting_s=step_s[best],
-            smallest=divisions.take(smallest),
+            smallest=configs.take(smallest),
             smallest_bytes=held_bytes[smallest],
-            num_divisions=len(divisions),
+            num_configs=len(configs),
             num_fitting=int(np.count_nonzero(fits)),
         )
 
@@ -138,27 +138,27 @@ class _Judge:
         shapes = np.stack([getattr(fitting, name).astype(np.int32) for name in SHAPE], axis=1)
         found, found_s = [ParallelConfigs.of([])], [np.zeros(0)]
         for block in shape_blocks(shapes, self.problem.training.global_batch, limits):
-            held = self.held_bytes(block.divisions)
+            held = self.held_bytes(block.configs)
             lacks = (held > self.pool.limit_bytes) & (held <= NEARLY * self.pool.memory_bytes)
-            step_s = self.step_s(block.divisions, lacks)
+            step_s = self.step_s(block.configs, lacks)
             best = _best_of_rows(step_s, block.num_variants, NUM_NEARLY)
-            found.append(block.divisions.take(best))
+            found.append(block.configs.take(best))
             found_s.append(step_s[best])
         order = np.argsort(np.concatenate(found_s), kind="stable")[:NUM_NEARLY]
         return joined(found).take(order)
 
-    def held_bytes(self, divisions: ParallelConfigs) -> FloatArray:
+    def held_bytes(self, configs: ParallelConfigs) -> FloatArray:
         training = self.problem.training
-        return memory(training.model, divisions, training.software).total_bytes
+        return memory(training.model, configs, training.software).total_bytes
 
-    def step_s(self, divisions: ParallelConfigs, asked: BoolArray) -> FloatArray:
+    def step_s(self, configs: ParallelConfigs, asked: BoolArray) -> FloatArray:
         """Step times of those that are asked for; infinite for the others."""
-        times = np.full(len(divisions), np.inf)
+        times = np.full(len(configs), np.inf)
         which = np.flatnonzero(asked)
         if len(which):
             training = self.problem.training
             times[which] = predict(
-                training.model, divisions.take(which), self.cluster, training.software,
+                training.model, configs.take(which), self.cluster, training.software,
                 training.coefficients,
             ).step_s  # fmt: skip
         return times
@@ -172,16 +172,16 @@ def _scan_best(parts: list[_Part], name: str, by: str, count: int) -> ParallelCo
     return joined([getattr(part, name) for part in parts]).take(order[:count])
 
 
-def _diverse(divisions: ParallelConfigs, count: int) -> ParallelConfigs:
+def _diverse(configs: ParallelConfigs, count: int) -> ParallelConfigs:
     """The first ``count`` with at most a few that are alike."""
     seen: Counter[tuple[int, ...]] = Counter()
     kept = []
-    columns = [getattr(divisions, name).tolist() for name in ALIKE]
+    columns = [getattr(configs, name).tolist() for name in ALIKE]
     for index, key in enumerate(zip(*columns, strict=True)):
         seen[key] += 1
         if seen[key] <= MOST_ALIKE:
             kept.append(index)
-    return divisions.take(np.array(kept[:count], dtype=np.intp))
+    return configs.take(np.array(kept[:count], dtype=np.intp))
 
 
 def _least_recompute(fits: BoolArray, block: ConfigBlock) -> BoolArray:
@@ -226,15 +226,15 @@ WHOLE = ("context", "expert", "chunks")
 
 @dataclass(frozen=True, kw_only=True)
 class MixedConfig:
-    """A division, the kinds of its stages, and the step time by the closed form."""
+    """A config, the kinds of its stages, and the step time by the closed form."""
 
-    division: ParallelConfig
+    config: ParallelConfig
     stages: PoolStages
     estimate_s: float
 
 
 def scan_mixed(problem: Problem, limits: Limits, num_kept: int) -> list[MixedConfig]:
-    """The best divisions over at least two kinds, shortest step first; none for one kind."""
+    """The best configs over at least two kinds, shortest step first; none for one kind."""
     is_asked = "1f1b" in limits.schedules and all(limits.allowed(name, [1]) for name in WHOLE)
     if len(pools_of(problem)) < 2 or not is_asked:
         return []
@@ -287,16 +287,16 @@ def _numbers(most: int) -> list[int]:
 def _best(
     problem: Problem, block: ConfigBlock, layouts: list[PoolStages], num_kept: int
 ) -> list[MixedConfig]:
-    divisions, width = block.divisions, block.num_variants
+    configs, width = block.configs, block.num_variants
     largest = [max(pools_of(problem)[p].limit_bytes for p in stages.pools) for stages in layouts]
     # Layers are not shared out yet: what even shares hold need only fit the largest kind.
     training = problem.training
-    held_bytes = memory(training.model, divisions, training.software).total_bytes
+    held_bytes = memory(training.model, configs, training.software).total_bytes
     fits = held_bytes <= np.repeat(largest, width)
     step_s = np.where(fits, _estimates(problem, block, layouts), np.inf)
     order = np.argsort(step_s, kind="stable")[:num_kept]
     return [
-        MixedConfig(division=divisions[i], stages=layouts[i // width], estimate_s=float(step_s[i]))
+        MixedConfig(config=configs[i], stages=layouts[i // width], estimate_s=float(step_s[i]))
         for i in order.tolist()
         if np.isfinite(step_s[i])
     ]
@@ -304,14 +304,14 @@ def _best(
 
 def _estimates(problem: Problem, block: ConfigBlock, layouts: list[PoolStages]) -> FloatArray:
     """The harmonic mean of the kinds' own step times, weighted by their stages."""
-    speed, training = np.zeros(len(block.divisions)), problem.training
+    speed, training = np.zeros(len(block.configs)), problem.training
     for index, cluster in enumerate(pool_clusters(problem)):
         share = [
             sum(n for p, n in zip(s.pools, s.ranks, strict=True) if p == index) / sum(s.ranks)
             for s in layouts
         ]
         alone_s = predict(
-            training.model, block.divisions, cluster, training.software, training.coefficients
+            training.model, block.configs, cluster, training.software, training.coefficients
         ).step_s
         speed += np.repeat(share, block.num_variants) / alone_s
     return np.asarray(1 / speed)
@@ -322,7 +322,7 @@ ROUNDS = 3
 
 
 def compare_configs(problem: Problem, effort: RecheckEffort | None = None) -> Comparison:
-    """All divisions within the problem's limits, the best of them simulated, and the winner."""
+    """All configs within the problem's limits, the best of them simulated, and the winner."""
     effort = effort or RecheckEffort()
     limits = problem.limits or asked_limits(default_limits(problem), problem.training.software.name)
     scans = [
@@ -331,7 +331,7 @@ def compare_configs(problem: Problem, effort: RecheckEffort | None = None) -> Co
     ]
     mixed = scan_mixed(problem, limits, effort.num_simulated)
     fitting = [c for pool, s in enumerate(scans) for c in described(problem, pool, s.fitting)]
-    fitting += [judged(problem, pair.division, pair.stages, pair.estimate_s) for pair in mixed]
+    fitting += [judged(problem, pair.config, pair.stages, pair.estimate_s) for pair in mixed]
     fitting.sort(key=lambda candidate: candidate.estimate_s)
     nearly = [c for pool, s in enumerate(scans) for c in described(problem, pool, s.nearly)]
     seen = _recheck_until_one_fits(fitting, effort, limits.num_synthesised)
@@ -372,7 +372,7 @@ def _compared(
         problem,
         told,
         fits=fits,
-        divisions=sum(s.num_divisions for s in scans) + num_mixed,
+        configs=sum(s.num_configs for s in scans) + num_mixed,
         fitting=sum(s.num_fitting for s in scans) + _num_mixed(candidates),
         simulated=sum(candidate.simulated for candidate in candidates),
     )
@@ -396,39 +396,37 @@ def _num_mixed(candidates: list[ConfigForecast]) -> int:
 # ── candidates ───────────────────────────────────────────────────────────────────────────────────
 
 
-def described(problem: Problem, pool: int, divisions: ParallelConfigs) -> list[ConfigForecast]:
+def described(problem: Problem, pool: int, configs: ParallelConfigs) -> list[ConfigForecast]:
     """ParallelConfigs over the devices of one pool, as the closed forms see them."""
-    if not len(divisions):
+    if not len(configs):
         return []
     own, cluster = pools_of(problem)[pool], pool_clusters(problem)[pool]
     training = problem.training
-    held = memory(training.model, divisions, training.software).total_bytes
-    prediction = predict(
-        training.model, divisions, cluster, training.software, training.coefficients
-    )
+    held = memory(training.model, configs, training.software).total_bytes
+    prediction = predict(training.model, configs, cluster, training.software, training.coefficients)
     parts = prediction.parts()
     return [
         ConfigForecast(
             problem=problem,
-            division=divisions[i],
-            stages=PoolStages(pools=(pool,), ranks=(int(divisions.pipeline[i]),)),
+            config=configs[i],
+            stages=PoolStages(pools=(pool,), ranks=(int(configs.pipeline[i]),)),
             estimate_s=float(prediction.step_s[i]),
             parts_s={name: float(values[i]) for name, values in parts.items()},
             step_s=float(prediction.step_s[i]),
             bubble=float(prediction.bubble[i]),
-            peak_bytes=(int(held[i]),) * int(divisions.pipeline[i]),
+            peak_bytes=(int(held[i]),) * int(configs.pipeline[i]),
             simulated=False,
             feasible=bool(held[i] <= own.limit_bytes),
         )
-        for i in range(len(divisions))
+        for i in range(len(configs))
     ]
 
 
 def judged(
-    problem: Problem, division: ParallelConfig, stages: PoolStages, estimate_s: float
+    problem: Problem, config: ParallelConfig, stages: PoolStages, estimate_s: float
 ) -> ConfigForecast:
-    """A division over several pools: parts and memory as the first of them sees it."""
-    (first,) = described(problem, stages.pools[0], ParallelConfigs.of([division]))
+    """A config over several pools: parts and memory as the first of them sees it."""
+    (first,) = described(problem, stages.pools[0], ParallelConfigs.of([config]))
     scale = estimate_s / first.estimate_s
     return replace(
         first,
@@ -439,46 +437,46 @@ def judged(
     )
 
 
-# ── one division ─────────────────────────────────────────────────────────────────────────────────
+# ── one config ─────────────────────────────────────────────────────────────────────────────────
 
 
 def single(problem: Problem, asked: Configuration, where: str) -> Comparison:
-    """One division alone, simulated; ``where`` names its file in errors."""
-    stages, division = _seated(problem, asked, where)
-    check_configuration(problem.training.model, division, where)
-    (seen,) = described(problem, stages.pools[0], ParallelConfigs.of([division]))
-    seen = replace(seen, division=division, stages=stages)
-    seen = simulated(seen) if division.layers is None else run(seen, division)
+    """One config alone, simulated; ``where`` names its file in errors."""
+    stages, config = _seated(problem, asked, where)
+    check_configuration(problem.training.model, config, where)
+    (seen,) = described(problem, stages.pools[0], ParallelConfigs.of([config]))
+    seen = replace(seen, config=config, stages=stages)
+    seen = simulated(seen) if config.layers is None else run(seen, config)
     told = explain_one(seen)
     return _comparison(
-        problem, told, fits=seen.feasible, divisions=1, fitting=int(seen.feasible), simulated=1
+        problem, told, fits=seen.feasible, configs=1, fitting=int(seen.feasible), simulated=1
     )
 
 
 def _seated(
     problem: Problem, asked: Configuration, where: str
 ) -> tuple[PoolStages, ParallelConfig]:
-    """The pools of a division's ranks: one that holds all, else several, large memory first."""
-    pools, tensor = pools_of(problem), asked.division.tensor
+    """The pools of a config's ranks: one that holds all, else several, large memory first."""
+    pools, tensor = pools_of(problem), asked.config.tensor
     groups = [pool.num_groups(tensor) for pool in pools]
-    division = filled(asked, groups)
-    per_rank = division.data * division.context
+    config = filled(asked, groups)
+    per_rank = config.data * config.context
     for index, count in enumerate(groups):
-        if count >= per_rank * division.pipeline:
-            return PoolStages(pools=(index,), ranks=(division.pipeline,)), division
-    left, used = division.pipeline, []
+        if count >= per_rank * config.pipeline:
+            return PoolStages(pools=(index,), ranks=(config.pipeline,)), config
+    left, used = config.pipeline, []
     for index in sorted(range(len(pools)), key=lambda i: (-pools[i].memory_bytes, i)):
         ranks = min(left, groups[index] // per_rank)
         used += [(index, ranks)] if ranks else []
         left -= ranks
     if left:
         raise InputFileError(
-            f"{division.num_devices} devices are needed in groups of {tensor}, "
+            f"{config.num_devices} devices are needed in groups of {tensor}, "
             f"but {problem.cluster.name} has {problem.cluster.num_devices}",
-            hint="lower a degree in [division], or name a larger cluster",
+            hint="lower a degree in [parallel], or name a larger cluster",
             where=where,
         )
-    return PoolStages(pools=tuple(p for p, _ in used), ranks=tuple(n for _, n in used)), division
+    return PoolStages(pools=tuple(p for p, _ in used), ranks=tuple(n for _, n in used)), config
 
 
 # ── the plan ─────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Why a division won, why the others lost, and what is missing where none fits."""
+"""Why a config won, why the others lost, and what is missing where none fits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.plan.problem import Problem
 from hocket.planners.parallel.forecast import ConfigForecast, label
 from hocket.planners.parallel.pools import Pool, pools_of
 from hocket.planners.parallel.recheck import AS_SHORT
-from hocket.planners.parallel.space import division_blocks
+from hocket.planners.parallel.space import config_blocks
 from hocket.transformer import ScheduleName
 from hocket.transformer.parallel_config import ParallelConfig
 from hocket.transformer.rules import broken_degrees
@@ -39,7 +39,7 @@ def hosts_needed(problem: Problem, limits: Limits) -> list[str]:
 
 
 def _fewest(problem: Problem, pool: Pool, limits: Limits) -> int | None:
-    """The fewest hosts on which some division fits; None where those that are there would do."""
+    """The fewest hosts on which some config fits; None where those that are there would do."""
     low = len(pool.hosts)
     if _fits(problem, pool, low, limits):
         return None
@@ -67,11 +67,11 @@ def _least(limits: Limits) -> Limits:
 
 
 def _fits(problem: Problem, pool: Pool, num_hosts: int, limits: Limits) -> bool:
-    """True if some division fits on so many hosts."""
+    """True if some config fits on so many hosts."""
     more = Pool(pool.kind, (pool.hosts[0],) * num_hosts)
     training = problem.training
-    for block in division_blocks(training.model, more, training.global_batch, limits):
-        held = memory(training.model, block.divisions, training.software).total_bytes
+    for block in config_blocks(training.model, more, training.global_batch, limits):
+        held = memory(training.model, block.configs, training.software).total_bytes
         if np.any(held <= pool.limit_bytes):
             return True
     return False
@@ -90,7 +90,7 @@ PARTS_IN_WORDS = {
 
 
 DEGREES = ("tensor", "context", "data", "pipeline")
-"""Fields of a division whose product is its number of devices."""
+"""Fields of a config whose product is its number of devices."""
 A_LITTLE = 0.01
 """Steps that are longer by less have no single cause worth a name."""
 
@@ -105,7 +105,7 @@ class Told:
 
 def _label(candidate: ConfigForecast) -> str:
     program = candidate.problem.training.software.name
-    return label(candidate.division, candidate.schedule_name, program)
+    return label(candidate.config, candidate.schedule_name, program)
 
 
 def explain(candidates: list[ConfigForecast]) -> Told:
@@ -175,7 +175,7 @@ def lacking(candidate: ConfigForecast) -> str:
 
 
 def explain_one(candidate: ConfigForecast) -> Told:
-    """Whether a division that was asked for by itself fits, and what takes its time."""
+    """Whether a config that was asked for by itself fits, and what takes its time."""
     if candidate.feasible:
         return Told(
             [replace(candidate, reason="it fits")],
@@ -188,18 +188,18 @@ def explain_one(candidate: ConfigForecast) -> Told:
 def _fixed_rule(problem: Problem, limits: Limits) -> str:
     """The rule that the fixed degrees break by themselves; empty where they do not."""
     fixed = dict(limits.fixed)
-    division = ParallelConfig(global_batch=problem.training.global_batch, **fixed)  # type: ignore[arg-type]
+    config = ParallelConfig(global_batch=problem.training.global_batch, **fixed)  # type: ignore[arg-type]
     degrees = " x ".join(f"{name} {value}" for name, value in fixed.items() if name in DEGREES)
-    if problem.cluster.num_devices % division.num_devices:
+    if problem.cluster.num_devices % config.num_devices:
         return f"{degrees} does not divide {problem.cluster.num_devices} devices"
-    return next(broken_degrees(problem.training.model, division), "")
+    return next(broken_degrees(problem.training.model, config), "")
 
 
 def shortage(problem: Problem, candidates: list[ConfigForecast], limits: Limits) -> Told:
-    """What is missing where nothing fits: the division that lacks least, and what would do."""
+    """What is missing where nothing fits: the config that lacks least, and what would do."""
     told = [replace(c, reason=lacking(c)) for c in candidates]
     if not told:
-        sentence = "no division exists within what is asked for"
+        sentence = "no config exists within what is asked for"
         reason = (
             _fixed_rule(problem, limits) or "allow other degrees, another batch or more devices"
         )

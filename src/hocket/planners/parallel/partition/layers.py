@@ -183,7 +183,7 @@ class LayerPartition:
     step_s: float
     """Time of the pipeline for one step."""
     is_optimal: bool
-    """True if no division has a shorter step: with one stage per rank, unless one of the
+    """True if no config has a shorter step: with one stage per rank, unless one of the
     programmes ran out of room."""
 
 
@@ -197,7 +197,7 @@ def partition_layers(
     rank_of_stage: Sequence[int] | None = None,
     reorder: bool = False,
 ) -> LayerPartition:
-    """The division of layers over stages with the shortest step that fits.
+    """The config of layers over stages with the shortest step that fits.
 
     ``kinds`` has the device kind of each pipeline rank, ``memory_bytes`` the memory of one device
     of each kind, ``in_flight`` the most microbatches of which each virtual stage keeps activations.
@@ -205,7 +205,7 @@ def partition_layers(
     unequal kinds may take any order. With one stage per rank the step of `paths` is least within
     one part in 10^9; with several stages it is a good start improved layer by layer.
 
-    Raises `NoFeasiblePlanError` where no division that was tried fits the memory.
+    Raises `NoFeasiblePlanError` where no config that was tried fits the memory.
     """
     ranks = tuple(range(len(kinds))) if rank_of_stage is None else tuple(rank_of_stage)
     _check(costs, kinds, memory_bytes, in_flight, ranks, num_microbatches)

@@ -1,4 +1,4 @@
-"""From a division to what carries a person's module: tensor, pipeline and data parallel in turn."""
+"""From a config to what carries a person's module: tensor, pipeline and data parallel in turn."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ WARNED_LEVEL = 7
 """Callers between a warning of this file and the person's script."""
 
 
-class DivisionWarning(UserWarning):
-    """A division is not carried out as someone may expect."""
+class ParallelWarning(UserWarning):
+    """A config is not carried out as someone may expect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,33 +174,33 @@ class RankPart:
 
 
 def degrees_strategy(
-    task: DividedTask, division: ParallelConfig, schedule: Schedule | None, *, accumulates: bool
+    task: DividedTask, config: ParallelConfig, schedule: Schedule | None, *, accumulates: bool
 ) -> Strategy:
-    """Carry the model by all ranks of a division; each calls this with the same batch.
+    """Carry the model by all ranks of a config; each calls this with the same batch.
 
     ``accumulates`` says whether ranks without a pipeline take their microbatches one by one.
     """
-    refuse_degrees(division)
-    _warn_of_memory(division)
-    is_split = accumulates or division.pipeline > 1
-    sizes = (1,) * (division.num_microbatches if is_split else 1)
+    refuse_degrees(config)
+    _warn_of_memory(config)
+    is_split = accumulates or config.pipeline > 1
+    sizes = (1,) * (config.num_microbatches if is_split else 1)
     again: Sequence[str] = ()
-    if division.recompute == "full":
+    if config.recompute == "full":
         again = layer_paths(task.model)
         task = replace(task, recipe=replace(task.recipe, again=all_layers(task.model)))
-    if division.num_devices == 1:
+    if config.num_devices == 1:
         return alone(task, sizes)
-    mesh = Mesh(division, task.device)
+    mesh = Mesh(config, task.device)
     agree(task)
     pipeline = None
-    if division.pipeline > 1:
+    if config.pipeline > 1:
         schedule = schedule or make_schedule(
-            division.schedule, division.pipeline, len(sizes), division.chunks
+            config.schedule, config.pipeline, len(sizes), config.chunks
         )
-        pipeline = cut_by_layers(task.model, division, schedule), schedule
+        pipeline = cut_by_layers(task.model, config, schedule), schedule
     return carried(task, RankPart(
-        mesh=mesh, shares=division.shares or (1,) * division.data, sizes=sizes,
-        zero=division.zero, tensor=division.tensor, joins_norms=len(sizes) == 1, pipeline=pipeline,
+        mesh=mesh, shares=config.shares or (1,) * config.data, sizes=sizes,
+        zero=config.zero, tensor=config.tensor, joins_norms=len(sizes) == 1, pipeline=pipeline,
         again=again,
     ))  # fmt: skip
 
@@ -233,7 +233,7 @@ def _in_lanes(task: DividedTask, inner: Passes) -> Waves | None:
     warnings.warn(
         "the calls of this model are not recorded, so that its waves run one after the other: "
         "numbers are the same",
-        DivisionWarning,
+        ParallelWarning,
         WARNED_LEVEL,
     )
     return None
@@ -344,31 +344,31 @@ def require_batch(num_samples: int, batch: Any) -> None:
         )
 
 
-def refuse_degrees(division: ParallelConfig) -> None:
+def refuse_degrees(config: ParallelConfig) -> None:
     """Refuse degrees of parallelism that no strategy runs."""
-    for degree, what in ((division.context, "context"), (division.expert, "expert")):
+    for degree, what in ((config.context, "context"), (config.expert, "expert")):
         if degree > 1:
             raise UsageError(
                 f"{what} parallelism is planned and predicted but not run",
                 hint=f"plan without it: hocket parallel … --fix {what}=1",
             )
-    if division.zero == 3 and division.pipeline > 1:
+    if config.zero == 3 and config.pipeline > 1:
         raise UsageError(
             "a pipeline whose replicas divide the weights (ZeRO 3) is not run",
             hint="use zero=1 or 2, which divide the optimizer's states",
         )
-    broken = next(broken_shares(division), "") if division.shares is not None else ""
+    broken = next(broken_shares(config), "") if config.shares is not None else ""
     if broken:
         raise UsageError(broken, hint="give one share per replica")
 
 
-def _warn_of_memory(division: ParallelConfig) -> None:
+def _warn_of_memory(config: ParallelConfig) -> None:
     """What only saves memory is left out: numbers are the same, and more is held than planned."""
     left_out = [
         what
         for what, is_planned in (
-            ("recomputation of attention alone", division.recompute == "selective"),
-            ("sequence parallelism", division.sequence_parallel),
+            ("recomputation of attention alone", config.recompute == "selective"),
+            ("sequence parallelism", config.sequence_parallel),
         )
         if is_planned
     ]
@@ -376,7 +376,7 @@ def _warn_of_memory(division: ParallelConfig) -> None:
         warnings.warn(
             f"{' and '.join(left_out)} of the plan is not applied to your module: its numbers are "
             "the same, and it holds more activations than planned",
-            DivisionWarning,
+            ParallelWarning,
             WARNED_LEVEL,
         )
 
@@ -386,7 +386,7 @@ def _warn_of_counts(batch: Any, count: Count | None) -> None:
         warnings.warn(
             "some labels are -100, so a mean over tokens weighs samples differently than replicas "
             "do; say what counts: count=lambda batch: (batch['labels'][:, 1:] != -100).sum()",
-            DivisionWarning,
+            ParallelWarning,
             WARNED_LEVEL,
         )
 
@@ -397,6 +397,6 @@ def _warn_of_norms(model: nn.Module) -> None:
         warnings.warn(
             f"batch norm {norms[0]!r} normalises each microbatch by itself, as with accumulated "
             "gradients in PyTorch: numbers differ from those of the whole batch at once",
-            DivisionWarning,
+            ParallelWarning,
             WARNED_LEVEL,
         )

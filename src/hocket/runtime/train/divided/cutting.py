@@ -35,15 +35,13 @@ class Cutting(NamedTuple):
     """The virtual stage of each forward op of a recorded step; that of others means nothing."""
 
 
-def cut_by_layers(model: nn.Module, division: ParallelConfig, schedule: Schedule) -> Cutting:
-    """The layers of the model's stack as a division has them."""
+def cut_by_layers(model: nn.Module, config: ParallelConfig, schedule: Schedule) -> Cutting:
+    """The layers of the model's stack as a config has them."""
     stack, num_layers = find_stack(model)
-    stages = stage_layers(num_layers, division.layers, division.num_stages)
+    stages = stage_layers(num_layers, config.layers, config.num_stages)
     return Cutting(
         tuple(schedule.device_of_stage.tolist()),
-        lambda graph, program: _stages_of_layers(
-            graph, program, stack, stages, division.num_stages
-        ),
+        lambda graph, program: _stages_of_layers(graph, program, stack, stages, config.num_stages),
     )
 
 

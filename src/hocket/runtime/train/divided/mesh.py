@@ -1,6 +1,6 @@
-"""Where a rank stands in a division, and with whom it works.
+"""Where a rank stands in a config, and with whom it works.
 
-Ranks of a division count tensor parallel fastest, then data, then pipeline. Ranks of shares count
+Ranks of a config count tensor parallel fastest, then data, then pipeline. Ranks of shares count
 replica by replica, and each replica has stages of its own number.
 """
 
@@ -19,15 +19,15 @@ from hocket.transformer import ParallelConfig
 
 
 class Mesh:
-    """The ranks of a division, seen by one of them."""
+    """The ranks of a config, seen by one of them."""
 
-    def __init__(self, division: ParallelConfig, device: torch.device) -> None:
+    def __init__(self, config: ParallelConfig, device: torch.device) -> None:
         """All ranks call it together."""
-        _require_ranks(division.num_devices)
+        _require_ranks(config.num_devices)
         self.device, self.rank = device, dist.get_rank()
-        self._sizes = (division.pipeline, division.data, division.tensor)
-        rest, self.tensor_rank = divmod(self.rank, division.tensor)
-        self.pipeline_rank, self.data_rank = divmod(rest, division.data)
+        self._sizes = (config.pipeline, config.data, config.tensor)
+        rest, self.tensor_rank = divmod(self.rank, config.tensor)
+        self.pipeline_rank, self.data_rank = divmod(rest, config.data)
         self.directions = (dist.new_group(), dist.new_group())
         """Groups of all ranks for what goes to earlier and to later stages."""
         self.axes = init_device_mesh(device.type, self._sizes, mesh_dim_names=("pp", "dp", "tp"))

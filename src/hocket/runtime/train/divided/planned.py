@@ -167,19 +167,19 @@ def parallel_strategy(task: DividedTask, problem: Problem, plan: Plan) -> Strate
         return split_batch_strategy(
             task, problem, parallel, plan.get(Lanes), plan.get(Communication)
         )
-    division = parallel.config
+    config = parallel.config
     if isinstance(problem.work, TransformerTraining):
         require_layers(task.model, problem.training.model.layers)
-    require_batch(division.global_batch, task.batch)
-    return degrees_strategy(task, division, plan.get(Schedule), accumulates=True)
+    require_batch(config.global_batch, task.batch)
+    return degrees_strategy(task, config, plan.get(Schedule), accumulates=True)
 
 
-def stated_degrees_strategy(task: DividedTask, division: ParallelConfig) -> Strategy:
+def stated_degrees_strategy(task: DividedTask, config: ParallelConfig) -> Strategy:
     """What carries degrees that a person states; who states nothing else means the batch given.
 
     A microbatch is one sample where nobody said anything, so only pipelines take several.
     """
-    if division.global_batch == 1 and division.shares is None:
-        division = replace(division, global_batch=num_rows(task.batch))
-    require_batch(division.global_batch, task.batch)
-    return degrees_strategy(task, division, None, accumulates=False)
+    if config.global_batch == 1 and config.shares is None:
+        config = replace(config, global_batch=num_rows(task.batch))
+    require_batch(config.global_batch, task.batch)
+    return degrees_strategy(task, config, None, accumulates=False)
