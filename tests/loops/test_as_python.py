@@ -12,7 +12,7 @@ from loops.harness import Looked, check_sound, python_kernel
 
 import hocket
 from hocket.loops import job, memory, runner
-from hocket.loops.backends import threads as team
+from hocket.loops import thread_workers as team
 
 factor = 2.0
 total = 0.0

@@ -8,8 +8,7 @@ from loops.catalogue import LOOPS
 from loops.harness import Looked
 
 from hocket.loops import prefetch
-from hocket.loops.backends import inturn
-from hocket.loops.job import exchange, finish
+from hocket.loops.job import exchange, finish, run_in_turn
 
 
 def plain(text, options):
@@ -45,7 +44,7 @@ def test_tiles_with_fetched_rows_give_the_bits_of_tiles_in_turn(name):
     if not pair:
         return
     expected, job = pair
-    in_turn = inturn.run_in_turn(expected)
+    in_turn = run_in_turn(expected)
     shared = {n: job.values[n] for n in sorted(job.written) if n not in job.replicated}
     kernel, found = job.kernel(), job.find_prefetch()
     owns = [{n: job.replica(n) for n in job.replicated} for _ in range(job.tiling.num_workers)]

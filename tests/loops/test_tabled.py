@@ -7,7 +7,7 @@ import pytest
 
 import hocket
 from hocket.base.errors import UsageError
-from hocket.loops.backends import threads as tabled
+from hocket.loops import thread_workers as tabled
 
 
 def counts(j, k, w):
@@ -70,7 +70,7 @@ def test_a_worker_that_fails_lets_nobody_wait():
     ("options", "told"),
     [
         ({"permit": {"w": "tables"}}, "did you mean 'table'"),
-        ({"permit": {"w": "table"}, "backend": "processes"}, "'processes' has no tables"),
+        ({"permit": {"w": "table"}, "backend": "in-turn"}, "'in-turn' has no tables"),
         ({"permit": {"w": "revise"}, "rate": -1.0}, "rate is -1.0"),
     ],
 )

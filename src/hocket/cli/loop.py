@@ -81,7 +81,7 @@ def explain(
 def _runners(source: Any, ordered: bool, permit: tuple[str, ...], workers: int | None) -> Any:
     import os
 
-    from hocket.loops.backends.inturn import run_in_turn
+    from hocket.loops.job import run_in_turn
     from hocket.loops.runner import SiteRunner
     from hocket.loops.settings import Settings
 

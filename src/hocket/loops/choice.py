@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from hocket.loops.form import Refusal
 from hocket.loops.legal import Shape
 from hocket.loops.nest import Reading
 from hocket.loops.space import Space
-from hocket.loops.tiles import Tiling, tiling_of
+from hocket.loops.tiles import TileCosts, Tiling, tiling_of
 from hocket.loops.verdict import LoopOption
 
 STEP_S = 30e-6
@@ -58,13 +59,30 @@ class TiledOption:
         picked_s = _LISTED_BYTES / BYTES_PER_S if self.option.shape.is_listed else 0.0
         return self.work_s / max(self.tiling.num_iterations, 1) + picked_s
 
+    @cached_property
+    def spans_s(self) -> list[tuple[float, float]]:
+        """Predicted start and end of every tile."""
+        return self.tiling.spans(self._costs)
+
+    @cached_property
+    def predicted_s(self) -> float:
+        """Predicted time of one pass, with the last exchange of what every worker has its own."""
+        return max((end for _, end in self.spans_s), default=STEP_S) + self._costs.exchange_s
+
     @property
-    def estimate_s(self) -> float:
-        """A quick guess of one pass, to choose by; `hocket.loops.predict` simulates it."""
-        tiling = self.tiling
-        shared_s = tiling.num_iterations * self.iteration_s * tiling.imbalance / tiling.num_workers
-        tiles = len(tiling.tiles) / tiling.num_workers
-        return shared_s + self.moved_bytes / BYTES_PER_S + STEP_S * max(tiles, 1)
+    def speed_up(self) -> float:
+        """Predicted, over one worker."""
+        return self.work_s / self.predicted_s
+
+    @property
+    def _costs(self) -> TileCosts:
+        moved_s = self.moved_bytes / BYTES_PER_S
+        # Either rows go with tiles that follow one of another worker, or all is exchanged at once.
+        num_handed = sum(1 for tile in self.tiling.tiles if tile.after)
+        handed_s = moved_s / num_handed if num_handed else 0.0
+        steps = self.tiling.num_steps if self.option.buffered else 1
+        exchange_s = 0.0 if num_handed else moved_s / steps
+        return TileCosts(self.iteration_s, STEP_S, handed_s, exchange_s, bool(self.option.buffered))
 
 
 def choose(
@@ -104,12 +122,12 @@ def _best(candidates: Sequence[TiledOption]) -> TiledOption | None:
     Permission to deviate is used only where there is nothing else.
     """
     allowed = [each for each in candidates if not each.option.buffered] or candidates
-    cheapest = min(allowed, key=lambda each: each.estimate_s, default=None)
+    cheapest = min(allowed, key=lambda each: each.predicted_s, default=None)
     exact = [each for each in allowed if each.option.is_exact]
-    faithful = min(exact, key=lambda each: each.estimate_s, default=None)
+    faithful = min(exact, key=lambda each: each.predicted_s, default=None)
     if cheapest is None or faithful is None:
         return cheapest
-    return faithful if faithful.estimate_s <= 1.5 * cheapest.estimate_s else cheapest
+    return faithful if faithful.predicted_s <= 1.5 * cheapest.predicted_s else cheapest
 
 
 def _checked(reading: Reading, values: Mapping[str, Any]) -> Space:

@@ -133,11 +133,11 @@ class LoopDecider:
         num_workers = candidate.tiling.num_workers
         if num_workers == 1 and candidate.option.buffered:
             return None
-        if num_workers > 1 and candidate.work_s >= LEAST_SPEED_UP * candidate.estimate_s:
+        if num_workers > 1 and candidate.work_s >= LEAST_SPEED_UP * candidate.predicted_s:
             return None
         reason = (
             f"one core is predicted to take {format_seconds(candidate.work_s)}, "
-            f"{num_workers} workers {format_seconds(candidate.estimate_s)}"
+            f"{num_workers} workers {format_seconds(candidate.predicted_s)}"
             if num_workers > 1
             else "there is one worker"
         )

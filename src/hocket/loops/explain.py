@@ -6,7 +6,6 @@ import ast
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from hocket.loops.verdict import LoopOption, LoopVerdict, judge
 if TYPE_CHECKING:
     from hocket.loops.decide import Decision
     from hocket.loops.function import ParallelFunction
-    from hocket.loops.predict import PredictedPass
     from hocket.loops.runner import SiteRunner
 
 _WORDS = {
@@ -53,15 +51,6 @@ class LoopExplanation:
     """Arrays that go through tables."""
     deviations: tuple[Deviation, ...] = ()
     """Where compiled code may give other bits than the plain loop."""
-
-    @cached_property
-    def predicted(self) -> PredictedPass | None:
-        """One pass in the simulator; None without data or where the loop runs serially."""
-        if self.candidate is None:
-            return None
-        from hocket.loops.predict import predicted_pass
-
-        return predicted_pass(self.candidate)
 
     @property
     def schedule(self) -> str:
@@ -98,7 +87,7 @@ class LoopExplanation:
                 "summed": sorted(self.option.summed),
                 "buffered": sorted(self.option.buffered),
             }
-        if self.candidate is not None and self.predicted is not None:
+        if self.candidate is not None:
             found |= {
                 "workers": self.candidate.tiling.num_workers,
                 "iterations": self.candidate.space.num_iterations,
@@ -106,8 +95,8 @@ class LoopExplanation:
                 "steps": self.candidate.tiling.num_steps,
                 "imbalance": self.candidate.tiling.imbalance,
                 "moved_bytes": self.candidate.moved_bytes,
-                "predicted_s": self.predicted.seconds,
-                "predicted_speed_up": self.predicted.speed_up,
+                "predicted_s": self.candidate.predicted_s,
+                "predicted_speed_up": self.candidate.speed_up,
             }
         return found
 
@@ -130,8 +119,8 @@ class LoopExplanation:
         for deviation in self.deviations:
             yield f"  other bits: {deviation.what} (line {deviation.line})"
         yield from self._notes()
-        if self.candidate is not None and self.predicted is not None:
-            yield _numbers(self.candidate, self.predicted)
+        if self.candidate is not None:
+            yield _numbers(self.candidate)
         for refusal in self.refusals:
             yield (
                 f"  not better because {refusal.reason}"
@@ -221,13 +210,13 @@ def _permission(arrays: tuple[str, ...]) -> str:
     return f"if the method bears that changes are seen late: {written}"
 
 
-def _numbers(candidate: TiledOption, predicted: PredictedPass) -> str:
+def _numbers(candidate: TiledOption) -> str:
     tiling = candidate.tiling
     return (
         f"  {candidate.space.num_iterations:,} iterations in {len(tiling.tiles)} tiles on "
         f"{tiling.num_workers} workers, imbalance {tiling.imbalance:.3f}, "
         f"{format_bytes(candidate.moved_bytes)} moved per pass; predicted "
-        f"{format_seconds(predicted.seconds)} per pass, {predicted.speed_up:.2f}x one worker"
+        f"{format_seconds(candidate.predicted_s)} per pass, {candidate.speed_up:.2f}x one worker"
     )
 
 

@@ -21,7 +21,7 @@ from hocket.base.errors import UsageError, unknown_name
 from hocket.loops.decide import Decision
 from hocket.loops.exits import Exit, Loop, leaving_statements
 from hocket.loops.flow import stored_names
-from hocket.loops.job import LoopJob
+from hocket.loops.job import LoopJob, run_in_turn
 from hocket.loops.names import LiveNames, function_node, parsed
 from hocket.loops.pace import SKIPPED
 from hocket.loops.runner import SiteRunner
@@ -30,7 +30,7 @@ from hocket.loops.source import AsWritten, LoopSite, LoopSource, source_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-BACKENDS = ("threads", "processes", "in-turn")
+BACKENDS = ("threads", "in-turn")
 PERMISSIONS = ("buffer", "table", "revise")
 TABLE_BACKENDS = ("threads",)
 _OWN = ("hocket_run_", "hocket_end_", "hocket_skip_")
@@ -188,19 +188,11 @@ class ParallelFunction(Generic[P, R]):
 
 def backend_named(name: str) -> Callable[[LoopJob], list[tuple[Any, ...]]]:
     """The back end of a name."""
-    if name == "threads":
-        from hocket.loops.backends.threads import run_on_threads
-
-        return run_on_threads
-    if name == "processes":
-        from hocket.loops.backends.processes import run_on_processes
-
-        return run_on_processes
     if name == "in-turn":
-        from hocket.loops.backends.inturn import run_in_turn
-
         return run_in_turn
-    raise unknown_name("back end", name, BACKENDS)
+    from hocket.loops.thread_workers import run_on_threads
+
+    return run_on_threads
 
 
 def _host_code(

@@ -83,6 +83,24 @@ def arguments_for(job: LoopJob, replicas: Mapping[str, AnyArray]) -> tuple[Any, 
     return tuple(found)
 
 
+def run_in_turn(job: LoopJob) -> list[tuple[Any, ...]]:
+    """Run one tile after another in this thread; other back ends give the same bits."""
+    kernel = job.kernel()
+    workers = range(job.tiling.num_workers)
+    replicas = [{name: job.replica(name) for name in job.replicated} for _ in workers]
+    arguments = [arguments_for(job, own) for own in replicas]
+    results: list[tuple[Any, ...]] = []
+    step = 0
+    for tile in job.tiling.tiles:
+        if tile.step != step:
+            step = tile.step
+            exchange(job, replicas)
+        results.append(kernel(*job.leading(tile), *arguments[tile.worker]))
+    exchange(job, replicas)
+    finish(job, replicas)
+    return results
+
+
 def exchange(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
     """Between steps: add everyone's changes to the buffered arrays, in the order of workers."""
     for name in job.buffered:

@@ -17,7 +17,6 @@ import numpy as np
 
 from hocket.base.units import format_seconds
 from hocket.loops import memory
-from hocket.loops.backends.inturn import run_in_turn
 from hocket.loops.bounds import may_leave
 from hocket.loops.choice import TiledOption
 from hocket.loops.compile import compiled
@@ -26,7 +25,7 @@ from hocket.loops.exits import without_values
 from hocket.loops.flow import stored_names
 from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource
-from hocket.loops.job import LoopJob
+from hocket.loops.job import LoopJob, run_in_turn
 from hocket.loops.names import Number, called_names
 from hocket.loops.nest import Reading
 from hocket.loops.pace import SKIPPED, CallPace, Entries, SerialCall, sizes_of

@@ -37,6 +37,21 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class TileCosts:
+    """Times that make up a pass; by default everything is counted in iterations."""
+
+    iteration_s: float = 1.0
+    start_s: float = 0.0
+    """Waking a worker for a tile."""
+    handed_s: float = 0.0
+    """Moving rows to a tile from the tiles before it."""
+    exchange_s: float = 0.0
+    """Adding up the workers' own arrays."""
+    has_barriers: bool = False
+    """True if that is done after every step."""
+
+
+@dataclass(frozen=True)
 class Tiling:
     """All tiles in a serial order that gives the same result; iterations by range or by list."""
 
@@ -56,21 +71,26 @@ class Tiling:
         """Of all tiles, with loops inside counted by their turns."""
         return sum(tile.num_iterations for tile in self.tiles)
 
-    def spans(self) -> list[tuple[float, float]]:
-        """Start and end of every tile, in iterations, when each worker takes its tiles in turn."""
+    def spans(self, costs: TileCosts) -> list[tuple[float, float]]:
+        """Start and end of every tile when each worker takes its tiles in turn."""
         found: list[tuple[float, float]] = []
         free = [0.0] * self.num_workers
+        step = 0
         for tile in self.tiles:
-            start = max([free[tile.worker], *(found[other][1] for other in tile.after)])
-            found.append((start, start + tile.num_iterations))
-            free[tile.worker] = found[-1][1]
+            if costs.has_barriers and tile.step != step:
+                step, free = tile.step, [max(free) + costs.exchange_s] * self.num_workers
+            ready = [found[other][1] + costs.handed_s for other in tile.after]
+            start = max([free[tile.worker], *ready])
+            end = start + costs.start_s + tile.num_iterations * costs.iteration_s
+            found.append((start, end))
+            free[tile.worker] = end
         return found
 
     @property
     def imbalance(self) -> float:
         """Time of the schedule over that of perfectly shared work, by counts of iterations."""
         total = self.num_iterations
-        longest = max((end for _, end in self.spans()), default=0.0)
+        longest = max((end for _, end in self.spans(TileCosts())), default=0.0)
         return longest * self.num_workers / total if total else 1.0
 
 

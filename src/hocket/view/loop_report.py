@@ -14,8 +14,6 @@ from hocket.base.atomic import write_atomically
 from hocket.base.units import format_bytes, format_seconds
 from hocket.loops.choice import TiledOption
 from hocket.loops.explain import FunctionExplanation, LoopExplanation
-from hocket.loops.predict import PredictedPass
-from hocket.loops.tiles import Tiling
 from hocket.view.drawing import AXIS_PX, MARGIN_PX, Scale, svg_rect, svg_text, time_axis
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.page import ColumnHead, page_html, section, table
@@ -47,8 +45,8 @@ def _loop(loop: LoopExplanation) -> str:
     lines = [escape(inert(line.strip(), LONGEST_SENTENCE)) for line in loop.lines()]
     told = "".join(f"<p>{line}</p>" for line in lines[1:])
     parts = [told, _vectors(loop)]
-    if loop.candidate is not None and loop.predicted is not None:
-        parts.append(tiles_svg(loop.candidate, loop.predicted))
+    if loop.candidate is not None:
+        parts.append(tiles_svg(loop.candidate))
     return section(f"loop-{loop.line}", f"Loop at line {loop.line}", *parts)
 
 
@@ -75,18 +73,18 @@ def _vectors(loop: LoopExplanation) -> str:
     return table(heads, rows)
 
 
-def tiles_svg(candidate: TiledOption, predicted: PredictedPass) -> str:
-    """Tiles over workers and time, as simulated, coloured by their part of the time dimension."""
+def tiles_svg(candidate: TiledOption) -> str:
+    """Tiles over workers and time, as predicted, coloured by their part of the time dimension."""
     tiling = candidate.tiling
-    scale = Scale(_WIDTH_PX, predicted.seconds, _LABEL_PX)
+    scale = Scale(_WIDTH_PX, candidate.predicted_s, _LABEL_PX)
     bottom = MARGIN_PX + AXIS_PX + tiling.num_workers * (_BAR_PX + _GAP_PX)
     height = bottom + MARGIN_PX
     label = escape(
         f"{len(tiling.tiles)} tiles on {tiling.num_workers} workers: "
-        f"{format_seconds(predicted.seconds)} per pass, "
+        f"{format_seconds(candidate.predicted_s)} per pass, "
         f"{format_bytes(candidate.moved_bytes)} moved"
     )
-    body = [*time_axis(scale, bottom), *_marks(tiling, predicted, scale)]
+    body = [*time_axis(scale, bottom), *_marks(candidate, scale)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket hocket-svg" role="img" '
         f'aria-label="{label}" width="{_WIDTH_PX}" height="{height}" '
@@ -95,13 +93,15 @@ def tiles_svg(candidate: TiledOption, predicted: PredictedPass) -> str:
     )
 
 
-def _marks(tiling: Tiling, predicted: PredictedPass, scale: Scale) -> Iterator[str]:
+def _marks(candidate: TiledOption, scale: Scale) -> Iterator[str]:
+    tiling = candidate.tiling
+
     def top(worker: int) -> float:
         return float(MARGIN_PX + AXIS_PX + worker * (_BAR_PX + _GAP_PX))
 
     for worker in range(tiling.num_workers):
         yield svg_text(MARGIN_PX, top(worker) + _BAR_PX - 8, f"worker {worker}", "label")
-    shown = list(zip(tiling.tiles, predicted.spans_s(), strict=True))[:MAX_TILES]
+    shown = list(zip(tiling.tiles, candidate.spans_s, strict=True))[:MAX_TILES]
     for tile, (start_s, end_s) in shown:
         left, right = scale.x(start_s), scale.x(end_s)
         colour = _COLOURS[tile.place[1] % len(_COLOURS)]

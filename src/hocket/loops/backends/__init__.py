@@ -1,1 +1,0 @@
-"""Where jobs run: threads, processes, Ray workers; all run the same tiles, for the same bits."""
