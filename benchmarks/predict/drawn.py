@@ -81,7 +81,11 @@ def _model(task: str, name: str) -> Model:
         sizes = (32, 2)
     else:
         config.use_cache = False
-        batch = tokens(min(SEQ, getattr(config, "max_position_embeddings", SEQ)), config.vocab_size)
+        # Models after RoBERTa count positions from the padding token's index on, which leaves fewer
+        # than their table has; an index beyond it breaks the process on a GPU.
+        positions = getattr(config, "max_position_embeddings", SEQ)
+        positions -= 1 + (getattr(config, "pad_token_id", None) or 0)
+        batch = tokens(min(SEQ, positions), config.vocab_size)
 
     def build() -> nn.Module:
         return _TASKS[task][1].from_config(config)

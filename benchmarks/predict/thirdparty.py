@@ -18,6 +18,8 @@ import gc
 import itertools
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -53,6 +55,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=37, help="of --set drawn")
     parser.add_argument("--count", type=int, default=12, help="models of --set drawn")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--detail", default="", help="a row whose ops are compared")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -68,9 +71,16 @@ def main() -> None:
     if arguments.what == "list":
         print("\n".join(f"{model.name} ({model.family})" for model in chosen))
         print("\n".join(f"skipped {name}: {reason}" for name, reason in skipped.items()))
-    elif arguments.what == "measure":
+    elif arguments.what == "measure" and arguments.worker:
         print_host_speed()
         measure_all(chosen, arguments.out / "rows.jsonl", arguments.seconds)
+    elif arguments.what == "measure":
+        # A failed assertion on a GPU breaks the whole process: another one goes on after that row.
+        ends = time.monotonic() + arguments.seconds
+        while (left := ends - time.monotonic()) > 0:
+            again = [sys.executable, *sys.argv, "--worker", "--seconds", str(left)]
+            if subprocess.run(again, check=False).returncode == 0:
+                break
     else:
         predict_all(chosen, arguments.out, arguments.on, arguments.detail)
 
@@ -117,6 +127,7 @@ def measure_all(chosen: list[Model], path: Path, seconds: float) -> None:
             print("out of time", flush=True)
             break
         row: Row = {"case": name, "family": model.family}
+        append(path, row | {"error": "the process died"})
         try:
             row |= measured(model, size, precision)
             print(f"{name}: {row['step_s'] * 1e3:.1f} ms, {row['peak_bytes'] / 2**30:.2f} GiB, "
@@ -124,14 +135,22 @@ def measure_all(chosen: list[Model], path: Path, seconds: float) -> None:
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
             print(f"{name}: {row['error']}", flush=True)
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append(path, row)
+        if "CUDA error" in row.get("error", ""):
+            sys.exit(1)
         gc.collect()
         torch.cuda.empty_cache()
 
 
+def append(path: Path, row: Row) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
 def read_rows(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Rows of a file; of those with the same case, the last one."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return list({row["case"]: row for row in map(json.loads, lines)}.values())
 
 
 def measured(model: Model, size: int, precision: str) -> Row:

@@ -12,6 +12,7 @@ import argparse
 import copy
 import importlib
 import json
+import multiprocessing
 import random
 import sys
 import time
@@ -392,6 +393,25 @@ def run(name: str, make: Callable[[], Subject], *, budgets: bool = True) -> Row:
             return row._replace(result=row.result or kind, under_budget=kind, what=told[:300])
 
 
+def isolated(name: str, make: Callable[[], Subject], *, budgets: bool) -> Row:
+    """Run a model in a forked process, so that one that dies costs its own row only."""
+    receive, send = multiprocessing.Pipe(duplex=False)
+
+    def child() -> None:
+        send.send(run(name, make, budgets=budgets))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    send.close()
+    try:
+        row: Row = receive.recv()
+    except EOFError:
+        process.join()
+        row = Row(name, "failed", what=f"the process died with exit code {process.exitcode}")
+    process.join()
+    return row
+
+
 def within_budget(row: Row, subject: Subject, wanted: Any) -> Row:
     plain_bytes = plain_peak(subject)
     model, optimizer = built(subject)
@@ -474,7 +494,7 @@ def main() -> None:
         for name, make in subjects(manifest, options.only):
             if name in rows or time.monotonic() > ends:
                 continue
-            rows[name] = row = run(name, make, budgets=not options.without_budgets)
+            rows[name] = row = isolated(name, make, budgets=not options.without_budgets)
             file.write(json.dumps(row._asdict()) + "\n")
             file.flush()
             if row.result not in ("equal", "missing") or row.under_budget not in ("equal", ""):

@@ -14,8 +14,9 @@ from hocket.base.extras import require
 require("torch", "capturing a model")
 
 from hocket.capture.execute import Executed, execute, named_tensors
-from hocket.capture.model import CaptureWarning, UntraceableError, capture, capture_program
+from hocket.capture.model import CaptureWarning, capture, capture_program
 from hocket.capture.program import Call, Program, TensorSpec
+from hocket.capture.trouble import UntraceableError
 from hocket.capture.zoo import ZOO
 from hocket.capture.zoo.load import load_model
 

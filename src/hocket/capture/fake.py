@@ -81,7 +81,8 @@ def model_tensors(model: nn.Module) -> Iterator[NamedTensor]:
         yield name, Role.BUFFER, buffer
     for path, module in model.named_modules():
         for attribute, value in vars(module).items():
-            if isinstance(value, torch.Tensor) and id(value) not in seen:
+            # The type: isinstance would ask proxies for their class.
+            if issubclass(type(value), torch.Tensor) and id(value) not in seen:
                 seen.add(id(value))
                 yield f"{path}.{attribute}" if path else attribute, Role.BUFFER, value
 

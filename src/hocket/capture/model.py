@@ -37,7 +37,7 @@ from hocket.capture.recording import Recording
 from hocket.capture.repeat import expand
 from hocket.capture.splice import without_stand_ins
 from hocket.capture.step import Forward, record_fake_step, record_real_step
-from hocket.capture.trouble import own_code, reason, remedy, user_line
+from hocket.capture.trouble import UntraceableError, own_code, reason, remedy, user_line
 from hocket.graph import Graph
 
 _LOGGER = logging.getLogger(__name__)
@@ -45,12 +45,6 @@ _LOGGER = logging.getLogger(__name__)
 
 class CaptureWarning(UserWarning):
     """A model could not be traced op by op; its graph is coarser."""
-
-
-class UntraceableError(UsageError):
-    """A model cannot be recorded on tensors without memory."""
-
-    code = "untraceable"
 
 
 def capture(

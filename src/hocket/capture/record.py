@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hocket.base.errors import HocketError
 from hocket.capture.blocks import NotRepeatable
@@ -119,6 +119,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Of the backward pass: autograd nodes by number to the calls of each, but for views and
         sums: gradients of several uses are added up when a node has let go of what it saved."""
         self._signature_costs: dict[tuple[str, bool], Any] = {}
+        self.known_constants: dict[int, torch.Tensor] = {}
+        """Sources that are constants all the same: what an earlier run has left in a cache."""
         self._never: set[int | None] = set()
         """Values that are false whatever is drawn: LayerDrop compares also where it is 0."""
 
@@ -210,8 +212,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         facts = _facts(func)
         if facts.ignored:
             return func(*args, **kwargs)
-        if func is _ITEM and self.value_of(args[0]) in self._never:
-            return False
+        if func is _ITEM and isinstance(args[0], FakeTensor):
+            if self.value_of(args[0]) in self._never:
+                return False
+            if (constant := self.constant_of(args[0])) is not None:
+                with _disable_current_modes():
+                    return constant.item()
         reads: list[int] = []
         raw_args = map_tree(args, lambda leaf: self._argument(leaf, reads))
         raw_kwargs = map_tree(kwargs, lambda leaf: self._argument(leaf, reads))
@@ -220,6 +226,41 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _LESS and args[1] <= 0 and self._is_drawn(reads[0] if reads else -1):
             self._never.add(self.value_of(result))
         return result
+
+    def constant_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Compute a fake tensor for real; None where it depends on sources or on random draws.
+
+        `nn.TransformerEncoder` reads whether its mask is causal, which models make of constants.
+        """
+        target, recording = self.value_of(tensor), self.recording
+        if target is None:
+            return None
+        storage_of = [value.storage for value in recording.values]
+        needed, wanted = {storage_of[target]}, []
+        for call in reversed(recording.calls):
+            if needed.isdisjoint(storage_of[number] for number in call.made):
+                continue
+            if call.draws:
+                return None
+            needed.update(storage_of[number] for number in call.reads)
+            wanted.append(call)
+        known = dict(self.known_constants)
+        if any(storage_of[s.value] in needed and s.value not in known for s in recording.sources):
+            return None
+        value_of = lambda leaf: (  # noqa: E731
+            known[leaf.number] if isinstance(leaf, Ref)
+            else leaf.tensor if isinstance(leaf, Constant) else leaf
+        )  # fmt: skip
+        with _disable_current_modes(), torch.no_grad():
+            for call in reversed(wanted):
+                arguments = map_tree((call.args, call.kwargs), value_of)
+                results = flat_results(call.function(*arguments[0], **arguments[1]))
+                known.update(
+                    (number, result)
+                    for number, result in zip(call.outputs, results, strict=True)
+                    if number is not None
+                )
+        return known.get(target)
 
     def _is_drawn(self, value: int) -> bool:
         """True for what `torch.rand` has drawn, which is not negative."""

@@ -16,16 +16,25 @@ import gc
 import random
 import sys
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any
+from contextlib import contextmanager, suppress
+from types import (
+    CellType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+
+from hocket.capture.trouble import UntraceableError
 
 _one_at_a_time = threading.RLock()
 """A model has one set of tensors at a time."""
@@ -35,7 +44,6 @@ _CLOSED = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 _HELD_FUNCTIONS = ("forward", "loss", "given")
 """Attributes by which objects of this package hold functions of the user's."""
 _MAX_DEPTH = 4
-_MISSING: Any = ...
 
 Twins = Mapping[int, torch.Tensor]
 """Replacements by the id of the tensor that they replace."""
@@ -91,24 +99,35 @@ def _python_draws() -> tuple[Any, ...]:
     return random.getstate(), repr(drawn["state"]["pos"]), drawn["state"]["key"].tobytes()
 
 
+class _Holder(NamedTuple):
+    """A mutable object with what it held when it was found.
+
+    ``read`` and ``write`` go past methods that a subclass overrides: these may create what is
+    looked up, as transformers' ACT2FN does, or refuse to be written.
+    """
+
+    owner: Any
+    saved: tuple[Any, ...]
+    read: Callable[[Any], tuple[Any, ...]]
+    write: Callable[[Any, tuple[Any, ...]], None]
+    is_global: bool = False
+    """True for class attributes and globals, which outlive the model and may be others'."""
+
+    def is_changed(self) -> bool:
+        """True if it holds other objects than before."""
+        return not _are_same(self.read(self.owner), self.saved)
+
+
 class _ReachableState:
     """Contents of every mutable object that can be reached from some roots."""
 
     def __init__(self, roots: Sequence[Any]) -> None:
         self._seen: set[int] = set()
-        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._lists: list[tuple[Any, list[Any]]] = []
-        self._sets: list[tuple[set[Any], set[Any]]] = []
-        self._cells: list[tuple[CellType, Any]] = []
-        self._partials: list[tuple[Any, tuple[Any, ...]]] = []
-        self._slots: list[tuple[Any, str, Any]] = []
-        self._named: list[tuple[Any, str, Any]] = []
-        """Class attributes and globals: owner, name, value."""
-        self._shared: list[tuple[Any, Any]] = []
-        """Containers that such names hold, with a copy of each."""
+        self._holders: list[_Holder] = []
         self._caches: list[Any] = []
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._iterators: dict[int, Any] = {}
         self._kept: list[Any] = []
         """Keeps ids of looked-at objects from being given to others."""
         self._pending: list[Any] = list(roots)
@@ -120,66 +139,73 @@ class _ReachableState:
     def _look_at(self, item: Any) -> None:
         if id(item) in self._seen:
             return
-        if isinstance(item, torch.Tensor) and item.requires_grad and item.is_leaf:
+        # The type, not isinstance: that reads ``__class__``, which proxies compute.
+        kind = type(item)
+        if issubclass(kind, torch.Tensor) and item.requires_grad and item.is_leaf:
             self._seen.add(id(item))
             self._gradients.append((item, item.grad))
-        if isinstance(item, _ATOMS):
+        if issubclass(kind, _ATOMS):
             return
         self._seen.add(id(item))
         self._kept.append(item)
-        if isinstance(item, dict):
-            self._dicts.append((item, copied_container(item)))
-            self._pending += item.values()
-        elif isinstance(item, list | deque):
-            self._lists.append((item, list(item)))
-            self._pending += item
-        elif isinstance(item, tuple):
-            self._pending += item
-        elif isinstance(item, set):
-            self._sets.append((item, set(item)))
-            self._pending += item
-        elif isinstance(item, FunctionType):
+        if issubclass(kind, tuple):
+            self._pending += tuple.__iter__(item)
+        elif issubclass(kind, _CONTAINERS):
+            self._pending += self._hold_container(item)
+        elif kind is FunctionType:
             self._look_at_function(item)
-        elif isinstance(item, MethodType):
+        elif kind is MethodType:
             self._pending += (item.__self__, item.__func__)
-        elif isinstance(item, functools.partial):
-            if not type(item).__module__.startswith("hocket"):
-                self._partials.append((item, item.args))
+        elif issubclass(kind, functools.partial):
+            if not kind.__module__.startswith("hocket"):
+                self._hold(item, _partial_args, _set_partial_args)
                 self._pending += (item.func, item.args, item.keywords)
-        elif isinstance(item, _LRU):
+        elif kind is _LRU:
             self._caches.append(item)
-        elif isinstance(item, torch.Generator):
+        elif issubclass(kind, torch.Generator):
             self._generators.append((item, item.get_state()))
+        elif hasattr(kind, "__next__") and _is_closed(kind.__module__):
+            self._iterators[id(item)] = _UntracedIterator()
         else:
-            self._look_at_object(item)
+            self._look_at_object(item, kind)
+
+    def _hold(
+        self, owner: Any, read: Callable[[Any], tuple[Any, ...]],
+        write: Callable[[Any, tuple[Any, ...]], None], *, is_global: bool = False,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        holder = _Holder(owner, read(owner), read, write, is_global)
+        self._holders.append(holder)
+        return holder.saved
+
+    def _hold_container(self, container: Any, *, is_global: bool = False) -> tuple[Any, ...]:
+        read = _dict_contents if issubclass(type(container), dict) else _contents
+        return self._hold(container, read, _refill, is_global=is_global)
 
     def _look_at_function(self, function: FunctionType) -> None:
         self._pending += (function.__defaults__, function.__kwdefaults__, vars(function))
         for cell in function.__closure__ or ():
-            content = _content(cell)
-            self._cells.append((cell, content))
-            self._pending.append(content)
+            self._pending += self._hold(cell, _cell_contents, _set_cell)
         if not _is_closed(function.__module__):
             self._look_at_names(function.__globals__, _global_names(function.__code__))
 
-    def _look_at_object(self, item: Any) -> None:
-        is_module = isinstance(item, nn.Module)
+    def _look_at_object(self, item: Any, kind: type) -> None:
+        is_module = issubclass(kind, nn.Module)
         if is_module:
-            for cls in type(item).__mro__:
+            for cls in kind.__mro__:
                 if not _is_closed(cls.__module__):
                     self._look_at_class(cls)
-        elif type(item).__module__.startswith("hocket."):
+        elif kind.__module__.startswith("hocket."):
             # Their other attributes are results of the run, which must last.
             self._pending += (getattr(item, name, None) for name in _HELD_FUNCTIONS)
             return
-        elif _is_closed(type(item).__module__) and not isinstance(item, SimpleNamespace):
+        elif _is_closed(kind.__module__) and not issubclass(kind, SimpleNamespace):
             return
-        self._pending.append(getattr(item, "__dict__", None))
-        for cls in () if is_module else type(item).__mro__:
-            for name in _slot_names(cls):
-                value = getattr(item, name, _MISSING)
-                self._slots.append((item, name, value))
-                self._pending.append(value)
+        with suppress(AttributeError):
+            self._pending.append(object.__getattribute__(item, "__dict__"))
+        for cls in () if is_module else kind.__mro__:
+            for slot in vars(cls).values():
+                if type(slot) is MemberDescriptorType:
+                    self._pending += self._hold((item, slot), _slot_contents, _set_slot)
 
     def _look_at_class(self, cls: type) -> None:
         if id(cls) in self._seen:
@@ -187,28 +213,29 @@ class _ReachableState:
         self._seen.add(id(cls))
         self._kept.append(cls)
         for name, value in vars(cls).items():
-            if isinstance(value, staticmethod | classmethod):
+            kind = type(value)
+            if kind in (staticmethod, classmethod):
                 self._pending.append(value.__func__)
-            elif isinstance(value, property):
+            elif kind is property:
                 self._pending += (value.fget, value.fset)
-            elif isinstance(value, FunctionType | _LRU):
+            elif kind in (FunctionType, _LRU):
                 self._pending.append(value)
             elif not name.startswith("__"):
-                self._note_named(cls, name, value)
+                self._hold_named(cls, name, value)
 
     def _look_at_names(self, names_of: dict[str, Any], names: frozenset[str]) -> None:
         for name in names & names_of.keys():
             value = names_of[name]
-            if isinstance(value, FunctionType | _LRU | nn.Module):
+            if issubclass(type(value), (FunctionType, _LRU, nn.Module)):
                 self._pending.append(value)
-            elif not isinstance(value, type | ModuleType):
-                self._note_named(names_of, name, value)
+            elif not issubclass(type(value), (type, ModuleType)):
+                self._hold_named(names_of, name, value)
 
-    def _note_named(self, owner: Any, name: str, value: Any) -> None:
-        self._named.append((owner, name, value))
-        if isinstance(value, dict | list | set | deque) and id(value) not in self._seen:
+    def _hold_named(self, owner: Any, name: str, value: Any) -> None:
+        self._hold((owner, name), _named_contents, _set_named, is_global=True)
+        if issubclass(type(value), _CONTAINERS) and id(value) not in self._seen:
             self._seen.add(id(value))
-            self._shared.append((value, copied_container(value)))
+            self._hold_container(value, is_global=True)
 
     # ── change ───────────────────────────────────────────────────────────────────────────────
 
@@ -216,101 +243,43 @@ class _ReachableState:
         """Put the twins in place of their originals, wherever these are held."""
         for tensor, _ in self._gradients:
             tensor.grad = None
-        for found, saved in self._dicts:
-            for key, value in saved.items():
-                if (new := _replaced(value, twins)) is not value:
-                    found[key] = new
-        for items, before in self._lists:
-            for at, value in enumerate(before):
-                if (new := _replaced(value, twins)) is not value:
-                    items[at] = new
-        for cell, value in self._cells:
-            if (new := _replaced(value, twins)) is not value:
-                cell.cell_contents = new
-        for part, args in self._partials:
-            if (changed := _replaced(args, twins)) is not args:
-                part.__setstate__((part.func, changed, part.keywords, vars(part)))
-        for item, name, value in self._slots:
-            if (new := _replaced(value, twins)) is not value:
-                object.__setattr__(item, name, new)
+        replacements = {**twins, **self._iterators}
+        for holder in self._holders:
+            if not holder.is_global:
+                new = _replaced(holder.saved, replacements)
+                if new is not holder.saved:
+                    holder.write(holder.owner, new)
 
     def restore(self) -> None:
-        """Have everything be as it was."""
+        """Have everything be as it was; globals only where tensors were left in them."""
         for tensor, gradient in self._gradients:
             tensor.grad = gradient
-        for found, saved in self._dicts:
-            if not _are_same_items(found, saved):
-                found.clear()
-                found.update(saved)
-        for items, before in self._lists:
-            if not _are_same(items, before):
-                items.clear()
-                items.extend(before)
-        for some, earlier in self._sets:
-            if some != earlier:
-                some.clear()
-                some.update(earlier)
-        for cell, value in self._cells:
-            _put_back(cell, value)
-        for part, args in self._partials:
-            if part.args is not args:
-                part.__setstate__((part.func, args, part.keywords, vars(part)))
-        for item, name, value in self._slots:
-            if getattr(item, name, _MISSING) is not value:
-                if value is _MISSING:
-                    object.__delattr__(item, name)
-                else:
-                    object.__setattr__(item, name, value)
+        for holder in self._holders:
+            if holder.is_changed() and (
+                not holder.is_global or _holds(torch.Tensor, holder.read(holder.owner))
+            ):
+                holder.write(holder.owner, holder.saved)
         for generator, state in self._generators:
             generator.set_state(state)
-        self._restore_names()
+        for cache in self._caches:
+            if cache.cache_info().currsize and _holds(FakeTensor, gc.get_referents(cache)):
+                cache.cache_clear()
 
     # ── compare ──────────────────────────────────────────────────────────────────────────────
 
     def numbers(self) -> list[Any]:
         """Numbers, strings, flags and lengths that were found, in the order of the walk."""
         found: list[Any] = []
-        for _, saved in self._dicts:
-            found += (len(saved), *_numbers_in(saved.values()))
-        for _, before in self._lists:
-            found += (len(before), *_numbers_in(before))
-        found += (len(saved) for _, saved in self._sets)
-        found += _numbers_in(value for _, value in self._cells)
-        found += _numbers_in(value for _, _, value in (*self._slots, *self._named))
-        for _, shared in self._shared:
-            found += (len(shared), *_numbers_in(_items(shared)))
+        for holder in self._holders:
+            found += (len(holder.saved), *_numbers_in(holder.saved))
         return found
 
     def is_changed(self) -> bool:
         """True if a container, attribute, cell or name holds another object than before."""
-        return (
-            any(not _are_same_items(found, saved) for found, saved in self._dicts)
-            or any(not _are_same(items, before) for items, before in self._lists)
-            or any(some != earlier for some, earlier in self._sets)
-            or any(_content(cell) is not value for cell, value in self._cells)
-            or any(getattr(i, name, _MISSING) is not value for i, name, value in self._slots)
-            or any(_named_value(owner, name) is not value for owner, name, value in self._named)
-            or any(not _are_same(_items(now), _items(saved)) for now, saved in self._shared)
-        )
-
-    def _restore_names(self) -> None:
-        """Restore what outlives the model and may be others': only where tensors were left."""
-        for owner, name, value in self._named:
-            now = _named_value(owner, name)
-            if now is not value and _holds(torch.Tensor, now):
-                if isinstance(owner, dict):
-                    owner[name] = value
-                else:
-                    setattr(owner, name, value)
-        for container, saved in self._shared:
-            if not _are_same(_items(container), _items(saved)) and _holds(torch.Tensor, container):
-                container.clear()
-                getattr(container, "extend" if hasattr(container, "extend") else "update")(saved)
-        for cache in self._caches:
-            if cache.cache_info().currsize and _holds(FakeTensor, gc.get_referents(cache)):
-                cache.cache_clear()
+        return any(holder.is_changed() for holder in self._holders)
 
 
+_CONTAINERS = (dict, list, set, deque)
 _ATOMS = (
     torch.Tensor, torch.UntypedStorage, torch.Size, torch.dtype, torch.device, str, bytes, int,
     float, complex, type(None), type, ModuleType, np.ndarray, np.generic, torch.optim.Optimizer,
@@ -319,53 +288,108 @@ _ATOMS = (
 """Objects that are not looked into: they hold nothing of a model, or are not the model's."""
 
 
-def _named_value(owner: Any, name: str) -> Any:
-    return owner.get(name) if isinstance(owner, dict) else vars(owner).get(name)
+class _UntracedIterator:
+    """Stands for an iterator of the user's: an item that is taken cannot be put back."""
+
+    def __iter__(self) -> _UntracedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        raise UntraceableError(
+            "the model takes an item from an iterator, which a trace would use up",
+            hint="take it in the training loop and pass it in the batch",
+        )
 
 
 def copied_container(container: Any) -> Any:
-    """A shallow copy with the stored values.
-
-    Subclasses of dict may return others by ``[]``, as transformers' ACT2FN does, which creates a
-    module for each of its names.
-    """
-    if isinstance(container, dict):
-        return {key: dict.__getitem__(container, key) for key in container}
-    return container.copy()
+    """A shallow copy with the stored values, whatever methods a subclass overrides."""
+    base = _base(container)
+    return base(base.items(container) if issubclass(base, dict) else base.__iter__(container))
 
 
-def _items(container: Any) -> list[Any]:
-    return list(container.values() if isinstance(container, dict) else container)
+def _base(container: Any) -> Any:
+    """The built-in type of a container, whose methods no subclass overrides."""
+    bases = (OrderedDict, *_CONTAINERS)
+    return next(base for base in bases if issubclass(type(container), base))
+
+
+def _contents(container: Any) -> tuple[Any, ...]:
+    return tuple(_base(container).__iter__(container))
+
+
+def _dict_contents(container: dict[Any, Any]) -> tuple[Any, ...]:
+    return (*dict.keys(container), *dict.values(container))
+
+
+def _refill(container: Any, contents: tuple[Any, ...]) -> None:
+    base = _base(container)
+    base.clear(container)
+    if not issubclass(base, dict):
+        (base.update if base is set else base.extend)(container, contents)
+        return
+    half = len(contents) // 2
+    for key, value in zip(contents[:half], contents[half:], strict=True):
+        base.__setitem__(container, key, value)
+
+
+def _cell_contents(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _set_cell(cell: CellType, contents: tuple[Any, ...]) -> None:
+    if contents:
+        (cell.cell_contents,) = contents
+    else:
+        del cell.cell_contents
+
+
+def _partial_args(part: Any) -> tuple[Any, ...]:
+    args: tuple[Any, ...] = part.args
+    return args
+
+
+def _set_partial_args(part: Any, args: tuple[Any, ...]) -> None:
+    part.__setstate__((part.func, args, part.keywords, vars(part)))
+
+
+def _slot_contents(place: tuple[Any, Any]) -> tuple[Any, ...]:
+    try:
+        return (place[1].__get__(place[0]),)
+    except AttributeError:
+        return ()
+
+
+def _set_slot(place: tuple[Any, Any], contents: tuple[Any, ...]) -> None:
+    item, slot = place
+    if contents:
+        slot.__set__(item, *contents)
+    else:
+        slot.__delete__(item)
+
+
+def _named_contents(place: tuple[Any, str]) -> tuple[Any, ...]:
+    owner, name = place
+    values = owner if isinstance(owner, dict) else vars(owner)
+    return (values[name],) if name in values else ()
+
+
+def _set_named(place: tuple[Any, str], contents: tuple[Any, ...]) -> None:
+    owner, name = place
+    if isinstance(owner, dict):
+        owner[name] = contents[0]
+    else:
+        type.__setattr__(owner, name, contents[0])
 
 
 def _numbers_in(values: Iterable[Any]) -> Iterator[Any]:
-    return (value for value in values if isinstance(value, int | float | str))
+    return (value for value in values if issubclass(type(value), (int, float, str)))
 
 
 def _is_closed(module: str | None) -> bool:
     return (module or "").partition(".")[0] in _CLOSED
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _MISSING
-
-
-def _put_back(cell: CellType, value: Any) -> None:
-    if _content(cell) is value:
-        return
-    if value is _MISSING:
-        del cell.cell_contents
-    else:
-        cell.cell_contents = value
-
-
-def _slot_names(cls: type) -> tuple[str, ...]:
-    names = vars(cls).get("__slots__", ())
-    found = (names,) if isinstance(names, str) else tuple(names)
-    return tuple(n for n in found if not n.startswith("__"))
 
 
 @functools.cache
@@ -375,34 +399,36 @@ def _global_names(code: Any) -> frozenset[str]:
     return frozenset(code.co_names).union(*(_global_names(each) for each in inner))
 
 
-def _replaced(value: Any, twins: Twins) -> Any:
-    """A tensor's twin, or a tuple with the twins of its tensors; else the value itself."""
-    if isinstance(value, torch.Tensor):
+def _replaced(value: Any, twins: Mapping[int, Any]) -> Any:
+    """An object's twin, or a tuple with the twins of its items; else the value itself."""
+    if not issubclass(type(value), tuple) or isinstance(value, torch.Size):
         return twins.get(id(value), value)
-    if not isinstance(value, tuple) or isinstance(value, torch.Size):
-        return value
-    items = [_replaced(item, twins) for item in value]
+    items = [_replaced(item, twins) for item in tuple.__iter__(value)]
     if _are_same(value, items):
         return value
     make: Callable[..., Any] = getattr(type(value), "_make", type(value))
     return make(items)
 
 
-def _are_same(first: Any, second: Sequence[Any]) -> bool:
+def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     return len(first) == len(second) and all(a is b for a, b in zip(first, second, strict=True))
-
-
-def _are_same_items(first: Mapping[Any, Any], second: Mapping[Any, Any]) -> bool:
-    return _are_same(first, list(second)) and _are_same(first.values(), list(second.values()))
 
 
 def _holds(kind: type, value: Any, depth: int = 0) -> bool:
     """True if a container or object has such a tensor in it."""
-    if isinstance(value, torch.Tensor):
-        return isinstance(value, kind)
-    if depth == _MAX_DEPTH or isinstance(value, type | ModuleType | nn.Module):
+    held_as = type(value)
+    if issubclass(held_as, torch.Tensor):
+        return issubclass(held_as, kind)
+    if depth == _MAX_DEPTH or issubclass(held_as, (type, ModuleType, nn.Module)):
         return False
-    if isinstance(value, list | tuple | set | deque):
-        return any(_holds(kind, each, depth + 1) for each in value)
-    inner = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-    return isinstance(inner, dict) and any(_holds(kind, v, depth + 1) for v in inner.values())
+    inner: Any = ()
+    if issubclass(held_as, tuple):
+        inner = tuple.__iter__(value)
+    elif issubclass(held_as, dict):
+        inner = dict.values(value)
+    elif issubclass(held_as, _CONTAINERS):
+        inner = _contents(value)
+    else:
+        with suppress(AttributeError):
+            inner = object.__getattribute__(value, "__dict__").values()
+    return any(_holds(kind, each, depth + 1) for each in inner)

@@ -16,6 +16,12 @@ from hocket.base.errors import HocketError, UsageError
 _LIBRARIES = ("torch", "transformers", "hocket")
 
 
+class UntraceableError(UsageError):
+    """A model cannot be traced on fake tensors."""
+
+    code = "untraceable"
+
+
 def user_line(error: BaseException) -> str:
     """``file:line`` of the innermost frame outside torch, transformers, hocket and Python itself.
 

@@ -30,7 +30,7 @@ def held_tensors(model: nn.Module) -> HeldByName:
         (path, name): value
         for path, module in model.named_modules()
         for name, value in {**vars(module), **module._buffers}.items()
-        if isinstance(value, torch.Tensor)
+        if issubclass(type(value), torch.Tensor)
     }
 
 
@@ -68,6 +68,10 @@ class SecondRun(Recorder):  # type: ignore[no-untyped-call]
         """Take a tensor of the first run as a source."""
         self.has_read_state |= self._first.storage_of(tensor) in self._tainted
         self.add_source("left", Role.BUFFER, tensor)
+        constant = self._first.constant_of(tensor)
+        number = self.value_of(tensor)
+        if constant is not None and number is not None:
+            self.known_constants[number] = constant
 
 
 def note_python_state(

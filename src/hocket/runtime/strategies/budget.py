@@ -17,7 +17,8 @@ from hocket.base.errors import NoFeasiblePlanError, RunError, UsageError
 from hocket.base.progress import Progress, progress
 from hocket.base.units import format_apart, format_bytes, typed_bytes
 from hocket.base.warn import warn_user
-from hocket.capture.model import CaptureWarning, UntraceableError
+from hocket.capture.model import CaptureWarning
+from hocket.capture.trouble import UntraceableError
 from hocket.cost.calibrate import Calibration
 from hocket.cost.dispatch import measure_host_overhead
 from hocket.cost.efficiency import KindFit

@@ -21,7 +21,8 @@ from torch import nn
 from hocket.base.errors import UsageError
 from hocket.base.warn import warn_user
 from hocket.capture.loss import MEAN
-from hocket.capture.model import CaptureWarning, UntraceableError, capture
+from hocket.capture.model import CaptureWarning, capture
+from hocket.capture.trouble import UntraceableError
 from hocket.capture.unseen import hooked_modules
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster, Device

@@ -7,10 +7,10 @@ holds. A tensor that has to move takes all that look at its storage along, tied 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from types import ModuleType
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -122,7 +122,7 @@ def _tensor_names(module: nn.Module) -> tuple[str, ...]:
         *(
             name
             for name, value in vars(module).items()
-            if name not in _OWN_FIELDS and (value is None or isinstance(value, torch.Tensor))
+            if name not in _OWN_FIELDS and (value is None or issubclass(type(value), torch.Tensor))
         ),
     )
 
@@ -142,7 +142,7 @@ def replaced_error() -> UsageError:
     )
 
 
-Settings = tuple[Mapping[str, Any], tuple[str, ...]]
+Settings = tuple[dict[str, Any], tuple[str, ...]]
 """Something that holds values by name, and the names of numbers, strings, flags and None in it."""
 
 
@@ -155,16 +155,17 @@ def settings_of(modules: Iterable[nn.Module]) -> Iterator[Settings]:
         if id(held) in seen:
             continue
         seen.add(id(held))
-        items = [(name, value) for name, value in held.items() if name not in _OWN_FIELDS]
-        yield held, tuple(n for n, v in items if v is None or isinstance(v, _SCALARS))
+        items = [(name, value) for name, value in dict.items(held) if name not in _OWN_FIELDS]
+        yield held, tuple(n for n, v in items if v is None or issubclass(type(v), _SCALARS))
         if depth < _MAX_DEPTH:
-            pending += [(inner, depth + 1) for _, v in items if (inner := _named_values(v))]
+            found = (_named_values(value) for _, value in items)
+            pending += [(inner, depth + 1) for inner in found if inner is not None]
 
 
 def setting_values(settings: Iterable[Settings]) -> tuple[Any, ...]:
     """The values of all of them now; an object that took the place of one counts by identity."""
-    values = (held.get(name) for held, names in settings for name in names)
-    return tuple(each if isinstance(each, _SCALARS) else id(each) for each in values)
+    values = (dict.get(held, name) for held, names in settings for name in names)
+    return tuple(each if issubclass(type(each), _SCALARS) else id(each) for each in values)
 
 
 _SCALARS = (bool, int, float, str)
@@ -172,10 +173,20 @@ _MAX_DEPTH = 2
 """Of configurations inside configurations."""
 
 
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+
+
 def _named_values(value: Any) -> dict[str, Any] | None:
-    """What a dict or an object of the user's holds by name."""
-    if isinstance(value, dict):
-        return value
-    if isinstance(value, torch.Tensor | nn.Module | type | ModuleType) or callable(value):
+    """Values that a dict or an object of the user's holds by name.
+
+    Methods that a subclass overrides are not called: they may create what is looked up.
+    """
+    kind = type(value)
+    if issubclass(kind, dict):
+        return cast("dict[str, Any]", value)
+    if issubclass(kind, (torch.Tensor, nn.Module, type, ModuleType, *_FUNCTIONS)):
         return None
-    return getattr(value, "__dict__", None)
+    try:
+        return cast("dict[str, Any]", object.__getattribute__(value, "__dict__"))
+    except AttributeError:
+        return None

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from hocket.capture.loss import ChosenLoss, Loss
-from hocket.capture.model import UntraceableError, capture_program
+from hocket.capture.model import capture_program
 from hocket.capture.optimizer import Optimizer
 from hocket.capture.packed import masks_as_run, rows_are_whole
 from hocket.capture.program import Program
 from hocket.capture.step import Forward, apply_model
+from hocket.capture.trouble import UntraceableError
 from hocket.graph.graph import Graph
 from hocket.runtime.train.traced_recompute import BlockOf, run_again
 

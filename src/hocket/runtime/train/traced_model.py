@@ -18,10 +18,11 @@ from torch import nn
 
 from hocket.base.errors import RunError, UsageError
 from hocket.capture.fake import plain_batch
-from hocket.capture.model import CaptureWarning, UntraceableError
+from hocket.capture.model import CaptureWarning
 from hocket.capture.packed import mask_facts
 from hocket.capture.perform import generator_of
 from hocket.capture.program import Program
+from hocket.capture.trouble import UntraceableError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.runtime.autocast import autocast_state
