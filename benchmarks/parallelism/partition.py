@@ -15,7 +15,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from hocket.planners.parallel.partition import LayerCosts, partition_layers
+from hocket.planners.parallel.layer_partition import (
+    LayerCosts,
+    PipelineRanks,
+    partition_layers,
+)
 
 GIB = 2.0**30
 _T = TypeVar("_T")
@@ -30,18 +34,16 @@ def timed(work: Callable[[], _T]) -> tuple[_T, float]:
     return result, min(seconds)
 
 
-def transformer(num_layers: int, num_ways: int) -> LayerCosts:
+def transformer(num_layers: int) -> LayerCosts:
     """Equal layers between an embedding and an output layer, on a fast and a slow device kind."""
     count = num_layers + 2
     forward_s = np.full((count, 2), 1.0) * [1.0, 0.6]
     forward_s[0] *= 0.1
     forward_s[-1] *= 1.7
-    backward_s = np.stack([2.0 * forward_s, 2.1 * forward_s, 3.0 * forward_s])[:num_ways]
-    kept = np.array([600, 340, 20])[:num_ways, None]
     return LayerCosts(
         forward_s=forward_s,
-        backward_s=backward_s,
-        activation_bytes=np.repeat(kept, count, axis=1),
+        backward_s=2.0 * forward_s,
+        activation_bytes=np.full(count, 600),
         state_bytes=np.full(count, 3000),
         send_s=np.full(count, 0.01),
         counts=np.array([False, *[True] * num_layers, False]),
@@ -49,29 +51,24 @@ def transformer(num_layers: int, num_ways: int) -> LayerCosts:
 
 
 def layers_table() -> None:
-    print("\n| layers | ranks | stages per rank | ways | order | step | s |\n|" + "---|" * 7)
+    print("\n| layers | ranks | stages per rank | order | step | s |\n|" + "---|" * 6)
     cases = [
-        (96, 16, 1, 1, False), (128, 64, 1, 1, False), (128, 64, 1, 3, False),
-        (96, 16, 1, 3, True), (128, 64, 1, 1, True), (96, 16, 6, 1, False), (128, 64, 2, 1, False),
+        (96, 16, 1, False), (128, 64, 1, False), (128, 64, 1, True), (96, 16, 6, False),
+        (128, 64, 2, False),
     ]  # fmt: skip
-    for num_layers, num_ranks, num_chunks, num_ways, reorder in cases:
-        costs, num_stages = transformer(num_layers, num_ways), num_ranks * num_chunks
-        memory = 45_000 if num_ways > 1 else 10**9
-        found, seconds = timed(
-            partial(
-                partition_layers,
-                costs,
-                kinds=[0] * (num_ranks // 2) + [1] * (num_ranks - num_ranks // 2),
-                memory_bytes=[memory, memory],
-                in_flight=[max(1, num_ranks - i % num_ranks) for i in range(num_stages)],
-                num_microbatches=256,
-                rank_of_stage=[i % num_ranks for i in range(num_stages)],
-                reorder=reorder,
-            )
+    for num_layers, num_ranks, num_chunks, reorder in cases:
+        costs, num_stages = transformer(num_layers), num_ranks * num_chunks
+        ranks = PipelineRanks(
+            device_types=[0] * (num_ranks // 2) + [1] * (num_ranks - num_ranks // 2),
+            memory_bytes=[10**9, 10**9],
+            in_flight=[max(1, num_ranks - i % num_ranks) for i in range(num_stages)],
+            num_microbatches=256,
+            rank_of_stage=tuple(i % num_ranks for i in range(num_stages)),
         )
+        found, seconds = timed(partial(partition_layers, costs, ranks, reorder=reorder))
         order = "any" if reorder else "given"
         print(
-            f"| {num_layers} | {num_ranks} | {num_chunks} | {num_ways} | {order} "
+            f"| {num_layers} | {num_ranks} | {num_chunks} | {order} "
             f"| {found.step_s:.2f} | {seconds:.3f} |",
             flush=True,
         )

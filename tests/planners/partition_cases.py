@@ -1,24 +1,24 @@
 """Small models to divide, and every way to divide them."""
 
-from itertools import combinations, pairwise, permutations, product
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 from hypothesis import strategies as st
 
-from hocket.planners.parallel.partition import LayerCosts
+from hocket.planners.parallel.layer_partition import LayerCosts
 
 
 @st.composite
-def layer_costs(draw, max_layers=7, max_kinds=2, max_ways=3):
+def layer_costs(draw, max_layers=7, max_kinds=2):
     """Layers with small whole costs, so that sums are exact and ties are frequent."""
     num_layers = draw(st.integers(1, max_layers))
-    num_kinds, num_ways = draw(st.integers(1, max_kinds)), draw(st.integers(1, max_ways))
+    num_kinds = draw(st.integers(1, max_kinds))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    backward = rng.integers(0, 12, (num_ways, num_layers, num_kinds)).astype(float)
-    kept = rng.integers(0, 6, (num_ways, num_layers))
+    backward = rng.integers(0, 12, (num_layers, num_kinds)).astype(float)
+    kept = rng.integers(0, 6, num_layers)
     if draw(st.booleans()):
         # Layers alike, as in a transformer.
-        backward[:], kept[:] = backward[:, :1], kept[:, :1]
+        backward[:], kept[:] = backward[:1], kept[:1]
     counts = np.ones(num_layers, dtype=bool)
     if num_layers > 2 and draw(st.booleans()):
         counts[[0, -1]] = False
@@ -53,21 +53,16 @@ def pipeline_step(forward_s, stage_s, sent_s, in_flight, num_microbatches):
     return max(steps)
 
 
-def stage_choices(costs, start, stop, kind, in_flight, limit):
-    """The least time of a stage over all ways to run its layers; None if none fits."""
-    best = None
-    for ways in product(range(costs.num_ways), repeat=stop - start):
-        layers = np.arange(start, stop)
-        held = in_flight * costs.activation_bytes[ways, layers].sum()
-        if held + costs.state_bytes[start:stop].sum() > limit:
-            continue
-        time_s = costs.forward_s[layers, kind].sum() + costs.backward_s[ways, layers, kind].sum()
-        best = time_s if best is None else min(best, time_s)
-    return best
+def stage_time(costs, start, stop, kind, in_flight, limit):
+    """The time of a stage; None if it does not fit."""
+    held = in_flight * costs.activation_bytes[start:stop].sum()
+    if held + costs.state_bytes[start:stop].sum() > limit:
+        return None
+    return costs.forward_s[start:stop, kind].sum() + costs.backward_s[start:stop, kind].sum()
 
 
 def brute_force(costs, kinds, memory, in_flight, num_microbatches, reorder):
-    """The least step over all cuts, choices and orders; None if nothing fits."""
+    """The least step over all cuts and orders; None if nothing fits."""
     best, known = None, {}
     orders = set(permutations(kinds)) if reorder else {tuple(kinds)}
     for inner in combinations(range(1, costs.num_layers), len(kinds) - 1):
@@ -80,7 +75,7 @@ def brute_force(costs, kinds, memory, in_flight, num_microbatches, reorder):
             for stage, (a, b) in enumerate(spans):
                 key = (a, b, order[stage], in_flight[stage])
                 if key not in known:
-                    known[key] = stage_choices(costs, *key, memory[order[stage]])
+                    known[key] = stage_time(costs, *key, memory[order[stage]])
                 times.append(known[key])
             if None in times:
                 continue

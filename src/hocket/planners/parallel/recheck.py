@@ -24,9 +24,10 @@ from hocket.planners.parallel.forecast import (
     PoolStages,
     most_in_the_middle,
 )
-from hocket.planners.parallel.partition import (
+from hocket.planners.parallel.layer_partition import (
     LayerCosts,
     LayerPartition,
+    PipelineRanks,
     has_few_orders,
     in_flight_counts,
     partition_layers,
@@ -62,7 +63,7 @@ def best_order(candidate: ConfigForecast) -> tuple[PoolStages, tuple[int, ...]]:
     found = _partition(candidate, reorder=has_few_orders(ranks))
     # Pools are of one kind each, in the order in which the ranks first name them.
     pools = list(dict.fromkeys(ranks))
-    return PoolStages.of_ranks([pools[kind] for kind in found.kinds]), found.layers
+    return PoolStages.of_ranks([pools[kind] for kind in found.device_types]), found.layers
 
 
 def _partition(candidate: ConfigForecast, *, reorder: bool) -> LayerPartition:
@@ -73,15 +74,14 @@ def _partition(candidate: ConfigForecast, *, reorder: bool) -> LayerPartition:
     names = list(dict.fromkeys(kinds))
     memory = dict(zip(kinds, candidate.limit_bytes, strict=True))
     costs, fixed_bytes = layer_costs(candidate, names, schedule.device_of_stage)
-    return partition_layers(
-        costs,
-        kinds=[names.index(kind) for kind in kinds],
+    ranks = PipelineRanks(
+        device_types=[names.index(kind) for kind in kinds],
         memory_bytes=[max(memory[kind] - fixed_bytes, 0) for kind in names],
         in_flight=in_flight_counts(schedule).tolist(),
         num_microbatches=config.num_microbatches,
-        rank_of_stage=schedule.device_of_stage.tolist(),
-        reorder=reorder,
+        rank_of_stage=tuple(schedule.device_of_stage.tolist()),
     )
+    return partition_layers(costs, ranks, reorder=reorder)
 
 
 def layer_costs(
@@ -98,8 +98,8 @@ def layer_costs(
     state, fixed_bytes = _state_bytes(num_layers, config.chunks, none, one, rank_of_stage)
     costs = LayerCosts(
         forward_s=forward,
-        backward_s=backward[None],
-        activation_bytes=np.rint(activation).astype(np.int64)[None],
+        backward_s=backward,
+        activation_bytes=np.rint(activation).astype(np.int64),
         state_bytes=np.rint(state).astype(np.int64),
         send_s=np.full(num_layers + 2, max(one.send_s, default=0.0)),
         counts=np.array([False, *[True] * num_layers, False]),

@@ -1,17 +1,60 @@
-"""The programme over partial cuts from the last stage on, in compiled code."""
+"""Both dynamic programmes of `layer_partition`, in compiled code."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from hocket.kernels import kernel
-from hocket.planners.parallel.partition.orders import StageWays
-from hocket.planners.parallel.partition.paths import PathState, PathTable, stage_time
-from hocket.planners.parallel.partition.tables import StageTables
+from hocket.planners.parallel.layer_partition import (
+    CutState,
+    PathState,
+    PathTable,
+    StageOrder,
+    StageTables,
+    stage_time,
+)
 
 _SAME = 1.0 + 1e-13
 """Sums in another order differ by rounding; they count as equal."""
 _MAX_PER_CELL = 512
 
 _stage_time = kernel(stage_time)
+
+
+@kernel
+def _step(
+    order: StageOrder, tables: StageTables, state: CutState, step: int, limit_s: float
+) -> None:
+    """Try every stage that one edge of the order can add."""
+    src, dst, row = order.src[step], order.dst[step], order.row[step]
+    num_layers = len(tables.sent_s) - 1
+    for start in range(num_layers):
+        before_s = state.sum_s[src, start]
+        if before_s == np.inf:
+            continue
+        for stop in range(tables.first_stop[start], num_layers + 1):
+            stage_s = tables.stage_s[row, start, stop]
+            if stage_s > limit_s or stage_s == np.inf:
+                # Longer stages take more time and memory.
+                break
+            sum_s = before_s + stage_s + tables.sent_s[stop]
+            if sum_s < state.sum_s[dst, stop]:
+                state.sum_s[dst, stop] = sum_s
+                state.came_from[dst, stop] = start
+                state.came_step[dst, stop] = step
+
+
+@kernel
+def least_sum(order: StageOrder, tables: StageTables, state: CutState, limit_s: float) -> float:
+    """The least sum of stage times and transfers with no stage above the limit; or infinite."""
+    num_nodes, width = state.sum_s.shape
+    for node in range(num_nodes):
+        for stop in range(width):
+            state.sum_s[node, stop] = np.inf
+    state.sum_s[0, 0] = 0.0
+    for step in range(len(order.src)):
+        _step(order, tables, state, step, limit_s)
+    return float(state.sum_s[num_nodes - 1, width - 1])
 
 
 @kernel
@@ -36,14 +79,14 @@ def _insert(state: PathState, start: int, fill: int, behind_s: float, step_s: fl
 
 @kernel
 def _fill_cell(
-    order: StageWays, tables: StageTables, paths: PathTable, state: PathState, way: int, start: int,
-    first: int, limit_s: float,
+    order: StageOrder, tables: StageTables, paths: PathTable, state: PathState, node: int,
+    start: int, first: int, limit_s: float,
 ) -> int:  # fmt: skip
     """All partial cuts that begin with a stage from one layer; where their points end."""
     num_layers, fill = len(tables.sent_s) - 1, first
-    for step in range(paths.step_ptr[way], paths.step_ptr[way + 1]):
+    for step in range(paths.step_ptr[node], paths.step_ptr[node + 1]):
         row, dst = order.row[step], order.dst[step]
-        forward = paths.forward_sums[order.kind[row]]
+        forward = paths.forward_sums[order.device_type[row]]
         for stop in range(tables.first_stop[start], num_layers + 1):
             stage_s, sent_s = tables.stage_s[row, start, stop], tables.sent_s[stop]
             if not paths.before_s[start] + paths.num_microbatches * stage_s < limit_s:
@@ -72,7 +115,7 @@ def _fill_cell(
 
 @kernel
 def extend_paths(
-    order: StageWays, tables: StageTables, paths: PathTable, state: PathState, limit_s: float
+    order: StageOrder, tables: StageTables, paths: PathTable, state: PathState, limit_s: float
 ) -> None:
     """Fill all cells with the partial cuts that can lead below the limit."""
     num_layers = len(tables.sent_s) - 1
@@ -80,11 +123,11 @@ def extend_paths(
     state.point_s[0, 0], state.point_s[0, 1], state.came[0, 0] = 0.0, 0.0, -1
     state.ptr[last], state.stop[last] = 0, 1
     fill = 1
-    for way in range(len(paths.step_ptr) - 3, -1, -1):
+    for node in range(len(paths.step_ptr) - 3, -1, -1):
         for start in range(num_layers):
-            cell = way * (num_layers + 1) + start
-            if tables.first_stop[start] > num_layers or (way == 0 and start > 0):
+            cell = node * (num_layers + 1) + start
+            if tables.first_stop[start] > num_layers or (node == 0 and start > 0):
                 continue
             state.ptr[cell] = fill
-            fill = _fill_cell(order, tables, paths, state, way, start, fill, limit_s)
+            fill = _fill_cell(order, tables, paths, state, node, start, fill, limit_s)
             state.stop[cell] = fill
