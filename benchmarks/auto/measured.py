@@ -49,9 +49,8 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Parallel, Replica
 from hocket.plan.words import in_words
 from hocket.planners.parallel.compare import compare_parallel
-from hocket.runtime.train.divided import staged
-from hocket.runtime.train.divided.piece import Piece
-from hocket.runtime.train.divided.staged import Pipeline
+from hocket.runtime.strategies.pipeline import Pipeline, SegmentRun
+from hocket.runtime.strategies.stage_program import StageProgram
 from hocket.runtime.train.traced_model import Programs
 from hocket.simulate import simulate
 
@@ -160,12 +159,12 @@ def slow_down(times: float) -> threading.Event:
     is_slow = threading.Event()
     for owner, name, key_of in (
         (Programs, "train", lambda own, rows, *_: (id(own), len(rows))),
-        (Piece, "run", lambda own, segment, *_: (id(own), segment)),
+        (StageProgram, "run", lambda own, segment, *_: (id(own), segment)),
         # Gradients of a stage's microbatches are added up here.
         (
-            staged.SegmentRun,
+            SegmentRun,
             "_take_results",
-            lambda run, piece, segment, number: (segment, number > 0),
+            lambda run, traced, segment, number: (segment, number > 0),
         ),
         (Programs, "update", lambda *_: None),
         (Pipeline, "update", lambda *_: None),

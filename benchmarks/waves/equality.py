@@ -30,8 +30,8 @@ from hocket.plan.files import SavedPlan
 from hocket.planners.waves.search import WaveFit, fit_waves
 from hocket.planners.waves.way import WaveWay
 from hocket.runtime.offload.memory_tracker import Ledger
+from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.synthetic import SyntheticTraining
-from hocket.runtime.train.divided.shares import microbatches
 from hocket.runtime.train.planned_optimizer import torch_optimizer
 
 

@@ -53,9 +53,9 @@ from hocket.plan.plan import Plan
 from hocket.plan.sections import Lanes
 from hocket.planners.waves.search import WaveFit
 from hocket.planners.waves.way import WaveWay, placed
+from hocket.runtime.strategies.batch_split import microbatches
 from hocket.runtime.synthetic import SyntheticTraining
 from hocket.runtime.train import replayed_waves as lane_notes
-from hocket.runtime.train.divided.shares import microbatches
 from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.runtime.train.replayed_waves import ReplayedWaves
 from hocket.runtime.train.trace_options import Kind, Recipe

@@ -42,11 +42,11 @@ from hocket.runtime.offload.budgeted_model import Budgeted
 from hocket.runtime.offload.patched_forward import taken_over
 from hocket.runtime.offload.plan_choice import KeptBudget
 from hocket.runtime.prepare import choose_strategy, is_parallel
+from hocket.runtime.strategies.batch_split import Count
 from hocket.runtime.strategy import Timings
 from hocket.runtime.task import LoopOptions, TrainingTask
 from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.compiled_model import CompiledModel
-from hocket.runtime.train.divided.shares import Count
 from hocket.runtime.train.planned_optimizer import planned_update
 from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.trace_options import Recipe

@@ -23,7 +23,7 @@ from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
 from hocket.plan.sections import Parallel, Replica
 from hocket.runtime import pace, room
-from hocket.runtime.train.divided.build import ParallelWarning
+from hocket.runtime.strategies.parallel_task import ParallelWarning
 from hocket.training import prepare
 from hocket.transformer import ParallelConfig
 from tests.cli.terminal import hocket

@@ -10,13 +10,13 @@ from hocket.api import make_problem
 from hocket.base.errors import CheckError, UsageError
 from hocket.planners.waves.round_robin import fit_partitions
 from hocket.runtime.offload.copy_streams import CopyEngines
-from hocket.runtime.train.divided.turns import Partitions, turn_slots
+from hocket.runtime.strategies.round_robin import PartitionPrefetch, round_robin_slots
 from hocket.simulate.verify import verify
 
 
 @pytest.mark.parametrize("count", [2, 4, 5])
 def test_partitions_in_turn_keep_every_rank_busy_with_another_wave(count):
-    ranks = [turn_slots(count, rank) for rank in range(count)]
+    ranks = [round_robin_slots(count, rank) for rank in range(count)]
     for at, slots in enumerate(zip(*ranks, strict=True)):
         (stage,) = {stage for stage, _, _ in slots}
         assert stage == (at if at < count else 2 * count - 1 - at)
@@ -30,7 +30,7 @@ def test_partitions_in_turn_keep_every_rank_busy_with_another_wave(count):
 
 def test_two_partitions_at_a_time_are_where_they_are_computed_with():
     home = {name: torch.full((3,), float(number)) for number, name in enumerate("abc")}
-    partitions = Partitions(CopyEngines(torch.device("cpu"), is_real=False), home)
+    partitions = PartitionPrefetch(CopyEngines(torch.device("cpu"), is_real=False), home)
     for stage in (0, 1):
         partitions.fetch(stage, [*home][stage : stage + 1])
     assert partitions.use(1)["b"].tolist() == [1.0] * 3
@@ -52,7 +52,7 @@ def test_waves_in_turn_are_a_legal_plan_that_says_what_it_gains():
     verify(fit.plan(), fit.problem)
     assert fit.turns.shares.is_round_robin
     assert fit.gain == fit.ways[-1].samples_per_s / max(w.samples_per_s for w in fit.ways[:-1])
-    # Partitions are fetched behind slots; what takes longer is waited for in each of them.
+    # PartitionPrefetch are fetched behind slots; what takes longer is waited for in each of them.
     slow, quick = (replace(fit.turns, fetch_s=s, slot_s=0.25) for s in (1.0, 0.125))
     makespan_s = fit.turns.timeline.makespan_s
     assert slow.step_s == pytest.approx(1.04 * makespan_s + slow.num_slots * 0.75)

@@ -19,8 +19,8 @@ from hocket.runtime.options import RunCallbacks, RunOptions
 from hocket.runtime.record import StepRecord
 from hocket.runtime.refusals import refuse_plan, str_of
 from hocket.runtime.run_ranks import run_ranks
+from hocket.runtime.strategies.parallel import refuse_degrees
 from hocket.runtime.threads import torch_threads
-from hocket.runtime.train.divided.build import refuse_degrees
 from hocket.runtime.transformer_model import built_in_model, token_batch
 from hocket.transformer import ParallelConfig, Transformer
 

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,25 +19,17 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan
 from hocket.plan.make import ON_THIS_MACHINE, find_cluster
 from hocket.plan.plan import Plan
-from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Memory, Priority
+from hocket.plan.sections import Communication, Memory, Parallel, Priority
 from hocket.plan.verify import require_structure
 from hocket.runtime.collectives.priority_sync import Propagation, wrap
 from hocket.runtime.collectives.process_group import PLANNED, register
 from hocket.runtime.strategies.budget import budget_strategy
+from hocket.runtime.strategies.ddp import priority_obstacle
+from hocket.runtime.strategies.parallel import parallel_strategy, stated_degrees_strategy
+from hocket.runtime.strategies.parallel_task import ParallelTask, ParallelWarning, agree_on_model
 from hocket.runtime.strategies.placed import placed_strategy
-from hocket.runtime.strategy import Strategy
 from hocket.runtime.task import Prepared, TrainingTask
-from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
-from hocket.runtime.train.divided.build import DividedTask, ParallelWarning
-from hocket.runtime.train.divided.planned import (
-    divides,
-    parallel_strategy,
-    stated_degrees_strategy,
-)
-from hocket.runtime.train.divided.prioritised import hindrance
 from hocket.runtime.train.predicted_step import claimed_step_s
-from hocket.runtime.train.trace_options import Recipe
 from hocket.transformer import ParallelConfig
 
 Given = SavedPlan | ParallelConfig
@@ -48,7 +38,9 @@ Given = SavedPlan | ParallelConfig
 
 def is_parallel(given: Given | None) -> bool:
     """True for plans that train with several replicas, stages, shards or microbatches."""
-    return isinstance(given, ParallelConfig) or (given is not None and divides(given.plan))
+    return isinstance(given, ParallelConfig) or (
+        given is not None and given.plan.get(Parallel) is not None
+    )
 
 
 def choose_strategy(
@@ -68,14 +60,13 @@ def choose_strategy(
         if isinstance(given, ParallelConfig):
             named = Plan(planner="parallel config", notes={"how": repr(given)})
             return Prepared(stated_degrees_strategy(_parallel_task(task, None), given), named, None)
-        if given is not None and divides(given.plan):
+        if given is not None and given.plan.get(Parallel) is not None:
             strategy = parallel_strategy(_parallel_task(task, given), given.problem, given.plan)
             step_s = strategy.predicted_s or claimed_step_s(given.problem, given.plan)
             return Prepared(strategy, given.plan, step_s)
         _require_memory(task.model)
         if task.is_ranked:
-            require_same_everywhere(task.model, task.device)
-            share_weights(task.model, task.device)
+            agree_on_model(task.model, task.device)
         if memory is not None or (given is not None and given.plan.get(Memory) is not None):
             return budget_strategy(task, given, on, memory)
         return placed_strategy(task, given, on)
@@ -92,31 +83,17 @@ def _require_memory(model: nn.Module) -> None:
         )
 
 
-def _parallel_task(task: TrainingTask, saved: SavedPlan | None) -> DividedTask:
+def _parallel_task(task: TrainingTask, saved: SavedPlan | None) -> ParallelTask:
     """Describe the part of this rank in a parallel training."""
-    propagates = _propagates(task, saved)
+    start = _propagation_of(task, saved)
     has_graph = saved is not None and isinstance(saved.problem.work, Graph)
-    problem = saved.problem if saved is not None and has_graph else None
-    return DividedTask(
-        model=task.model, optimizer=task.optimizer, batch=task.batch, recipe=task.recipe,
-        device=task.device,
-        make_inner=lambda recipe, rows, seed: _on_one_device(task, recipe, rows, seed, problem),
-        seed=task.options.seed, count=task.count, max_shapes=task.options.max_shapes,
-        weights=task.weights, sums_by=None if propagates else _sums_by(task, saved),
-        sums_in=task.reduce_dtype, propagates=propagates,
+    return ParallelTask(
+        **vars(task), costs_of=saved.problem if saved is not None and has_graph else None,
+        reduce_backend=None if start else _reduce_backend(task, saved), start_propagation=start,
     )  # fmt: skip
 
 
-def _on_one_device(
-    task: TrainingTask, recipe: Recipe, rows: Any, seed: int | None, problem: Problem | None
-) -> Strategy:
-    """Run the model on the device of this rank alone; who splits a batch seeds draws itself."""
-    options = replace(task.options, seed=seed)
-    alone = replace(task, recipe=recipe, batch=rows, options=options, is_ranked=False)
-    return placed_strategy(alone, alone=task.device, costs_of=problem).strategy
-
-
-def _sums_by(task: TrainingTask, saved: SavedPlan | None) -> str | None:
+def _reduce_backend(task: TrainingTask, saved: SavedPlan | None) -> str | None:
     """Name the backend that sums gradients: trees over the links where the plan has them."""
     if saved is None or saved.plan.get(Communication) is None:
         return None
@@ -130,14 +107,16 @@ def _sums_by(task: TrainingTask, saved: SavedPlan | None) -> str | None:
     return None
 
 
-def _propagates(task: TrainingTask, saved: SavedPlan | None) -> Callable[[], Propagation] | None:
+def _propagation_of(
+    task: TrainingTask, saved: SavedPlan | None
+) -> Callable[[], Propagation] | None:
     """Return what starts priority gradient sync, where the plan has it and this training can."""
     if saved is None or (priority := saved.plan.get(Priority)) is None:
         return None
     require_structure(saved.plan, saved.problem)
-    if hindered := hindrance(task.model, task.optimizer, task.options):
+    if obstacle := priority_obstacle(task.model, task.optimizer, task.options):
         warn_user(
-            f"the plan sends gradients by priority, and {hindered}: they are summed at the end of "
+            f"the plan sends gradients by priority, and {obstacle}: they are summed at the end of "
             "each step, and the numbers are the same",
             ParallelWarning,
         )

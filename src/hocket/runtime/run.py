@@ -37,10 +37,10 @@ from hocket.runtime.result import RunResult, middle_step
 from hocket.runtime.room import require_room, require_room_for_states
 from hocket.runtime.run_ranks import run_ranks
 from hocket.runtime.smaller import smaller_shares, with_graph
+from hocket.runtime.strategies.parallel import refuse_degrees
 from hocket.runtime.strategies.placed import places_in_process
 from hocket.runtime.synthetic import PER_STEP, SyntheticTraining
 from hocket.runtime.threads import torch_threads
-from hocket.runtime.train.divided.build import refuse_degrees
 from hocket.runtime.train.predicted_step import claimed_step_s
 from hocket.simulate import Timeline, simulate
 from hocket.simulate.engine import simulate_parallel

@@ -22,9 +22,9 @@ from hocket.plan.training import TransformerTraining
 from hocket.runtime.offload.budgeted_model import Budgeted
 from hocket.runtime.prepare import choose_strategy
 from hocket.runtime.record import StepRecord
+from hocket.runtime.strategies.parallel_task import ParallelWarning
 from hocket.runtime.strategy import ReportsProgress
 from hocket.runtime.task import LoopOptions, TrainingTask
-from hocket.runtime.train.divided.build import ParallelWarning
 from hocket.runtime.train.planned_optimizer import torch_optimizer, trained_parameters
 from hocket.runtime.train.trace_options import Recipe
 from hocket.runtime.train.traced_model import Programs

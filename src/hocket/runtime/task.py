@@ -11,9 +11,9 @@ from torch import nn
 
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
+from hocket.runtime.strategies.batch_split import Count
 from hocket.runtime.strategy import Correction, Strategy
 from hocket.runtime.train.batches import Padding
-from hocket.runtime.train.divided.shares import Count
 from hocket.runtime.train.trace_options import Recipe
 
 

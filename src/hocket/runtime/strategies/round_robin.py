@@ -1,12 +1,12 @@
-"""Waves of a model in partitions, carried: every rank takes every partition in turn (Wavelet).
+"""Round-robin pipeline schedule: model-parallel waves of Wavelet, every rank runs every partition.
 
 Wave w has its partition s on rank (w + s) mod N, so that in each of the 2N slots of a step all
-ranks run the same partition, forward up to the last one and back, each on another wave. What a wave
-made stays on its rank until its backward pass comes; outputs go to the next rank, gradients of
-inputs to the one before. Parameters are at home with every rank, and two partitions at a time are
-where it computes: the one of this slot, and the next, which is fetched meanwhile. When the backward
-slot of a partition is over, its gradients are summed over all ranks, beside the slots that follow;
-then each rank updates, and all have the same parameters.
+ranks run the same partition, forward up to the last one and back, each on another wave. Activations
+of a wave stay on their rank until its backward pass comes; outputs go to the next rank, gradients
+of inputs to the one before. Master copies of parameters are on every rank's host, and two
+partitions at a time are on its device: that of this slot, and the next, which is prefetched. When
+the backward slot of a partition is over, its gradients are summed over all ranks, concurrently with
+the slots that follow; then each rank updates, and all have the same parameters.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Parallel
 from hocket.runtime.offload.copy_streams import CopyEngines, Ticket
+from hocket.runtime.strategies.batch_split import microbatches
+from hocket.runtime.strategies.parallel_task import ParallelTask, agree_on_model
+from hocket.runtime.strategies.pipeline import SegmentRun, StageChannels
+from hocket.runtime.strategies.stage_cuts import Part, Segment, cut_at_ops
+from hocket.runtime.strategies.stage_program import StageProgram
 from hocket.runtime.strategy import StepOutput, Strategy, Timings
 from hocket.runtime.train.batches import Signature, signature_of
-from hocket.runtime.train.divided.build import DividedTask, agree
-from hocket.runtime.train.divided.channel import Channels
-from hocket.runtime.train.divided.cutting import cut_at_ops
-from hocket.runtime.train.divided.piece import Piece
-from hocket.runtime.train.divided.shares import microbatches
-from hocket.runtime.train.divided.staged import SegmentRun
-from hocket.runtime.train.divided.stages import Part, Segment
 from hocket.runtime.train.eager_step import Slots
 from hocket.runtime.train.loss_weight import Weight
 
 _BACKWARD = (Part.INPUT_GRADIENT, Part.WEIGHT_GRADIENT)
 
 
-def turn_slots(num_ranks: int, rank: int) -> list[tuple[int, int, bool]]:
+def round_robin_slots(num_ranks: int, rank: int) -> list[tuple[int, int, bool]]:
     """Per slot: the partition, the wave that this rank has, and whether it goes back."""
     stages = [*range(num_ranks), *reversed(range(num_ranks))]
     return [
@@ -48,7 +46,7 @@ def turn_slots(num_ranks: int, rank: int) -> list[tuple[int, int, bool]]:
     ]
 
 
-class TurnPiece(Piece):
+class RoundRobinProgram(StageProgram):
     """One wave's segments on this rank; what looks at parameters is made anew for each of them."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -59,13 +57,13 @@ class TurnPiece(Piece):
             if spec.role == Role.PARAMETER and spec.producer < 0
         }  # fmt: skip
         stored = {program.tensors[number].storage for number in parameters} - {-1}
-        self.views: list[set[int]] = [set() for _ in self._cutting.device_of_stage]
+        self.views: list[set[int]] = [set() for _ in self._cuts.device_of_stage]
         """By stage: tensors made there that look at parameters; other stages get copies."""
         for number, spec in enumerate(program.tensors):
             maker = self.segments[spec.producer] if spec.producer >= 0 else None
             if maker is not None and maker.part == Part.FORWARD and spec.storage in stored:
                 self.views[maker.stage].add(number)
-        self.parameters: list[dict[int, str]] = [{} for _ in self._cutting.device_of_stage]
+        self.parameters: list[dict[int, str]] = [{} for _ in self._cuts.device_of_stage]
         """By stage: the parameters that it computes with, and their names."""
         by_storage = {program.tensors[n].storage: n for n in parameters if n in program.names}
         for op, tensor in self._reads():
@@ -76,7 +74,7 @@ class TurnPiece(Piece):
 
     def look_again(self, stage: int) -> None:
         """Make the views of a partition that has been fetched anew."""
-        for do, op, _ in self._acts.get(Segment(stage, Part.FORWARD), ()):
+        for do, op, _ in self._bound.get(Segment(stage, Part.FORWARD), ()):
             if any(made in self.views[stage] for made in self.program.calls[op].outputs):
                 do()
 
@@ -87,7 +85,7 @@ class _Fetched:
     ticket: Ticket
 
 
-class Partitions:
+class PartitionPrefetch:
     """Parameters of partitions where they are computed with: at most two at a time."""
 
     def __init__(self, engines: CopyEngines, home: Mapping[str, torch.Tensor]) -> None:
@@ -117,33 +115,38 @@ class Partitions:
         self._here.pop(stage, None)
 
 
-class _TurnRun(SegmentRun):
+class _RoundRobinRun(SegmentRun):
     """One step of this rank."""
 
-    def __init__(self, turns: Turns, pieces: Sequence[TurnPiece], *args: Any) -> None:
-        super().__init__(turns, pieces, *args)
-        self._turns = turns
+    def __init__(
+        self, owner: RoundRobinPipeline, programs: Sequence[RoundRobinProgram], *args: Any
+    ) -> None:
+        super().__init__(owner, programs, *args)
+        self._owner = owner
 
-    def _begin(self, piece: Piece, segment: Segment) -> None:
-        assert isinstance(piece, TurnPiece)
-        here = self._turns.partitions.use(segment.stage)
-        for number, name in piece.parameters[segment.stage].items():
-            piece.slots[number] = here[name]
+    def _begin(self, stage_program: StageProgram, segment: Segment) -> None:
+        assert isinstance(stage_program, RoundRobinProgram)
+        here = self._owner.partitions.use(segment.stage)
+        for number, name in stage_program.parameters[segment.stage].items():
+            stage_program.slots[number] = here[name]
         if segment.part != Part.FORWARD:
-            piece.look_again(segment.stage)
+            stage_program.look_again(segment.stage)
 
-    def _end(self, piece: Piece, segment: Segment) -> None:
-        assert isinstance(piece, TurnPiece)
-        for number in (*piece.parameters[segment.stage], *piece.views[segment.stage]):
-            piece.slots[number] = None
+    def _end(self, stage_program: StageProgram, segment: Segment) -> None:
+        assert isinstance(stage_program, RoundRobinProgram)
+        for number in (
+            *stage_program.parameters[segment.stage],
+            *stage_program.views[segment.stage],
+        ):
+            stage_program.slots[number] = None
 
 
-class Turns:
+class RoundRobinPipeline:
     """One rank of waves that take partitions in turn; see `Strategy`."""
 
     lost = ""
 
-    def __init__(self, task: DividedTask, planned: Graph, shares: Parallel) -> None:
+    def __init__(self, task: ParallelTask, planned: Graph, shares: Parallel) -> None:
         self._task, self._recipe = task, task.recipe
         self.predicted_s = task.predicted_s
         self._own, self._count = dist.get_rank(), dist.get_world_size()
@@ -152,22 +155,22 @@ class Turns:
                 f"the plan takes {len(shares.replicas)} ranks, and {self._count} are running",
                 hint="start one per device: hocket launch plan.json script.py",
             )
-        agree(task)
+        agree_on_model(task.model, task.device)
         cut = cut_at_ops(planned, shares.replicas[0].cuts)
-        self._cuttings = [
+        self._cuts = [
             cut._replace(
                 device_of_stage=tuple((wave + s) % self._count for s in range(self._count))
             )
             for wave in range(self._count)
         ]
         self._sizes = [replica.num_samples for replica in shares.replicas]
-        self._pieces: dict[tuple[int, Signature], TurnPiece] = {}
-        self._whole: Strategy = task.make_inner(task.recipe, task.batch, task.seed)
+        self._programs: dict[tuple[int, Signature], RoundRobinProgram] = {}
+        self._whole: Strategy = task.on_one_device(task.batch, task.options.seed)
         self.tensors: Mapping[str, torch.Tensor] = self._whole.tensors
         engines = CopyEngines(task.device, is_real=task.device.type == "cuda")
-        self.partitions = Partitions(engines, self.tensors)
+        self.partitions = PartitionPrefetch(engines, self.tensors)
         groups = (dist.new_group(), dist.new_group())
-        self.channels = Channels(range(self._count), self._own, task.device, groups)
+        self.channels = StageChannels(range(self._count), self._own, task.device, groups)
         self._sums = dist.new_group()
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
@@ -182,17 +185,17 @@ class Turns:
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """All waves forward and backward, each rank a partition of one of them per slot."""
         batches, shares = microbatches(batch, self._sizes, self._task.count)
-        pieces = [self._piece(wave, each) for wave, each in enumerate(batches)]
-        run = _TurnRun(self, pieces, batches, step, [weight * share for share in shares])
+        programs = [self._program(wave, each) for wave, each in enumerate(batches)]
+        run = _RoundRobinRun(self, programs, batches, step, [weight * share for share in shares])
         for src in range(self._count):
             run.expect(src, [
                 (Segment(stage, part), wave)
-                for stage, wave, is_back in turn_slots(self._count, src)
+                for stage, wave, is_back in round_robin_slots(self._count, src)
                 for part in (_BACKWARD if is_back else (Part.FORWARD,))
             ])  # fmt: skip
         sums: dict[str, tuple[torch.Tensor, Any]] = {}
-        slots = turn_slots(self._count, self._own)
-        names = [list(dict.fromkeys(each.values())) for each in pieces[0].parameters]
+        slots = round_robin_slots(self._count, self._own)
+        names = [list(dict.fromkeys(each.values())) for each in programs[0].parameters]
         self.partitions.fetch(slots[0][0], names[slots[0][0]])
         for at, (stage, wave, is_back) in enumerate(slots):
             following = slots[at + 1][0] if at + 1 < len(slots) else stage
@@ -202,7 +205,7 @@ class Turns:
             if following != stage or at + 1 == len(slots):
                 self.partitions.leave(stage)
             if is_back:
-                self._begin_sums(pieces[0], stage, run.gradients, sums)
+                self._begin_sums(programs[0], stage, run.gradients, sums)
         self.channels.settle()
         for name, (total, work) in sums.items():
             work.wait()
@@ -213,15 +216,15 @@ class Turns:
 
     def _begin_sums(
         self,
-        piece: TurnPiece,
+        stage_program: RoundRobinProgram,
         stage: int,
         gradients: Mapping[tuple[str, int], torch.Tensor],
         sums: dict[str, tuple[torch.Tensor, Any]],
     ) -> None:
         """Start to sum over all ranks what no partition before this one adds to."""
-        for parameter, parts in piece.addends.items():
-            name = piece.program.names[parameter]
-            if name in sums or min(_stage_of(piece, part) for part in parts) != stage:
+        for parameter, parts in stage_program.addends.items():
+            name = stage_program.program.names[parameter]
+            if name in sums or min(_stage_of(stage_program, part) for part in parts) != stage:
                 continue
             total = gradients[name, 0]
             for index in range(1, len(parts)):
@@ -265,31 +268,34 @@ class Turns:
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────
 
-    def _piece(self, wave: int, batch: Any) -> TurnPiece:
+    def _program(self, wave: int, batch: Any) -> RoundRobinProgram:
         key = wave, signature_of(batch)
-        if key not in self._pieces:
+        if key not in self._programs:
             graph, program = self._recipe.trace(self._task.model, batch, "train")
             _require_own_buffers(program)
-            self._pieces[key] = TurnPiece(
-                graph, program, self._cuttings[wave], self._own, self._task.device,
-                seed=self._task.seed or 0, keep=frozenset(),
+            self._programs[key] = RoundRobinProgram(
+                graph, program, self._cuts[wave], self._own, self._task.device,
+                seed=self._task.options.seed or 0, keep=frozenset(),
             )  # fmt: skip
-        return self._pieces[key]
+        return self._programs[key]
 
-    def given(self, piece: Piece, batch: Any) -> Slots:
+    def given(self, stage_program: StageProgram, batch: Any) -> Slots:
         """Slots with what is there before a wave, but for parameters, which come in turn."""
-        slots: Slots = [None] * len(piece.program.tensors)
+        slots: Slots = [None] * len(stage_program.program.tensors)
         inputs = {n: t for n, role, t in all_tensors(self._task.model, batch) if role == Role.INPUT}
-        for number, name in piece.program.names.items():
+        for number, name in stage_program.program.names.items():
             if name in inputs:
                 slots[number] = inputs[name].detach().to(self._task.device)
-            elif name in self.tensors and piece.program.tensors[number].role != Role.PARAMETER:
+            elif (
+                name in self.tensors
+                and stage_program.program.tensors[number].role != Role.PARAMETER
+            ):
                 slots[number] = self.tensors[name].detach().to(self._task.device)
         return slots
 
 
-def _stage_of(piece: Piece, tensor: int) -> int:
-    segment = piece.segments[piece.program.tensors[tensor].producer]
+def _stage_of(stage_program: StageProgram, tensor: int) -> int:
+    segment = stage_program.segments[stage_program.program.tensors[tensor].producer]
     assert segment is not None
     return segment.stage
 

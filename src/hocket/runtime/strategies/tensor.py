@@ -1,10 +1,14 @@
-"""Tensor parallelism of a person's transformer layers: matrices by columns, then by rows.
+"""Tensor parallelism of transformer layers: matrices by columns, then by rows.
 
-As Megatron-LM divides a block (Shoeybi et al., 2019), attention and MLP widen by a matrix whose
-columns are divided and narrow by one whose rows are, so that each needs one sum forward and one
-backward. Which matrices those are is known by the names that families of models give them. A layer
-that has anything else is refused: a weight that is used on parts without a rule would train
-wrongly. Embeddings and the output layer stay whole on every rank.
+As in Megatron-LM (Shoeybi et al., 2019), attention and MLP widen by a matrix that is split by
+columns and narrow by one that is split by rows, so that each needs one all-reduce forward and one
+backward. The names of a model family say which matrices those are. A layer with anything else is
+refused: a weight that is used on parts without a rule would train wrongly. Embeddings and the
+output layer are replicated.
+
+torch's `parallelize_module` shards `nn.Linear` and `nn.Embedding` alone, not Hugging Face's Conv1D
+and fused projections, and its DTensors cannot be traced into a step that is replayed without
+autograd; so plain tensors are cut here, and collectives are ops that tracing records.
 """
 
 from __future__ import annotations
@@ -18,9 +22,8 @@ from torch import nn
 from torch.nn import functional
 
 from hocket.base.errors import UsageError
+from hocket.runtime.strategies.layer_stack import find_stack
 from hocket.runtime.train.cuts import TensorCut
-from hocket.runtime.train.divided.collectives import joined, spread
-from hocket.runtime.train.divided.stack import find_stack
 from hocket.transformer.families import FAMILIES, Family, named_family, without_rule
 
 _COUNTED = (
@@ -30,11 +33,11 @@ _COUNTED = (
     "num_key_value_heads",
     "all_head_size",
 )
-"""Attributes of attention modules that count what a rank has a part of."""
+"""Attributes of attention modules that count heads or widths, of which a rank has a part."""
 
 
-def divide_layers(model: nn.Module, group: Any, rank: int, degree: int) -> dict[int, TensorCut]:
-    """Divide all layers of a model in place; the cuts by the id of the parameters."""
+def shard_layers(model: nn.Module, group: Any, rank: int, degree: int) -> dict[int, TensorCut]:
+    """Shard all layers of a model in place; returns the cuts by the id of the parameters."""
     stack, num_layers = find_stack(model)
     cuts: dict[int, TensorCut] = {}
     for number in range(num_layers):
@@ -87,7 +90,7 @@ def _require_heads(layer: nn.Module, family: Family, path: str, degree: int) -> 
         if extent % (degree * unit):
             what = f"{extent // unit} heads" if unit > 1 else f"a width of {extent}"
             raise UsageError(
-                f"{path}.{name} has {what}, which {degree} tensor-parallel ranks cannot share",
+                f"{path}.{name} has {what}, which {degree} tensor-parallel ranks cannot split",
                 hint="choose a tensor degree that divides it",
             )
 
@@ -122,7 +125,7 @@ def _rows(module: nn.Module, group: Any, degree: int, cuts: dict[int, TensorCut]
 
 def _column_forward(plain: Callable[..., torch.Tensor], group: Any) -> Callable[..., torch.Tensor]:
     def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return plain(self, spread(x, group))
+        return plain(self, copy_to_ranks(x, group))
 
     return forward
 
@@ -130,8 +133,54 @@ def _column_forward(plain: Callable[..., torch.Tensor], group: Any) -> Callable[
 def _row_forward(group: Any, dim: int) -> Callable[..., torch.Tensor]:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         product = functional.linear(x, self.weight) if dim == 0 else x @ self.weight
-        total = joined(product, group)
+        total = sum_over_ranks(product, group)
         # The bias is whole on every rank, so it is added after the sum.
         return total if self.bias is None else total + self.bias
 
     return forward
+
+
+# ── collectives inside a forward pass, as ops that can be traced ─────────────────────────────────
+
+
+def _all_reduce(tensor: torch.Tensor, group: str) -> torch.Tensor:
+    ops = torch.ops._c10d_functional
+    reduced: torch.Tensor = ops.wait_tensor(ops.all_reduce(tensor.contiguous(), "sum", group))
+    return reduced
+
+
+class _AllReduce(torch.autograd.Function):
+    """An all-reduce in the forward pass, in the backward pass, or in both."""
+
+    @staticmethod
+    def forward(
+        context: Any, x: torch.Tensor, group: str, is_forward: bool, is_backward: bool
+    ) -> torch.Tensor:
+        context.group, context.is_backward = group, is_backward
+        return _all_reduce(x, group) if is_forward else x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        if context.is_backward:
+            gradient = _all_reduce(gradient, context.group)
+        return gradient, None, None, None
+
+
+def _apply(x: torch.Tensor, group: Any, *, forward: bool, backward: bool) -> torch.Tensor:
+    found: torch.Tensor = _AllReduce.apply(x, group.group_name, forward, backward)  # type: ignore[no-untyped-call]
+    return found
+
+
+def sum_both_ways(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """Sum statistics of different rows over ranks; the gradient is a sum over ranks, too."""
+    return _apply(x, group, forward=True, backward=True)
+
+
+def sum_over_ranks(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """Sum partial results (Megatron's g); all ranks go on with the same tensor."""
+    return _apply(x, group, forward=True, backward=False)
+
+
+def copy_to_ranks(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """Pass on what all ranks have alike (Megatron's f); its gradient is a sum over ranks."""
+    return _apply(x, group, forward=False, backward=True)

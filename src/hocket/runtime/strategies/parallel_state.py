@@ -1,7 +1,7 @@
-"""The state of a divided training as one process would have it, and back.
+"""The state of a parallel training as one process would have it, and back.
 
-Every tensor is at home with some ranks: those of its pipeline stage, one of the replicas, and one
-tensor-parallel rank per piece. A plain state is gathered tensor by tensor: each home sends its
+Every tensor is owned by some ranks: those of its pipeline stage, one of the replicas, and one
+tensor-parallel rank per piece. A plain state is gathered tensor by tensor: each owner sends its
 piece, and the pieces are joined. To load one, each rank takes its pieces out of the whole.
 """
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from hocket.runtime.strategies.rank_mesh import RankMesh
 from hocket.runtime.train.broadcast import share_slots
 from hocket.runtime.train.checkpoint import TensorPiece, require_same_model
 from hocket.runtime.train.cuts import TensorCut
@@ -22,8 +23,8 @@ from hocket.runtime.train.cuts import TensorCut
 _WEIGHT, _GRADIENT = "weight", "gradient"
 
 
-class Home(NamedTuple):
-    """Where a tensor of the model is."""
+class TensorOwner(NamedTuple):
+    """The ranks that own a tensor of the model."""
 
     ranks: tuple[int, ...]
     """Of its pieces, in order; one where it is not cut."""
@@ -34,18 +35,14 @@ class Home(NamedTuple):
     """True if this rank's optimizer updates it."""
 
 
-class DividedState:
-    """Gathers and hands out the state of a model whose tensors are with several ranks."""
+class ParallelState:
+    """Gathers and scatters the state of a model whose tensors are owned by several ranks."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        home_of: Callable[[str, torch.Tensor], Home],
-        device: torch.device,
-        tensor_rank: int,
+        self, model: nn.Module, owner_of: Callable[[torch.Tensor], TensorOwner], mesh: RankMesh
     ) -> None:
-        self._model, self._home_of = model, home_of
-        self._device, self._tensor_rank = device, tensor_rank
+        self._model, self._owner_of = model, owner_of
+        self._device, self._tensor_rank = mesh.device, mesh.tensor_rank
 
     def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
         """``model``, ``optimizer`` and ``gradients`` of all ranks on each; all ranks ask.
@@ -63,8 +60,8 @@ class DividedState:
                 weights[name] = weights[done[id(tensor)]]
                 continue
             done[id(tensor)] = name
-            home = self._home_of(name, tensor)
-            slots = self._whole_slots(home, tensor, optimizer, pending)
+            owner = self._owner_of(tensor)
+            slots = self._whole_slots(owner, tensor, optimizer, pending)
             weights[name] = slots.pop(_WEIGHT)
             if _GRADIENT in slots:
                 gradients[names[id(tensor)]] = slots.pop(_GRADIENT)
@@ -86,15 +83,17 @@ class DividedState:
         states: dict[int, dict[str, Any]] = {}
         names, indices, done = _parameter_names(self._model), _indices(optimizer), set[int]()
         for name, tensor in self._model.state_dict(keep_vars=True).items():
-            home = self._home_of(name, tensor)
-            slots = self._own_slots(home, tensor, optimizer, pending)
-            if dist.get_rank() not in home.ranks:
+            owner = self._owner_of(tensor)
+            slots = self._own_slots(owner, tensor, optimizer, pending)
+            if dist.get_rank() not in owner.ranks:
                 continue
             shape = slots[_WEIGHT].shape
-            piece = home.ranks.index(dist.get_rank())
+            piece = owner.ranks.index(dist.get_rank())
             kept = {
-                key: TensorPiece(value, home.cut, piece)
-                if home.cut is not None and isinstance(value, torch.Tensor) and value.shape == shape
+                key: TensorPiece(value, owner.cut, piece)
+                if owner.cut is not None
+                and isinstance(value, torch.Tensor)
+                and value.shape == shape
                 else value
                 for key, value in slots.items()
             }
@@ -116,22 +115,22 @@ class DividedState:
         names = _parameter_names(self._model)
         with torch.no_grad():
             for name, tensor in self._model.state_dict(keep_vars=True).items():
-                home = self._home_of(name, tensor)
-                if not home.is_here:
+                owner = self._owner_of(tensor)
+                if not owner.is_here:
                     continue
                 whole = state["model"][name]
-                _copy(tensor, self._piece(whole, home))
-                if not home.is_updated:
+                _copy(tensor, self._piece(whole, owner))
+                if not owner.is_updated:
                     continue
                 own_name = names.get(id(tensor))
                 if own_name in state["gradients"]:
-                    gradient = self._piece(state["gradients"][own_name], home)
+                    gradient = self._piece(state["gradients"][own_name], owner)
                     tensor.grad = _like(gradient.to(tensor.dtype), tensor, self._device)
                 index = indices.get(id(tensor), -1)
                 slots = state["optimizer"]["state"].get(index)
                 if slots is not None:
                     kept[index] = {
-                        key: _like(self._piece(value, home), tensor, self._device)
+                        key: _like(self._piece(value, owner), tensor, self._device)
                         if isinstance(value, torch.Tensor) and value.shape == whole.shape
                         else value
                         for key, value in slots.items()
@@ -143,32 +142,32 @@ class DividedState:
         """The model's tensors as one process has them, without memory."""
         found = {}
         for name, tensor in self._model.state_dict(keep_vars=True).items():
-            cut, shape = self._home_of(name, tensor).cut, list(tensor.shape)
+            cut, shape = self._owner_of(tensor).cut, list(tensor.shape)
             if cut is not None:
                 shape[cut.dim] *= cut.num_pieces
             found[name] = torch.empty(shape, device="meta")
         return found
 
-    def _piece(self, whole: torch.Tensor, home: Home) -> torch.Tensor:
-        return whole if home.cut is None else home.cut.piece(whole, self._tensor_rank)
+    def _piece(self, whole: torch.Tensor, owner: TensorOwner) -> torch.Tensor:
+        return whole if owner.cut is None else owner.cut.piece(whole, self._tensor_rank)
 
     def _whole_slots(
         self,
-        home: Home,
+        owner: TensorOwner,
         tensor: torch.Tensor,
         optimizer: torch.optim.Optimizer,
         pending: bool,
     ) -> dict[str, Any]:
-        own = self._own_slots(home, tensor, optimizer, pending)
+        own = self._own_slots(owner, tensor, optimizer, pending)
         pieces = [
             share_slots(own if rank == dist.get_rank() else {}, rank, self._device)
-            for rank in home.ranks
+            for rank in owner.ranks
         ]
-        if home.cut is None:
+        if owner.cut is None:
             return pieces[0]
         shape = tuple(pieces[0][_WEIGHT].shape)
         return {
-            key: home.cut.whole([piece[key] for piece in pieces])
+            key: owner.cut.whole([piece[key] for piece in pieces])
             if isinstance(value, torch.Tensor) and tuple(value.shape) == shape
             else value
             for key, value in pieces[0].items()
@@ -176,13 +175,13 @@ class DividedState:
 
     def _own_slots(
         self,
-        home: Home,
+        owner: TensorOwner,
         tensor: torch.Tensor,
         optimizer: torch.optim.Optimizer,
         pending: bool,
     ) -> dict[str, Any]:
         """Weight, gradient and states of a tensor that this rank has a piece of."""
-        if not home.is_here:
+        if not owner.is_here:
             return {}
         own = {_WEIGHT: tensor.detach(), **optimizer.state.get(tensor, {})}
         if pending and tensor.grad is not None:

@@ -1,14 +1,14 @@
-"""A batch in microbatches, one after the other, whose gradients are added up.
+"""Gradient accumulation: a batch in microbatches, one after the other or in two waves.
 
-The loss of a microbatch counts what its samples count, so the sum is the gradient of the mean over
-the batch and what is held at a time is that of one microbatch. Batch norm sees single microbatches,
-as it does in PyTorch where gradients are accumulated.
+The loss of a microbatch is weighted by its samples, so the sum is the gradient of the mean over the
+batch, and activations of one microbatch are held at a time. Batch norm sees single microbatches, as
+it does in PyTorch where gradients are accumulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hocket.base.errors import UsageError
 from hocket.capture.perform import draw_seed
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
+from hocket.runtime.strategies.batch_split import Count, microbatches, num_rows
 from hocket.runtime.strategy import (
     Passes,
     ReportsProgress,
@@ -26,10 +27,16 @@ from hocket.runtime.strategy import (
     Timings,
     feed,
 )
-from hocket.runtime.train.divided.draws import draws_of
-from hocket.runtime.train.divided.shares import Count, microbatches, num_rows
 from hocket.runtime.train.loss_weight import Weight
 from hocket.runtime.train.waves import Waves
+
+
+@contextmanager
+def seeded_rng(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw random numbers of a seed, after which the generators continue as before."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 class Accumulated:
@@ -48,7 +55,7 @@ class Accumulated:
     ) -> None:
         """``sizes`` are proportions; without a seed draws go on where the generator stands.
 
-        ``waves`` take the microbatches in two lanes instead.
+        ``waves`` take the microbatches in two waves instead.
         """
         self._inner, self._sizes, self._count = inner, tuple(sizes), count
         self._waves = waves
@@ -61,8 +68,8 @@ class Accumulated:
     @property
     def replays(self) -> str:
         """How microbatches are launched; see `TellsReplay`."""
-        told = self._inner if self._waves is None else self._waves
-        return told.replays if isinstance(told, TellsReplay) else ""
+        source = self._inner if self._waves is None else self._waves
+        return source.replays if isinstance(source, TellsReplay) else ""
 
     def feed(self, reducer: GradientReducer) -> None:
         """Sum gradients over the ranks beside the last microbatch; see `FeedsReducer`."""
@@ -95,9 +102,9 @@ class Accumulated:
             self._inner.update(optimizer)
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
-        """Forward and backward of one microbatch after the other, or in two lanes."""
-        batches, shares = microbatches(batch, self._sizes, self._count)
-        weights = [weight * share for share in shares]
+        """Forward and backward of one microbatch after the other, or in two waves."""
+        batches, loss_parts = microbatches(batch, self._sizes, self._count)
+        weights = [weight * share for share in loss_parts]
         parts: list[StepOutput] = []
         with self._draws(step):
             if self._waves is not None:
@@ -108,19 +115,19 @@ class Accumulated:
                     self._report(index - 1, len(batches))
                     with self._syncing(is_last=index == len(batches)):
                         parts.append(self._inner.train(each, step, part))
-        return _whole(parts, shares, [num_rows(each) for each in batches])
+        return _whole(parts, loss_parts, [num_rows(each) for each in batches])
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """As `train`, with the ops of the last microbatch timed."""
-        batches, shares = microbatches(batch, self._sizes, self._count)
+        batches, loss_parts = microbatches(batch, self._sizes, self._count)
         timings: Timings | None = None
         parts: list[StepOutput] = []
         with self._draws(step):
-            for each, share in zip(batches, shares, strict=True):
+            for each, share in zip(batches, loss_parts, strict=True):
                 with self._syncing(is_last=len(parts) + 1 == len(batches)):
-                    carried, timings = self._inner.timed(each, step, weight * share)
-                parts.append(carried)
-        return _whole(parts, shares, [num_rows(each) for each in batches]), timings
+                    found, timings = self._inner.timed(each, step, weight * share)
+                parts.append(found)
+        return _whole(parts, loss_parts, [num_rows(each) for each in batches]), timings
 
     def forward(self, batch: Any, step: int) -> StepOutput:
         """Not possible: microbatches go forward and backward in turns."""
@@ -141,7 +148,7 @@ class Accumulated:
     def _draws(self, step: int) -> AbstractContextManager[None]:
         if self._seed is None:
             return nullcontext()
-        return draws_of(draw_seed(self._seed, step, 0), self._device)
+        return seeded_rng(draw_seed(self._seed, step, 0), self._device)
 
 
 class AccumulatedAlone(Accumulated):
@@ -169,27 +176,31 @@ class AccumulatedAlone(Accumulated):
             self._waves.take(state)
 
 
-def _whole(parts: Sequence[StepOutput], shares: Sequence[float], rows: Sequence[int]) -> StepOutput:
+def _whole(
+    parts: Sequence[StepOutput], loss_parts: Sequence[float], rows: Sequence[int]
+) -> StepOutput:
     """What came out of all microbatches: the mean loss, means of numbers, rows one below another.
 
     What is neither is that of the last microbatch.
     """
-    loss = torch.stack([part.loss.detach() * s for part, s in zip(parts, shares, strict=True)]).sum(
-        0
-    )
+    loss = torch.stack(
+        [part.loss.detach() * s for part, s in zip(parts, loss_parts, strict=True)]
+    ).sum(0)
     flat = [tree_flatten(part.outputs) for part in parts]
     forms = {str(form) for _, form in flat}
     if len(forms) > 1:
         return StepOutput(loss, parts[-1].outputs)
-    leaves = [_joined(each, shares, rows) for each in zip(*(each for each, _ in flat), strict=True)]
+    leaves = [
+        _joined(each, loss_parts, rows) for each in zip(*(each for each, _ in flat), strict=True)
+    ]
     return StepOutput(loss, tree_unflatten(leaves, flat[-1][1]))
 
 
-def _joined(parts: Sequence[Any], shares: Sequence[float], rows: Sequence[int]) -> Any:
+def _joined(parts: Sequence[Any], loss_parts: Sequence[float], rows: Sequence[int]) -> Any:
     if not all(isinstance(part, torch.Tensor) for part in parts):
         return parts[-1]
     if all(part.dim() and part.shape[0] == n for part, n in zip(parts, rows, strict=True)):
         return torch.cat(list(parts))
     if all(part.dim() == 0 and part.is_floating_point() for part in parts):
-        return torch.stack([p * s for p, s in zip(parts, shares, strict=True)]).sum(0)
+        return torch.stack([p * s for p, s in zip(parts, loss_parts, strict=True)]).sum(0)
     return parts[-1]

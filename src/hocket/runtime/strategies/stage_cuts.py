@@ -1,19 +1,30 @@
-"""Cut a recorded training step into pipeline stages: which op belongs to which stage and part.
+"""Cut a traced training step into pipeline stages: which op belongs to which stage and part.
 
-A cutting says where forward ops go. Backward ops follow them and never go up again. Of a stage's
-backward the ops that an earlier stage waits for come first (part I), the others, mostly gradients
-of weights, later (part W), as zero-bubble schedules want it (Qi et al., 2024). O(ops + reads).
+`StageCuts` says where forward ops go. By layers: ops of a layer belong to its stage; what comes
+before all layers goes to the first stage, what comes after the last one to the last, and what only
+weights or the batch feed goes to the first stage that uses it. By a plan: forward ops belong to the
+stages that were simulated; an op that the planned step does not have, since the batch has another
+size, goes with its module. Backward ops follow and never go up again. Of a stage's backward the ops
+that an earlier stage waits for come first (part I), the others, mostly gradients of weights, later
+(part W), as zero-bubble schedules need it (Qi et al., 2024). O(ops + reads).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
+
+from torch import nn
 
 from hocket.base.errors import UsageError
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase
+from hocket.plan.sections import Schedule
+from hocket.runtime.strategies.layer_stack import find_stack, layer_of, stage_layers
+from hocket.runtime.train.traced_step import placed_like
+from hocket.simulate.parallel.stage_order import stages_of
+from hocket.transformer import ParallelConfig
 
 
 class Part(IntEnum):
@@ -144,9 +155,85 @@ def _addends(
     makers = [program.tensors[number].producer for number in numbers]
     if min(makers) < 0:
         return [tensor]
-    homes = {device_of_stage[seg.stage] for m in makers if (seg := segments[m]) is not None}
-    if len(homes) < 2:
+    owners = {device_of_stage[seg.stage] for m in makers if (seg := segments[m]) is not None}
+    if len(owners) < 2:
         return [tensor]
     return [
         part for number in numbers for part in _addends(program, number, segments, device_of_stage)
     ]
+
+
+# ── where forward ops go ─────────────────────────────────────────────────────────────────────────
+
+_BEFORE = -2
+"""Of ops whose stage is not known yet, and of those that are not forward."""
+
+
+class StageCuts(NamedTuple):
+    """How a pipeline cuts a model."""
+
+    device_of_stage: tuple[int, ...]
+    """The pipeline rank of each virtual stage."""
+    forward_stages: Callable[[Graph, Program], list[int]]
+    """The virtual stage of each forward op of a recorded step; that of others means nothing."""
+
+
+def cut_by_layers(model: nn.Module, config: ParallelConfig, schedule: Schedule) -> StageCuts:
+    """The layers of the model's stack as a configuration has them."""
+    stack, num_layers = find_stack(model)
+    stages = stage_layers(num_layers, config.layers, config.num_stages)
+    return StageCuts(
+        tuple(schedule.device_of_stage.tolist()),
+        lambda graph, program: _stages_of_layers(graph, program, stack, stages, config.num_stages),
+    )
+
+
+def cut_at_ops(planned: Graph, cuts: tuple[int, ...]) -> StageCuts:
+    """One stage per rank, each but the first beginning with an op of the planned graph."""
+    stage_of = stages_of(planned, cuts)
+
+    def forward_stages(graph: Graph, program: Program) -> list[int]:
+        near = placed_like(graph, planned, stage_of).tolist()
+        stages = [_BEFORE] * len(program.calls)
+        for op, call in enumerate(program.calls):
+            if call.phase == Phase.FORWARD:
+                stages[op] = max([near[op], *(stages[m] for m in makers_of(program, op))])
+        return stages
+
+    return StageCuts(tuple(range(len(cuts) + 1)), forward_stages)
+
+
+def _stages_of_layers(
+    graph: Graph, program: Program, stack: str, stage_of_layer: Sequence[int], num_stages: int
+) -> list[int]:
+    last_layer = len(stage_of_layer) - 1
+    stages = [_BEFORE] * len(program.calls)
+    is_after = [False] * len(program.calls)
+    for op, call in enumerate(program.calls):
+        if call.phase != Phase.FORWARD:
+            continue
+        makers = makers_of(program, op)
+        layer = layer_of(call.module, stack)
+        feeds = max((stages[maker] for maker in makers), default=_BEFORE)
+        is_after[op] = layer is None and any(
+            is_after[m] or layer_of(program.calls[m].module, stack) == last_layer for m in makers
+        )
+        if layer is not None:
+            stages[op] = max(stage_of_layer[layer], feeds)
+        elif is_after[op]:
+            stages[op] = num_stages - 1
+        else:
+            stages[op] = feeds
+    first = stage_of_layer[0] if stage_of_layer else 0
+    for op in range(len(program.calls) - 1, -1, -1):
+        if program.calls[op].phase == Phase.FORWARD and stages[op] == _BEFORE:
+            users = [
+                stages[user]
+                for tensor in graph.made_by(op)
+                for user in graph.users_of(tensor).tolist()
+                if program.calls[user].phase == Phase.FORWARD
+            ]
+            used = min(users, default=0)
+            # What the first layer waits for, an embedding, may have a stage of its own before it.
+            stages[op] = 0 if used <= first else used
+    return stages

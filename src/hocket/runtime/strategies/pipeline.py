@@ -1,14 +1,20 @@
-"""Carry steps by a pipeline: every rank runs its segments of the recorded step, as scheduled.
+"""Pipeline parallelism: every rank runs its segments of the traced step, as scheduled.
 
-A batch is cut into microbatches; the step is recorded for one of them and cut into stages. Each
+A batch is split into microbatches; the step is traced for one of them and cut into stages. Each
 rank follows its list of actions, of any schedule of the project, and sends what a segment made as
-soon as it is made. Weights are with the ranks that compute with them alone: the others are let go.
+soon as it is made. Weights are with the ranks that compute with them alone.
+
+torch's pipelining cuts at module calls that pass plain activations; stages here are cut at any op,
+replicas have stages of different numbers, tied weights may be on several stages, and schedules such
+as ZB-H2 and V-shaped ones run on every supported torch version.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,21 +28,80 @@ from hocket.capture.recording import Ref
 from hocket.graph.graph import Role
 from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
 from hocket.runtime.collectives.gradient_reducer import GradientReducer
+from hocket.runtime.strategies.batch_split import microbatches
+from hocket.runtime.strategies.parallel_task import ParallelTask, RankPart
+from hocket.runtime.strategies.stage_cuts import Part, Segment
+from hocket.runtime.strategies.stage_program import PARTS_OF_ACTION, StageProgram
 from hocket.runtime.strategy import StepOutput, Timings
 from hocket.runtime.train.batches import Signature, settled, signature_of
-from hocket.runtime.train.divided.channel import Channels, SegmentMessage
-from hocket.runtime.train.divided.cutting import Cutting
-from hocket.runtime.train.divided.mesh import Mesh
-from hocket.runtime.train.divided.piece import PARTS_OF_ACTION, Piece
-from hocket.runtime.train.divided.shares import Count, microbatches
-from hocket.runtime.train.divided.stages import Part, Segment
 from hocket.runtime.train.eager_step import Slots
 from hocket.runtime.train.loss_weight import Weight
 from hocket.runtime.train.model_tensors import Homes
-from hocket.runtime.train.trace_options import Kind, Recipe
+from hocket.runtime.train.trace_options import Kind
 
 _Action = tuple[Segment, int]
 """A segment and its microbatch."""
+
+# Between two ranks messages arrive in the order in which they were sent. Both sides know the
+# schedule of both, so a receiver takes what comes before the message that it waits for and keeps
+# it. Sending never waits: what is on its way is kept until it has gone.
+
+
+class SegmentMessage(NamedTuple):
+    """What a segment made of one microbatch, for one rank."""
+
+    segment: Segment
+    microbatch: int
+
+
+class StageChannels:
+    """Messages between this rank of a pipeline and the others."""
+
+    def __init__(
+        self, ranks: Sequence[int], own: int, device: torch.device, groups: tuple[Any, Any]
+    ) -> None:
+        """``ranks`` are the global ones of this pipeline, ``own`` is a position in them.
+
+        Each direction has a group of its own, since NCCL finishes the messages of two ranks in a
+        group one by one: both would wait for the other to receive.
+        """
+        self._ranks, self.own, self._device, self._groups = list(ranks), own, device, groups
+        self._expected: dict[int, deque[tuple[SegmentMessage, int]]] = {}
+        self._arrived: dict[tuple[int, SegmentMessage], torch.Tensor] = {}
+        self.waited_s = 0.0
+        """In which messages were waited for."""
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
+
+    def expect(self, src: int, messages: Sequence[tuple[SegmentMessage, int]]) -> None:
+        """What will come from a position in one step, in order, with its bytes."""
+        self._expected[src] = deque(messages)
+
+    def send(self, dst: int, data: torch.Tensor) -> None:
+        """Start to send bytes."""
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
+        group = self._groups[self.own < dst]
+        self._sent.append((dist.isend(data, self._ranks[dst], group=group), data))
+
+    def receive(self, src: int, wanted: SegmentMessage) -> torch.Tensor:
+        """The bytes of a message; waits until it is there."""
+        while (src, wanted) not in self._arrived:
+            message, num_bytes = self._expected[src].popleft()
+            self._arrived[src, message] = self.receive_now(src, num_bytes)
+        return self._arrived.pop((src, wanted))
+
+    def receive_now(self, src: int, num_bytes: int) -> torch.Tensor:
+        """The next bytes of a position, outside the schedule of a step."""
+        data = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        began_s = time.perf_counter()
+        dist.recv(data, self._ranks[src], group=self._groups[src < self.own])
+        self.waited_s += time.perf_counter() - began_s
+        return data
+
+    def settle(self) -> None:
+        """Wait until everything has gone."""
+        while self._sent:
+            self._sent.popleft()[0].wait()
 
 
 class Pipeline:
@@ -45,36 +110,25 @@ class Pipeline:
     lost = ""
     predicted_s: float | None = None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batch: Any,
-        recipe: Recipe,
-        cutting: Cutting,
-        schedule: Schedule,
-        mesh: Mesh,
-        *,
-        sizes: Sequence[int],
-        seed: int,
-        count: Count | None,
-        max_shapes: int,
-    ) -> None:
-        """``batch`` is this replica's part of one, cut in the proportions of ``sizes``."""
-        self._model, self._recipe, self._mesh = model, recipe, mesh
-        self._cutting, self._count = cutting, count
+    def __init__(self, task: ParallelTask, part: RankPart, batch: Any) -> None:
+        """``batch`` is that of this replica."""
+        mesh, seed = part.mesh, task.options.seed or 0
+        assert part.pipeline is not None
+        self._cuts, schedule = part.pipeline
+        self._model, self._recipe, self._mesh = task.model, task.recipe, mesh
+        self._count, self._max_shapes = task.count, task.options.max_shapes
         # Replicas see other samples and draw other masks; the first draws as one device does.
         self._seed = draw_seed(seed, 0, mesh.data_rank) if mesh.data_rank else seed
-        self._max_shapes, self._own, self._sizes = max_shapes, mesh.pipeline_rank, tuple(sizes)
+        self._own, self._sizes = mesh.pipeline_rank, tuple(part.microbatches)
         self._actions = [_actions(schedule, rank) for rank in range(schedule.num_devices)]
-        self._pieces: dict[tuple[Kind, Signature], Piece] = {}
-        self._homes = Homes(model)
+        self._programs: dict[tuple[Kind, Signature], StageProgram] = {}
+        self._homes = Homes(task.model)
         self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
-        self.channels = Channels(mesh.pipeline_ranks, self._own, mesh.device, mesh.directions)
-        first = microbatches(batch, self._sizes, count)[0][0]
-        piece = self._piece("train", first)
-        self._owner = self._owners(piece)
-        self._shared = self._shared_parameters(piece)
-        self._needed = self._needed_tensors(piece)
+        self.channels = StageChannels(mesh.pipeline_ranks, self._own, mesh.device, mesh.directions)
+        traced = self._program("train", microbatches(batch, self._sizes, task.count)[0][0])
+        self._owner = self._owners(traced)
+        self._shared = self._shared_parameters(traced)
+        self._needed = self._needed_tensors(traced)
         self._reducer: GradientReducer | None = None
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
@@ -90,27 +144,27 @@ class Pipeline:
         """Give gradients to a reducer as the last microbatch makes them; see `FeedsReducer`."""
         self._reducer = reducer
 
-    def _take(self, piece: Piece, parameter: int, total: torch.Tensor) -> torch.Tensor:
+    def _take(self, traced: StageProgram, parameter: int, total: torch.Tensor) -> torch.Tensor:
         """Hand a gradient over that no stage adds to any more, where replicas sum it."""
-        reducer, is_own = self._reducer, piece.owner(parameter) == self._own
+        reducer, is_own = self._reducer, traced.owner(parameter) == self._own
         if reducer is None or not reducer.is_enabled or not is_own:
             return total
-        tensor: Any = self.tensors[piece.program.names[parameter]]
+        tensor: Any = self.tensors[traced.program.names[parameter]]
         return reducer.take(tensor, total)
 
     def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
         """All microbatches forward and backward, in the order of the schedule."""
-        batches, shares = microbatches(batch, self._sizes, self._count)
-        pieces = [self._piece("train", each) for each in batches]
-        run = SegmentRun(self, pieces, batches, step, [weight * share for share in shares])
+        batches, loss_weights = microbatches(batch, self._sizes, self._count)
+        programs = [self._program("train", each) for each in batches]
+        run = SegmentRun(self, programs, batches, step, [weight * part for part in loss_weights])
         run.on_gradient = self._take
         for src, actions in enumerate(self._actions):
             run.expect(src, actions)
         for segment, microbatch in self._actions[self._own]:
             run.do(segment, microbatch)
         self.channels.settle()
-        self._add_gradients(pieces[0], run.gradients)
-        return StepOutput(self._loss(pieces[0], run.losses, shares), None)
+        self._add_gradients(programs[0], run.gradients)
+        return StepOutput(self._loss(programs[0], run.losses, loss_weights), None)
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
         """Ranks time nothing."""
@@ -144,20 +198,16 @@ class Pipeline:
                 tensor.data.copy_(data.view(tensor.dtype).view(tensor.shape))
         self.channels.settle()
 
-    def waited_s(self) -> float:
-        """Seconds in which this rank has waited for other stages so far."""
-        return self.channels.waited_s
-
     def stage_of(self, tensor: torch.Tensor) -> int:
         """The pipeline rank that updates a tensor of the model."""
         return self._owner.get(id(tensor), 0)
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────
 
-    def _piece(self, kind: Kind, batch: Any) -> Piece:
+    def _program(self, kind: Kind, batch: Any) -> StageProgram:
         key = kind, signature_of(batch)
-        if key not in self._pieces:
-            if sum(known == kind for known, _ in self._pieces) >= self._max_shapes:
+        if key not in self._programs:
+            if sum(known == kind for known, _ in self._programs) >= self._max_shapes:
                 raise UsageError(
                     f"batches of more than {self._max_shapes} shapes",
                     hint="fill them up with pad=hocket.PadTo(64), or raise max_shapes",
@@ -165,46 +215,46 @@ class Pipeline:
             graph, program = self._recipe.trace(self._model, batch, kind)
             returned = program.returned.leaves if program.returned and kind != "train" else ()
             keep = frozenset(leaf.number for leaf in returned if isinstance(leaf, Ref))
-            self._pieces[key] = Piece(
-                graph, program, self._cutting, self._own, self._mesh.device,
+            self._programs[key] = StageProgram(
+                graph, program, self._cuts, self._own, self._mesh.device,
                 seed=self._seed, keep=keep,
             )  # fmt: skip
-        return self._pieces[key]
+        return self._programs[key]
 
-    def given(self, piece: Piece, batch: Any) -> Slots:
+    def given(self, traced: StageProgram, batch: Any) -> Slots:
         """Slots with what is there before a microbatch: weights of this rank, and the batch."""
-        slots: Slots = [None] * len(piece.program.tensors)
+        slots: Slots = [None] * len(traced.program.tensors)
         inputs = {n: t for n, role, t in all_tensors(self._model, batch) if role == Role.INPUT}
-        for number, name in piece.program.names.items():
+        for number, name in traced.program.names.items():
             if name in inputs:
                 slots[number] = inputs[name].detach().to(self._mesh.device)
             elif name in self.tensors and not self.tensors[name].is_meta:
                 slots[number] = self.tensors[name].detach()
         return slots
 
-    def _owners(self, piece: Piece) -> dict[int, int]:
+    def _owners(self, traced: StageProgram) -> dict[int, int]:
         return {
-            id(self.tensors[name]): piece.owner(number)
-            for number, name in piece.program.names.items()
+            id(self.tensors[name]): traced.owner(number)
+            for number, name in traced.program.names.items()
             if name in self.tensors
         }
 
-    def _shared_parameters(self, piece: Piece) -> list[tuple[str, int, list[int]]]:
+    def _shared_parameters(self, traced: StageProgram) -> list[tuple[str, int, list[int]]]:
         """Name, owner and other readers of the weights that several ranks use."""
         found = []
-        for number, name in piece.program.names.items():
-            others = sorted(piece.readers(number) - {piece.owner(number)})
-            if others and piece.program.tensors[number].role == Role.PARAMETER:
-                found.append((name, piece.owner(number), others))
+        for number, name in traced.program.names.items():
+            others = sorted(traced.readers(number) - {traced.owner(number)})
+            if others and traced.program.tensors[number].role == Role.PARAMETER:
+                found.append((name, traced.owner(number), others))
         return found
 
-    def _needed_tensors(self, piece: Piece) -> set[int]:
+    def _needed_tensors(self, traced: StageProgram) -> set[int]:
         """Ids of the tensors that this rank computes with or updates, and of all buffers."""
-        number_of = {name: number for number, name in piece.program.names.items()}
+        number_of = {name: number for number, name in traced.program.names.items()}
         found = set()
         for name, tensor in self.tensors.items():
             number = number_of.get(name)
-            readers = piece.readers(number) if number is not None else set()
+            readers = traced.readers(number) if number is not None else set()
             is_weight = isinstance(tensor, nn.Parameter)
             if not is_weight or self._own in readers or self.stage_of(tensor) == self._own:
                 found.add(id(tensor))
@@ -220,20 +270,20 @@ class Pipeline:
             if self.is_needed(tensor):
                 tensor.data = tensor.data.to(self._mesh.device)
             else:
-                hollow = nn.Parameter(
+                empty = nn.Parameter(
                     torch.empty_like(tensor, device="meta"), requires_grad=tensor.requires_grad
                 )
-                torch.utils.swap_tensors(tensor, hollow)  # type: ignore[no-untyped-call]
+                torch.utils.swap_tensors(tensor, empty)  # type: ignore[no-untyped-call]
 
     def _add_gradients(
-        self, piece: Piece, gradients: Mapping[tuple[str, int], torch.Tensor]
+        self, traced: StageProgram, gradients: Mapping[tuple[str, int], torch.Tensor]
     ) -> None:
         """Bring parts of gradients to the ranks that update, and add them there."""
-        for parameter, parts in piece.addends.items():
-            name, owner = piece.program.names[parameter], piece.owner(parameter)
+        for parameter, parts in traced.addends.items():
+            name, owner = traced.program.names[parameter], traced.owner(parameter)
             total: torch.Tensor | None = None
             for index, part in enumerate(parts):
-                maker = piece.rank_of_op(piece.program.tensors[part].producer)
+                maker = traced.rank_of_op(traced.program.tensors[part].producer)
                 own = gradients.get((name, index))
                 if self._own == maker != owner:
                     assert own is not None
@@ -253,15 +303,18 @@ class Pipeline:
         self.channels.settle()
 
     def _loss(
-        self, piece: Piece, losses: Mapping[int, torch.Tensor], shares: Sequence[float]
+        self,
+        traced: StageProgram,
+        losses: Mapping[int, torch.Tensor],
+        loss_weights: Sequence[float],
     ) -> torch.Tensor:
-        number = piece.program.outputs[0]
-        spec = piece.program.tensors[number].layout
+        number = traced.program.outputs[0]
+        spec = traced.program.tensors[number].layout
         assert spec is not None
         total = torch.zeros((), dtype=spec.dtype, device=self._mesh.device)
         for microbatch, loss in losses.items():
-            total += loss.detach().reshape(()) * shares[microbatch]
-        return self._from(piece.owner(number), total)
+            total += loss.detach().reshape(()) * loss_weights[microbatch]
+        return self._from(traced.owner(number), total)
 
     def _from(self, owner: int, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of one rank, on all of the pipeline."""
@@ -272,9 +325,9 @@ class Pipeline:
 
     def _use(self, kind: Kind, batch: Any) -> Any:
         batch = settled(batch)
-        piece = self._piece(kind, batch)
-        run = SegmentRun(self, [piece], [batch], 1, [1.0])
-        stages = self._cutting.device_of_stage
+        traced = self._program(kind, batch)
+        run = SegmentRun(self, [traced], [batch], 1, [1.0])
+        stages = self._cuts.device_of_stage
         orders = [
             [(Segment(stage, Part.FORWARD), 0) for stage, owner in enumerate(stages) if owner == r]
             for r in range(len(self._actions))
@@ -284,17 +337,17 @@ class Pipeline:
         for segment, microbatch in orders[self._own]:
             run.do(segment, microbatch)
         self.channels.settle()
-        returned = piece.program.returned
+        returned = traced.program.returned
         assert returned is not None
-        leaves = [self._leaf(piece, run.held[0], leaf) for leaf in returned.leaves]
+        leaves = [self._leaf(traced, run.held[0], leaf) for leaf in returned.leaves]
         return tree_unflatten(leaves, returned.form)
 
-    def _leaf(self, piece: Piece, held: Slots, leaf: Any) -> Any:
+    def _leaf(self, traced: StageProgram, held: Slots, leaf: Any) -> Any:
         if not isinstance(leaf, Ref):
             return leaf
-        owner, spec = piece.owner(leaf.number), piece.program.tensors[leaf.number].layout
+        owner, spec = traced.owner(leaf.number), traced.program.tensors[leaf.number].layout
         assert spec is not None
-        if piece.program.tensors[leaf.number].producer < 0:
+        if traced.program.tensors[leaf.number].producer < 0:
             return held[leaf.number]
         if owner == self._own:
             return self._from(owner, held[leaf.number].detach())
@@ -303,16 +356,16 @@ class Pipeline:
         )
 
 
-OnGradient = Callable[[Piece, int, torch.Tensor], torch.Tensor]
+OnGradient = Callable[[StageProgram, int, torch.Tensor], torch.Tensor]
 """Takes the whole gradient of a parameter and returns the tensor that it is then."""
 
 
 class RunsSegments(Protocol):
     """What carries segments: messages to other ranks, and what is there before a microbatch."""
 
-    channels: Channels
+    channels: StageChannels
 
-    def given(self, piece: Piece, batch: Any) -> Slots:
+    def given(self, traced: StageProgram, batch: Any) -> Slots:
         """Slots with what is there before a microbatch."""
 
 
@@ -322,14 +375,14 @@ class SegmentRun:
     def __init__(
         self,
         owner: RunsSegments,
-        pieces: Sequence[Piece],
+        programs: Sequence[StageProgram],
         batches: Sequence[Any],
         step: int,
         weights: Sequence[Weight],
     ) -> None:
-        self._pieces, self._step, self._weights = pieces, step, weights
+        self._programs, self._step, self._weights = programs, step, weights
         self._channels = owner.channels
-        self.held = [owner.given(p, b) for p, b in zip(pieces, batches, strict=True)]
+        self.held = [owner.given(p, b) for p, b in zip(programs, batches, strict=True)]
         self._arrived: set[SegmentMessage] = set()
         self.losses: dict[int, torch.Tensor] = {}
         self.gradients: dict[tuple[str, int], torch.Tensor] = {}
@@ -346,45 +399,45 @@ class SegmentRun:
         self._channels.expect(src, [
             (SegmentMessage(segment, m), bundle.num_bytes)
             for segment, m in actions
-            if self._pieces[m].rank_of_stage(segment.stage) == src
-            and (bundle := self._pieces[m].bundles.get(segment, {}).get(own)) is not None
+            if self._programs[m].rank_of_stage(segment.stage) == src
+            and (bundle := self._programs[m].bundles.get(segment, {}).get(own)) is not None
         ])  # fmt: skip
 
     def do(self, segment: Segment, microbatch: int) -> None:
         """Run a segment, with all that has to be there before and sent after it."""
-        piece, slots = self._pieces[microbatch], self._pieces[microbatch].slots
+        traced, slots = self._programs[microbatch], self._programs[microbatch].slots
         slots[:] = self.held[microbatch]
-        for source in piece.sources.get(segment, ()):
-            self._receive(piece, SegmentMessage(source, microbatch))
-        self._begin(piece, segment)
-        piece.weight = self._weights[microbatch]
-        piece.draw = self._step * len(self._pieces) + microbatch
-        piece.run(segment, self._step)
-        for dst, bundle in piece.bundles.get(segment, {}).items():
-            self._channels.send(dst, piece.packed(bundle))
-        piece.drop_after(segment, slots)
-        self._take_results(piece, segment, microbatch)
-        self._end(piece, segment)
+        for source in traced.sources.get(segment, ()):
+            self._receive(traced, SegmentMessage(source, microbatch))
+        self._begin(traced, segment)
+        traced.weight = self._weights[microbatch]
+        traced.draw = self._step * len(self._programs) + microbatch
+        traced.run(segment, self._step)
+        for dst, bundle in traced.bundles.get(segment, {}).items():
+            self._channels.send(dst, traced.packed(bundle))
+        traced.drop_after(segment, slots)
+        self._take_results(traced, segment, microbatch)
+        self._end(traced, segment)
         self.held[microbatch] = slots.copy()
         slots[:] = [None] * len(slots)
 
-    def _begin(self, piece: Piece, segment: Segment) -> None:
+    def _begin(self, traced: StageProgram, segment: Segment) -> None:
         """What else a segment needs in the slots: nothing where all weights are there."""
 
-    def _end(self, piece: Piece, segment: Segment) -> None:
+    def _end(self, traced: StageProgram, segment: Segment) -> None:
         """What leaves the slots with a segment."""
 
-    def _receive(self, piece: Piece, message: SegmentMessage) -> None:
+    def _receive(self, traced: StageProgram, message: SegmentMessage) -> None:
         if message in self._arrived:
             return
         self._arrived.add(message)
-        src = piece.rank_of_stage(message.segment.stage)
-        bundle = piece.bundles[message.segment][self._channels.own]
-        for tensor, value in piece.unpacked(bundle, self._channels.receive(src, message)).items():
-            piece.slots[tensor] = value
+        src = traced.rank_of_stage(message.segment.stage)
+        bundle = traced.bundles[message.segment][self._channels.own]
+        for tensor, value in traced.unpacked(bundle, self._channels.receive(src, message)).items():
+            traced.slots[tensor] = value
 
-    def _take_results(self, piece: Piece, segment: Segment, microbatch: int) -> None:
-        program, slots = piece.program, piece.slots
+    def _take_results(self, traced: StageProgram, segment: Segment, microbatch: int) -> None:
+        program, slots = traced.program, traced.slots
         if not program.gradients:
             return
         loss = program.outputs[0]
@@ -392,12 +445,12 @@ class SegmentRun:
             self.losses[microbatch] = slots[loss]
         if segment.part == Part.FORWARD:
             return
-        for parameter, parts in piece.addends.items():
+        for parameter, parts in traced.addends.items():
             for index, part in enumerate(parts):
                 value = slots[part]
-                if value is None or piece.segments[program.tensors[part].producer] != segment:
+                if value is None or traced.segments[program.tensors[part].producer] != segment:
                     continue
-                key, is_free = (program.names[parameter], index), piece.is_free(part, segment)
+                key, is_free = (program.names[parameter], index), traced.is_free(part, segment)
                 if key in self.gradients:
                     self.gradients[key] = self.gradients[key].add_(value)
                 else:
@@ -407,13 +460,13 @@ class SegmentRun:
                 if is_free:
                     slots[part] = None
                 if len(parts) == 1:
-                    self._count(piece, parameter, key)
+                    self._count(traced, parameter, key)
 
-    def _count(self, piece: Piece, parameter: int, key: tuple[str, int]) -> None:
+    def _count(self, traced: StageProgram, parameter: int, key: tuple[str, int]) -> None:
         """Hand a gradient over once all microbatches are in it."""
         self._num_added[key[0]] = self._num_added.get(key[0], 0) + 1
-        if self._num_added[key[0]] == len(self._pieces) and self.on_gradient is not None:
-            self.gradients[key] = self.on_gradient(piece, parameter, self.gradients[key])
+        if self._num_added[key[0]] == len(self._programs) and self.on_gradient is not None:
+            self.gradients[key] = self.on_gradient(traced, parameter, self.gradients[key])
 
 
 def _actions(schedule: Schedule, rank: int) -> list[_Action]:

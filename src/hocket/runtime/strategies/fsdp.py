@@ -1,8 +1,8 @@
-"""Data parallelism that divides the weights as well (ZeRO 3), by PyTorch's FSDP2.
+"""Sharded data parallelism (ZeRO 3) by PyTorch's FSDP2.
 
-Every layer of the model is a unit whose weights are gathered when it is used and given back after.
-FSDP2 works by hooks of modules, so the model itself is run, not a recorded step. It puts parts of
-parameters in the place of parameters; the person's optimizer is told of them.
+Every layer of the model is a unit whose weights are gathered when it is used and resharded after.
+FSDP2 works by hooks of modules, so the model itself is run, not a traced step. It replaces
+parameters by shards; the user's optimizer gets these in their place.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch.distributed.fsdp import (
 from hocket.base.errors import UsageError
 from hocket.capture.step import apply_model
 from hocket.runtime.offload.recompute import Unmoved, computed_again
-from hocket.runtime.train.divided.stack import layer_paths
+from hocket.runtime.strategies.layer_stack import layer_paths
 from hocket.runtime.train.eager_model import CalledModel
 from hocket.runtime.train.trace_options import Recipe
 
 
 class _Applied(nn.Module):
-    """A model with how it is applied, so that hooks see every way of using it."""
+    """A model with the function that calls it, so that FSDP2's hooks surround every call."""
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Applied(nn.Module):
 
 
 class ShardedModel(CalledModel):
-    """A model whose weights are divided over replicas; see `Passes`."""
+    """A model whose weights are sharded over replicas; see `Passes`."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class ShardedModel(CalledModel):
         recipe: Recipe,
         axis: Any,
         *,
-        again: Sequence[str] = (),
+        recomputed: Sequence[str] = (),
         is_offloaded: bool = False,
     ) -> None:
-        """``axis`` is the mesh of the replicas; modules named in ``again`` keep their input alone.
+        """``axis`` is the mesh of the replicas; ``recomputed`` modules save their input alone.
 
-        Where weights are offloaded, parts of them and the optimizer's states live on the host.
+        Where weights are offloaded, shards and the optimizer's states live on the host.
         """
         before = {id(parameter): name for name, parameter in model.named_parameters()}
         _refuse_states(optimizer)
-        for path in again:
-            _compute_again(model.get_submodule(path))
+        for path in recomputed:
+            _recompute(model.get_submodule(path))
         policy = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
         for path in layer_paths(model):
             layer = model.get_submodule(path)
@@ -81,8 +81,8 @@ class ShardedModel(CalledModel):
         return self._applied(batch)
 
 
-def _compute_again(module: nn.Module) -> None:
-    """Have a module keep its input alone, and make the rest again in the backward pass."""
+def _recompute(module: nn.Module) -> None:
+    """Let a module save its input alone, and recompute the rest in the backward pass."""
     forward, buffers = module.forward, Unmoved([module])
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -96,6 +96,6 @@ def _compute_again(module: nn.Module) -> None:
 def _refuse_states(optimizer: torch.optim.Optimizer) -> None:
     if optimizer.state:
         raise UsageError(
-            "the optimizer has made steps before its parameters were divided",
+            "the optimizer has made steps before its parameters were sharded",
             hint="make a new one, and load a checkpoint after prepare",
         )

@@ -1,7 +1,7 @@
-"""The part of one pipeline rank in a recorded step: its segments, ready to be run.
+"""The part of one pipeline rank in a traced step: its segments, ready to be run.
 
-Slots hold the tensors of one microbatch while a segment of it runs; between segments they are kept
-aside. What a segment alone needs is dropped at its last use there.
+Slots hold the tensors of one microbatch while a segment of it runs; between segments they are saved
+per microbatch. What a segment alone needs is dropped at its last use there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from hocket.capture.program import Program
 from hocket.graph.graph import Graph
 from hocket.runtime.kernels import stand_in
 from hocket.runtime.package import needs_storage, pack, package_bytes, unpack
-from hocket.runtime.train.divided.cutting import Cutting
-from hocket.runtime.train.divided.stages import Part, Segment, segments_of, shared_gradients
+from hocket.runtime.strategies.stage_cuts import (
+    Part,
+    Segment,
+    StageCuts,
+    segments_of,
+    shared_gradients,
+)
 from hocket.runtime.train.eager_step import Slots, performed
 from hocket.runtime.train.loss_weight import Weight, starts_backward
 
@@ -32,20 +37,20 @@ class Bundle(NamedTuple):
     num_bytes: int
 
 
-class _PieceAct(NamedTuple):
+class _BoundOp(NamedTuple):
     do: Callable[[], None]
     op: int
     drops: tuple[int, ...]
 
 
-class Piece:
+class StageProgram:
     """Segments of one program on one rank."""
 
     def __init__(
         self,
         graph: Graph,
         program: Program,
-        cutting: Cutting,
+        cuts: StageCuts,
         own: int,
         device: torch.device,
         *,
@@ -54,11 +59,11 @@ class Piece:
     ) -> None:
         """``own`` is this pipeline rank; ``keep`` are tensors to hold where they are made."""
         self.graph, self.program, self.device = graph, program, device
-        self._cutting, self._own, self._seed = cutting, own, seed
-        num_stages = len(cutting.device_of_stage)
-        forward_stages = cutting.forward_stages(graph, program)
+        self._cuts, self._own, self._seed = cuts, own, seed
+        num_stages = len(cuts.device_of_stage)
+        forward_stages = cuts.forward_stages(graph, program)
         self.segments = segments_of(graph, program, forward_stages, num_stages)
-        self.addends = shared_gradients(program, self.segments, cutting.device_of_stage)
+        self.addends = shared_gradients(program, self.segments, cuts.device_of_stage)
         self._summed = {part for parts in self.addends.values() for part in parts}
         self._keep = keep | self._summed | {*program.outputs}
         self._left_out = self._adding_ops()
@@ -77,18 +82,18 @@ class Piece:
         self.draw = 0
         """Number of the step and microbatch for random draws."""
         self.weight: Weight = 1.0
-        self._acts = {
-            segment: self._acts_of(segment, ops) for segment, ops in self._own_ops().items()
+        self._bound = {
+            segment: self._bound_of(segment, ops) for segment, ops in self._own_ops().items()
         }
 
     def rank_of_op(self, op: int) -> int:
         """The pipeline rank of an op; -1 for updates."""
         segment = self.segments[op]
-        return -1 if segment is None else self._cutting.device_of_stage[segment.stage]
+        return -1 if segment is None else self._cuts.device_of_stage[segment.stage]
 
     def rank_of_stage(self, stage: int) -> int:
         """The pipeline rank that has a stage."""
-        return self._cutting.device_of_stage[stage]
+        return self._cuts.device_of_stage[stage]
 
     def owner(self, tensor: int) -> int:
         """The pipeline rank that has a tensor first: its maker's, or its first reader's."""
@@ -116,7 +121,7 @@ class Piece:
         """Run a segment on the tensors that are in the slots."""
         slots = self.slots
         with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
-            for do, op, drops in self._acts.get(segment, ()):
+            for do, op, drops in self._bound.get(segment, ()):
                 try:
                     do()
                 # Whatever an op of a stranger's model raises is a failed run, not a bug of ours.
@@ -230,7 +235,7 @@ class Piece:
             if self.rank_of_op(op) == self._own and segment is not None:
                 users.setdefault(tensor, set()).add(segment)
         for segment, by_rank in self.bundles.items():
-            if self._cutting.device_of_stage[segment.stage] == self._own:
+            if self._cuts.device_of_stage[segment.stage] == self._own:
                 for bundle in by_rank.values():
                     for tensor in bundle.tensors:
                         users.setdefault(tensor, set()).add(segment)
@@ -239,7 +244,7 @@ class Piece:
             for tensor, found in users.items()
         }
 
-    def _acts_of(self, segment: Segment, ops: Sequence[int]) -> list[_PieceAct]:
+    def _bound_of(self, segment: Segment, ops: Sequence[int]) -> list[_BoundOp]:
         sent = {
             tensor for bundle in self.bundles.get(segment, {}).values() for tensor in bundle.tensors
         }
@@ -254,7 +259,7 @@ class Piece:
             if self.is_free(tensor, segment) and tensor not in self._keep and tensor not in sent:
                 drops[position].append(tensor)
         return [
-            _PieceAct(self._run(op), op, tuple(dropped))
+            _BoundOp(self._run(op), op, tuple(dropped))
             for op, dropped in zip(ops, drops, strict=True)
         ]
 

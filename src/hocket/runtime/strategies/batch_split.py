@@ -1,7 +1,7 @@
-"""The rows of a batch that each replica trains on, and what they count.
+"""Split a batch into the rows of replicas and microbatches, and weight their losses.
 
-A batch is given whole to every rank. Rows are shared as planned; a batch of another size is shared
-in the same proportions. The loss of a part counts as many times as it has samples, or as many as
+Every rank is given the whole batch. Rows are split as planned; a batch of another size is split in
+the same proportions. The loss of a part counts as many times as it has samples, or as many as
 ``count`` says: the sum over ranks is then the mean over the batch, not a mean of means.
 """
 
@@ -17,23 +17,23 @@ from hocket.capture.fake import batch_tensors, map_batch
 from hocket.runtime.train.batches import settled
 
 Count = Callable[[Any], float | torch.Tensor]
-"""What a part of a batch counts in the mean loss: by default its samples."""
+"""Weight of a part of a batch in the mean loss: by default its number of samples."""
 
 
-def shared_rows(num_rows: int, shares: Sequence[int]) -> list[range]:
-    """The rows of each replica; every one gets what is nearest to its share, and at least one.
+def split_rows(num_rows: int, split: Sequence[int]) -> list[range]:
+    """Return the rows of each part, as near to its share as possible, and at least one.
 
     Raises `UsageError` where there are fewer rows than replicas.
     """
-    if num_rows < len(shares):
+    if num_rows < len(split):
         raise UsageError(
-            f"a batch of {num_rows} samples cannot be shared by {len(shares)} replicas",
+            f"a batch of {num_rows} samples cannot be split over {len(split)} replicas",
             hint="give larger batches, or drop the last one of an epoch",
         )
-    exact = [num_rows * share / sum(shares) for share in shares]
+    exact = [num_rows * share / sum(split) for share in split]
     counts = [max(1, int(part)) for part in exact]
-    # What rounding left over goes where most was cut off; what it took too much comes from there,
-    # but never the last row of a replica.
+    # Rows that rounding left over go where most was cut off; missing ones come from where most was
+    # added, but never the last row of a part.
     while sum(counts) != num_rows:
         missing = 1 if sum(counts) < num_rows else -1
         able = [i for i in range(len(counts)) if missing > 0 or counts[i] > 1]
@@ -44,32 +44,30 @@ def shared_rows(num_rows: int, shares: Sequence[int]) -> list[range]:
 
 
 def num_rows(batch: Any) -> int:
-    """Samples of a batch: the extent of its tensors' first dimension."""
+    """Return the samples of a batch: the extent of its tensors' first dimension."""
     for _, tensor in batch_tensors(batch):
         if tensor.dim():
             return int(tensor.shape[0])
-    raise UsageError(
-        "the batch has no rows that replicas could share", hint="give tensors of samples"
-    )
+    raise UsageError("the batch has no rows that could be split", hint="give tensors of samples")
 
 
 def take_rows(batch: Any, rows: range) -> Any:
-    """A part of a batch; numbers without dimensions are in every part."""
+    """Return a part of a batch; numbers without dimensions are in every part."""
     total = num_rows(batch)
     parts: dict[int, torch.Tensor] = {}
     for name, tensor in batch_tensors(batch):
         if tensor.dim() and tensor.shape[0] != total:
             raise UsageError(
-                f"{name!r} has {tensor.shape[0]} rows where others have {total}, so replicas "
-                "cannot share it",
+                f"{name!r} has {tensor.shape[0]} rows where others have {total}, so it "
+                "cannot be split",
                 hint="give tensors with one row per sample, or plan one device",
             )
         parts[id(tensor)] = tensor[rows.start : rows.stop] if tensor.dim() else tensor
     return map_batch(batch, parts)
 
 
-def fractions(batch: Any, parts: Sequence[range], count: Count | None) -> list[float]:
-    """What each part's loss counts in that of the whole batch."""
+def loss_weights(batch: Any, parts: Sequence[range], count: Count | None) -> list[float]:
+    """Return the weight of each part's loss in that of the whole batch."""
     counts = [
         float(len(rows)) if count is None else float(count(take_rows(batch, rows)))
         for rows in parts
@@ -83,19 +81,19 @@ def fractions(batch: Any, parts: Sequence[range], count: Count | None) -> list[f
 def microbatches(
     batch: Any, sizes: Sequence[int], count: Count | None
 ) -> tuple[list[Any], list[float]]:
-    """A batch in parts of the proportions of ``sizes``, and what each part counts."""
+    """Split a batch in the proportions of ``sizes``, and return the weights of the parts."""
     rows = num_rows(batch)
     if rows < len(sizes):
         raise UsageError(
             f"{rows} samples cannot be cut into {len(sizes)} microbatches",
             hint="give larger batches, or drop the last one of an epoch",
         )
-    parts = shared_rows(rows, sizes)
+    parts = split_rows(rows, sizes)
     batches = [settled(take_rows(batch, part)) for part in parts]
-    return batches, fractions(batch, parts, count)
+    return batches, loss_weights(batch, parts, count)
 
 
-def ignored_labels(batch: Any) -> bool:
+def has_ignored_labels(batch: Any) -> bool:
     """True if samples count differently in a mean over tokens: labels that losses leave out."""
     for name, tensor in batch_tensors(batch):
         is_label = name.rpartition(".")[2] in ("labels", "label", "targets", "target")

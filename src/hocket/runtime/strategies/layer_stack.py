@@ -1,6 +1,6 @@
-"""The layers of a model that can be divided: its longest list of modules.
+"""The layer stack of a model: its longest list of modules.
 
-People and libraries write models as a list of equal blocks with something before and after it:
+Models are mostly a list of equal blocks with something before and after it:
 ``model.transformer.h``, ``nn.Sequential``, a ``ModuleList``.
 """
 
@@ -21,7 +21,7 @@ def find_stack(model: nn.Module) -> tuple[str, int]:
     found = _lists(model)
     if not found:
         raise UsageError(
-            f"{type(model).__name__} has no list of layers that a pipeline could divide",
+            f"{type(model).__name__} has no list of layers that a pipeline could cut",
             hint="keep its layers in nn.Sequential or nn.ModuleList, or plan without a pipeline: "
             "hocket parallel … --fix pipeline=1",
         )

@@ -1,0 +1,544 @@
+"""Data parallelism around any other strategy: each rank trains on its rows of the batch.
+
+Our own reducer instead of torch's DDP, because replicas may have batches, stages and stage
+boundaries of their own, and traced steps are replayed without autograd, whose hooks DDP needs.
+A rank's loss is weighted by its part of the batch before backward, and gradients are summed over
+ranks once per update, during the last backward pass of it (`GradientReducer`), so the result is the
+gradient of the mean over the batch however it is split.
+
+With ZeRO 1 and 2 (Rajbhandari et al., 2020) each parameter has an owner among the replicas:
+gradients are reduced there alone, the user's own optimizer finds them there alone and keeps its
+states there, and the new weights are broadcast. `ZeroRedundancyOptimizer` would replace the user's
+optimizer by one that it constructs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map
+
+from hocket.base.errors import UsageError
+from hocket.capture.fake import model_tensors
+from hocket.capture.perform import draw_seed
+from hocket.plan.gradient_buckets import fill_buckets
+from hocket.runtime.collectives.gradient_reducer import GradientReducer
+from hocket.runtime.strategies.accumulate import seeded_rng
+from hocket.runtime.strategies.batch_split import loss_weights, num_rows, split_rows, take_rows
+from hocket.runtime.strategies.parallel_state import ParallelState, TensorOwner
+from hocket.runtime.strategies.parallel_task import ParallelTask, RankPart
+from hocket.runtime.strategies.pipeline import Pipeline
+from hocket.runtime.strategies.tensor import sum_both_ways
+from hocket.runtime.strategy import Passes, ReportsProgress, StepOutput, Timings, feed
+from hocket.runtime.task import LoopOptions
+from hocket.runtime.train.batches import settled
+from hocket.runtime.train.cuts import TensorCut
+from hocket.runtime.train.loss_weight import Weight
+
+
+class DataParallel:
+    """Ranks that train on parts of one batch; see `Strategy`."""
+
+    _has_reducer = True
+
+    def __init__(
+        self,
+        inner: Passes,
+        task: ParallelTask,
+        part: RankPart,
+        *,
+        cuts: Mapping[int, TensorCut],
+        pipeline: Pipeline | None,
+    ) -> None:
+        """``inner`` trains the rows of this rank; with ZeRO 3 it reduces gradients itself.
+
+        ``cuts`` are those of tensor parallelism by the id of a parameter.
+        """
+        self._inner, self._model, self._mesh = inner, task.model, part.mesh
+        self._batch_split, self._count = tuple(part.batch_split), task.count
+        self._seed = task.options.seed or 0
+        self._cuts, self._pipeline = cuts, pipeline
+        is_replicated = len(self._batch_split) > 1
+        norms = batch_norms_in_training(task.model)
+        self._has_own_statistics = is_replicated and not part.joins_norms and bool(norms)
+        """True if batch norms of each replica have their own: those of the first count."""
+        self.predicted_s, self.lost = task.predicted_s, inner.lost
+        self.tensors: Mapping[str, torch.Tensor] = inner.tensors
+        self._stages = self._stages_everywhere()
+        self._state = ParallelState(task.model, self._owner, part.mesh)
+        self.computed_s: float | None = None
+        self._is_reduced = True
+        """True if the gradients that are there are those of all ranks."""
+        self._is_last = True
+        """True if the next batch is the last one of its update."""
+        self._pending: list[Any] = []
+        """Sums of losses in flight."""
+        self.owner_of = self._owners() if part.zero in (1, 2) and is_replicated else {}
+        """The replica that updates a parameter, by its id; empty where all update all."""
+        self._reducer: GradientReducer | None = None
+        if self._has_reducer and part.zero != 3 and is_replicated:
+            self._reducer = self._make_reducer(task)
+            feed(inner, self._reducer)
+
+    def _make_reducer(self, task: ParallelTask) -> GradientReducer:
+        mesh = self._mesh
+        used = [self._stages[id(p)] for p in self._model.parameters()]
+        partners = [
+            (group, [p for p in self._held() if self._stages[id(p)] == stages])
+            for stages, group in mesh.partner_groups(used, task.reduce_backend).items()
+            if stages[mesh.data_rank] == mesh.pipeline_rank
+        ]
+        return GradientReducer(
+            partners, root_of=self._root_of, dtype=task.reduce_dtype,
+            # NCCL may block where ranks issue collectives of several groups in other orders.
+            overlaps=task.overlaps and (mesh.device.type == "cpu" or len(partners) < 2),
+        )  # fmt: skip
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────
+
+    def train(self, batch: Any, step: int, weight: Weight) -> StepOutput:
+        """Forward and backward of this rank's rows; the loss is that of the whole batch."""
+        rows, part = self._own_rows(batch)
+        self._start_update()
+        with self._own_rng(step), self._reducing():
+            found = self._inner.train(rows, step, weight * part)
+        # The sum of losses may overlap: gradients are waited for before anyone reads it.
+        is_async = self._is_last and self._reducer is not None
+        return StepOutput(self._mean_loss(found.loss, part, is_async=is_async), found.outputs)
+
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[StepOutput, Timings | None]:
+        """As `train`, with every op of this rank timed."""
+        rows, part = self._own_rows(batch)
+        self._start_update()
+        started_s, waited_s = time.perf_counter(), self._waited_s()
+        with self._own_rng(step), self._reducing():
+            found, timings = self._inner.timed(rows, step, weight * part)
+        if self._mesh.device.type == "cuda":
+            torch.cuda.synchronize(self._mesh.device)
+        self.computed_s = time.perf_counter() - started_s - (self._waited_s() - waited_s)
+        return StepOutput(self._mean_loss(found.loss, part), found.outputs), timings
+
+    def forward(self, batch: Any, step: int) -> StepOutput:
+        """Return the loss of the whole batch; its ``backward()`` goes through this rank's rows."""
+        if self.owner_of:
+            raise UsageError(
+                "ranks that share the optimizer's states (ZeRO 1 and 2) exchange weights after an "
+                "update, which optimizer.step() alone does not do",
+                hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
+            )
+        rows, part = self._own_rows(batch)
+        self._start_update()
+        if self._reducer is not None:
+            self._reducer.is_enabled = True
+        with self._own_rng(step):
+            found = self._inner.forward(rows, step)
+        whole = self._mean_loss(found.loss.detach(), part)
+        own: torch.Tensor = _ReducedAfter.apply(found.loss * part, self._reduce)  # type: ignore[no-untyped-call]
+        return StepOutput(own + (whole - own.detach()), found.outputs)
+
+    def evaluate(self, batch: Any) -> StepOutput:
+        """Return the loss of the whole batch, from the rows of all ranks."""
+        if num_rows(batch) < len(self._batch_split):
+            return self._inner.evaluate(batch)
+        rows, part = self._own_rows(batch)
+        self._broadcast_statistics()
+        found = self._inner.evaluate(rows)
+        return StepOutput(self._mean_loss(found.loss, part), found.outputs)
+
+    def predict(self, batch: Any) -> Any:
+        """Return the model's outputs for all rows: every rank computes its own and gathers."""
+        total = num_rows(batch)
+        if total < len(self._batch_split):
+            return self._inner.predict(batch)
+        parts = split_rows(total, self._batch_split)
+        own = parts[self._mesh.data_rank]
+        self._broadcast_statistics()
+        found = self._inner.predict(settled(take_rows(batch, own)))
+
+        def whole(leaf: Any) -> Any:
+            is_rows = isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == len(own)
+            return self._gathered_rows(leaf, parts) if is_rows else leaf
+
+        return found if len(parts) == 1 else tree_map(whole, found)
+
+    # ── updates ──────────────────────────────────────────────────────────────────────────────
+
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Do nothing: updates wait for the gradients of all ranks."""
+
+    def set_requires_gradient_sync(self, is_required: bool) -> None:
+        """With False, gradients of the next batch stay on this rank; see `SyncsGradients`."""
+        self._is_last = is_required
+
+    def report_progress(self, tell: Callable[[float], None]) -> None:
+        """Call with the part of this rank's rows that is done; see `ReportsProgress`."""
+        if isinstance(self._inner, ReportsProgress):
+            self._inner.report_progress(tell)
+
+    @contextmanager
+    def _reducing(self) -> Iterator[None]:
+        """Reduce gradients as they come within, where no batch of this update follows."""
+        if self._reducer is None:
+            yield
+            return
+        self._reducer.is_enabled = self._is_last
+        try:
+            yield
+        finally:
+            self._reducer.is_enabled = False
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step the optimizer with the gradients of all ranks; all have the new weights."""
+        self._reduce()
+        self._inner.update(optimizer)
+        self._broadcast_weights()
+        if self._pipeline is not None:
+            self._pipeline.refresh()
+
+    def _reduce(self) -> None:
+        """Finish the sums of gradients, each where its parameter is updated."""
+        if self._is_reduced:
+            return
+        self._is_reduced = True
+        if self._reducer is not None:
+            self._reducer.is_enabled = False
+            self._reducer.finish()
+        while self._pending:
+            self._pending.pop().wait()
+
+    @torch.no_grad()
+    def _broadcast_weights(self) -> None:
+        """Send updated weights from their owners to the other replicas."""
+        if not self.owner_of:
+            return
+        trained = [p for p in self._held() if p.requires_grad]
+        keys = [(self.owner_of[id(p)], p.dtype) for p in trained]
+        sizes = [p.numel() * p.itemsize for p in trained]
+        for members in fill_buckets(zip(keys, sizes, strict=True)):
+            bucket, (owner, _) = [trained[at] for at in members], keys[members[0]]
+            flat = torch.cat([p.reshape(-1) for p in bucket])
+            dist.broadcast(flat, self._data_peer(owner), group=self._mesh.data_group)
+            if owner != self._mesh.data_rank:
+                for p, value in zip(
+                    bucket, torch.split(flat, [p.numel() for p in bucket]), strict=True
+                ):
+                    p.copy_(value.view_as(p))
+
+    @torch.no_grad()
+    def clip(self, max_norm: float) -> None:
+        """Clip by the norm of all gradients of all ranks, each counted once.
+
+        Squares are summed in double precision, since ranks sum them in another order than one
+        process.
+        """
+        self._reduce()
+        square = torch.zeros((), dtype=torch.float64, device=self._mesh.device)
+        held = [p for p in self._held() if p.grad is not None]
+        for parameter in held:
+            if self._counts(parameter):
+                own = _local(parameter.grad)
+                square += torch.linalg.vector_norm(own, dtype=torch.float64).square()
+        dist.all_reduce(square)
+        scale = torch.clamp(max_norm / (square.sqrt() + 1e-6), max=1.0)
+        for parameter in held:
+            own = _local(parameter.grad)
+            own.mul_(scale.to(own.dtype))
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do nothing: `gathered` returns the state instead of putting it together in place."""
+
+    def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
+        """Return the state as one process would have it, on every rank."""
+        if pending:
+            self._reduce()
+        return self._state.gathered(optimizer, pending=pending)
+
+    def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
+        """Return what this rank writes of a state that all ranks write together."""
+        if pending:
+            self._reduce()
+        return self._state.parts(optimizer, pending=pending)
+
+    def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        """Load this rank's part of a state; gradients of a checkpoint are those of all ranks."""
+        self._state.take(state, optimizer)
+        self._is_reduced = True
+
+    # ── parts ────────────────────────────────────────────────────────────────────────────────
+
+    def _waited_s(self) -> float:
+        """Seconds in which this rank has waited for other stages so far."""
+        return self._pipeline.channels.waited_s if self._pipeline is not None else 0.0
+
+    def _is_own(self, parameter: torch.Tensor) -> bool:
+        """True if this replica speaks for a parameter."""
+        return self.owner_of.get(id(parameter), 0) == self._mesh.data_rank
+
+    def _counts(self, parameter: nn.Parameter) -> bool:
+        """True if this rank is the one that counts a gradient in a norm of all."""
+        is_first = not self._mesh.tensor_rank or id(parameter) in self._cuts
+        return is_first and (isinstance(parameter, DTensor) or self._is_own(parameter))
+
+    def _owner(self, tensor: torch.Tensor) -> TensorOwner:
+        cut, owner = self._cuts.get(id(tensor)), self.owner_of.get(id(tensor), 0)
+        mesh = self._mesh
+        # A buffer that a module has made anew is with every stage.
+        stages = self._stages.get(id(tensor), (0,) * len(self._batch_split))
+        ranks = tuple(
+            mesh.rank_of(pipeline=stages[owner], data=owner, tensor=piece)
+            for piece in range(cut.num_pieces if cut is not None else 1)
+        )
+        is_updated = stages[mesh.data_rank] == mesh.pipeline_rank and (
+            not self.owner_of or owner == mesh.data_rank
+        )
+        return TensorOwner(ranks, cut, is_here=not tensor.is_meta, is_updated=is_updated)
+
+    def _owners(self) -> dict[int, int]:
+        """Choose a replica for each parameter of a stage: the largest first, to the emptiest."""
+        load: dict[tuple[int, int], int] = {}
+        found: dict[int, int] = {}
+        for parameter in sorted(self._model.parameters(), key=lambda p: -p.numel()):
+            stage = self._stages[id(parameter)][self._mesh.data_rank]
+            replicas = range(len(self._batch_split))
+            owner = min(replicas, key=lambda replica: load.get((stage, replica), 0))
+            load[stage, owner] = load.get((stage, owner), 0) + parameter.numel()
+            found[id(parameter)] = owner
+        return found
+
+    def _stages_everywhere(self) -> dict[int, tuple[int, ...]]:
+        """Return the pipeline rank that updates a tensor, in each replica, by the tensor's id."""
+        tensors = [tensor for _, _, tensor in model_tensors(self._model)]
+        pipeline = self._pipeline
+        stages = [0 if pipeline is None else pipeline.stage_of(tensor) for tensor in tensors]
+        own = torch.tensor(stages, device=self._mesh.device)
+        everywhere = torch.stack(self._mesh.of_each_replica(own)).T.tolist()
+        return {id(t): tuple(stages) for t, stages in zip(tensors, everywhere, strict=True)}
+
+    def _held(self) -> list[nn.Parameter]:
+        return [p for p in self._model.parameters() if not p.is_meta]
+
+    def _own_rows(self, batch: Any) -> tuple[Any, float]:
+        """Return the rows of this rank, and what their loss counts in that of the batch."""
+        parts = split_rows(num_rows(batch), self._batch_split)
+        own = self._mesh.data_rank
+        rows = batch if len(parts) == 1 else settled(take_rows(batch, parts[own]))
+        return rows, loss_weights(batch, parts, self._count)[own]
+
+    def _start_update(self) -> None:
+        """Count sums of before once: one replica goes on with each, the others anew."""
+        if self._is_reduced and self._reducer is not None:
+            for parameter in self._held():
+                if not self._is_own(parameter):
+                    parameter.grad = None
+            self._reducer.begin()
+        self._is_reduced = False
+
+    def _own_rng(self, step: int) -> Any:
+        """Seed draws of a step that tensor-parallel ranks share and replicas do not.
+
+        Outside, the generator goes on as it does for all ranks, so that they shuffle data alike.
+        """
+        place = self._mesh.pipeline_rank * len(self._batch_split) + self._mesh.data_rank
+        return seeded_rng(draw_seed(self._seed, step, place), self._mesh.device)
+
+    def _broadcast_statistics(self) -> None:
+        """Give all replicas the statistics of the first one's batch norms."""
+        if self._has_own_statistics:
+            for buffer in self._model.buffers():
+                dist.broadcast(buffer, self._owner(buffer).ranks[0])
+
+    def _mean_loss(
+        self, loss: torch.Tensor, part: float, *, is_async: bool = False
+    ) -> torch.Tensor:
+        whole = loss.detach() * part
+        if len(self._batch_split) > 1:
+            work = self._mesh.sum_over_replicas(whole)
+            if is_async:
+                self._pending.append(work)
+            else:
+                work.wait()
+        return whole
+
+    def _gathered_rows(self, own: torch.Tensor, parts: Sequence[range]) -> torch.Tensor:
+        """Gather the rows of all ranks, padded to one size, since messages must be alike."""
+        most = max(len(rows) for rows in parts)
+        padded = own.new_zeros(most, *own.shape[1:])
+        padded[: len(own)] = own
+        found = self._mesh.of_each_replica(padded)
+        return torch.cat([part[: len(rows)] for part, rows in zip(found, parts, strict=True)])
+
+    def _root_of(self, parameter: nn.Parameter) -> int | None:
+        """Return the rank that alone needs the sum of a gradient, None where all do."""
+        return self._data_peer(self.owner_of[id(parameter)]) if self.owner_of else None
+
+    def _data_peer(self, replica: int) -> int:
+        mesh = self._mesh
+        return mesh.rank_of(pipeline=mesh.pipeline_rank, data=replica, tensor=mesh.tensor_rank)
+
+
+def _local(gradient: Any) -> torch.Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+class _ReducedAfter(torch.autograd.Function):
+    """A loss whose backward pass ends with the reduction of gradients."""
+
+    @staticmethod
+    def forward(context: Any, loss: torch.Tensor, finish: Callable[[], None]) -> torch.Tensor:
+        context.finish = finish
+        return loss.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        # As DDP and FSDP2 do; there is no public call for the end of a backward pass.
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(context.finish)
+        return gradient, None
+
+
+# ── priority gradient sync ───────────────────────────────────────────────────────────────────────
+
+
+class PriorityDataParallel(DataParallel):
+    """Data parallelism whose next step starts while gradients are in flight (P3); see `Strategy`.
+
+    `hocket.runtime.collectives.priority_sync` works by hooks of modules and parameters, so the
+    model itself is run, not a traced step.
+    """
+
+    _has_reducer = False
+
+    def __init__(self, inner: Passes, task: ParallelTask, part: RankPart, **options: Any) -> None:
+        super().__init__(inner, task, part, **options)
+        assert task.start_propagation is not None
+        self._propagation = task.start_propagation()
+
+    def _own_rows(self, batch: Any) -> tuple[Any, float]:
+        # Propagation takes the mean over ranks, and parts are of a sum.
+        rows, part = super()._own_rows(batch)
+        return rows, part * len(self._batch_split)
+
+    def _mean_loss(
+        self, loss: torch.Tensor, part: float, *, is_async: bool = False
+    ) -> torch.Tensor:
+        return super()._mean_loss(loss, part / len(self._batch_split))
+
+    @contextmanager
+    def _reducing(self) -> Iterator[None]:
+        if self._is_last:
+            yield
+        else:
+            with self._propagation.no_sync():
+                yield
+
+    def _start_update(self) -> None:
+        """Do nothing: gradients of before are in flight, none is left here."""
+
+    def _reduce(self) -> None:
+        """Do nothing: sums are made while others compute."""
+
+    def clip(self, max_norm: float) -> None:
+        """Refuse: no gradient is whole before the next step begins."""
+        raise UsageError(
+            "gradients that are sent by priority cannot be clipped by their common norm",
+            hint="plan without the section priority, or leave clipping out",
+        )
+
+    def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
+        """Return the state as one process would have it, with all sums in it."""
+        self._propagation.finish()
+        return super().gathered(optimizer, pending=False)
+
+    def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
+        """Return what this rank writes of a state, with all sums in it."""
+        self._propagation.finish()
+        return super().parts(optimizer, pending=False)
+
+    def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        """Load a state; sums of before are finished first."""
+        self._propagation.finish()
+        super().take(state, optimizer)
+
+
+def priority_obstacle(
+    model: nn.Module, optimizer: torch.optim.Optimizer, options: LoopOptions
+) -> str:
+    """Say why gradients cannot be sent by priority here; empty where they can."""
+    trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    reasons = {
+        "they are clipped by their common norm": options.clip_norm is not None,
+        "some weights have no memory yet": any(p.is_meta for p in trained),
+        "the optimizer updates other weights than the model trains": updated != trained,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+# ── batch norm ───────────────────────────────────────────────────────────────────────────────────
+#
+# Mean and variance are sums over ranks, and their gradients are sums over ranks as well (Zhang et
+# al., "Context Encoding", 2018). PyTorch's SyncBatchNorm is for GPUs alone and for equal batches.
+
+
+def join_batch_norms(model: nn.Module, group: Any) -> None:
+    """Let every batch norm of a model see the rows of all ranks of a group."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            # The class stays, with names and parameters; a copy of the module binds to itself.
+            joined = _joined_forward(type(module).forward, group)
+            module.forward = MethodType(joined, module)  # type: ignore[method-assign]
+
+
+def batch_norms_in_training(model: nn.Module) -> list[str]:
+    """Return the names of the batch norms that would normalise by the rows that they see."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+    ]
+
+
+def _joined_forward(alone: Callable[..., torch.Tensor], group: Any) -> Callable[..., torch.Tensor]:
+    def forward(self: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
+        if not self.training and self.running_mean is not None:
+            return alone(self, x)
+        self._check_input_dim(x)  # type: ignore[no-untyped-call]
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        rows = x.new_full((1,), x.numel() // x.shape[1])
+        totals = sum_both_ways(torch.cat([x.sum(dims), rows]), group)
+        count = totals[-1].detach()
+        mean = totals[:-1] / count
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        centred = x - mean.view(shape)
+        variance = sum_both_ways(centred.square().sum(dims), group) / count
+        _update_statistics(self, mean, variance * (count / (count - 1)))
+        out = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out
+
+    return forward
+
+
+@torch.no_grad()
+def _update_statistics(norm: _BatchNorm, mean: torch.Tensor, unbiased: torch.Tensor) -> None:
+    if not norm.training or norm.running_mean is None or norm.running_var is None:
+        return
+    assert norm.num_batches_tracked is not None
+    norm.num_batches_tracked.add_(1)
+    if norm.momentum is None:
+        rate = 1.0 / norm.num_batches_tracked.to(mean.dtype)
+        norm.running_mean.add_(rate * (mean - norm.running_mean))
+        norm.running_var.add_(rate * (unbiased - norm.running_var))
+        return
+    norm.running_mean.mul_(1 - norm.momentum).add_(norm.momentum * mean)
+    norm.running_var.mul_(1 - norm.momentum).add_(norm.momentum * unbiased)

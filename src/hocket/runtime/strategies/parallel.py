@@ -1,0 +1,489 @@
+"""Compose the strategy of a parallel plan: tensor, pipeline and data parallelism in turn.
+
+Tensor parallelism changes the model's layers before anything is traced, a pipeline cuts the traced
+step, and data parallelism surrounds either. All ranks run the same script on the same batches and
+take their rows. Plans split a batch over replicas of a captured graph, each with its own stages and
+microbatches, or state degrees of parallelism.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from hocket.base.arrays import IntArray
+from hocket.base.errors import InputFileError, UsageError
+from hocket.capture.program import Program
+from hocket.graph.graph import Graph, Phase, Role
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication, Lanes, Parallel, Replica, Schedule
+from hocket.plan.training import TransformerTraining
+from hocket.planners.parallel.schedules import make_schedule
+from hocket.runtime.offload.optimizer_parts import HostUpdate
+from hocket.runtime.strategies.accumulate import Accumulated, AccumulatedAlone
+from hocket.runtime.strategies.batch_split import (
+    has_ignored_labels,
+    microbatches,
+    num_rows,
+    split_rows,
+    take_rows,
+)
+from hocket.runtime.strategies.ddp import (
+    DataParallel,
+    PriorityDataParallel,
+    batch_norms_in_training,
+    join_batch_norms,
+)
+from hocket.runtime.strategies.fsdp import ShardedModel
+from hocket.runtime.strategies.layer_stack import find_stack, layer_of, layer_paths
+from hocket.runtime.strategies.parallel_task import (
+    ParallelTask,
+    ParallelWarning,
+    RankPart,
+    agree_on_model,
+)
+from hocket.runtime.strategies.pipeline import Pipeline
+from hocket.runtime.strategies.rank_mesh import RankMesh
+from hocket.runtime.strategies.round_robin import RoundRobinPipeline
+from hocket.runtime.strategies.stage_cuts import cut_at_ops, cut_by_layers
+from hocket.runtime.strategies.tensor import shard_layers
+from hocket.runtime.strategy import Passes, Strategy
+from hocket.runtime.train.batches import settled
+from hocket.runtime.train.cuts import TensorCut
+from hocket.runtime.train.eager_model import CalledModel
+from hocket.runtime.train.predicted_step import predicted_s
+from hocket.runtime.train.replayed_waves import make_waves
+from hocket.runtime.train.traced_model import Programs
+from hocket.runtime.train.traced_recompute import BlockOf
+from hocket.runtime.train.traced_step import placed_like
+from hocket.runtime.train.waves import Waves, wave_order
+from hocket.simulate.parallel.recompute_and_host import second_run
+from hocket.simulate.parallel.replayed import replayed_step_s
+from hocket.transformer import ParallelConfig
+from hocket.transformer.rules import broken_shares
+
+_WARNED_LEVEL = 7
+"""Callers between a warning of this file and the user's script."""
+
+
+def parallel_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> Strategy:
+    """Prepare this rank's part of a plan; refuses another model or batch than the planned one."""
+    task = replace(task, predicted_s=predicted_s(problem, plan, task.device))
+    parallel = plan[Parallel]
+    if parallel.layers is None:
+        _require_batch(parallel.num_samples, task.batch)
+        return _split_batch_strategy(task, problem, plan)
+    config = parallel.config
+    if isinstance(problem.work, TransformerTraining):
+        _require_layers(task.model, problem.training.model.layers)
+    _require_batch(config.global_batch, task.batch)
+    return _degrees_strategy(task, config, plan.get(Schedule), accumulates=True)
+
+
+def stated_degrees_strategy(task: ParallelTask, config: ParallelConfig) -> Strategy:
+    """Prepare bare degrees of parallelism for the batch given, where no other is stated.
+
+    A microbatch is one sample where nothing is said, so only pipelines take several.
+    """
+    if config.global_batch == 1 and config.shares is None:
+        config = replace(config, global_batch=num_rows(task.batch))
+    _require_batch(config.global_batch, task.batch)
+    return _degrees_strategy(task, config, None, accumulates=False)
+
+
+def _degrees_strategy(
+    task: ParallelTask, config: ParallelConfig, schedule: Schedule | None, *, accumulates: bool
+) -> Strategy:
+    """Prepare degrees of parallelism; ranks without a pipeline may accumulate microbatches."""
+    refuse_degrees(config)
+    _warn_of_memory(config)
+    is_split = accumulates or config.pipeline > 1
+    sizes = (1,) * (config.num_microbatches if is_split else 1)
+    recomputed: Sequence[str] = ()
+    if config.recompute == "full":
+        recomputed = layer_paths(task.model)
+        task = replace(task, recipe=replace(task.recipe, again=_all_layers(task.model)))
+    if config.num_devices == 1:
+        return _single_device_strategy(task, sizes)
+    mesh = RankMesh.of_config(config, task.device)
+    agree_on_model(task.model, task.device)
+    pipeline = None
+    if config.pipeline > 1:
+        schedule = schedule or make_schedule(
+            config.schedule, config.pipeline, len(sizes), config.chunks
+        )
+        pipeline = cut_by_layers(task.model, config, schedule), schedule
+    return _rank_strategy(task, RankPart(
+        mesh=mesh, batch_split=config.shares or (1,) * config.data, microbatches=sizes,
+        zero=config.zero, tensor=config.tensor, joins_norms=len(sizes) == 1, pipeline=pipeline,
+        recomputed=recomputed,
+    ))  # fmt: skip
+
+
+def _split_batch_strategy(task: ParallelTask, problem: Problem, plan: Plan) -> Strategy:
+    """Prepare a batch split over replicas of the problem's graph.
+
+    A weight may be with another stage in each replica; the ranks that have it sum its gradients.
+    """
+    graph, parallel = problem.graph, plan[Parallel]
+    _require_same_weights(graph, task.model)
+    replicas = parallel.replicas
+    if len(parallel.devices) == 1:
+        task = _in_waves(_using_less_memory(task, graph, replicas[0]), problem, plan, 0)
+        return _single_device_strategy(task, replicas[0].microbatches)
+    # Stages are cut at ops, so the kernels of the plan are traced.
+    task = _with_planned_kernels(task, graph)
+    if parallel.is_round_robin:
+        return RoundRobinPipeline(task, graph, parallel)
+    num_stages = [parallel.num_stages(replica) for replica in replicas]
+    mesh = RankMesh.of_replicas(num_stages, task.device, tensor=parallel.tensor)
+    if parallel.tensor > 1:
+        # Planned trees are between all ranks, and these have different parts of weights.
+        task = replace(task, reduce_backend=None)
+    agree_on_model(task.model, task.device)
+    task = _replayed_where_shorter(task, problem, parallel, plan.get(Communication))
+    own = replicas[mesh.data_rank]
+    task = _in_waves(_using_less_memory(task, graph, own), problem, plan, mesh.data_rank)
+    pipeline = None
+    if parallel.num_stages(own) > 1:
+        schedule = make_schedule(parallel.schedule, parallel.num_stages(own), len(own.microbatches))
+        pipeline = cut_at_ops(graph, own.cuts), schedule
+    return _rank_strategy(task, RankPart(
+        mesh=mesh,
+        batch_split=[replica.num_samples for replica in replicas],
+        microbatches=own.microbatches,
+        zero=3 if parallel.sharded else 0,
+        tensor=parallel.tensor,
+        joins_norms=not parallel.is_staged and all(len(r.microbatches) == 1 for r in replicas),
+        pipeline=pipeline,
+        recomputed=_covered_modules(graph, own.recomputed) if parallel.sharded else (),
+        is_offloaded=own.update == "host",
+    ))  # fmt: skip
+
+
+def _single_device_strategy(task: ParallelTask, sizes: Sequence[int]) -> Strategy:
+    """Prepare the whole model on the one device of a plan, in this process."""
+    seed = task.options.seed
+    if len(sizes) == 1:
+        return task.on_one_device(task.batch, seed)
+    _warn_of_norms(task.model)
+    inner = task.on_one_device(microbatches(task.batch, sizes, task.count)[0][0], None)
+    return AccumulatedAlone(
+        inner, sizes, count=task.count, device=task.device, seed=seed,
+        predicted_s=task.predicted_s, waves=_waves_of(task, inner),
+    )  # fmt: skip
+
+
+def _rank_strategy(task: ParallelTask, part: RankPart) -> Strategy:
+    """Prepare the part of this rank, and the data parallelism around it."""
+    model, mesh = task.model, part.mesh
+    rows = settled(
+        take_rows(task.batch, split_rows(num_rows(task.batch), part.batch_split)[mesh.data_rank])
+    )
+    if not part.joins_norms:
+        _warn_of_norms(model)
+    if len(part.batch_split) > 1:
+        if part.joins_norms:
+            join_batch_norms(model, mesh.data_group)
+        if task.count is None and has_ignored_labels(task.batch):
+            _warn(
+                "some labels are -100, so a mean over tokens weighs samples differently than "
+                "replicas do; say what counts: count=lambda batch: (batch['labels'][:, 1:] != "
+                "-100).sum()"
+            )
+    cuts: Mapping[int, TensorCut] = {}
+    if part.tensor > 1:
+        cuts = shard_layers(model, mesh.tensor_group, mesh.tensor_rank, part.tensor)
+    inner: Passes
+    pipeline = None
+    if part.pipeline is not None:
+        inner = pipeline = Pipeline(task, part, rows)
+        _load_meta_tensors(task, mesh, pipeline.is_needed, cuts)
+        pipeline.settle()
+    else:
+        _load_meta_tensors(task, mesh, lambda tensor: True, cuts)
+        inner, cuts = _without_stages(task, part, rows, cuts)
+    kind = DataParallel if task.start_propagation is None else PriorityDataParallel
+    return kind(inner, task, part, cuts=cuts, pipeline=pipeline)
+
+
+def _without_stages(
+    task: ParallelTask, part: RankPart, rows: Any, cuts: Mapping[int, TensorCut]
+) -> tuple[Passes, Mapping[int, TensorCut]]:
+    """Prepare a replica without a pipeline, and return its cuts as they are then.
+
+    FSDP2 replaces parameters by shards.
+    """
+    sizes = part.microbatches
+    inner: Passes
+    if task.start_propagation is not None:
+        task.model.to(task.device)
+        return CalledModel(task.model, task.recipe, task.device), cuts
+    if part.zero == 3 and len(part.batch_split) > 1:
+        named = {name: cuts.get(id(p)) for name, p in task.model.named_parameters()}
+        inner = ShardedModel(
+            task.model, task.optimizer, task.recipe, part.mesh.data_axis,
+            recomputed=part.recomputed,
+            is_offloaded=part.is_offloaded and task.device.type != "cpu",
+        )  # fmt: skip
+        now = dict(task.model.named_parameters())
+        cuts = {id(now[name]): cut for name, cut in named.items() if cut is not None}
+    else:
+        first = microbatches(rows, sizes, task.count)[0][0] if len(sizes) > 1 else rows
+        inner = task.on_one_device(first, None)
+    if len(sizes) > 1:
+        waves = _waves_of(task, inner)
+        inner = Accumulated(inner, sizes, count=task.count, device=task.device, waves=waves)
+    return inner, cuts
+
+
+# ── options of a plan ────────────────────────────────────────────────────────────────────────────
+
+
+def _with_planned_kernels(task: ParallelTask, graph: Graph) -> ParallelTask:
+    device = graph.meta.get("device")
+    if not isinstance(device, str):
+        return task
+    return replace(task, recipe=replace(task.recipe, device=device))
+
+
+def _replayed_where_shorter(
+    task: ParallelTask, problem: Problem, parallel: Parallel, planned: Communication | None
+) -> ParallelTask:
+    """Give up overlap, if a replayed step and all sums after it are predicted to be shorter."""
+    is_plain = not parallel.is_staged and parallel.tensor == 1 and not parallel.sharded
+    if task.device.type != "cuda" or not is_plain or task.predicted_s is None:
+        return task
+    step_s = replayed_step_s(problem, parallel, planned)
+    if step_s >= task.predicted_s:
+        return task
+    return replace(task, overlaps=False, predicted_s=step_s)
+
+
+def _in_waves(task: ParallelTask, problem: Problem, plan: Plan, replica: int) -> ParallelTask:
+    """Let two streams take the microbatches of a replica, where the plan has waves."""
+    lanes = plan.get(Lanes)
+    if lanes is None:
+        return task
+    # Streams take the ops of the plan in turns, so the kernels of the plan are traced.
+    task = _with_planned_kernels(task, problem.graph)
+    return replace(task, waves=wave_order(problem, plan[Parallel], lanes, replica))
+
+
+def _waves_of(task: ParallelTask, inner: Passes) -> Waves | None:
+    if task.waves is None:
+        return None
+    if isinstance(inner, Programs):
+        return make_waves(inner, task.waves, task.device)
+    _warn(
+        "the step of this model cannot be traced, so its waves run one after the other: numbers "
+        "are the same"
+    )
+    return None
+
+
+def _using_less_memory(task: ParallelTask, graph: Graph, own: Replica) -> ParallelTask:
+    """Apply the recomputed blocks and host updates of a replica."""
+    recipe = task.recipe
+    if own.recomputed:
+        recipe = replace(recipe, again=_blocks_like(graph, own.recomputed))
+    if own.update == "host" and task.device.type != "cpu":
+        recipe = replace(recipe, make_update=HostUpdate())
+    return replace(task, recipe=recipe)
+
+
+def _blocks_like(planned: Graph, blocks: Sequence[tuple[int, int]]) -> BlockOf:
+    """Return the blocks of a planned graph in steps of the same model on batches of any size."""
+    block_of = second_run(planned, tuple(blocks)).block_of
+
+    def found(graph: Graph, program: Program) -> IntArray:
+        return placed_like(graph, planned, block_of)
+
+    return found
+
+
+def _all_layers(model: nn.Module) -> BlockOf:
+    """Return every layer of the model's stack as a block."""
+    stack, _ = find_stack(model)
+
+    def found(graph: Graph, program: Program) -> IntArray:
+        layers = [layer_of(call.module, stack) for call in program.calls]
+        return np.array([-1 if layer is None else layer for layer in layers], dtype=np.int32)
+
+    return found
+
+
+def _covered_modules(planned: Graph, blocks: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+    """Return the outermost modules all of whose ops are in the recomputed blocks."""
+    recomputed = second_run(planned, tuple(blocks)).block_of >= 0
+    is_covered: dict[str, bool] = {}
+    for op in np.flatnonzero(planned.op_phase == Phase.FORWARD).tolist():
+        path = planned.module_of(op)
+        while path:
+            is_covered[path] = is_covered.get(path, True) and bool(recomputed[op])
+            path = path.rpartition(".")[0]
+    return tuple(
+        path for path, covered in is_covered.items()
+        if covered and not is_covered.get(path.rpartition(".")[0], False)
+    )  # fmt: skip
+
+
+# ── weights of models on the meta device ─────────────────────────────────────────────────────────
+
+
+def _load_meta_tensors(
+    task: ParallelTask,
+    mesh: RankMesh,
+    is_needed: Callable[[torch.Tensor], bool],
+    cuts: Mapping[int, TensorCut],
+) -> None:
+    """Read the meta tensors that this rank needs from the task's safetensors files."""
+    model = task.model
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    wanted = {name: t for name, t in named.items() if t.is_meta and is_needed(t)}
+    if not wanted:
+        return
+    if task.weights is None:
+        raise UsageError(
+            f"{next(iter(wanted))!r} has no memory, and no file was named to read it from",
+            hint="give weights=, a file or folder of safetensors with the model's names",
+        )
+    place, found = Path(task.weights), set()
+    files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    for name, whole in _tensors_of(files, wanted):
+        cut = cuts.get(id(wanted[name]))
+        value = whole if cut is None else cut.piece(whole, mesh.tensor_rank)
+        _fill_meta_tensor(wanted[name], value, name, mesh.device)
+        found.add(name)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise InputFileError(
+            f"there is no {missing[0]!r}", where=str(place),
+            hint="build only what is in the files on the meta device; buffers that are computed "
+            "when a model is built must be real",
+        )  # fmt: skip
+
+
+def _tensors_of(
+    files: Sequence[Path], wanted: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in set(file.keys()) & wanted.keys():
+                    yield name, file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise InputFileError(f"cannot read the weights: {error}", where=str(path)) from error
+
+
+@torch.no_grad()
+def _fill_meta_tensor(
+    tensor: torch.Tensor, value: torch.Tensor, name: str, device: torch.device
+) -> None:
+    if tensor.shape != value.shape:
+        raise InputFileError(
+            f"{name!r} is {list(value.shape)} in the file and {list(tensor.shape)} in the model"
+        )
+    real: torch.Tensor = value.to(device, tensor.dtype, copy=True)
+    if isinstance(tensor, nn.Parameter):
+        real = nn.Parameter(real, requires_grad=tensor.requires_grad)
+    torch.utils.swap_tensors(tensor, real)  # type: ignore[no-untyped-call]
+
+
+# ── refusals and warnings ────────────────────────────────────────────────────────────────────────
+
+
+def _require_layers(model: nn.Module, planned: int) -> None:
+    path, found = find_stack(model)
+    if found != planned:
+        raise UsageError(
+            f"the plan is for {planned} layers, and {path or type(model).__name__} has {found}",
+            hint="plan this very model",
+        )
+
+
+def _require_batch(num_samples: int, batch: Any) -> None:
+    if num_rows(batch) != num_samples:
+        raise UsageError(
+            f"the plan is for {num_samples} samples per step, the batch has {num_rows(batch)}",
+            hint="give the whole batch of all ranks, or plan for this size",
+        )
+
+
+def _require_same_weights(graph: Graph, model: nn.Module) -> None:
+    """Refuse another model than the planned one, by the names and bytes of its weights."""
+    planned = {
+        graph.tensor_names[t]: int(graph.tensor_bytes[t])
+        for t in range(graph.num_tensors)
+        if graph.tensor_role[t] == Role.PARAMETER and graph.tensor_producer[t] < 0
+    }
+    for name, parameter in model.named_parameters():
+        num_bytes = parameter.numel() * parameter.itemsize
+        if planned.pop(name, num_bytes) != num_bytes:
+            raise UsageError(
+                f"{name!r} has {num_bytes} bytes, another number than the planned one",
+                hint="plan this very model",
+            )
+    if planned:
+        raise UsageError(
+            f"the plan is for a model with {next(iter(planned))!r}, which "
+            f"{type(model).__name__} does not have",
+            hint="plan this very model",
+        )
+
+
+def refuse_degrees(config: ParallelConfig) -> None:
+    """Refuse degrees of parallelism that no strategy runs."""
+    for degree, what in ((config.context, "context"), (config.expert, "expert")):
+        if degree > 1:
+            raise UsageError(
+                f"{what} parallelism is planned and predicted but not run",
+                hint=f"plan without it: hocket parallel … --fix {what}=1",
+            )
+    if config.zero == 3 and config.pipeline > 1:
+        raise UsageError(
+            "a pipeline whose replicas shard the weights (ZeRO 3) is not run",
+            hint="use zero=1 or 2, which shard the optimizer's states",
+        )
+    broken = next(broken_shares(config), "") if config.shares is not None else ""
+    if broken:
+        raise UsageError(broken, hint="give one share per replica")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, ParallelWarning, _WARNED_LEVEL + 1)
+
+
+def _warn_of_memory(config: ParallelConfig) -> None:
+    """Warn of options that only save memory and are not applied."""
+    left_out = [
+        what
+        for what, is_planned in (
+            ("recomputation of attention alone", config.recompute == "selective"),
+            ("sequence parallelism", config.sequence_parallel),
+        )
+        if is_planned
+    ]
+    if left_out:
+        _warn(
+            f"{' and '.join(left_out)} of the plan is not applied to your module: its numbers are "
+            "the same, and it holds more activations than planned"
+        )
+
+
+def _warn_of_norms(model: nn.Module) -> None:
+    norms = batch_norms_in_training(model)
+    if norms:
+        _warn(
+            f"batch norm {norms[0]!r} normalises each microbatch by itself, as with accumulated "
+            "gradients in PyTorch: numbers differ from those of the whole batch at once"
+        )

@@ -1,0 +1,95 @@
+"""A parallel training as each of its ranks sees it, and what ranks agree on before they start."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hocket.base.errors import UsageError
+from hocket.capture.fake import model_tensors
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Schedule
+from hocket.runtime.collectives.priority_sync import Propagation
+from hocket.runtime.strategies.placed import placed_strategy
+from hocket.runtime.strategies.rank_mesh import RankMesh
+from hocket.runtime.strategies.stage_cuts import StageCuts
+from hocket.runtime.strategy import Strategy
+from hocket.runtime.task import TrainingTask
+from hocket.runtime.train.waves import WaveOrder
+
+
+class ParallelWarning(UserWarning):
+    """A parallel plan is not executed as someone may expect."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelTask(TrainingTask):
+    """A training of several ranks; ``batch`` is that of all ranks."""
+
+    costs_of: Problem | None = None
+    """The planned problem, whose costs steps of this rank are predicted with."""
+    reduce_backend: str | None = None
+    """The backend of torch.distributed for gradients, if it is another than that of all else."""
+    overlaps: bool = True
+    """True if gradients are reduced during the backward pass; a CUDA graph is replayed without."""
+    predicted_s: float | None = None
+    start_propagation: Callable[[], Propagation] | None = None
+    """Starts priority gradient sync, where the plan has it; called once by each rank."""
+    waves: WaveOrder | None = None
+    """In which order two streams take the microbatches of this rank; None: one after the other."""
+
+    def on_one_device(self, batch: Any, seed: int | None) -> Strategy:
+        """Prepare the model on the device of this rank; who splits a batch seeds draws itself."""
+        options = replace(self.options, seed=seed)
+        alone = replace(self, batch=batch, options=options, is_ranked=False)
+        return placed_strategy(alone, alone=self.device, costs_of=self.costs_of).strategy
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """The part of one rank in a parallel training."""
+
+    mesh: RankMesh
+    batch_split: Sequence[int]
+    """Samples of each replica, or proportions of them."""
+    microbatches: Sequence[int]
+    """Samples of each microbatch of this rank's replica, or proportions of them."""
+    zero: int = 0
+    tensor: int = 1
+    joins_norms: bool = True
+    """True if all replicas see a batch at once, so that batch norms can see all of it."""
+    pipeline: tuple[StageCuts, Schedule] | None = None
+    recomputed: Sequence[str] = ()
+    """Modules that are recomputed in the backward pass where weights are sharded."""
+    is_offloaded: bool = False
+    """True if sharded weights and optimizer states live on the host."""
+
+
+def agree_on_model(model: nn.Module, device: torch.device) -> None:
+    """Refuse ranks that built different models, and give all the weights of rank 0.
+
+    Ranks with different models would wait for each other for ever.
+    """
+    text = [(name, list(t.shape), str(t.dtype), t.is_meta) for name, _, t in model_tensors(model)]
+    digest = int.from_bytes(hashlib.blake2b(repr(text).encode(), digest_size=7).digest(), "big")
+    own = torch.tensor([digest], device=device)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    others = [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
+    if others:
+        raise UsageError(
+            f"rank {others[0]} has built another model than rank 0",
+            hint="build the same model on every rank: names, shapes, types and device",
+        )
+    for _, _, tensor in model_tensors(model):
+        if not tensor.is_meta:
+            sent = tensor.detach().to(device).contiguous()
+            dist.broadcast(sent, 0)
+            if dist.get_rank():
+                tensor.data.copy_(sent)

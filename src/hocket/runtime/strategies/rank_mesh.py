@@ -1,0 +1,131 @@
+"""Position of a rank among replicas, pipeline stages and tensor-parallel ranks, and its groups.
+
+A `DeviceMesh` is a full array of ranks, which replicas with different numbers of stages are not, so
+groups are made here; FSDP2 gets a `DeviceMesh` of the replicas' axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from hocket.base.errors import UsageError
+from hocket.transformer import ParallelConfig
+
+RankTable = Sequence[Sequence[Sequence[int]]]
+"""Ranks by replica, stage and tensor-parallel part."""
+
+
+class RankMesh:
+    """The ranks of a parallel training, seen by one of them."""
+
+    def __init__(self, ranks: RankTable, device: torch.device) -> None:
+        """All ranks call it together with the same table."""
+        places = {
+            rank: (replica, stage, part)
+            for replica, stages in enumerate(ranks)
+            for stage, parts in enumerate(stages)
+            for part, rank in enumerate(parts)
+        }
+        _require_ranks(len(places))
+        self.device, self.rank, self._ranks = device, dist.get_rank(), ranks
+        self.data_rank, self.pipeline_rank, self.tensor_rank = places[self.rank]
+        self.directions = (dist.new_group(), dist.new_group())
+        """Groups of all ranks for what goes to earlier and to later stages."""
+        tensor = range(len(ranks[0][0]))
+        self.pipeline_ranks = [stage[self.tensor_rank] for stage in ranks[self.data_rank]]
+        self.pipeline_group = self._own_group(
+            [stage[part] for stage in stages] for stages in ranks for part in tensor
+        )
+        self.tensor_group = self._own_group(parts for stages in ranks for parts in stages)
+        self.data_group: Any = None
+        """Ranks that hold the same weights; None where replicas have different stages."""
+        if len({len(stages) for stages in ranks}) == 1:
+            self.data_group = self._own_group(
+                [stages[stage][part] for stages in ranks]
+                for stage in range(len(ranks[0]))
+                for part in tensor
+            )
+
+    @classmethod
+    def of_config(cls, config: ParallelConfig, device: torch.device) -> RankMesh:
+        """Count ranks as Megatron does: tensor parallel fastest, then data, then pipeline."""
+        data, tensor = config.data, config.tensor
+        return cls([
+            [[(stage * data + replica) * tensor + part for part in range(tensor)]
+             for stage in range(config.pipeline)]
+            for replica in range(data)
+        ], device)  # fmt: skip
+
+    @classmethod
+    def of_replicas(
+        cls, num_stages: Sequence[int], device: torch.device, *, tensor: int = 1
+    ) -> RankMesh:
+        """Count ranks replica by replica, each with its own number of stages."""
+        first = (0, *accumulate(num_stages))
+        return cls([
+            [[(start + stage) * tensor + part for part in range(tensor)] for stage in range(count)]
+            for start, count in zip(first, num_stages, strict=False)
+        ], device)  # fmt: skip
+
+    def rank_of(self, *, pipeline: int, data: int, tensor: int) -> int:
+        """Return the rank at a place."""
+        return self._ranks[data][pipeline][tensor]
+
+    @property
+    def data_axis(self) -> DeviceMesh:
+        """The replicas as FSDP2 takes them."""
+        return DeviceMesh.from_group(self.data_group, self.device.type)
+
+    def partner_groups(
+        self, stages: Iterable[tuple[int, ...]], backend: str | None
+    ) -> dict[tuple[int, ...], Any]:
+        """Return groups of the ranks that hold a weight, by its stage in each replica.
+
+        The groups are for gradients alone: collectives that overlap with the backward pass must
+        not come between those of batch norms and losses. ``backend`` is one for gradients alone.
+        """
+        found: dict[tuple[int, ...], Any] = {}
+        for place in sorted(set(stages)):
+            for part in range(len(self._ranks[0][0])):
+                members = [self._ranks[r][stage][part] for r, stage in enumerate(place)]
+                group = dist.new_group(members, backend=backend)
+                if part == self.tensor_rank:
+                    found[place] = group
+        return found
+
+    def sum_over_replicas(self, own: torch.Tensor) -> Any:
+        """Start to add a value of each replica, whose first rank speaks for it."""
+        if self.pipeline_rank or self.tensor_rank:
+            own.zero_()
+        return dist.all_reduce(own, async_op=True)
+
+    def of_each_replica(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all replicas, in order and of one shape."""
+        found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, own)
+        return [found[stages[0][0]] for stages in self._ranks]
+
+    def _own_group(self, groups: Iterable[Sequence[int]] | Iterator[list[int]]) -> Any:
+        """Make all groups, as every rank must, and return the one of this rank."""
+        own = None
+        for members in groups:
+            group = dist.new_group(list(members))
+            own = group if self.rank in members else own
+        return own
+
+
+def _require_ranks(needed: int) -> None:
+    running = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if needed != running:
+        raise UsageError(
+            f"the plan takes {needed} ranks, and {running} "
+            f"{'is' if running == 1 else 'are'} running",
+            hint="start one per device: hocket launch plan.json script.py, or torchrun "
+            f"--nproc-per-node {needed} script.py",
+        )
