@@ -18,6 +18,7 @@ from hocket.api import ON_THIS_MACHINE, Planned
 from hocket.base.config import PLAN_VARIABLE, rank_profile, rank_variables
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
+from hocket.base.progress import progress
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.plan import Plan
@@ -223,16 +224,24 @@ def prepare(
             device=rank_device(variables) if has_rank else torch.device(recipe.device),
             is_ranked=is_ranked, count=count, weights=weights, reduce_dtype=reduce_dtype,
         )  # fmt: skip
-        prepared = choose_strategy(task, saved, on=on, memory=memory)
-        train = Training(model, optimizer, prepared.strategy, options)
-        train.plan, train.predicted_step_s = prepared.plan, prepared.step_s
-        train.correction = prepared.correction
-        train.planned = None if isinstance(given, ParallelConfig) else given
-        if prepared.searched is not None:
-            with torch.random.fork_rng():
-                train.advice = faster_with_processes(
-                    prepared.searched, batch, lambda other: recipe.trace(model, other, "train")[0]
-                )
+        with progress(f"hocket.prepare: {recipe.name}") as doing:
+            # A budget names its own, finer stages; of several ranks the first one speaks.
+            speaks = memory is None and variables.get("RANK", "0") == "0"
+            if speaks:
+                doing.stage("trace the step" + ("" if saved else " and choose a plan"))
+            prepared = choose_strategy(task, saved, on=on, memory=memory)
+            train = Training(model, optimizer, prepared.strategy, options)
+            train.plan, train.predicted_step_s = prepared.plan, prepared.step_s
+            train.correction = prepared.correction
+            train.planned = None if isinstance(given, ParallelConfig) else given
+            if prepared.searched is not None:
+                if speaks:
+                    doing.stage("compare with plans of several processes")
+                with torch.random.fork_rng():
+                    train.advice = faster_with_processes(
+                        prepared.searched, batch,
+                        lambda other: recipe.trace(model, other, "train")[0],
+                    )  # fmt: skip
         if train.advice:
             logging.getLogger("hocket").warning(train.advice)
         return train

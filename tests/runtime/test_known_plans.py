@@ -65,3 +65,14 @@ def test_work_says_nothing_unless_it_takes_long(capsys, monkeypatch):
         doing.stage("second")
     assert [line.rpartition(" (")[0] for line in capsys.readouterr().err.splitlines()] == [
         "slow: first", "slow: second"]  # fmt: skip
+
+
+def test_prepare_without_a_budget_shows_its_stages(capsys, monkeypatch):
+    monkeypatch.setattr("hocket.base.progress.QUIET_S", 0.0)
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["blocks"]()
+    hocket.prepare(model, adamw(model), batches[0], forward=forward, on="2xv100-16g")
+    lines = capsys.readouterr().err.splitlines()
+    stages = [line.partition(": ")[2].rpartition(" (")[0] for line in lines if "prepare:" in line]
+    name = type(model).__name__
+    assert stages[0] == f"{name}: trace the step and choose a plan"

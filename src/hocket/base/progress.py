@@ -16,22 +16,22 @@ class Progress:
     """Show progress: a line for each stage that begins or goes on after `QUIET_S`."""
 
     def __init__(self, title: str) -> None:
-        self._title, self._stage, self._is_told = title, "", True
+        self._title, self._stage, self._is_shown = title, "", True
         self._started_s = time.perf_counter()
         self._lock = threading.Lock()
 
     def stage(self, name: str) -> None:
         """Another part of the work begins."""
         with self._lock:
-            self._stage, self._is_told = name, False
+            self._stage, self._is_shown = name, False
         if time.perf_counter() - self._started_s >= QUIET_S:
-            self._tell()
+            self._show()
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         with self._lock:
-            if self._is_told:
+            if self._is_shown:
                 return
-            self._is_told = True
+            self._is_shown = True
             seconds = time.perf_counter() - self._started_s
             sys.stderr.write(f"{self._title}: {self._stage} ({seconds:.0f} s)\n")
             sys.stderr.flush()
@@ -41,7 +41,7 @@ class Progress:
 def progress(title: str) -> Iterator[Progress]:
     """Around work with stages."""
     found = Progress(title)
-    timer = threading.Timer(QUIET_S, found._tell)
+    timer = threading.Timer(QUIET_S, found._show)
     timer.daemon = True
     timer.start()
     try:
