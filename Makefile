@@ -8,7 +8,7 @@ INPUTS := pyproject.toml constraints.txt
 # Of tests; more than cores, because many wait for processes that they started.
 WORKERS ?= 4
 
-.PHONY: demo docs test test-all check kernels rewritten clean
+.PHONY: demo docs docs-check test test-all check kernels rewritten clean
 
 demo: $(VENV)/.kernels
 	$(BIN)/hocket plan gpt2 --batch 16 --seq 1024 --on mixed-desktop -o plan.json
@@ -18,6 +18,10 @@ demo: $(VENV)/.kernels
 # The docs site in site/, without requests to other machines; read it with python -m http.server -d site.
 docs: $(VENV)/.docs $(VENV)/.kernels
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python scripts/docs
+
+# Every page of it in Chromium: links, console errors, requests elsewhere, two seconds to load.
+docs-check: docs
+	$(BIN)/python scripts/site_check
 
 # Tests start over a hundred Pythons, which read bytecode instead of compiling their sources.
 # Kernels are compiled beside the installing and the lints, which need no compiled code.

@@ -381,7 +381,7 @@ def _plan(plan: TransformerPlan) -> str:
     config = plan.config
     layers = config.layers
     entries = [
-        ("ParallelConfig", _label(plan)),
+        ("Parallel config", _label(plan)),
         ("Microbatches", f"{config.num_microbatches:,} of {config.microbatch}"),
         ("Batch", f"{config.global_batch:,} sequences of {plan.model.sequence:,} tokens"),
         ("Layers per stage", " ".join(map(str, layers)) if layers else "even"),
