@@ -177,3 +177,29 @@ def test_what_is_allowed_never_races(text, seed, ordered, same_array):
     if same_array:
         arguments[3] = arguments[2]  # two names of one array
     check_sound(function_of(text), tuple(arguments), workers=(3,), ordered=ordered)
+
+
+@st.composite
+def strided_sweeps(draw):
+    """A stencil whose inner loop starts at a place that depends on the outer one."""
+    step = draw(st.sampled_from([2, 3, 4, -2]))
+    start = draw(st.sampled_from([
+        "i % 2", "(i + c) % 2", "1 + (i & 1)", "2 - i % 2", "i % 4", "(c - i) % 4", "i",
+        "2 * i % 3", "(i + i) % 2", "i % 3 + i % 2", "u[i] % 2", "c",
+    ]))  # fmt: skip
+    shifts = draw(
+        st.lists(st.tuples(st.integers(-2, 2), st.integers(-2, 2)), min_size=1, max_size=3)
+    )
+    reads = " + ".join(f"A[i + {one}, j + {other}]" for one, other in shifts)
+    bounds = f"{start} + 2, 12, {step}" if step > 0 else f"12 + {start}, 2, {step}"
+    return (
+        "def f(A, u, c):\n    for i in range(2, 12):\n"
+        f"        for j in range({bounds}):\n            A[i, j] = ({reads}) % 31 + 1\n"
+    )
+
+
+@settings(max_examples=NUM_EXAMPLES, deadline=None, phases=(Phase.generate, Phase.shrink))
+@given(strided_sweeps(), st.integers(0, 3))
+def test_strided_sweeps_are_free_of_races(text, c):
+    rng = np.random.default_rng(0)
+    check_sound(function_of(text), (rng.integers(0, 9, (30, 30)), rng.integers(0, 5, 30), c))

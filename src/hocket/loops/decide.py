@@ -7,6 +7,7 @@ and the cheapest is taken, unless one core is predicted to be as fast.
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -70,6 +71,7 @@ class LoopDecider:
 
     def decide(self, values: Mapping[str, Any], owners: Mapping[str, str]) -> Decision:
         """Judge the loop for these values and choose how to run it."""
+        site, may_share = self.site, self.settings.num_workers > 1
         scope = data_scope(values, owners, self.source.names)
         refusals: list[Refusal] = []
         verdict = LoopVerdict((), (), ())
@@ -81,13 +83,16 @@ class LoopDecider:
             if candidate is not None:
                 try:
                     alone = self._alone(verdict, candidate, values)
+                    if alone is not None and may_share and self._inner_pays(site, values, scope):
+                        break
                     return alone or self.parallel(verdict, candidate, refusals)
                 except Refusal as refusal:
                     refusals.append(refusal)
                     return Decision(self.site, verdict, None, tuple(refusals), "python")
             if not any(reading.segments for reading in verdict.readings):
                 break
-        way = "inside" if self._inner_pays(verdict, values, scope) else "serial"
+        is_inside = may_share and self._inner_pays(site, values, scope)
+        way = "inside" if is_inside else "serial"
         source = None
         options = CompileOptions()
         if way == "serial":
@@ -238,40 +243,39 @@ class LoopDecider:
         read = ast.Expr(ast.Name(name, ast.Load()))
         return name in exposed_names([node, read], lambda loop: loop is node)
 
-    def _inner_pays(self, verdict: LoopVerdict, values: Mapping[str, Any], scope: Scope) -> bool:
+    def _inner_pays(self, site: LoopSite, values: Mapping[str, Any], scope: Scope) -> bool:
         """True if a loop inside is parallel and long enough to be started from Python each time."""
-        if self.settings.num_workers == 1:
-            return False
-        middle = self._middle(verdict, values)
-        for child in self.site.children:
-            nodes = [child.nest.node]
-            guess = guessed_scope(nodes, child.inputs, self.source.names)
+        settings = self.settings
+        known = {**values, **_middle(site, values)}
+        for child in site.children:
+            guess = guessed_scope([child.nest.node], child.inputs, self.source.names)
             arrays = {**guess.arrays, **scope.only(child.inputs)}
             scalars = {k: v for k, v in guess.scalars.items() if k not in arrays}
-            known = Scope(arrays, scalars, self.source.names)
-            settings = self.settings
-            inner = judge(child.nest, known, ordered=settings.ordered, permit=settings.permit)
-            if not inner.is_parallel and not child.children:
-                continue
-            try:
-                work = work_s(Space.of(inner.readings[0], {**values, **middle}))
-            except (Refusal, IndexError, KeyError):
-                continue
-            if work > 2 * _CHILD_S:
+            inner = judge(
+                child.nest, Scope(arrays, scalars, self.source.names),
+                ordered=settings.ordered, permit=settings.permit,
+            )  # fmt: skip
+            # The deepest reading knows the lengths of most loops.
+            for option in inner.options[-1:]:
+                with contextlib.suppress(Refusal, IndexError, KeyError):
+                    if work_s(Space.of(option.reading, known)) > 2 * _CHILD_S:
+                        return True
+            if self._inner_pays(child, known, scope):
                 return True
         return False
 
-    def _middle(self, verdict: LoopVerdict, values: Mapping[str, Any]) -> dict[str, int]:
-        """The variable in the middle of the loop, for guessing how long an inner loop is."""
-        node = self.site.nest.node
-        if not isinstance(node, ast.For) or not self.site.nest.levels:
-            return {}
-        try:
-            head = [number(ast.unparse(part), values) for part in node.iter.args]  # type: ignore[attr-defined]
-            outer = range(*head)
-        except (CannotEvaluate, AttributeError, TypeError):
-            return {}
-        return {self.site.nest.levels[0].name: outer[len(outer) // 2]} if outer else {}
+
+def _middle(site: LoopSite, values: Mapping[str, Any]) -> dict[str, int]:
+    """Give a loop's variable its middle value, to guess how long the loops inside are."""
+    node = site.nest.node
+    if not isinstance(node, ast.For) or not site.nest.levels:
+        return {}
+    try:
+        head = [number(ast.unparse(part), values) for part in node.iter.args]  # type: ignore[attr-defined]
+        outer = range(*head)
+    except (CannotEvaluate, AttributeError, TypeError):
+        return {}
+    return {site.nest.levels[0].name: outer[len(outer) // 2]} if outer else {}
 
 
 def _rebound(node: Loop, names: frozenset[str]) -> frozenset[str]:

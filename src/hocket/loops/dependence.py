@@ -68,9 +68,10 @@ def dependence_vectors(
             if first.array != second.array or not (first.writes or second.writes):
                 continue
             distance = _between(first, second, bounds)
-            if distance is not None:
-                distance |= _mirrored(first, second, bounds)
-            if distance is None or all(distance.get(dim) == 0 for dim in dims):
+            if distance is None or bounds.skips(distance):
+                continue
+            distance |= _mirrored(first, second, bounds)
+            if all(distance.get(dim) == 0 for dim in dims):
                 continue
             if use_segments:
                 segments = _segments(first, second, body.dims)
@@ -151,12 +152,40 @@ def _equation(one: Sub, other: Sub, bounds: _Bounds) -> tuple[Atom, int] | None:
         if len(left.varying) > 1:
             return Atom("key", Linear(left.varying).text()), shift.const
         ((atom, factor),) = left.varying
-        if shift.const % factor or bounds.skips(atom, shift.const // factor):
+        if shift.const % factor:
             raise _NoConflict
         return atom, shift.const // factor
     if bounds.apart(left, right):
         raise _NoConflict
     return None
+
+
+def _remainder_rates(text: str, dims: Sequence[str], step: int) -> dict[str, int] | None:
+    """Factors of the loop variables in ``(…) % modulus``, if the step divides the modulus.
+
+    A remainder grows like its dividend, but for multiples of the modulus.
+    """
+    match ast.parse(text, mode="eval").body:
+        case ast.BinOp(dividend, ast.Mod(), ast.Constant(int() as modulus)):
+            return None if modulus % step else _rates(dividend, dims)
+        case ast.BinOp(dividend, ast.BitAnd(), ast.Constant(1)):
+            return None if 2 % step else _rates(dividend, dims)
+    return None
+
+
+def _rates(node: ast.expr, dims: Sequence[str]) -> dict[str, int] | None:
+    """Factors of the loop variables in a sum; None where they are in anything else."""
+    match node:
+        case ast.Name(name) if name in dims:
+            return {name: 1}
+        case ast.BinOp(left, (ast.Add() | ast.Sub()) as op, right):
+            one, other = _rates(left, dims), _rates(right, dims)
+            if one is None or other is None:
+                return None
+            sign = 1 if isinstance(op, ast.Add) else -1
+            return {name: one.get(name, 0) + sign * other.get(name, 0) for name in one | other}
+    used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return None if used & set(dims) else {}
 
 
 def _same_segment(one: Sub, other: Sub, dims: Sequence[str]) -> Segments | None:
@@ -193,16 +222,33 @@ class _Bounds:
             return 1
         return -1 if below is not None and below.is_const and below.const <= 1 else 0
 
-    def skips(self, atom: Atom, distance: int) -> bool:
-        """True if no two values of a strided loop differ by this much."""
-        if atom.kind != "dim":
-            return False
-        start, _, step = self.ranges[atom.name]
-        if start.linear is None or start.linear.has("dim") or start.linear.has("key"):
-            return False
-        if step.linear is None or not step.linear.is_const or step.linear.const == 0:
-            return False
-        return distance % step.linear.const != 0
+    def skips(self, distance: Mapping[Atom, int]) -> bool:
+        """True if no two iterations of a strided loop are this far apart.
+
+        Its start may depend on outer loops, as in a red-black sweep: from ``1 + (i + c) % 2`` in
+        steps of 2 a cell and its neighbours are never in one sweep.
+        """
+        for name in self.dims:
+            start, _, step = (part.linear for part in self.ranges[name])
+            apart = distance.get(Atom("dim", name))
+            if apart is None or start is None or step is None or not (step.is_const and step.const):
+                continue
+            moved = self.start_moves(start, distance, step.const)
+            if moved is not None and (apart - moved) % step.const:
+                return True
+        return False
+
+    def start_moves(self, start: Linear, distance: Mapping[Atom, int], step: int) -> int | None:
+        """By how much a loop's start differs between two iterations, modulo the loop's step."""
+        total = 0
+        for atom, factor in start.varying:
+            rates: Mapping[str, int] | None = {atom.name: 1}
+            if atom.kind == "key":
+                rates = _remainder_rates(atom.name, self.dims, step)
+            if rates is None or any(Atom("dim", name) not in distance for name in rates):
+                return None
+            total += factor * sum(rate * distance[Atom("dim", n)] for n, rate in rates.items())
+        return total
 
     def apart(self, left: Linear, right: Linear) -> bool:
         """True if the two forms never meet, whatever the two iterations are."""

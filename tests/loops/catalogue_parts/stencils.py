@@ -157,3 +157,35 @@ def mirrored_across_the_diagonal(x, out):
         for j in range(i - 1, len(x)):
             out[i, j] = x[i, j]
             out[j, i] = out[i, j] + i
+
+
+@loop("independent", floats(M, N))
+def red_sweep(A):
+    n, m = A.shape
+    for i in range(1, n - 1):
+        for j in range(1 + i % 2, m - 1, 2):
+            A[i, j] = A[i - 1, j] + A[i + 1, j] + A[i, j - 1] + A[i, j + 1]
+
+
+@loop("independent", floats(M, N), 1)
+def sweep_of_a_colour(A, colour):
+    n, m = A.shape
+    for i in range(1, n - 1):
+        for j in range(2 - ((i + colour) & 1), m - 1, 2):
+            A[i, j] = A[i - 1, j] + A[i + 1, j] + A[i, j - 1] + A[i, j + 1]
+
+
+@loop("skewed", whole(M, N))
+def red_sweep_with_diagonals(A):
+    n, m = A.shape
+    for i in range(1, n - 1):
+        for j in range(1 + i % 2, m - 1, 2):
+            A[i, j] = (A[i - 1, j - 1] + A[i + 1, j - 1] + A[i, j - 1]) % 31
+
+
+@loop("independent", floats(M, N))
+def every_third_along_a_diagonal(A):
+    n, m = A.shape
+    for i in range(1, n):
+        for j in range(i, m - 1, 3):
+            A[i, j] = A[i - 1, j] + A[i, j + 1]
